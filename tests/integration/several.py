@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from support.attachments import attach, job_of
 from dprobes.engines.engine_interface import Begun, Job, Pause, RecordBatch, Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.resolve.probe_state import ProbeState
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.engines.engine_interface import Attachment
 
 
 BOTH = "vars = 1\noffset = stepped\nminor = 1\ninc lv, 0\nexit\noffset = emulated\nminor = 2\ninc lv, 0\nexit\n"
@@ -29,7 +30,7 @@ BOTH = "vars = 1\noffset = stepped\nminor = 1\ninc lv, 0\nexit\noffset = emulate
 class Program(Followed):
     """Hold a program's session, followed by a thread, with its records' bytes."""
 
-    def __init__(self, session: ControlledSession) -> None:
+    def __init__(self, session: Attachment) -> None:
         super().__init__(session)
         self.logs: list[bytes] = []
         self.thread = threading.Thread(target=self.follow)
@@ -37,7 +38,7 @@ class Program(Followed):
 
     def follow(self) -> None:
         try:
-            for event in self.session.events():
+            for event in self.session.poll():
                 match event:
                     case RecordBatch(records):
                         self.records += (probe for probe, _ in records)
@@ -72,7 +73,7 @@ class Program(Followed):
         self.session.stop()
         self.thread.join(TIMEOUT)
         assert not self.thread.is_alive()
-        self.session.__exit__(None, None, None)
+        self.session.close()
 
 
 class Group:
@@ -85,15 +86,14 @@ class Group:
         self.programs: list[Program] = []
 
     def enter(self, job: Job) -> Program:
-        session = self._engine.run(replace(job, beside=tuple(each.session for each in self.programs)))
-        session.__enter__()
+        session = attach(self._engine, replace(job, beside=tuple(each.session for each in self.programs)))
         program = Program(session)
         self.programs.append(program)
         return program
 
     def insert(self, path: Path, text: str, pid: int, *, follow: bool = True) -> Program:
         """Insert a program, and wait until its probepoints are active."""
-        program = self.enter(Job(compiled(f'name = "{path}"\n{text}'), Scope(pid=pid, follow=follow)))
+        program = self.enter(job_of(compiled(f'name = "{path}"\n{text}'), Scope(pid=pid, follow=follow)))
         program.await_active()
         return program
 

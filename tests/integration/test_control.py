@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Counts, Finished, Job, Scope, StateEvent
+from support.attachments import attached, job_of
+from dprobes.engines.engine_interface import Counts, Finished, Scope, StateEvent
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.errors import EngineError
 from dprobes.resolve.probe_state import ProbeState
@@ -48,7 +49,7 @@ def await_state(following: Followed, probe: int, state: ProbeState) -> None:
 
 def test_counts_and_variables_can_be_read_at_any_time(path: Path) -> None:
     with on_demand(path) as target:
-        assert PtraceEngine().run(job_for(path, THREE)).counts() == ()
+        assert PtraceEngine().session(job_for(path, THREE)).counts() == ()
         with followed(PtraceEngine(), job_for(path, THREE, Scope(pid=target.process.pid))) as following:
             session = following.session
             await_true(lambda: following.probes_in(ProbeState.ACTIVE) == [0, 1, 2], "the probepoints")
@@ -244,9 +245,9 @@ def test_a_process_that_a_stranger_follows_is_refused_with_what_to_do(path: Path
         with followed(PtraceEngine(), job_for(path, THREE, Scope(pid=pid))) as following:
             await_state(following, 0, ProbeState.ACTIVE)
             for _ in range(2):
-                with PtraceEngine().run(job_for(path, THREE, Scope(pid=pid))) as second:
+                with attached(PtraceEngine(), job_for(path, THREE, Scope(pid=pid))) as second:
                     with pytest.raises(EngineError) as caught:
-                        list(second.events())
+                        list(second.poll())
                     assert caught.value.message == (
                         f"process {pid} (ondemand) is followed already by the dprobes of process {os.getpid()}, "
                         f"which began with a program for '{path}'"
@@ -267,7 +268,7 @@ def test_removals_from_threads_processes_and_libraries_that_come_and_go(
     command = stress.command(seed, rounds=60)
     unprobed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
     dice = random.Random(seed)
-    job = Job(compiled(source()), Scope(command=tuple(command)))
+    job = job_of(compiled(source()), Scope(command=tuple(command)))
     with followed(PtraceEngine(), job) as following:
         unwanted = dice.sample(range(len(SITES)), 4)
         for number in unwanted:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Counts, Job, Scope
+from support.attachments import attach, job_of
+from dprobes.engines.engine_interface import Counts, Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.errors import EngineError
 from integration.ebpf.insessions import Followed, compiled, on_demand
@@ -51,8 +52,7 @@ class Programs:
         program = compiled(text)
         beside = () if former is not None else tuple(each.session for each in self._present)
         replaces = None if former is None else former.session
-        session = self._engine.run(Job(program, self._scope, beside=beside, replaces=replaces))
-        session.__enter__()
+        session = attach(self._engine, job_of(program, self._scope, beside=beside, replaces=replaces))
         if former is not None:
             self.end(former)
         made = Followed(session)
@@ -65,7 +65,7 @@ class Programs:
         """End a program, if it has not ended, and give up its session."""
         program.session.stop()
         self._threads.pop(id(program)).join(TIMEOUT)
-        program.session.__exit__()
+        program.session.close()
         self._present.remove(program)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.attachments import attach, attached
 from dprobes.engines.engine_interface import Finished, Scope, StateEvent
 from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
 from dprobes.engines.shared_globals import GlobalVariables
@@ -60,20 +61,19 @@ def one(path: Path, target: OnDemand) -> None:
 
 
 def one_that_nobody_follows(path: Path, target: OnDemand) -> None:
-    with InlineEngine().run(job_for(path, SOURCE, Scope(pid=target.process.pid))):
+    with attached(InlineEngine(), job_for(path, SOURCE, Scope(pid=target.process.pid))):
         pass
     assert code_is_original(target.process.pid, path)
 
 
 def one_that_is_not_begun(path: Path, target: OnDemand) -> None:
-    InlineEngine().run(job_for(path, SOURCE, Scope(pid=target.process.pid)))
+    InlineEngine().session(job_for(path, SOURCE, Scope(pid=target.process.pid)))
 
 
 def one_without_a_process(path: Path, target: OnDemand) -> None:
     del target
-    session = InlineEngine().run(job_for(path, SOURCE, Scope(pid=1 << 22)))
-    with pytest.raises(EngineError), session:
-        list(session.events())
+    with pytest.raises(EngineError):
+        attach(InlineEngine(), job_for(path, SOURCE, Scope(pid=1 << 22)))
 
 
 def one_that_is_replaced(path: Path, target: OnDemand) -> None:
@@ -93,15 +93,15 @@ def one_that_cannot_replace(path: Path, target: OnDemand) -> None:
     with followed(engine, job_for(path, SOURCE, scope)) as first:
         await_jump(path, target.process.pid)
         wrong = job_for(path, "offset = stepped\nopcode = 0xf4\nminor = 1\nexit\n", scope, None, first.session)
-        with pytest.raises(EngineError), engine.run(wrong):
+        with pytest.raises(EngineError), attached(engine, wrong):
             pass
         target.say("call 7")
     assert first.hits == [7]
 
 
 def one_whose_events_are_left(path: Path, target: OnDemand) -> None:
-    with InlineEngine().run(job_for(path, SOURCE, Scope(pid=target.process.pid))) as session:
-        for event in session.events():
+    with attached(InlineEngine(), job_for(path, SOURCE, Scope(pid=target.process.pid))) as session:
+        for event in session.poll():
             if isinstance(event, StateEvent) and event.state is ProbeState.ACTIVE:
                 break
     assert code_is_original(target.process.pid, path)
@@ -118,9 +118,9 @@ def one_with_stacks(path: Path, target: OnDemand) -> None:
 
 def one_of_a_command(path: Path, target: OnDemand) -> None:
     del target
-    session = InlineEngine().run(job_for(path, SOURCE, Scope(command=("/bin/sh", "-c", f"echo call 4 | {path} 1"))))
-    with session:
-        (end,) = [event for event in session.events() if isinstance(event, Finished)]
+    job = job_for(path, SOURCE, Scope(command=("/bin/sh", "-c", f"echo call 4 | {path} 1")))
+    with attached(InlineEngine(), job) as session:
+        (end,) = [event for event in session.poll() if isinstance(event, Finished)]
     assert [counts.hits for counts in end.counts] == [4]
 
 

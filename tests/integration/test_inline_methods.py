@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from dprobes.engines.engine_interface import Begun, Counts, Job, Scope
+from support.attachments import job_of
+from dprobes.engines.engine_interface import Begun, Counts, Scope
 from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
 from dprobes.engines.ptrace.ptrace_engine import PtraceSession
 from dprobes.resolve.probe_state import ProbeState
@@ -153,7 +154,7 @@ def probed_at_once(build: Builder, path: Path, text: str) -> tuple[Followed, Rep
         unprobed = target.work()
         assert unprobed.endswith(" 3\n")
         assert len(unprobed.split()) == 2
-        with followed(InlineEngine(), Job(compiled(text), Scope(pid=target.pid))) as following:
+        with followed(InlineEngine(), job_of(compiled(text), Scope(pid=target.pid))) as following:
             await_true(lambda: are_settled(following), "a jump or a reason for each", SECONDS)
             assert len(following.probes_in(ProbeState.ACTIVE)) == len(following.session.probes)
             report = report_of(following, target.pid, path)

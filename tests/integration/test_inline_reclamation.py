@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Job, Scope
+from support.attachments import job_of
+from dprobes.engines.engine_interface import Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from integration.ebpf.insessions import compiled, on_demand
 from integration.several import Group, assert_complete, grouped
@@ -68,7 +69,7 @@ def resident(pid: int) -> int:
 
 def insert(group: Group, path: Path, text: str, pid: int, former: Program | None = None) -> Program:
     """Insert a program, in the place of another one that ends then if there is one."""
-    job = Job(compiled(f'name = "{path}"\n{text}'), Scope(pid=pid))
+    job = job_of(compiled(f'name = "{path}"\n{text}'), Scope(pid=pid))
     if former is None:
         program = group.enter(job)
     else:

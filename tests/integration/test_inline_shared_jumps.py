@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Job, Scope
+from support.attachments import job_of
+from dprobes.engines.engine_interface import Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.resolve.probe_state import ProbeState
@@ -98,7 +99,7 @@ def test_each_handler_sees_the_registers_of_the_hit(path: Path, engine: type[Ptr
         first, second = (
             group.insert(path, LOOKING.format(n, SETTING.format(register, 100 + n)), pid) for n in range(2)
         )
-        job = Job(compiled(f'name = "{path}"\n{LOOKING.format(2, "")}'), Scope(pid=pid))
+        job = job_of(compiled(f'name = "{path}"\n{LOOKING.format(2, "")}'), Scope(pid=pid))
         third = group.enter(replace(job, replaces=first.session))
         finish(group, first)
         third.await_active()
@@ -286,7 +287,7 @@ def churn(path: str, pid: int) -> None:
         while first.finished is None and not first.failures:
             program = group.insert(Path(path), TRIED, pid)
             print("inserted", flush=True)
-            job = Job(compiled(f'name = "{path}"\n{TRIED}'), Scope(pid=pid))
+            job = job_of(compiled(f'name = "{path}"\n{TRIED}'), Scope(pid=pid))
             replacing = group.enter(replace(job, replaces=program.session))
             finish(group, program)
             replacing.await_active()

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Job, Scope
+from support.attachments import job_of
+from dprobes.engines.engine_interface import Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.errors import EngineError
 from integration.ebpf.insessions import compiled
@@ -52,11 +53,11 @@ def test_no_hit_is_lost_as_jumps_come_and_go(
     command = stress.command(seed, rounds)
     unprobed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
     dice = random.Random(seed)
-    last = chain.enter(Job(compiled(source()), Scope(command=tuple(command))))
+    last = chain.enter(job_of(compiled(source()), Scope(command=tuple(command))))
     replacements = 0
     while last.finished is None:
         await_hits(last, sum(last.hits) + dice.randrange(150))
-        job = Job(compiled(source()), Scope(command=tuple(command)), replaces=last.session)
+        job = job_of(compiled(source()), Scope(command=tuple(command)), replaces=last.session)
         with contextlib.suppress(EngineError):  # that it has ended meanwhile
             last = chain.enter(job)
             replacements += 1

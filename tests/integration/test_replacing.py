@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.attachments import attach, attached, job_of
 from dprobes.engines.engine_interface import Begun, Finished, Job, Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
@@ -63,8 +64,7 @@ class Chain:
 
     def enter(self, job: Job) -> Followed:
         """Enter a session; its job says whose place it takes."""
-        session = self._engine.run(job)
-        session.__enter__()
+        session = attach(self._engine, job)
         if self.last is not None:
             self._collect(self.last)
         following = self.last = Followed(session)
@@ -81,7 +81,7 @@ class Chain:
 
     def close(self) -> None:
         if self.last is not None:
-            self.last.session.__exit__()
+            self.last.session.close()
             self.last = None
 
     def _collect(self, following: Followed) -> None:
@@ -150,15 +150,15 @@ def test_one_thread_may_do_all(path: Path) -> None:
     engine = PtraceEngine()
     with on_demand(path) as target:
         scope = Scope(pid=target.process.pid)
-        with engine.run(job_for(path, both(1), scope)) as old:
-            events = old.events()
+        with attached(engine, job_for(path, both(1), scope)) as old:
+            events = old.poll()
             while not old.counts():
                 next(events)
-            with engine.run(job_for(path, both(2), scope, replaces=old)) as new:
+            with attached(engine, job_for(path, both(2), scope, replaces=old)) as new:
                 assert isinstance(list(events)[-1], Finished)
                 target.say("call 3")
                 new.stop()
-                assert list(new.events())[-1] == Finished(new.counts())
+                assert list(new.poll())[-1] == Finished(new.counts())
                 assert [counts.hits for counts in new.counts()] == [3, 3]
         assert [counts.hits for counts in old.counts()] == [0, 0]
         assert target.end() == 0
@@ -173,15 +173,15 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, chain:
         target.say("call 2")
 
         def refused(job: Job) -> str:
-            with pytest.raises((EngineError, SourceError)) as caught, PtraceEngine().run(job):
+            with pytest.raises((EngineError, SourceError)) as caught, attached(PtraceEngine(), job):
                 pass
             return caught.value.message
 
-        wrong = Job(compiled(f'name = "{path}"\noffset = missing\nexit\n'), scope, replaces=old.session)
+        wrong = job_of(compiled(f'name = "{path}"\noffset = missing\nexit\n'), scope, replaces=old.session)
         assert f"'{path}' has no symbol 'missing'" in refused(wrong)
         shared = job_for(path, both(2), scope, variables, replaces=old.session)
         assert refused(shared) == "a program shares its global variables with the one whose place it takes"
-        idle = PtraceEngine().run(job_for(path, both(2), scope))
+        idle = PtraceEngine().session(job_for(path, both(2), scope))
         lonely = job_for(path, both(2), scope, replaces=idle)
         assert refused(lonely) == "the program that is to be replaced is not running"
         place = symbol_address(pid, path, "both")
@@ -217,7 +217,7 @@ def test_a_program_of_which_nothing_can_be_inserted_leaves_the_old_one(path: Pat
         nothing = mismatch.format("both", 1) + mismatch.format("emulated", 2)
         with (
             pytest.raises(EngineError) as caught,
-            PtraceEngine().run(job_for(path, nothing, scope, replaces=old.session)),
+            attached(PtraceEngine(), job_for(path, nothing, scope, replaces=old.session)),
         ):
             pass
         assert caught.value.message == (
@@ -301,12 +301,12 @@ def test_tail_called_functions_return_into_the_new_program(
     path = build("returns.c", *KINDS[kind])
     scope = Scope(command=(str(path), "4", "800"))
     text = program_of(path.name, FUNCTIONS)
-    last = chain.enter(Job(compiled(text), scope))
+    last = chain.enter(job_of(compiled(text), scope))
     replacements = 0
     while last.finished is None:
         await_hits(last, sum(last.hits) + 100)
         with contextlib.suppress(EngineError):  # that it has ended meanwhile
-            last = chain.enter(Job(compiled(text), scope, replaces=last.session))
+            last = chain.enter(job_of(compiled(text), scope, replaces=last.session))
             replacements += 1
     chain.finish()
     assert replacements >= 3
@@ -342,6 +342,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from dprobes.engines.engine_interface import Begun, Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from support.attachments import attach
 from integration.ebpf.insessions import job_for
 
 path, scope = Path(sys.argv[2]), Scope(pid=int(sys.argv[3]))
@@ -349,8 +350,8 @@ session = None
 for number in range(1000000):
     other = ("emulated", "both")[number % 2]
     text = f"offset = stepped\\nexit\\noffset = {other}\\nexit\\n"
-    session = PtraceEngine().run(job_for(path, text, scope, replaces=session)).__enter__()
-    for event in session.events():
+    session = attach(PtraceEngine(), job_for(path, text, scope, replaces=session))
+    for event in session.poll():
         if isinstance(event, Begun):
             break
     print(number, flush=True)
@@ -391,11 +392,11 @@ def test_no_hit_is_lost_as_threads_processes_and_libraries_come_and_go(
     command = stress.command(seed, rounds)
     unprobed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
     dice = random.Random(seed)
-    last = chain.enter(Job(compiled(source()), Scope(command=tuple(command))))
+    last = chain.enter(job_of(compiled(source()), Scope(command=tuple(command))))
     replacements = 0
     while last.finished is None:
         await_hits(last, sum(last.hits) + dice.randrange(150))
-        job = Job(compiled(source()), Scope(command=tuple(command)), replaces=last.session)
+        job = job_of(compiled(source()), Scope(command=tuple(command)), replaces=last.session)
         with contextlib.suppress(EngineError):  # that it has ended meanwhile
             last = chain.enter(job)
             replacements += 1

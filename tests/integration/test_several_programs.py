@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Counts, Finished, Job, Notice, Scope
+from support.attachments import attached, job_of
+from dprobes.engines.engine_interface import Counts, Finished, Notice, Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
@@ -112,14 +113,14 @@ def test_one_thread_may_hold_both(path: Path) -> None:
     engine = PtraceEngine()
     with on_demand(path) as target:
         scope = Scope(pid=target.process.pid)
-        with engine.run(job_for(path, BOTH, scope)) as one:
-            with engine.run(dataclasses.replace(job_for(path, BOTH, scope), beside=(one,))) as two:
+        with attached(engine, job_for(path, BOTH, scope)) as one:
+            with attached(engine, dataclasses.replace(job_for(path, BOTH, scope), beside=(one,))) as two:
                 target.say("call 3")
                 two.stop()
-                assert list(two.events())[-1] == Finished(two.counts())
+                assert list(two.poll())[-1] == Finished(two.counts())
             target.say("call 4")
             one.stop()
-            assert list(one.events())[-1] == Finished(one.counts())
+            assert list(one.poll())[-1] == Finished(one.counts())
         assert [counts.hits for counts in (*one.counts(), *two.counts())] == [7, 7, 3, 3]
         assert target.end() == 0
 
@@ -273,8 +274,8 @@ def test_a_program_is_about_its_own_processes(build: Builder, group: Group) -> N
             shell.stdin.flush()
             assert int(await_line(shell)) == count * (count - 1) // 2
 
-        following = group.enter(Job(compiled(text), Scope(pid=shell.pid)))
-        only_shell = group.enter(Job(compiled(text), Scope(pid=shell.pid, follow=False)))
+        following = group.enter(job_of(compiled(text), Scope(pid=shell.pid)))
+        only_shell = group.enter(job_of(compiled(text), Scope(pid=shell.pid, follow=False)))
         only_shell.await_begun()
         call(5)
         await_true(lambda: following.hits == [5], "the hits in the child")
@@ -283,7 +284,7 @@ def test_a_program_is_about_its_own_processes(build: Builder, group: Group) -> N
         following.end()
         call(6)
         assert is_traced(shell.pid)
-        again = group.enter(Job(compiled(text), Scope(pid=shell.pid)))
+        again = group.enter(job_of(compiled(text), Scope(pid=shell.pid)))
         again.await_begun()
         call(7)
         await_true(lambda: again.hits == [7], "the hits in a later child")
@@ -296,7 +297,7 @@ def test_a_program_is_about_its_own_processes(build: Builder, group: Group) -> N
 def test_a_process_that_a_probed_one_has_started_may_have_a_program_of_its_own(path: Path, group: Group) -> None:
     script = '"$0" 2; exit $?'
     with running("sh", "-c", f"read line; {script}", path, stdin=subprocess.PIPE) as shell:
-        parent = group.enter(Job(compiled(f'name = "{path}"\n{BOTH}'), Scope(pid=shell.pid)))
+        parent = group.enter(job_of(compiled(f'name = "{path}"\n{BOTH}'), Scope(pid=shell.pid)))
         parent.await_begun()
         target = OnDemand(shell)
         go(shell)
@@ -321,7 +322,7 @@ def test_a_process_that_a_probed_one_has_started_may_have_a_program_of_its_own(p
 def test_a_program_ends_with_its_processes_while_others_go_on(path: Path, group: Group) -> None:
     script = 'read line; "$0" 2; read line; "$0" 2; exit $?'
     with running("sh", "-c", script, path, stdin=subprocess.PIPE) as shell:
-        parent = group.enter(Job(compiled(f'name = "{path}"\n{BOTH}'), Scope(pid=shell.pid)))
+        parent = group.enter(job_of(compiled(f'name = "{path}"\n{BOTH}'), Scope(pid=shell.pid)))
         parent.await_begun()
         go(shell)
         assert await_line(shell) == "ready\n"
@@ -355,7 +356,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_others(path: Path, group: 
         assert other.probes_in(ProbeState.CONFLICT) == [0]
         os.pwrite(descriptor, b"\x55", place)
         os.close(descriptor)
-        missing = Job(compiled(f'name = "{path}"\noffset = missing\nexit\n'), Scope(pid=pid))
+        missing = job_of(compiled(f'name = "{path}"\noffset = missing\nexit\n'), Scope(pid=pid))
         wrong = group.enter(missing)
         wrong.await_begun()
         notices = [event.text for event in wrong.events if isinstance(event, Notice)]

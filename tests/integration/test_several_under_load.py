@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Counts, Finished, Job, RecordBatch, Scope, StateEvent
+from support.attachments import attached, job_of
+from dprobes.engines.engine_interface import Counts, Finished, RecordBatch, Scope, StateEvent
 from dprobes.engines.ptrace.client import program_run
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
@@ -135,7 +136,7 @@ def test_returns_and_tail_calls_are_hits_of_both_in_the_order_of_insertion(
     numbered = program_of(path.name, FUNCTIONS).replace("push r, retval", "push gv, 0\ninc gv, 0\npush r, retval")
     text = numbered.replace("log 1", "log 2").replace("\n", "\ngvars = 1\n", 1)
     with before_exec(path, "4", "200") as target, GlobalVariables(1) as variables:
-        job = Job(compiled(text), Scope(pid=target.pid), globals=variables)
+        job = job_of(compiled(text), Scope(pid=target.pid), globals=variables)
         programs = [group.enter(job), group.enter(job)]
         for program in programs:
             program.await_begun()
@@ -161,7 +162,7 @@ def test_only_what_completes_is_logged_for_each_as_it_wants(build: Builder, grou
     with before_exec(path, "protected", "20") as target:
         scope = Scope(pid=target.pid)
         patient, eager, limited = (
-            group.enter(Job(compiled(f'name = "{path}"\n{text.format(extra)}'), scope))
+            group.enter(job_of(compiled(f'name = "{path}"\n{text.format(extra)}'), scope))
             for extra in ("", "logonfault = yes\n", "maxhits = 7\n")
         )
         limited.await_begun()
@@ -189,8 +190,8 @@ def test_watchpoints_share_the_debug_registers(build: Builder, group: Group) -> 
     header = f'name = "{path}"\n'
     with before_exec(path, "threads", "50", "3") as target:
         scope = Scope(pid=target.pid)
-        first = group.enter(Job(compiled(header + watch("cell:cell+7") + watch("cell:cell+7", "rw")), scope))
-        second = group.enter(Job(compiled(header + watch("cell:cell+7") + watch("bytes") + watch("bytes+1")), scope))
+        first = group.enter(job_of(compiled(header + watch("cell:cell+7") + watch("cell:cell+7", "rw")), scope))
+        second = group.enter(job_of(compiled(header + watch("cell:cell+7") + watch("bytes") + watch("bytes+1")), scope))
         second.await_begun()
         go(target)
         assert target.wait(TIMEOUT) == 0
@@ -241,7 +242,7 @@ def test_no_hit_is_lost_as_threads_processes_libraries_and_programs_come_and_go(
     unprobed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
     dice = random.Random(seed)
     with before_exec(*command) as target:
-        job = Job(compiled(source()), Scope(pid=target.pid))
+        job = job_of(compiled(source()), Scope(pid=target.pid))
         first, second = group.enter(job), group.enter(job)
         second.await_begun()
         go(target)
@@ -268,16 +269,17 @@ def test_a_program_that_nobody_follows_holds_up_nobody(path: Path, monkeypatch: 
         job = job_for(path, "offset = stepped\nexit\n", Scope(pid=target.process.pid))
         with monkeypatch.context() as patch:
             patch.setattr(program_run, "_BACKLOG", 12 * 1000)  # records of flags, major and minor
-            ignored = engine.run(job)
-        stack.enter_context(ignored)
-        with engine.run(dataclasses.replace(job, beside=(ignored,))) as session:
+            ignored = engine.session(job)
+        ignored.begin()
+        stack.callback(ignored.close)
+        with attached(engine, dataclasses.replace(job, beside=(ignored,))) as session:
             followed = Program(session)
             followed.await_active()
             target.say("call 3000")
             target.say("fork 2000")
             await_true(lambda: len(followed.records) == 5000, "all records of the one that is followed", TIMEOUT)
             ignored.stop()
-            events = list(ignored.events())
+            events = list(ignored.poll())
             followed.end()
         assert sum(len(event.records) for event in events if isinstance(event, RecordBatch)) == 1000
         counts = Counts(hits=5000, records=1000, lost=4000, executed=("in a page",))

@@ -12,8 +12,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
+from support.attachments import job_of
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.engine_interface import Finished, Job, RecordBatch, Scope, StateEvent
+from dprobes.engines.engine_interface import Finished, RecordBatch, Scope, StateEvent
 from dprobes.engines.inline.inline_engine import InlineHandlers
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.record.log_record import decode_record
@@ -72,7 +73,7 @@ class _Run:
 
     def _follow(self) -> None:
         try:
-            for event in self.session.events():
+            for event in self.session.poll():
                 if isinstance(event, RecordBatch):
                     for probe, record in event.records:
                         self.records[probe].append(decode_record(record))
@@ -122,7 +123,7 @@ class Agreement:
 
     def __exit__(self, *exception: object) -> None:
         if self._last is not None:
-            self._last.session.__exit__()
+            self._last.session.close()
         self._puppet.__exit__(*exception)
         self._globals.close()
 
@@ -150,15 +151,15 @@ class Agreement:
         resolved = resolve(program, self._module, Diagnostics(), allow_write=True)
         last = self._last
         scope, replaces = Scope(pid=self._puppet.pid), None if last is None else last.session
-        session = self._engine.run(Job(program, scope, ITEMS, resolved, globals=self._globals, replaces=replaces))
-        session.__enter__()
+        job = job_of(program, scope, resolved=resolved, items=ITEMS, globals=self._globals, replaces=replaces)
+        session = self._engine.attach(self._engine.plan(job))
         if last is not None:
             self._global_values[: last.program.gvars] = last.world.context.global_variables
         world = World(self._target, program, self._puppet, self._global_values[: program.gvars])
         run = self._last = _Run(session, program, resolved, world, name)
         if last is not None:
             self._compare(last)
-            last.session.__exit__()
+            last.session.close()
         await_true(lambda: run.has_placed(len(definitions)), "all probepoints", TIMEOUT)
 
     def hit(self, number: int, scene: Scene) -> None:

@@ -14,12 +14,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
 from dprobes.engines.engine_interface import Counts, TableChange
-from dprobes.engines.followed_program import FollowedProgram
 from dprobes.errors import DprobesError, EngineError
 from dprobes.escapes import escaped
 from dprobes.record.boot_clock import wall_offset, wall_time
 from dprobes.resolve.probepoints import places_of
 from dprobes.rpn.keyed_tables import tables_matching
+from dprobes.runs.followed_program import FollowedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.command_launcher import LaunchedCommand
-    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.engines.engine_interface import Attachment
     from dprobes.keyed.table_text import KeyedTable
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import DataReader, Place
@@ -302,7 +302,7 @@ class Probepoint:
 class _Followed(FollowedProgram):
     """Put the records of a program into the queue of its session."""
 
-    def __init__(self, program: Program, session: ControlledSession, queue: RecordQueue, reader: DataReader) -> None:
+    def __init__(self, program: Program, session: Attachment, queue: RecordQueue, reader: DataReader) -> None:
         super().__init__(program.name, program, session)
         self._queue = queue
         self._reader = reader
@@ -331,7 +331,7 @@ class InsertedProgram:
     def __init__(
         self,
         program: Program,
-        session: ControlledSession,
+        session: Attachment,
         queue: RecordQueue,
         reader: DataReader,
         *,

@@ -17,28 +17,25 @@ from dprobes.engines.ebpf.ebpf_options import RING_SIZE
 from dprobes.engines.engine_interface import Scope, ScopeKind
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import AUTO, engine_that_probes, named_engine
-from dprobes.engines.insertion import insertion
 from dprobes.engines.overhead_budget import check_overhead
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.formatters.field_values import ProgramDataReader
-from dprobes.formatters.templates.derived_templates import derived_templates
 from dprobes.record.log_record import ABOUT_RECORDS, Item, decode_record
-from dprobes.record.record_origin import RecordSource
 from dprobes.rpn.rpn_program import joined_program
+from dprobes.runs.run_steps import Face, ProgramInput, Request, carry_out, look_around, record_source, tool_error
 from dprobes.target.probed_module import FileSymbols
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
     from pathlib import Path
 
-    from dprobes.engines.companion_programs import PreparedCompanions
-    from dprobes.engines.engine_interface import Counts
-    from dprobes.engines.insertion import Prepared
+    from dprobes.engines.engine_interface import Attachment, Counts
     from dprobes.keyed.table_text import KeyedTable
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import Place
     from dprobes.rpn.rpn_program import Program
+    from dprobes.runs.run_steps import RunPlan, Vantage
 
 __all__ = ["ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"]
 
@@ -61,7 +58,7 @@ class ProbeSession:
     def __init__(self, scope: Scope, options: EngineOptions, *, engine: str, items: Item, buffer: int) -> None:
         self._engine, argument = named_engine(engine)
         scope = scope if argument is None else replace(scope, endpoint=argument)
-        insertion(self._engine, scope, options)
+        look_around(Request(self._engine, scope, options))
         self._scope = scope
         is_launched = bool(scope.command) and scope.endpoint is None  # else the engine starts it
         self._command = LaunchedCommand(scope.command, follow=scope.follow) if is_launched else None
@@ -126,7 +123,7 @@ class ProbeSession:
                 raise EngineError("the session is closed: insert programs in its 'with' block")
             inserted: InsertedProgram | None = None
             try:
-                inserted = self._prepared(compiled, filter, engine, replaces)
+                inserted = self._attached(compiled, filter, engine, replaces)
                 self._programs.append(inserted)
                 inserted.begin()
             except BaseException:
@@ -313,68 +310,73 @@ class ProbeSession:
         built = program.build() if isinstance(program, ProgramBuilder) else program
         return CompiledProgram(built, FileSymbols(), Diagnostics())
 
-    def _prepared(
+    def _attached(
         self,
         compiled: CompiledProgram,
         condition: str | None,
         engine: str | None,
         replaces: InsertedProgram | None,
     ) -> InsertedProgram:
-        beside = [each.session for each in self._programs if not each.has_ended]
-        diagnostics = Diagnostics()
+        beside = tuple(each.session for each in self._programs if not each.has_ended)
         scope = self._scope if self._command is None else self._command.scope()
         name = self._engine if replaces is None else AUTO
         if engine is not None:
             name, argument = named_engine(engine)
             scope = scope if argument is None else replace(scope, endpoint=argument)
-        where = insertion(name, scope, self._options, replaces=replaces, beside=beside)
+        request = Request(name, scope, self._options, replaces=replaces, beside=beside, globals=self._globals)
         filters = () if condition is None else (condition,)
-        prepared: Prepared | PreparedCompanions
-        if compiled.is_joined:
-            from dprobes.engines.companion_programs import prepared_companions, tool_error
+        return carry_out(request, _SessionFace(compiled, filters, self._items, self._queue, self._command))
 
-            if compiled.tool is not None:
-                raise tool_error(compiled.tool)
-            prepared = prepared_companions(
-                where, compiled.programs, diagnostics, compiled.all_symbols, filters, allow_write=compiled.allow_write
-            )
-        else:
-            prepared = where.prepare(
-                compiled.program, diagnostics, compiled.symbols, allow_write=compiled.allow_write, filters=filters
-            )
+
+class _SessionFace(Face[InsertedProgram]):
+    """A program of a session: its records go to the queue of that."""
+
+    def __init__(
+        self,
+        compiled: CompiledProgram,
+        filters: tuple[str, ...],
+        items: Item,
+        queue: RecordQueue,
+        command: LaunchedCommand | None,
+    ) -> None:
+        self._compiled = compiled
+        self._filters = filters
+        self._items = items
+        self._queue = queue
+        self._command = command
+        self._diagnostics = Diagnostics()
+
+    def load(self, vantage: Vantage) -> ProgramInput:  # noqa: ARG002 - it was compiled without
+        """Return the program."""
+        compiled = self._compiled
+        if compiled.tool is not None:
+            raise tool_error(compiled.tool)
         program = joined_program(compiled.programs)
-        source = _source_of(program, compiled.templates)
-        source = replace(source, kernel=prepared.engine.records_kernel)
-        session = prepared.session(self._items, self._globals, source.images)
-        session.__enter__()
-        return InsertedProgram(
-            program,
-            session,
-            self._queue,
-            ProgramDataReader(source),
-            engine=prepared.engine.name,
-            reason=prepared.reason,
-            diagnostics=diagnostics,
-            command=self._command,
-            tells_status=scope.endpoint is not None,
+        is_anywhere = any(not each.is_in_code for each in program.definitions)
+        return ProgramInput(
+            compiled.programs,
+            compiled.all_symbols,
+            self._diagnostics,
+            record_source(program, compiled.templates, names_addresses=is_anywhere),
+            self._items,
+            self._filters,
+            compiled.allow_write,
+            compiled.is_joined,
         )
 
-
-def _source_of(program: Program, templates: Mapping[str, bytes]) -> RecordSource:
-    """Describe a program to whoever names what is in its records."""
-    source = RecordSource(
-        0,
-        program.name,
-        program.name,
-        program.major,
-        templates=templates,
-        derived=derived_templates(program),
-    )
-    if source.may_show_addresses or any(not each.is_in_code for each in program.definitions):
-        from dprobes.target.process_images import ProcessImages
-
-        return replace(source, images=ProcessImages())
-    return source
+    def follow(self, planned: RunPlan, attachment: Attachment) -> InsertedProgram:
+        """Return the program, which is followed from ``begin`` on."""
+        return InsertedProgram(
+            joined_program(self._compiled.programs),
+            attachment,
+            self._queue,
+            ProgramDataReader(planned.source),
+            engine=planned.engine,
+            reason=planned.reason,
+            diagnostics=self._diagnostics,
+            command=self._command,
+            tells_status=planned.members[0].job.scope.endpoint is not None,
+        )
 
 
 # The three ways to a session: for a process, a command, or all processes.

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.modules.probed_modules import ModuleFiles
-    from dprobes.engines.insertion import Insertion, Vantage
     from dprobes.rpn.compilation_passes import CompileOptions
     from dprobes.rpn.rpn_program import Program
+    from dprobes.runs.run_steps import Vantage
 
 __all__ = ["compiled_here"]
 
@@ -31,7 +31,7 @@ def compiled_here(
     file: Path | str,
     options: CompileOptions,
     symbols: Path | None,
-    where: Insertion,
+    vantage: Vantage,
     diagnostics: Diagnostics,
     templates: Path | None = None,
     kernel_types: Path | None = None,
@@ -39,15 +39,14 @@ def compiled_here(
     """
     Compile a program, in a file or a text, with the symbols of its module, if that is here; raises as ``build_ppdf``.
 
-    ``where`` says who will probe what, and whose modules and kernel these are. ``templates`` is the directory of its
+    ``vantage`` says who will probe what, and whose modules and kernel these are. ``templates`` is the directory of its
     templates, ``kernel_types`` a file with the types of the kernel, if that is to be asked instead of what is probed.
     """
-    vantage = where.vantage
     source = parse_programs(
         source_of(file) if isinstance(file, str) else file,
         diagnostics,
         options,
-        files=_files(file, symbols, where, kernel_types),
+        files=_files(file, symbols, vantage, kernel_types),
     )
     program = joined_program(source.programs)
     ppdf = build_joined(
@@ -74,13 +73,14 @@ def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> 
     return (module,)
 
 
-def _files(file: Path | str, symbols: Path | None, where: Insertion, kernel_types: Path | None) -> ModuleFiles | None:
+def _files(file: Path | str, symbols: Path | None, vantage: Vantage, kernel_types: Path | None) -> ModuleFiles | None:
     if not is_c(file):
         return None
     from dprobes.dpc.modules.probed_modules import ModuleFiles
     from dprobes.engines.engine_registry import AUTO, engine_row
 
-    types = None if where.engine == AUTO else engine_row(where.engine).kernel_types_of(where.scope)
+    request = vantage.request
+    types = None if request.engine == AUTO else engine_row(request.engine).kernel_types_of(request.scope)
     if kernel_types is not None:
         types = kernel_types_in(kernel_types)
-    return ModuleFiles(where.vantage.tid, where.vantage.command, symbols, kernel_types=types)
+    return ModuleFiles(vantage.tid, vantage.command, symbols, kernel_types=types)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.engine_capabilities import Requirement
-    from dprobes.engines.engine_interface import Engine, Scope
+    from dprobes.engines.engine_interface import Engine, Job, Plan, Scope
     from dprobes.engines.engine_options import EngineOptions
     from dprobes.engines.engine_registry import Candidacy, EngineRow, KernelSupport
     from dprobes.resolve.local_module import Compiled
@@ -227,39 +227,35 @@ class Selection:
         """Why ``auto`` takes the engine that it takes; None if the engine was named."""
         return self._choice.reason if self._choice is not None else None
 
-    def settle(self, compiled: Compiled) -> Engine:
-        """Return the engine that can insert a program; raise an error of ours if there is none."""
-        engine = self._able_engine(compiled)
+    def settle(self, job: Job) -> Plan:
+        """Return the plan of the engine that can do a job; raise an error of ours if there is none."""
+        plan = self._possible_plan(job)
         # Programs that may be replaced stay with breakpoints: their changes are the better proved ones.
-        faster = None if self._choice is None or self._options.replaceable else faster_row(engine.name)
-        if self._choice is None or faster is None or not self._can(faster) or not faster.speeds_up(compiled):
-            return engine
+        faster = None if self._choice is None or self._options.replaceable else faster_row(plan.engine.name)
+        if self._choice is None or faster is None or not self._can(faster) or not faster.speeds_up(job.compiled):
+            return plan
 
         assert faster.speedup is not None
         self._choice = Choice(faster.name, f"{self._choice.reason}; {faster.speedup.reason}")
-        return faster.make(self._options, self._scope)
+        return faster.make(self._options, self._scope).plan(job)
 
-    def _able_engine(self, compiled: Compiled) -> Engine:
-        engine = self._engine
+    def _possible_plan(self, job: Job) -> Plan:
+        engine, compiled = self._engine, job.compiled
         assert engine is not None, "the program has not been compiled with this selection"
         self._check(engine)
         fallback = None if compiled.everywhere else self._fallback(engine)
         if fallback is None:
-            engine.prepare(compiled)
-            return engine
+            return engine.plan(job)
         reason = f"there is no module '{compiled.program.name}' on this machine yet"
         if compiled.resolved is not None:
-            reason = engine.drawback(compiled, self._scope) or ""
+            reason = engine.drawback(job) or ""
         if not reason:
             try:
-                engine.prepare(compiled)
+                return engine.plan(job)
             except SourceError as error:
                 reason = next(d for d in error.diagnostics if d.severity is Severity.ERROR).message
-            else:
-                return engine
-
         self._choice = Choice(fallback.name, reason)
-        return fallback.make(self._options, self._scope)
+        return fallback.make(self._options, self._scope).plan(job)
 
     def _check(self, engine: Engine) -> None:
         """Raise an error of ours if an engine cannot work here; no other one can take its place in the kernel."""

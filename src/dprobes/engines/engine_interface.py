@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.errors import NotSupportedError
 from dprobes.escapes import escaped, escaped_lines
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from dprobes.target.process_images import ProcessImages
 
 __all__ = [
+    "Attachment",
     "Begun",
     "Change",
-    "ControlledSession",
     "Counts",
     "Engine",
     "Event",
@@ -47,10 +47,10 @@ __all__ = [
     "Notice",
     "Pause",
     "PlaceNote",
+    "Plan",
     "RecordBatch",
     "Scope",
     "ScopeKind",
-    "Session",
     "StateEvent",
     "TableChange",
     "VariableChange",
@@ -96,7 +96,7 @@ class Counts:
 
 
 class RecordBatch(NamedTuple):
-    """Records (``log_record``) in their order, each with its probepoint: an index into the session's ``probes``."""
+    """Records (``log_record``) in their order, each with its probepoint: an index into the attachment's ``probes``."""
 
     records: Sequence[tuple[int, bytes]]
 
@@ -106,7 +106,7 @@ class StateEvent:
     """
     Report the state of probepoints in one process; ``detail`` says more where there is more to say.
 
-    ``probes`` are indices into the session's ``probes``.
+    ``probes`` are indices into the attachment's ``probes``.
     """
 
     probes: tuple[int, ...]
@@ -150,7 +150,7 @@ class Finished:
     """
     Close a run.
 
-    ``counts`` are in the order of the session's ``probes``. ``exit_status`` is the command's wait status, None where
+    ``counts`` are in the order of the attachment's ``probes``. ``exit_status`` is the command's wait status, None where
     there was no command. After a ``cut_short`` run the counts are of what was received; more may have happened.
     """
 
@@ -260,30 +260,55 @@ class Scope:
 @dataclass(frozen=True, slots=True)
 class Job:
     """
-    Hold what is to be run: a program, and the processes in scope.
+    What is to be run: a program that was compiled, and the processes in scope.
 
-    ``items`` are the header items that records are to carry. ``resolved`` is what is known already of one of the
-    program's modules, ``kernel`` where its probepoints in the kernel are. ``globals`` are the global variables that the
-    run shares with others; without them it has its
-    own. ``replaces`` is a running session of the same engine whose program this one takes the place of: a hit of an
-    offset that both have runs the handler of exactly one of them. If entering the new session fails, the old one goes
-    on; else its ``events`` come to their end. ``beside`` are other sessions of the same owner: one of them may follow
-    the process in scope already, in a way that lets nobody else do so. ``images`` are to be told what processes map.
-    ``principal`` is a session of the same engine whose variables and tables this one uses instead of its own: both were
-    written as one. ``companions`` are the programs of all that share them, this one included.
+    ``items`` are the header items that records are to carry. ``globals`` are the global variables that the run shares
+    with others; without them it has its own. ``replaces`` is an attachment of the same engine whose program this one
+    takes the place of: a hit of an offset that both have runs the handler of exactly one of them. If the new one cannot
+    be attached, the old one goes on; else its ``poll`` comes to its end. ``beside`` are other attachments of the same
+    owner: one of them may follow the process in scope already, in a way that lets nobody else do so. ``images`` are to
+    be told what processes map. ``principal`` is an attachment of the same engine whose variables and tables this one
+    uses instead of its own: both were written as one. ``companions`` are the programs of all that share them, this one
+    included.
     """
 
-    program: Program
+    compiled: Compiled
     scope: Scope
     items: Item = Item.MAJOR | Item.MINOR
-    resolved: ResolvedModule | None = None
-    kernel: ResolvedKernel | None = None
     globals: GlobalVariables | None = None
-    replaces: ControlledSession | None = None
-    beside: tuple[ControlledSession, ...] = ()
+    replaces: Attachment | None = None
+    beside: tuple[Attachment, ...] = ()
     images: ProcessImages | None = None
-    principal: ControlledSession | None = None
+    principal: Attachment | None = None
     companions: tuple[Program, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return self.compiled.program
+
+    @property
+    def resolved(self) -> ResolvedModule | None:
+        """What is known already of one of the program's modules."""
+        return self.compiled.resolved
+
+    @property
+    def kernel(self) -> ResolvedKernel | None:
+        """Where its probepoints in the kernel are."""
+        return self.compiled.kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    What an engine is going to attach; nothing has happened yet.
+
+    ``kernel`` is the one of another machine that records are from; None if they are from this one.
+    """
+
+    engine: Engine
+    job: Job
+    kernel: RunningKernel | None = None
 
 
 class VariableChange(NamedTuple):
@@ -325,21 +350,17 @@ def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables
                 tables[table].keep(key, value)
 
 
-class Session(Protocol):
+class Attachment(Protocol):
     """
-    Hold one run of a program; entering the context manager starts it, leaving it removes every probepoint.
+    A program in its targets, from ``Engine.attach`` until it is closed.
 
-    ``probes`` holds every probepoint that was found so far, in whatever file; it only grows.
+    ``probes`` holds every probepoint that was found so far, in whatever file; it only grows. One thread polls; what
+    others look at, change and ask for may be called by any thread.
     """
 
     @property
     def probes(self) -> Sequence[Probepoint]:
         """The probepoints by the numbers that events give them."""
-
-    @property
-    def is_debugging(self) -> bool:
-        """Whether a debugger runs for a process that was handed over, and Ctrl-C at the terminal is for it."""
-        return False
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
@@ -350,15 +371,24 @@ class Session(Protocol):
         """The files that processes in scope mapped as code, as far as it was told: file names, and paths."""
         return {}
 
-    def __enter__(self) -> Self: ...
+    @property
+    def is_debugging(self) -> bool:
+        """Whether a debugger runs for a process that was handed over, and Ctrl-C at the terminal is for it."""
+        return False
 
-    def __exit__(self, *exception: object) -> None: ...
+    @property
+    def tracer(self) -> int | None:
+        """The process that traces those in scope for the attachment, None if there is none (any more)."""
+        return None
 
-    def events(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Event]:
         """Iterate over what happens until ``Finished``."""
 
+    def close(self) -> None:
+        """Remove every probepoint, and give everything up."""
+
     def stop(self) -> None:
-        """Ask for the end; ``events`` goes on until ``Finished``."""
+        """Ask for the end; ``poll`` goes on until ``Finished``."""
 
     def hurry(self) -> bool:
         """
@@ -370,30 +400,21 @@ class Session(Protocol):
 
     def end_command(self) -> int | None:
         """
-        Ask the command that the run has begun to end (SIGTERM), and return its wait status.
+        Ask the command that was started to end (SIGTERM), and return its wait status.
 
         To be called after ``Finished``. None: there is no such command, or it does not end.
         """
-        return None
-
-
-class ControlledSession(Session, Protocol):
-    """Let others look at a run and change it while it goes on; these methods may be called by any thread."""
-
-    @property
-    def tracer(self) -> int | None:
-        """The process that traces those in scope for the session, None if there is none (any more)."""
         return None
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``."""
 
     def wake(self) -> None:
-        """Have ``events`` look at once what has come, and give it out."""
+        """Have ``poll`` look at once what has come, and give it out."""
         return
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints, as the instruction ``remove`` does; ``events`` reports them as REMOVED."""
+        """Remove probepoints, as the instruction ``remove`` does; ``poll`` reports them as REMOVED."""
 
     def local_variables(self) -> list[int]:
         """Return the program's local variables."""
@@ -445,21 +466,17 @@ class Engine(ABC):
         """Return what gives the processor that a program for a kernel is for; None: that of this machine."""
         return None
 
-    @property
-    def records_kernel(self) -> RunningKernel | None:
-        """The kernel of another machine that records are from; None if they are from this one."""
-        return None
-
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: B027 - most engines work everywhere
         """Raise an error of ours if it cannot work here, or not on what is in scope."""
 
-    def prepare(self, compiled: Compiled) -> None:  # noqa: B027 - most engines serve all that was found
-        """Raise ``SourceError`` if it cannot serve the probepoints that were found."""
-
-    def drawback(self, compiled: Compiled, scope: Scope) -> str | None:  # noqa: ARG002 - for those that have one
-        """Return why another engine that can insert the program should do so, as a clause; None if there is none."""
+    def drawback(self, job: Job) -> str | None:  # noqa: ARG002 - for those that have one
+        """Return why another engine that can attach the program should do so, as a clause; None if there is none."""
         return None
 
+    def plan(self, job: Job) -> Plan:
+        """Return how a job is to be done; raise an error of ours if it cannot serve the probepoints that were found."""
+        return Plan(self, job)
+
     @abstractmethod
-    def run(self, job: Job) -> ControlledSession:
-        """Return the session of a run, which starts when it is entered."""
+    def attach(self, plan: Plan) -> Attachment:
+        """Insert the program of a plan, and start the command if there is one; return what has become of that."""

@@ -3,8 +3,8 @@ The probe manager: a background process that owns engines, inserted programs, va
 
 ::
 
-    dprobes insert ── PPDF ──► socket ─► server (a thread for each connection) ─► manager ─► engines.insertion
-                                 programs (a thread for each: session.events()) ◄──┘
+    dprobes insert ── PPDF ──► socket ─► server (a thread for each connection) ─► manager ─► runs.run_steps
+                                 programs (a thread for each: attachment.poll()) ◄──┘
                                       └► recorder ─► trace file, log targets (a thread and a bounded queue for each)
 
 There is one for each user; root's is the system's. The client talks to it, and starts it where none runs.

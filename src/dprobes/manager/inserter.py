@@ -4,172 +4,38 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from dprobes.diagnostics import Diagnostics, Note, Severity
-from dprobes.engines.companion_programs import prepared_companions, tool_error
 from dprobes.engines.engine_interface import Notice, Scope
-from dprobes.engines.engine_options import EngineOptions, MachineKnowledge
-from dprobes.engines.engine_registry import AUTO, engine_row, named_engine
-from dprobes.engines.followed_program import GONE
-from dprobes.engines.insertion import insertion
-from dprobes.engines.overhead_budget import overhead_of
-from dprobes.errors import EngineError, ManagerError, NotSupportedError
+from dprobes.engines.engine_options import MachineKnowledge
+from dprobes.errors import ManagerError, NotSupportedError
 from dprobes.formatters.table_addresses import has_addresses
-from dprobes.formatters.templates.derived_templates import derived_templates
 from dprobes.manager.managed_program import InsertedProgram, describe_scope
-from dprobes.record.log_record import ABOUT_RECORDS, Item
-from dprobes.record.record_origin import RecordSource
 from dprobes.rpn.rpn_program import ModuleType, joined_program, select_all, without_opcodes
-from dprobes.sinks.sink_interface import LOG_FORMATS
+from dprobes.runs.followed_program import GONE
+from dprobes.runs.run_steps import Face, ProgramInput, carry_out, record_source, tool_error
 from dprobes.target.carried_symbols import CarriedSymbols, OtherBuild
-from dprobes.target.process_images import ProcessImages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dprobes.engines.companion_programs import PreparedCompanions
-    from dprobes.engines.insertion import Prepared
+    from dprobes.engines.engine_interface import Attachment
     from dprobes.engines.shared_globals import GlobalVariables
-    from dprobes.manager.manager_messages import InsertArguments, ScopeArguments
+    from dprobes.manager.insert_request import InsertRequest
     from dprobes.manager.recorder import Recording
     from dprobes.ppdf.ppdf_model import Ppdf
     from dprobes.resolve.local_module import Compiled
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.rpn_program import Program
+    from dprobes.runs.run_steps import Resolution, RunPlan, Vantage
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.kernel.kernel_symbols import CarriedKernel
     from dprobes.target.probed_module import Module, SymbolProvider
 
-__all__ = ["HeldFiles", "Inserter", "SharingSymbols", "check_format", "checked_insertion", "ring_size"]
-
-# The arguments of the manager's verbs, checked and converted to the values that other modules take.
-
-
-_NAME_MAX = 255
-"""Bytes of a program's name, as of a file's (NAME_MAX of limits.h)."""
-
-_SHOWN = 40
-"""Characters of a name that is refused that are shown."""
-
-
-@dataclass(slots=True)
-class Insertion:
-    """
-    Say what is to be inserted, and how.
-
-    ``name`` is the one that the user gives it, None for the module's. ``uses_own_symbols`` allows modules of which the
-    PPDF knows nothing. ``directory`` is the client's current one. ``targets`` get the records, in ``format``. Handlers
-    are executed for the hits that all ``filters`` hold for.
-    ``reason`` is filled in by whoever chooses the engine.
-    """
-
-    ppdf: Ppdf
-    data: bytes
-    scope: Scope
-    options: EngineOptions
-    name: str | None = None
-    merges: bool = False
-    replaces: bool = False
-    groups: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
-    filters: tuple[str, ...] = ()
-    engine: str = AUTO
-    items: Item = field(default=Item.MAJOR | Item.MINOR)
-    verifies_opcodes: bool = True
-    verifies_build_id: bool = True
-    uses_own_symbols: bool = False
-    directory: str = "/"
-    targets: tuple[str, ...] = ()
-    format: str = "text"
-    reason: str | None = None
-
-
-def checked_insertion(given: InsertArguments) -> Insertion:
-    """Return what ``insert`` is to do; raise ``FormatError`` for a PPDF that is none, and ``ManagerError``."""
-    from dprobes.ppdf.ppdf_file import decode
-
-    if given.merge and given.replace:
-        raise ManagerError("a program is either merged (--merge) or replaces another one (--replace)")
-    items = Item(given.items)
-    engine, endpoint = _engine(given.engine)
-    return Insertion(
-        ppdf=decode(given.ppdf),
-        data=given.ppdf,
-        scope=replace(_scope(given.scope), endpoint=endpoint),
-        options=EngineOptions(
-            allow_write=given.allow_write,
-            core_directory=given.core_directory or ".",
-            overhead=_overhead(given.overhead),
-            own={
-                "pid_namespace": given.pid_namespace,
-                "exact": given.exact,
-                **({} if given.ring_size is None else {"ring_size": given.ring_size}),
-            },
-        ),
-        name=_program_name(given.name),
-        merges=given.merge,
-        replaces=given.replace,
-        groups=given.groups,
-        types=given.types,
-        filters=given.filters,
-        engine=engine,
-        items=(items & sum(Item)) & ~ABOUT_RECORDS | Item.MAJOR | Item.MINOR,
-        verifies_opcodes=given.verify_opcodes,
-        verifies_build_id=given.verify_build_id,
-        uses_own_symbols=given.own_symbols,
-        directory=given.directory or "/",
-        targets=given.targets,
-        format=check_format(given.format),
-    )
-
-
-def _engine(text: str) -> tuple[str, str | None]:
-    """Return the name of an engine, and its endpoint if it has one."""
-    try:
-        name, argument = named_engine(text)
-    except EngineError as error:
-        raise ManagerError(error.message, hint=error.hint) from None
-    if name != AUTO and not engine_row(name).is_managed:
-        raise ManagerError(f"a program that is inserted cannot have the {name} engine", hint="use 'dprobes run'")
-    return name, argument
-
-
-def _overhead(given: str | None) -> float | None:
-    try:
-        return None if given is None else overhead_of(given)
-    except EngineError as error:
-        raise ManagerError(error.message, hint=error.hint) from None
-
-
-def _scope(given: ScopeArguments) -> Scope:
-    scope = Scope(pid=given.pid, cgroup=given.cgroup, uid=given.uid, follow=given.follow, program=given.program)
-    if scope.program is not None and (scope.pid is None or not scope.program.startswith("/")):
-        raise ManagerError("'program' of a scope is the path of what its process 'pid' is about to execute")
-    if sum(each is not None for each in (scope.pid, scope.cgroup, scope.uid)) > 1:
-        raise ManagerError("a scope is one of a process, a cgroup, and a user")
-    return scope
-
-
-def _program_name(name: str | None) -> str | None:
-    """Return the name that a program is to have, which is printed in tables; None if it was not given."""
-    if name is not None and (not name.isprintable() or not 0 < len(os.fsencode(name)) <= _NAME_MAX):
-        shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-        raise ManagerError(
-            f"a program cannot be named {shown!r}",
-            hint=f"a name is a string of 1 to {_NAME_MAX} bytes without control characters",
-        )
-    return name
-
-
-def check_format(name: str) -> str:
-    """Return the name of a formatter; raise ``ManagerError`` if there is none of that name."""
-    if name not in LOG_FORMATS:
-        raise ManagerError(f"there is no format '{name}'", hint=f"formats are {', '.join(LOG_FORMATS)}")
-    return name
-
+__all__ = ["HeldFiles", "Inserter", "SharingSymbols", "ring_size"]
 
 # The files that programs of a manager are for: their bytes are held once, however many programs there are.
 
@@ -249,7 +115,7 @@ class Inserter:
     def insert(
         self,
         name: str,
-        request: Insertion,
+        given: InsertRequest,
         present: list[InsertedProgram],
         beside: list[InsertedProgram],
         notify: Callable[[Notice], None],
@@ -261,85 +127,95 @@ class Inserter:
 
         Raise an error of ours if that cannot be: what is inserted already stays as it is.
         """
-        if request.ppdf.blocks is not None:
-            raise tool_error(request.ppdf.blocks)
-        whole = [_with_absolute_name(each.program, request.directory) for each in request.ppdf.members]
-        programs = list(select_all(whole, request.groups, request.types))
-        if not request.verifies_opcodes:
-            programs = [without_opcodes(program) for program in programs]
-        replaced = present[0] if request.replaces and present else None
-        own = request.options.own
-        options = replace(
-            request.options,
-            replaceable=True,
-            own={"ring_size": ring_size(len(beside)), **own},
-            knowledge=self._knowledge,
+        if given.ppdf.blocks is not None:
+            raise tool_error(given.ppdf.blocks)
+        whole = [_with_absolute_name(each.program, given.directory) for each in given.ppdf.members]
+        programs = tuple(select_all(whole, given.groups, given.types))
+        if not given.verifies_opcodes:
+            programs = tuple(map(without_opcodes, programs))
+        request = replace(
+            given.request,
+            options=replace(
+                given.request.options,
+                own={"ring_size": ring_size(len(beside)), **given.request.options.own},
+                knowledge=self._knowledge,
+            ),
+            replaces=present[0] if given.replaces and present else None,
+            beside=tuple(each.session for each in beside),
+            globals=self._globals,
         )
-        sessions = [each.session for each in beside]
-        where = insertion(request.engine, request.scope, options, replaces=replaced, beside=sessions)
-        symbols = [SharingSymbols(self._symbols_of(each, request), self._files) for each in request.ppdf.members]
-        prepared: Prepared | PreparedCompanions
-        if len(programs) > 1:
-            prepared = prepared_companions(where, programs, Diagnostics(), symbols, request.filters)
-            members = [each.compiled for each in prepared.members]
-        else:
-            prepared = where.prepare(programs[0], Diagnostics(), symbols[0], filters=request.filters)
-            members = [prepared.compiled]
-        compiled = prepared.compiled
-        if request.merges:
-            for each in members:
-                _check_apart(each, present)
-        engine = prepared.engine.name
-        request.reason = prepared.reason
+        symbols = tuple(SharingSymbols(_symbols_of(each, given), self._files) for each in given.ppdf.members)
+        return carry_out(request, _ManagerFace(name, given, programs, symbols, present, notify, self._recording))
+
+
+def _symbols_of(ppdf: Ppdf, given: InsertRequest) -> CarriedSymbols:
+    other = OtherBuild.OWN_SYMBOLS if given.uses_own_symbols else OtherBuild.REFUSE
+    if not given.verifies_build_id:
+        other = OtherBuild.NEAREST
+    return CarriedSymbols(ppdf.builds, ppdf.program.name, other, given.verifies_opcodes, ppdf.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class _ManagerFace(Face[InsertedProgram]):
+    """A program of the manager, which keeps its records."""
+
+    name: str
+    given: InsertRequest
+    programs: tuple[Program, ...]
+    symbols: tuple[SymbolProvider, ...]
+    present: list[InsertedProgram]
+    notify: Callable[[Notice], None]
+    recording: Recording
+
+    def load(self, vantage: Vantage) -> ProgramInput:  # noqa: ARG002 - it was compiled elsewhere
+        """Return the program."""
+        program = joined_program(self.programs)
+        is_anywhere = program.modtype is ModuleType.USER and any(not each.is_in_code for each in program.definitions)
+        source = record_source(
+            program,
+            self.given.ppdf.templates,
+            name=self.name,
+            names_addresses=is_anywhere or has_addresses(program.tables),
+        )
+        return ProgramInput(
+            self.programs,
+            self.symbols,
+            Diagnostics(),
+            source,
+            self.given.items,
+            self.given.filters,
+            is_group=len(self.programs) > 1,
+        )
+
+    def check(self, resolution: Resolution) -> None:
+        """Refuse a program with probepoints where one that it is merged with has some."""
+        if self.given.merges:
+            for each in resolution.compiled:
+                _check_apart(each, self.present)
+
+    def announce(self, planned: RunPlan) -> None:
+        """Tell what is doubtful; refuse a program that cannot replace the one that is there."""
+        compiled = planned.compiled
         if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
             has_warnings = any(d.severity is Severity.WARNING for d in compiled.diagnostics)
-            notify(Notice(f"the program '{name}' has {'warnings' if has_warnings else 'notes'}", details=text))
-        if replaced is not None:
-            _check_replaceable(replaced, engine, request.scope)
-        return self._enter(name, prepared, request, derived_templates(joined_program(programs)))
+            what = "warnings" if has_warnings else "notes"
+            self.notify(Notice(f"the program '{self.name}' has {what}", details=text))
+        if self.given.replaces and self.present:
+            _check_replaceable(self.present[0], planned.engine, self.given.request.scope)
 
-    @staticmethod
-    def _symbols_of(ppdf: Ppdf, request: Insertion) -> CarriedSymbols:
-        other = OtherBuild.OWN_SYMBOLS if request.uses_own_symbols else OtherBuild.REFUSE
-        if not request.verifies_build_id:
-            other = OtherBuild.NEAREST
-        return CarriedSymbols(ppdf.builds, ppdf.program.name, other, request.verifies_opcodes, ppdf.kernels)
-
-    def _enter(
-        self, name: str, prepared: Prepared | PreparedCompanions, request: Insertion, derived: dict[int, str]
-    ) -> InsertedProgram:
-        """Insert a program whose records are shown by ``derived`` templates where there are no others."""
-        program = prepared.compiled.program
-        source = RecordSource(
-            0,
-            name,
-            program.name,
-            program.major,
-            templates=request.ppdf.templates,
-            derived=derived,
-        )
-        is_anywhere = program.modtype is ModuleType.USER and any(not each.is_in_code for each in program.definitions)
-        if source.may_show_addresses or is_anywhere or has_addresses(program.tables):
-            source = replace(source, images=ProcessImages())
-        source = replace(source, kernel=prepared.engine.records_kernel)
-        session = prepared.session(request.items, self._globals, source.images)
-        session.__enter__()
+    def follow(self, planned: RunPlan, attachment: Attachment) -> InsertedProgram:
+        """Follow the program by a thread, and return when all has been probed that is there."""
         try:
             inserted = InsertedProgram(
-                name,
-                program,
-                session,
-                self._recording.open_program(source),
-                engine=prepared.engine.name,
-                scope=request.scope,
-                data=request.data,
-                groups=request.groups,
-                types=request.types,
-                filters=request.filters,
-                targets=request.targets,
+                self.name,
+                planned.compiled.program,
+                attachment,
+                self.recording.open_program(planned.source),
+                planned,
+                self.given,
             )
-        except BaseException as error:
-            session.__exit__(type(error), error, error.__traceback__)  # nobody else knows of it
+        except BaseException:
+            attachment.close()  # nobody else knows of it
             raise
         inserted.start(_BEGINNING)
         return inserted

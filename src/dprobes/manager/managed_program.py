@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dprobes.engines.engine_interface import Counts
-from dprobes.engines.followed_program import FollowedProgram
 from dprobes.manager.manager_messages import (
     LeftOutPlace,
     ManagedHeader,
@@ -20,15 +19,18 @@ from dprobes.manager.manager_messages import (
     Selection,
 )
 from dprobes.resolve.probepoints import ProbeKind
+from dprobes.runs.followed_program import FollowedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.engines.engine_interface import ControlledSession, Scope
+    from dprobes.engines.engine_interface import Attachment, Scope
+    from dprobes.manager.insert_request import InsertRequest
     from dprobes.manager.recorder import ProgramRecords
     from dprobes.resolve.probe_state import ProbeState
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.rpn_program import Program
+    from dprobes.runs.run_steps import RunPlan
 
 __all__ = ["InsertedProgram", "describe_program", "describe_scope", "describe_variables"]
 
@@ -39,33 +41,23 @@ class InsertedProgram(FollowedProgram):
     """
     Own a session that has been entered; ``start`` begins to follow it.
 
-    ``name`` is what the user calls it, ``data`` the PPDF that it came from, ``groups`` and ``types`` what was selected
-    of that, ``filters`` are those in front of its handlers. ``targets`` are the log targets that it brought along.
+    ``name`` is what the user calls it, ``given`` what was asked for, ``planned`` how that is done.
     """
 
     def __init__(
         self,
         name: str,
         program: Program,
-        session: ControlledSession,
+        session: Attachment,
         records: ProgramRecords,
-        *,
-        engine: str,
-        scope: Scope,
-        data: bytes,
-        groups: Sequence[str] = (),
-        types: Sequence[str] = (),
-        filters: Sequence[str] = (),
-        targets: Sequence[str] = (),
+        planned: RunPlan,
+        given: InsertRequest,
     ) -> None:
         super().__init__(name, program, session)
-        self.engine = engine
-        self.scope = scope
-        self.data = data
-        self.groups = tuple(groups)
-        self.types = tuple(types)
-        self.filters = tuple(filters)
-        self.targets = tuple(targets)
+        self.engine = planned.engine
+        self.reason = planned.reason
+        self.given = given
+        self.scope = given.request.scope
         self.since = time.time()
         self._records = records
         self._counting = threading.Lock()
@@ -137,9 +129,9 @@ def describe_program(
         local_variables=tuple(inserted.session.local_variables()),
         pending=pending,
         unwritten=inserted.unwritten,
-        filters=inserted.filters,
-        ppdf=inserted.data if extended else None,
-        selected=Selection(inserted.groups, inserted.types) if extended else None,
+        filters=inserted.given.filters,
+        ppdf=inserted.given.data if extended else None,
+        selected=Selection(inserted.given.groups, inserted.given.types) if extended else None,
     )
 
 

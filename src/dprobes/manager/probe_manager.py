@@ -15,11 +15,11 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.engines.engine_interface import TableChange
-from dprobes.engines.followed_program import GONE, settled_counts
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import ManagerError
 from dprobes.globs import compile_glob
-from dprobes.manager.inserter import Inserter, check_format, checked_insertion
+from dprobes.manager.insert_request import check_format, checked_insertion
+from dprobes.manager.inserter import Inserter
 from dprobes.manager.managed_program import describe_program, describe_variables
 from dprobes.manager.manager_messages import (
     VERBS,
@@ -41,6 +41,7 @@ from dprobes.manager.manager_messages import (
 )
 from dprobes.manager.recorder import TRACE_LIMIT, Recording
 from dprobes.manager.wire_protocol import decode_arguments, encode
+from dprobes.runs.followed_program import GONE, settled_counts
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class Manager:
                 )
             for ended in self._programs.get(name, ()):
                 if ended.has_ended:  # by itself: its log targets are not for this program
-                    self._recording.forget_targets(ended.targets, name)
+                    self._recording.forget_targets(ended.given.targets, name)
             added: list[str] = []
             try:
                 # First, so that nothing is inserted whose records cannot go where they are to go.
@@ -182,7 +183,7 @@ class Manager:
             self._programs[name] = [*present, inserted]
         for notice in inserted.notices():
             notify(notice)
-        return Insertion(describe_program(inserted), replaced, request.reason)
+        return Insertion(describe_program(inserted), replaced, inserted.reason)
 
     def _remove(self, given: RemoveArguments) -> Removal:
         name, codes = given.name, given.probe

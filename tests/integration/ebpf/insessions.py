@@ -6,8 +6,9 @@ import contextlib
 import subprocess
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Finished, Job, RecordBatch, Scope, StateEvent
 from dprobes.resolve.resolution import resolve
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dprobes.engines.engine_interface import ControlledSession, Event
+    from dprobes.engines.engine_interface import Attachment, Engine, Event
     from dprobes.engines.shared_globals import GlobalVariables
     from dprobes.resolve.probe_state import ProbeState
     from dprobes.rpn.rpn_program import Program
@@ -45,10 +46,6 @@ remove
 """A program for ``ondemand.c``: one that counts, one that leaves records, one that takes itself away."""
 
 
-class ControllingEngine(Protocol):
-    def run(self, job: Job) -> ControlledSession: ...
-
-
 def compiled(text: str) -> Program:
     return parse_source(SourceFile("test.rpn", text), Diagnostics(), CompileOptions())
 
@@ -58,19 +55,19 @@ def job_for(
     text: str,
     scope: Scope | None = None,
     variables: GlobalVariables | None = None,
-    replaces: ControlledSession | None = None,
+    replaces: Attachment | None = None,
 ) -> Job:
     """Return the job of a probe program whose module is the file at ``path``."""
     program = compiled(f'name = "{path}"\n{text}')
     resolved = resolve(program, Module.load(path), Diagnostics())
-    return Job(program, scope or Scope(), resolved=resolved, globals=variables, replaces=replaces)
+    return job_of(program, scope or Scope(), resolved=resolved, globals=variables, replaces=replaces)
 
 
 @dataclass
 class Followed:
     """Hold an entered session and what its events said so far; other threads read it."""
 
-    session: ControlledSession
+    session: Attachment
     events: list[Event] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
     """The probepoints of the records, one for each."""
@@ -78,7 +75,7 @@ class Followed:
 
     def follow(self) -> None:
         try:
-            for event in self.session.events():
+            for event in self.session.poll():
                 match event:
                     case RecordBatch():
                         self.records += [probe for probe, _ in event.records]
@@ -103,9 +100,9 @@ class Followed:
 
 
 @contextlib.contextmanager
-def followed(engine: ControllingEngine, job: Job) -> Iterator[Followed]:
+def followed(engine: Engine, job: Job) -> Iterator[Followed]:
     """Enter a session and follow it in a thread until it is stopped, at the end of the context at the latest."""
-    with engine.run(job) as session:
+    with attached(engine, job) as session:
         following = Followed(session)
         thread = threading.Thread(target=following.follow)
         thread.start()

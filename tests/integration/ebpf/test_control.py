@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import resource
 import shutil
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.attachments import attach, attached
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
+from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
 from dprobes.engines.engine_interface import Counts, Finished, Scope, StateEvent
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
@@ -44,11 +47,13 @@ def path(build: Builder) -> Path:
 
 def test_counts_and_variables_can_be_read_at_any_time(path: Path) -> None:
     with on_demand(path) as target:
-        session = EbpfEngine().run(job_for(path, THREE, Scope(pid=target.process.pid)))
+        job = job_for(path, THREE, Scope(pid=target.process.pid))
+        session = EbpfSession(EbpfEngine()._settings, job)
         assert session.counts() == ()
         assert (session.local_variables(), session.cpu_variables()) == ([], [])
-        with session:
-            # Nobody iterates over the events yet.
+        session.begin()
+        with contextlib.closing(session):
+            # Nobody polls yet.
             target.say("call 5")
             assert [counts.hits for counts in session.counts()] == [5, 5, 1]
             assert [counts.records for counts in session.counts()] == [5, 5, 1]
@@ -77,7 +82,7 @@ def test_tables_are_read_with_what_has_the_addresses_in_them(path: Path) -> None
     """Else an address would be that of the program which the process executed before."""
     images = ProcessImages()
     source = "table = where, count, address\noffset = both\npush r, rip\ntally where\nexit\n"
-    with EbpfEngine().run(replace(job_for(path, source), images=images)) as session, on_demand(path) as target:
+    with attached(EbpfEngine(), replace(job_for(path, source), images=images)) as session, on_demand(path) as target:
         # Nobody iterates over the events.
         target.say("call 1")
         (table,) = session.tables()
@@ -95,7 +100,7 @@ def test_no_other_process_names_the_addresses_in_tables(build: Builder, tmp_path
     source = "table = where, count, address\noffset = both\npush r, rip\ntally where\nexit\n"
     with on_demand(path) as target:
         job = replace(job_for(path, source, Scope(pid=target.process.pid)), images=images)
-        with EbpfEngine().run(job) as session, on_demand(other) as outsider:
+        with attached(EbpfEngine(), job) as session, on_demand(other) as outsider:
             target.say("call 1")
             (table,) = session.tables()
             names = names_for(RecordSource(1, "both", images=images), [table.table])
@@ -111,12 +116,11 @@ def test_no_other_process_names_the_addresses_in_tables(build: Builder, tmp_path
 )
 def test_what_ended_a_probepoint_just_before_the_end_is_said(path: Path, ending: str, state: ProbeState) -> None:
     with on_demand(path) as target:
-        with EbpfEngine().run(
-            job_for(path, f"offset = both\nminor = 1\n{ending}\n", Scope(pid=target.process.pid))
-        ) as session:
+        job = job_for(path, f"offset = both\nminor = 1\n{ending}\n", Scope(pid=target.process.pid))
+        with attached(EbpfEngine(), job) as session:
             target.say("call 5")
             session.stop()  # nobody has read yet that the probepoint is over
-            events = list(session.events())
+            events = list(session.poll())
         said = [event for event in events if isinstance(event, StateEvent)]
         assert said[-1] == StateEvent((0,), target.process.pid, state)
         assert target.end() == 0
@@ -218,7 +222,7 @@ def test_a_probepoint_can_be_removed_from_a_pattern_under_load(path: Path) -> No
 
 
 def test_a_number_that_no_probepoint_has_is_refused(path: Path) -> None:
-    with EbpfEngine().run(job_for(path, THREE)) as session:
+    with attached(EbpfEngine(), job_for(path, THREE)) as session:
         with pytest.raises(IndexError) as caught:
             session.remove([0, 3])
         assert str(caught.value) == "there is no probepoint 3: they are 0 to 2"
@@ -294,7 +298,7 @@ def test_too_many_descriptors_are_an_error_that_leaves_nothing(build: Builder, r
     resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, room, None)), hard))
     try:
         with pytest.raises(EngineError) as caught:
-            engine.run(job).__enter__()
+            attach(engine, job)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert caught.value.message.endswith(": too many open files")
@@ -309,6 +313,6 @@ def test_the_watch_on_faults_ends_with_the_session(build: Builder) -> None:
     engine, job = EbpfEngine(), job_for(build("jumps.c"), "offset = at_load\nminor = 1\nexit\n")
     for _ in range(2):  # the first time the engine keeps what it learns
         before = descriptors()
-        with engine.run(job) as session:
+        with attached(engine, job) as session:
             assert session.probes
     assert descriptors() == before

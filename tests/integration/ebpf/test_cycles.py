@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
-from dprobes.engines.engine_interface import Finished, Job, Scope, StateEvent
+from dprobes.engines.engine_interface import Finished, Scope, StateEvent
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
@@ -57,9 +58,9 @@ def cycle(path: Path, target: subprocess.Popen[str], engine: EbpfEngine, turn: i
     scope = (Scope(), Scope(pid=target.pid), Scope(pid=target.pid, follow=False))[turn % 3]
     ended: set[int] = set()
     before = kernel_objects(os.getpid()).ids  # other tests hold some
-    with engine.run(Job(program, scope, resolved=resolved)) as session:
+    with attached(engine, job_of(program, scope, resolved=resolved)) as session:
         objects = KernelObjects(kernel_objects(os.getpid()).ids - before)
-        for event in session.events():
+        for event in session.poll():
             match event:
                 case StateEvent(probes, _, ProbeState.DISABLED | ProbeState.REMOVED):
                     ended.update(probes)

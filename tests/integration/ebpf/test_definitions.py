@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.attachments import attached
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.manager.inserter import ring_size
@@ -76,11 +77,11 @@ def test_many_definitions_take_the_place_of_as_many_with_few_descriptors(build: 
     text = "".join(f"offset = many_{n}\nminor = {n + 1}\npush {n}\nlog 1\nexit\n" for n in range(200))
     before = descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with engine.run(job_for(many, "offset = many_0\nabort\n")):
+    with attached(engine, job_for(many, "offset = many_0\nabort\n")):
         pass  # what is found out about the kernel once takes descriptors, too
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 150, hard))
     try:
-        with engine.run(job_for(many, text)) as old, engine.run(job_for(many, text, replaces=old)) as new:
+        with attached(engine, job_for(many, text)) as old, attached(engine, job_for(many, text, replaces=old)) as new:
             subprocess.run([many, "2"], check=True, timeout=TIMEOUT, stdout=subprocess.DEVNULL)
             assert [counts.hits for counts in new.counts()] == [2] * 200
             assert not any(counts.hits for counts in old.counts())
@@ -92,7 +93,7 @@ def test_a_program_takes_little_memory_besides_its_ring(build: Builder) -> None:
     job = job_for(build("many.c"), "offset = many_0\npush 1\nlog 1\nexit\n")
     ring = 1 << 18
     before = locked_memory()
-    with EbpfEngine(replaceable=True, ring_size=ring).run(job):
+    with attached(EbpfEngine(replaceable=True, ring_size=ring), job):
         assert ring < locked_memory() - before < 2 * ring + (1 << 17) * (os.cpu_count() or 1)
 
 

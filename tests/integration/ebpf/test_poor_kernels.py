@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpf_objects, ring_reader
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.engine_interface import Counts, Finished, Job, Notice, RecordBatch, Scope
+from dprobes.engines.engine_interface import Counts, Finished, Notice, RecordBatch, Scope
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.platform.linux.bpf_calls import Program, create_map, load_program
 from dprobes.record.log_record import Item, LogRecord, decode_record
@@ -85,8 +86,8 @@ def run(source: str, command: tuple[str, ...], *missing: Feature, items: Item = 
     before = descriptors()
     logs, notices = [], []
     try:
-        with engine.run(Job(program, Scope(command=command), items, resolved)) as session:
-            for event in session.events():
+        with attached(engine, job_of(program, Scope(command=command), items=items, resolved=resolved)) as session:
+            for event in session.poll():
                 match event:
                     case RecordBatch(records):
                         logs += [decode_record(record) for _, record in records]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.attachments import attach
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.read import session_switchover
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.engines.engine_interface import Attachment
     from integration.ebpf.insessions import OnDemand
     from integration.support import Builder
 
@@ -95,8 +96,7 @@ class Generations:
 
     def insert(self, text: str) -> Followed:
         old = self.all[-1].session if self.all else None
-        session = self._engine.run(job_for(self._path, text, variables=self._variables, replaces=old))
-        session.__enter__()
+        session = attach(self._engine, job_for(self._path, text, variables=self._variables, replaces=old))
         following = Followed(session)
         thread = threading.Thread(target=following.follow)
         thread.start()
@@ -105,7 +105,7 @@ class Generations:
         if old is not None:
             self._threads[-2].join(TIMEOUT)
             assert self.all[-2].finished == Finished(old.counts())
-            old.__exit__()
+            old.close()
         return following
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Generations:
             assert not thread.is_alive()
             assert following.failures == []
         if self.all:
-            self.all[-1].session.__exit__()
+            self.all[-1].session.close()
 
 
 def replaced(
@@ -308,7 +308,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, monkey
             with monkeypatch.context() as patch:
                 patch.setattr(f"dprobes.engines.ebpf.{place}", refuse)
                 with pytest.raises(EngineError) as caught:
-                    engine.run(job_for(path, THREE, replaces=old.session)).__enter__()
+                    attach(engine, job_for(path, THREE, replaces=old.session))
                 assert os.strerror(28).lower() in caught.value.message.lower()
         calls = target.say("stop")
         assert old.finished is None
@@ -328,7 +328,7 @@ def test_a_program_of_which_nothing_can_be_inserted_leaves_the_old_one(path: Pat
     engine = engine_with()
     with on_demand(path) as target, followed(engine, job_for(path, THREE)) as old:
         with pytest.raises(EngineError) as caught:
-            engine.run(job_for(path, MISMATCHES, replaces=old.session)).__enter__()
+            attach(engine, job_for(path, MISMATCHES, replaces=old.session))
         assert caught.value.message == (
             "no probepoint of the new program can be inserted; the old program continues: MISMATCH at emulated"
         )
@@ -369,10 +369,10 @@ def test_a_breakpoint_stays_where_the_old_program_has_it(path: Path) -> None:
 
 
 def refusal(
-    engine: EbpfEngine, path: Path, old: ControlledSession, scope: Scope | None = None
+    engine: EbpfEngine, path: Path, old: Attachment, scope: Scope | None = None
 ) -> EngineError | NotSupportedError:
     with pytest.raises((EngineError, NotSupportedError)) as caught:
-        engine.run(job_for(path, THREE, scope, replaces=old)).__enter__()
+        attach(engine, job_for(path, THREE, scope, replaces=old))
     return caught.value
 
 
@@ -396,7 +396,7 @@ def test_what_cannot_be_replaced_is_refused(path: Path, monkeypatch: pytest.Monk
         assert error.hint == "remove the program that is there, and insert the new one"
         target.say("call 2")
         assert old.hits == [2, 2, 2]
-        traced = PtraceEngine().run(job_for(path, THREE, scope=Scope(pid=target.process.pid)))
+        traced = PtraceEngine().session(job_for(path, THREE, scope=Scope(pid=target.process.pid)))
         error = refusal(engine_with(), path, traced)
         assert error.message == "only a program of the ebpf engine can be replaced by one of it"
 

@@ -234,7 +234,7 @@ def test_what_the_kernel_lacks_is_named_before_anything_is_inserted(
     resolved = resolve(parsed, Module.load(program), diagnostics)
     engine = EbpfEngine(features=Features(overrides={feature: False}))
     with pytest.raises(SourceError) as caught:
-        engine.plan(parsed, resolved, diagnostics)
+        engine.plan_file(parsed, resolved, diagnostics)
     (refusal,) = caught.value.diagnostics
     assert refusal.message == (f"the ebpf engine cannot sample a module here: this kernel has no {name} (switched off)")
     assert refusal.span is not None

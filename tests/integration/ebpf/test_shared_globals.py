@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
-from dprobes.engines.engine_interface import Finished, Job, Scope
+from dprobes.engines.engine_interface import Finished, Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
@@ -41,8 +42,8 @@ def probe_program(path: Path, count: int) -> Program:
 
 def run(engine: Engine, program: Program, command: tuple[str, ...], variables: GlobalVariables) -> Finished:
     resolved = resolve(program, Module.load(command[0]), Diagnostics())
-    with engine.run(Job(program, Scope(command=command), resolved=resolved, globals=variables)) as session:
-        *_, last = session.events()
+    with attached(engine, job_of(program, Scope(command=command), resolved=resolved, globals=variables)) as session:
+        *_, last = session.poll()
     assert isinstance(last, Finished)
     return last
 

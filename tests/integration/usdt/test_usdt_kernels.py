@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpf_links
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.engine_interface import Job, RecordBatch, Scope
+from dprobes.engines.engine_interface import RecordBatch, Scope
 from dprobes.platform.linux import perf_calls
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
@@ -53,9 +54,9 @@ def test_single_uprobes_raise_it_too(usdt: Callable[..., Path]) -> None:
     with running(program, "wait", stdin=subprocess.PIPE) as target:
         await_line(target)
         assert target.stdin is not None
-        with engine.run(Job(parsed, Scope(pid=target.pid), resolved=resolved)) as session:
+        with attached(engine, job_of(parsed, Scope(pid=target.pid), resolved=resolved)) as session:
             records = 0
-            for event in session.events():
+            for event in session.poll():
                 if isinstance(event, RecordBatch):
                     records += len(event.records)
                     session.stop()

@@ -10,7 +10,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf import ebpf_engine as ebpf
 from dprobes.engines.ebpf.attach.code_mappers import Mapper, Mappers
 from dprobes.engines.engine_choice import Selection
-from dprobes.engines.engine_interface import Scope
+from dprobes.engines.engine_interface import Job, Scope
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.resolve.local_module import Compiled, resolve_here
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
@@ -47,7 +47,7 @@ def settled(
     compiled: Compiled = resolve_here(program, diagnostics, refuse=select.refuse)
     assert compiled.resolved is not None
     assert 20 < len(compiled.resolved.in_code) < 2000
-    return select.settle(compiled).name, select.reason
+    return select.settle(Job(compiled, scope)).engine.name, select.reason
 
 
 COMMAND = Scope(command=("ls",))

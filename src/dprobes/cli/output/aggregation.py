@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.cli.shared_options import WantedFields
-    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.engines.engine_interface import Attachment
     from dprobes.formatters.templates.template_collection import Templates
     from dprobes.keyed.table_layout import TableRow
     from dprobes.record.record_origin import RecordSource
@@ -350,7 +350,7 @@ class HandlerAggregates:
 
     # What was tallied
 
-    def collect(self, session: ControlledSession, aggregates: Aggregates, word_size: Literal[4, 8]) -> None:
+    def collect(self, session: Attachment, aggregates: Aggregates, word_size: Literal[4, 8]) -> None:
         """Count what the tables of a session hold."""
         probes = list(session.probes)
         places = places_of(self._source.module, probes)

@@ -21,7 +21,7 @@ from dprobes.rpn.keyed_tables import FAULTS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dprobes.engines.engine_interface import Scope, Session
+    from dprobes.engines.engine_interface import Attachment, Scope
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.rpn_program import Program
@@ -48,7 +48,7 @@ _RARE = ("passed", "recursed")
 _HEADER = ("probe", "place", "hits", "records", "lost", "passed", "recursed", "executed")
 
 
-def summary(program: Program, session: Session, counts: Sequence[Counts], width: int | None = None) -> str:
+def summary(program: Program, session: Attachment, counts: Sequence[Counts], width: int | None = None) -> str:
     """
     Return a table of the probepoints in the order of their definitions, and of the definitions without any.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dprobes.cli.output.stack_profiles import StacksOptions
     from dprobes.cli.output.top_view import TopView
     from dprobes.cli.shared_options import WantedFields
-    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.engines.engine_interface import Attachment
     from dprobes.keyed.key_parts import Names
     from dprobes.keyed.table_layout import TableContents
     from dprobes.record.record_origin import RecordSource
@@ -61,7 +61,7 @@ class TableOutput:
     def __init__(
         self,
         options: TableOptions,
-        session: ControlledSession,
+        session: Attachment,
         count: int,
         names: Names = NO_NAMES,
         left_out: Container[str] = (),
@@ -255,12 +255,12 @@ class Views:
             console.note("handlers count what records would hold; none is carried")
         return self._at_hits.program
 
-    def collect(self, session: ControlledSession, word_size: Literal[4, 8]) -> None:
+    def collect(self, session: Attachment, word_size: Literal[4, 8]) -> None:
         """Take what handlers have counted of a program with words of so many bytes."""
         if self._at_hits is not None and self._aggregates is not None:
             self._at_hits.collect(session, self._aggregates, word_size)
 
-    def shown(self, program: Program, session: ControlledSession) -> AbstractContextManager[None]:
+    def shown(self, program: Program, session: Attachment) -> AbstractContextManager[None]:
         """Return the context in which the live table is drawn, if it was asked for."""
         return nullcontext() if self._top is None else self._top.shown(program, session)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.engines.engine_interface import Attachment
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.rpn.rpn_program import Program
     from dprobes.sinks.sink_interface import Batch
@@ -93,7 +93,7 @@ class TopView:
 
     # The table
 
-    def rows(self, program: Program, session: ControlledSession) -> list[Row]:
+    def rows(self, program: Program, session: Attachment) -> list[Row]:
         """Return a row for each place that was hit, and while there are few also the others; the busiest first."""
         with self._lock:
             latest = list(self._last.items())
@@ -139,7 +139,7 @@ class TopView:
         return " ".join(([] if function in ("", "-") else [f"function={function}"]) + found)
 
     @contextmanager
-    def shown(self, program: Program, session: ControlledSession) -> Iterator[None]:
+    def shown(self, program: Program, session: Attachment) -> Iterator[None]:
         """Draw the table until the end of the context."""
         from rich.console import Console
         from rich.live import Live

@@ -18,23 +18,28 @@ from dprobes.cli.scope_and_engine import check_scope, note_engine, note_process,
 from dprobes.diagnostics import Severity
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import engine_row
-from dprobes.engines.insertion import insertion
 from dprobes.formatters.table_addresses import has_addresses, names_for
-from dprobes.formatters.templates.derived_templates import derived_templates
 from dprobes.record.log_record import Item
-from dprobes.record.record_origin import RecordSource
 from dprobes.resolve.probed_space import Space, space_of
 from dprobes.rpn.keyed_tables import FAULTS
+from dprobes.rpn.rpn_program import joined_program
+from dprobes.runs import run_steps
+from dprobes.runs.run_steps import ProgramInput, Request, record_source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
+    from dprobes.api.compiled_program import CompiledProgram
     from dprobes.cli.output.run_outputs import Outputs
     from dprobes.cli.output.stack_profiles import StacksOptions
+    from dprobes.cli.runs.run_follower import Run
     from dprobes.cli.runs.run_options import RunOptions
     from dprobes.cli.runs.tool_blocks import ToolBlocks
-    from dprobes.engines.companion_programs import PreparedCompanions
+    from dprobes.engines.attachment_group import AttachmentGroup
+    from dprobes.engines.engine_interface import Attachment, Finished
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.runs.run_steps import RunPlan, Vantage
 
 __all__ = ["carry_out"]
 
@@ -50,182 +55,250 @@ def carry_out(given: RunOptions) -> int:
     """Run what a line says, and return the exit status."""
     progress = Progress()
     try:
-        return _run(given, progress)
+        with contextlib.ExitStack() as stack:
+            face = _LineFace(given, progress, stack)
+            return run_steps.carry_out(face.request(), face)
     finally:
         progress.end()  # before an error is printed
 
 
-def _run(given: RunOptions, progress: Progress) -> int:
-    chosen = program_of(given.file, given.text)
-    scope = scope_of(given.command_line, given.arguments, given.pid, given.cgroup, given.user, follow=given.follow)
-    if given.exit_status and not scope.command:
-        raise usage_error("--exit-status needs a command (-c COMMAND)")
-    named = [*given.targets, *([f"file:{given.output}"] if given.output is not None else [])]
-    wants_all = not {"json", "csv"}.isdisjoint((given.format_name, given.log_format)) or has_structure(named)
-    has_view = bool(given.counted or given.measured or given.summed or given.top or given.stacks)
-    if scope.command and _is_for_programs(
-        given.output, given.format_name, given.targets, given.log_format, has_view=has_view
-    ):
-        # Whoever reads records gets nothing else: what the command prints goes where our messages do.
-        scope = replace(scope, output=_STANDARD_ERROR)
-    as_json = given.format_name == "json"
-    aside = not as_json and _is_for_programs(
-        given.output, given.format_name, given.targets, given.log_format, has_view=has_view
-    )
-    formats = {given.log_format or given.format_name} if given.targets else set()
-    if given.output is not None or not (given.targets or has_view):
-        formats.add(given.format_name)
-    items = log_items_of(given.log_items, is_tree=scope.is_tree, all_by_default=wants_all, for_people="text" in formats)
-    views = Views(
-        given.counted,
-        given.measured,
-        given.summed,
-        given.by,
-        top=given.top,
-        stacks=_stacks_of(given.stacks, given.weight, given.baseline),
-    )
-    items |= views.items
-    options = EngineOptions(
-        allow_write=given.allow_write,
-        debugger=_debugger(given.debugger),
-        core_directory=given.core_directory,
-        overhead=given.overhead,
-        own={"pid_namespace": given.pid_namespace, "exact": given.exact, "ring_size": given.ring_size << 20},
-    )
-    engine_name, scope = check_scope(given.engine_name, scope, options)
-    if given.stop_cpus:
-        note_running_cpus(engine_name)
-    where = insertion(engine_name, scope, options, allow_self=given.allow_self)
-    note_process(scope, where.scope)
-    scope = where.scope
-    progress.begin("looking for the probepoints")
-    loaded = load_program(
-        chosen,
-        compile_options(given.defines, given.includes, given.cpp, allow_write=given.allow_write),
-        symbols=given.symbols,
-        groups=names_of(given.groups),
-        types=names_of(given.types),
-        verify_build_id=not given.dont_verify_build_id,
-        verify_opcodes=not given.dont_verify_opcodes,
-        module=module_of(scope),
-        files=files_of(chosen, given.symbols, scope, engine=engine_name, kernel_types=given.kernel_types),
-    )
-    if (directory := given.templates or _templates_beside(given.file)) is not None:
-        loaded = loaded.with_templates(directory)
-    elif loaded.templates:
-        from dprobes.formatters.templates.template_collection import templates_of
+class _LineFace(run_steps.Face[int]):
+    """A line of the command; ``stack`` ends what is begun for it."""
 
-        say_problems(templates_of(loaded.templates), "the program" if given.file is None else f"'{given.file}'")
-    items |= printed_items(loaded.templates)
-    if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
-        note_addresses(loaded.templates, items)
-    program = loaded.program
-    if loaded.is_joined:
-        from dprobes.engines.companion_programs import prepared_companions
-        from dprobes.rpn.rpn_program import joined_program
+    def __init__(self, given: RunOptions, progress: Progress, stack: contextlib.ExitStack) -> None:
+        self._given = given
+        self._progress = progress
+        self._stack = stack
+        self._chosen = program_of(given.file, given.text)
+        self._asked = scope_of(
+            given.command_line, given.arguments, given.pid, given.cgroup, given.user, follow=given.follow
+        )
+        if given.exit_status and not self._asked.command:
+            raise usage_error("--exit-status needs a command (-c COMMAND)")
+        self._named = [*given.targets, *([f"file:{given.output}"] if given.output is not None else [])]
+        formats = (given.format_name, given.log_format)
+        self._wants_all = not {"json", "csv"}.isdisjoint(formats) or has_structure(self._named)
+        self._items = self._header_items()
+        self._views = Views(
+            given.counted,
+            given.measured,
+            given.summed,
+            given.by,
+            top=given.top,
+            stacks=_stacks_of(given.stacks, given.weight, given.baseline),
+        )
+        self._tables: TableOutput | None = None
+        self._blocks: ToolBlocks | None = None
+        self._outputs: Outputs | None = None
 
+    def _header_items(self) -> Item:
+        given = self._given
+        formats = {given.log_format or given.format_name} if given.targets else set()
+        if given.output is not None or not (given.targets or given.has_view):
+            formats.add(given.format_name)
+        return log_items_of(
+            given.log_items,
+            is_tree=self._asked.is_tree,
+            all_by_default=self._wants_all,
+            for_people="text" in formats,
+        )
+
+    def request(self) -> Request:
+        """Return what the line asks for."""
+        given, scope = self._given, self._asked
+        if scope.command and _is_for_programs(given):
+            # Whoever reads records gets nothing else: what the command prints goes where our messages do.
+            scope = replace(scope, output=_STANDARD_ERROR)
+        options = EngineOptions(
+            allow_write=given.allow_write,
+            debugger=_debugger(given.debugger),
+            core_directory=given.core_directory,
+            overhead=given.overhead,
+            own={"pid_namespace": given.pid_namespace, "exact": given.exact, "ring_size": given.ring_size << 20},
+        )
+        engine, scope = check_scope(given.engine_name, scope, options)
+        if given.stop_cpus:
+            note_running_cpus(engine)
+        return Request(engine, scope, options, allow_self=given.allow_self)
+
+    # The steps of the run
+
+    def load(self, vantage: Vantage) -> ProgramInput:
+        """Read the program, and find out what its records have to carry."""
+        given, scope = self._given, vantage.request.scope
+        note_process(self._asked, scope)
+        self._progress.begin("looking for the probepoints")
+        loaded = self._loaded = self._with_templates(self._read(vantage.request))
+        items = self._items | self._views.items | printed_items(loaded.templates)
+        if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
+            note_addresses(loaded.templates, items)
         program = joined_program(loaded.programs)
-    derived = derived_templates(program)
-    source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
-    tables_shown = tuple(table for table in loaded.program.tables if table.name != FAULTS)
-    # Where samples and accesses are is said by their ip, in outputs that have fields.
-    is_anywhere = any(not each.is_in_code for each in program.definitions)
-    is_user = space_of(program) is not Space.KERNEL
-    names_ip = is_anywhere and is_user and (wants_all or views.names_functions or given.top)
-    if source.may_show_addresses or names_ip or given.stacks is not None or has_addresses(tables_shown):
-        from dprobes.target.process_images import ProcessImages
+        self._table_count = sum(table.name != FAULTS for table in loaded.program.tables)
+        source, items = self._described(program, items)
+        self._views.check(source)
+        programs = loaded.programs
+        if not loaded.is_joined:
+            carries = given.output is not None or bool(given.targets)
+            programs = (self._views.at_the_hit(program, source, carries=carries, verbose=given.verbose),)
+        return ProgramInput(
+            programs,
+            loaded.all_symbols,
+            loaded.diagnostics,
+            source,
+            items,
+            given.filters,
+            is_group=loaded.is_joined,
+        )
 
-        source = replace(source, images=ProcessImages())
-        if given.counted or given.by:
+    def _read(self, request: Request) -> CompiledProgram:
+        given, scope = self._given, request.scope
+        return load_program(
+            self._chosen,
+            compile_options(given.defines, given.includes, given.cpp, allow_write=given.allow_write),
+            symbols=given.symbols,
+            groups=names_of(given.groups),
+            types=names_of(given.types),
+            verify_build_id=not given.dont_verify_build_id,
+            verify_opcodes=not given.dont_verify_opcodes,
+            module=module_of(scope),
+            files=files_of(self._chosen, given.symbols, scope, engine=request.engine, kernel_types=given.kernel_types),
+        )
+
+    def _with_templates(self, loaded: CompiledProgram) -> CompiledProgram:
+        """Return the program with the templates that are to be used; say what is wrong with its own."""
+        given = self._given
+        if (directory := given.templates or _templates_beside(given.file)) is not None:
+            return loaded.with_templates(directory)
+        if loaded.templates:
+            from dprobes.formatters.templates.template_collection import templates_of
+
+            say_problems(templates_of(loaded.templates), "the program" if given.file is None else f"'{given.file}'")
+        return loaded
+
+    def _described(self, program: Program, items: Item) -> tuple[RecordSource, Item]:
+        """Return what describes the records, and the items that they need for that."""
+        given, views = self._given, self._views
+        # Where samples and accesses are is said by their ip, in outputs that have fields.
+        is_anywhere = any(not each.is_in_code for each in program.definitions)
+        counts_places = is_anywhere and (views.names_functions or given.top)
+        names_ip = space_of(program) is not Space.KERNEL and (counts_places or (is_anywhere and self._wants_all))
+        tables = [table for table in self._loaded.program.tables if table.name != FAULTS]
+        source = record_source(
+            program,
+            self._loaded.templates,
+            number=1,
+            names_addresses=names_ip or given.stacks is not None or has_addresses(tables),
+        )
+        if source.images is not None and (given.counted or given.by):
             items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # whose address it is
-    if is_anywhere and (views.names_functions or given.top):
-        items |= Item.IP | Item.PID | Item.PROCESS_NAME | Item.TIME
-    views.check(source)
-    carries = given.output is not None or bool(given.targets)
-    joined: PreparedCompanions | None = None
-    if loaded.is_joined:
-        joined = prepared_companions(where, loaded.programs, loaded.diagnostics, loaded.all_symbols, given.filters)
-    else:
-        program = views.at_the_hit(program, source, carries=carries, verbose=given.verbose)
-    prepared = joined or where.prepare(program, loaded.diagnostics, loaded.symbols, filters=given.filters)
-    engine = prepared.engine.name
-    source = replace(source, kernel=prepared.engine.records_kernel)
-    compiled = prepared.compiled
-    progress.end()
-    note_engine(engine, prepared.reason, verbose=given.verbose)
-    # That the module is not there yet is of interest where it may still come.
-    waits = compiled.resolved is None and engine_row(engine).waits_for_modules
-    if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits or compiled.kernel is not None else ())):
-        console.write(text)
-    progress.begin("inserting the probepoints")
-    inserted = prepared.session(items, images=source.images)
-    how = TableOptions(given.rows, given.interval, as_json=as_json, aside=aside, prometheus=given.prometheus)
-    printed = loaded.tool.shown if loaded.tool is not None else ()
-    tables = TableOutput(how, inserted, len(tables_shown), names_for(source, tables_shown), printed)
-    blocks: ToolBlocks | None = None
-    if loaded.tool is not None:
-        from dprobes.cli.runs.tool_blocks import ToolBlocks
-        from dprobes.engines.companion_session import CompanionSession
+        if counts_places:
+            items |= Item.IP | Item.PID | Item.PROCESS_NAME | Item.TIME
+        return source, items
 
-        assert isinstance(inserted, CompanionSession)
-        blocks = ToolBlocks(loaded.tool, inserted, tables, as_json=as_json, aside=aside)
-        inserted.ready = blocks.begin
-    with contextlib.ExitStack() as stack:
-        outputs = None
-        if named:
-            outputs = stack.enter_context(_outputs_of(given, source, views))
-        early = stack.enter_context(EarlyInterrupt(deferred=not scope.command))
-        session = stack.enter_context(inserted)
+    def announce(self, planned: RunPlan) -> None:
+        """Say which engine it is, and what is doubtful; open what records go to."""
+        compiled = planned.compiled
+        self._progress.end()
+        note_engine(planned.engine, planned.reason, verbose=self._given.verbose)
+        # That the module is not there yet is of interest where it may still come.
+        waits = compiled.resolved is None and engine_row(planned.engine).waits_for_modules
+        notes = (Severity.NOTE,) if waits or compiled.kernel is not None else ()
+        if text := compiled.render(Severity.WARNING, *notes):
+            console.write(text)
+        self._progress.begin("inserting the probepoints")
+        self._source = planned.source
+        if self._named:
+            self._outputs = self._stack.enter_context(self._opened_outputs())
+        is_command = bool(planned.members[0].job.scope.command)
+        self._early = self._stack.enter_context(EarlyInterrupt(deferred=not is_command))
+
+    def ready(self, group: AttachmentGroup) -> None:
+        """Execute the first blocks of the tool."""
+        if (tool := self._loaded.tool) is not None:
+            from dprobes.cli.runs.tool_blocks import ToolBlocks
+
+            tables = self._table_output(group)
+            as_json, aside = self._json
+            self._blocks = ToolBlocks(tool, group, tables, as_json=as_json, aside=aside)
+            self._blocks.begin()
+
+    def follow(self, planned: RunPlan, attachment: Attachment) -> int:
+        """Show what happens until the end, and return the exit status."""
+        self._stack.callback(attachment.close)
         from dprobes.cli.runs.run_follower import Run
 
+        given, compiled = self._given, planned.compiled
         # Standard output is there in any case: probes are armed before the modules for it are imported.
-        outputs = outputs or stack.enter_context(_outputs_of(given, source, views))
+        outputs = self._outputs or self._stack.enter_context(self._opened_outputs())
+        tables = self._table_output(attachment)
         tables.also = outputs.send_tables
         if given.top:
-            progress.end()  # the table is redrawn in its place
+            self._progress.end()  # the table is redrawn in its place
         run = Run(
             compiled.program,
-            session,
+            attachment,
             outputs,
-            scope,
-            progress,
+            planned.members[0].job.scope,
+            self._progress,
             exit_status=given.exit_status,
             filters=given.filters,
             duration=given.duration,
         )
-        with views.shown(compiled.program, session), tables.shown():
-            if blocks is None:
-                finished = run.follow(early)
-            else:
-                with blocks.repeated(run.await_beginning):
-                    finished = run.follow(early)
-                blocks.end()
-        if run.is_over_in_time or (blocks is not None and blocks.has_quit):
-            finished = run.end_command(finished)
-        views.collect(session, compiled.architecture.word_size)
-        views.print()
+        with self._views.shown(compiled.program, attachment), tables.shown():
+            finished = self._finished(run)
+        self._views.collect(attachment, compiled.architecture.word_size)
+        self._views.print()
         tables.print()
         if compiled.kernel is None:
-            tables.note_short_times(engine)
-        if tables_shown:
-            outputs.write_tables(session.tables()[: len(tables_shown)])
+            tables.note_short_times(planned.engine)
+        if self._table_count:
+            outputs.write_tables(attachment.tables()[: self._table_count])
         return run.conclude(finished)
 
+    def _finished(self, run: Run) -> Finished | None:
+        """Follow the run, with the blocks of the tool; return its end."""
+        blocks = self._blocks
+        if blocks is None:
+            finished = run.follow(self._early)
+        else:
+            with blocks.repeated(run.await_beginning):
+                finished = run.follow(self._early)
+            blocks.end()
+        is_ended = run.is_over_in_time or (blocks is not None and blocks.has_quit)
+        return run.end_command(finished) if is_ended else finished
 
-def _outputs_of(given: RunOptions, source: RecordSource, views: Views) -> Outputs:
-    from dprobes.cli.output.run_outputs import Outputs
+    # What records and tables go to
 
-    log_format = given.log_format or given.format_name
-    return Outputs(source, given.output, given.format_name, given.targets, log_format, views.sinks)
+    @property
+    def _json(self) -> tuple[bool, bool]:
+        """Whether tables are JSON, and whether they go to standard error, which records leave to them."""
+        as_json = self._given.format_name == "json"
+        return as_json, not as_json and _is_for_programs(self._given)
+
+    def _table_output(self, attachment: Attachment) -> TableOutput:
+        """Return what prints tables."""
+        if self._tables is None:
+            given, count = self._given, self._table_count
+            as_json, aside = self._json
+            how = TableOptions(given.rows, given.interval, as_json=as_json, aside=aside, prometheus=given.prometheus)
+            names = names_for(self._source, self._loaded.program.tables[:count])
+            printed = self._loaded.tool.shown if self._loaded.tool is not None else ()
+            self._tables = TableOutput(how, attachment, count, names, printed)
+        return self._tables
+
+    def _opened_outputs(self) -> Outputs:
+        from dprobes.cli.output.run_outputs import Outputs
+
+        given = self._given
+        log_format = given.log_format or given.format_name
+        return Outputs(self._source, given.output, given.format_name, given.targets, log_format, self._views.sinks)
 
 
-def _is_for_programs(
-    output: Path | None, format_name: str, targets: Sequence[str], log_format: str | None, *, has_view: bool
-) -> bool:
+def _is_for_programs(given: RunOptions) -> bool:
     """Return whether records go to standard output in a form that programs read."""
-    if output is None and not targets and not has_view:
-        return format_name in _FOR_PROGRAMS
-    return _CONSOLE in targets and (log_format or format_name) in _FOR_PROGRAMS
+    if given.output is None and not given.targets and not given.has_view:
+        return given.format_name in _FOR_PROGRAMS
+    return _CONSOLE in given.targets and (given.log_format or given.format_name) in _FOR_PROGRAMS
 
 
 def _templates_beside(file: Path | None) -> Path | None:

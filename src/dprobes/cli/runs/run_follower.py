@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.cli import console
 from dprobes.cli.scope_and_engine import note_uprobe_holders
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dprobes.cli.output.run_outputs import Outputs
     from dprobes.cli.progress import Progress
     from dprobes.cli.runs.early_interrupt import EarlyInterrupt
-    from dprobes.engines.engine_interface import ControlledSession, Counts, Event, Scope
+    from dprobes.engines.engine_interface import Attachment, Counts, Event, Scope
     from dprobes.rpn.rpn_program import Program
 
 __all__ = ["Run"]
@@ -51,7 +51,7 @@ class _Time:
     in, if that comes within some seconds.
     """
 
-    def __init__(self, duration: float | None, session: ControlledSession, *, is_command: bool) -> None:
+    def __init__(self, duration: float | None, session: Attachment, *, is_command: bool) -> None:
         self._duration = duration
         self._session = session
         self._awaits_first = is_command
@@ -128,7 +128,7 @@ class Run:
     def __init__(
         self,
         program: Program,
-        session: ControlledSession,
+        session: Attachment,
         outputs: Outputs,
         scope: Scope,
         progress: Progress,
@@ -183,7 +183,7 @@ class Run:
         gc.enable()
         try:
             with self._time.counting():
-                for event in self._session.events():
+                for event in self._session.poll():
                     try:
                         finished = self._on_event(event) or finished
                     except BrokenPipeError:
@@ -215,8 +215,9 @@ class Run:
         match event:
             case RecordBatch(records):
                 self._write(records)
-            case Pause() if not self._reader_is_gone:
-                self._flush()
+            case Pause():
+                if not self._reader_is_gone:
+                    self._flush()
             case StateEvent():
                 self._on_state(event)
             case Begun():
@@ -236,6 +237,8 @@ class Run:
                         console.note("records wait until standard output is read; Ctrl-C gives them up")
                     self._flush(is_last=True)
                 return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
+            case _:
+                assert_never(event)
         return None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -344,48 +347,63 @@ class Run:
         """Say what has happened, and return the exit status."""
         if finished is None:
             return 1
-        from dprobes.cli.output.run_summary import summary
-
-        console.write(summary(self._program, self._session, finished.counts, console.width()))
-        if any(table.name == FAULTS for table in self._program.tables):
-            from dprobes.cli.output.run_summary import fault_lines
-
-            if text := "\n".join(fault_lines(self._program, self._session.tables())):
-                console.write(text)
-        if self._filters and any(count.hits for count in finished.counts):
-            console.write(_filtered_line(self._filters))
+        self._summarize(finished)
         if finished.cut_short:
             console.error("the run was cut short; more may have happened than the summary shows")
             return 1
-        if self._inserted and not any(count.hits for count in finished.counts):
-            is_reached = any(count.faulted for count in finished.counts)
-            but = "but whenever one was hit, its instruction faulted" if is_reached else "but never reached"
-            hint = None
-            if not is_reached:
-                from dprobes.cli.output.run_summary import advice_on_unreached
+        if not self._inserted:
+            self._explain_absence()
+        elif not any(count.hits for count in finished.counts):
+            self._explain_silence(has_faulted=any(count.faulted for count in finished.counts))
+        return self._status(finished)
 
-                self._progress.begin("looking for what was called instead")
-                hint = advice_on_unreached(self._session.probes, self._scope, self._session.mapped_files)
-                self._progress.end()
-            console.note(f"the probepoints were inserted, {but}", hint)
-        if not self._inserted and self._is_early:
+    def _summarize(self, finished: Finished) -> None:
+        """Print what has become of each probepoint."""
+        from dprobes.cli.output.run_summary import fault_lines, summary
+
+        console.write(summary(self._program, self._session, finished.counts, console.width()))
+        if any(table.name == FAULTS for table in self._program.tables) and (
+            text := "\n".join(fault_lines(self._program, self._session.tables()))
+        ):
+            console.write(text)
+        if self._filters and any(count.hits for count in finished.counts):
+            console.write(_filtered_line(self._filters))
+
+    def _explain_silence(self, *, has_faulted: bool) -> None:
+        """Say why probepoints that were inserted have had no hits."""
+        if has_faulted:
+            console.note("the probepoints were inserted, but whenever one was hit, its instruction faulted")
+            return
+        from dprobes.cli.output.run_summary import advice_on_unreached
+
+        self._progress.begin("looking for what was called instead")
+        hint = advice_on_unreached(self._session.probes, self._scope, self._session.mapped_files)
+        self._progress.end()
+        console.note("the probepoints were inserted, but never reached", hint)
+
+    def _explain_absence(self) -> None:
+        """Say why no probepoint was inserted."""
+        probes = self._session.probes
+        if self._is_early:
             console.note("the run was ended before a probepoint was inserted")
-        elif not self._inserted and self._awaited:
+        elif self._awaited:
             console.note(f"the probepoints have never been active: {self._awaited}")
-        elif not self._inserted:
-            # Why those that were found were not inserted has been said.
-            if (probes := self._session.probes) and all(probe.never_returns for probe in probes):
-                functions = list(dict.fromkeys(f"'{escaped(probe.function)}'" for probe in probes))
-                returns = "never returns" if len(functions) == 1 else "never return"
-                console.error(f"no probepoint was inserted: {', '.join(functions)} {returns}")
-            elif self._time.is_over and probes and not self._has_met_obstacle:
-                console.error("no probepoint was inserted before the time was over (--duration)")
-            elif probes:
-                console.error("no probepoint was inserted")
-            else:
-                name = self._program.name
-                message = f"no probepoint was inserted: no process mapped '{name}' as code"
-                console.error(message, advice_on_name(name, self._session.mapped_files))
+        elif not probes:
+            name = self._program.name
+            message = f"no probepoint was inserted: no process mapped '{name}' as code"
+            console.error(message, advice_on_name(name, self._session.mapped_files))
+        # Why those that were found were not inserted has been said.
+        elif all(probe.never_returns for probe in probes):
+            functions = list(dict.fromkeys(f"'{escaped(probe.function)}'" for probe in probes))
+            returns = "never returns" if len(functions) == 1 else "never return"
+            console.error(f"no probepoint was inserted: {', '.join(functions)} {returns}")
+        elif self._time.is_over and not self._has_met_obstacle:
+            console.error("no probepoint was inserted before the time was over (--duration)")
+        else:
+            console.error("no probepoint was inserted")
+
+    def _status(self, finished: Finished) -> int:
+        """Return the exit status of the run."""
         if self._has_failed:
             return 1
         if self._exit_status and finished.exit_status is not None:

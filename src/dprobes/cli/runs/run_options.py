@@ -76,6 +76,11 @@ class RunOptions:
     verbose: bool = False
     exit_status: bool = False
 
+    @property
+    def has_view(self) -> bool:
+        """Whether something is shown in the place of records."""
+        return bool(self.counted or self.measured or self.summed or self.top or self.stacks)
+
 
 def _process_id(word: str) -> int:
     number = int(word)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dprobes.cli.output.run_views import TableOutput
     from dprobes.dpc.tool_block import ToolProgram
     from dprobes.dpc.typedtree.typed_program import TypedBlock
-    from dprobes.engines.companion_session import CompanionSession
+    from dprobes.engines.attachment_group import AttachmentGroup
     from dprobes.formatters.templates.template_model import Template
 
 __all__ = ["ToolBlocks"]
@@ -49,7 +49,7 @@ class ToolBlocks:
     """
 
     def __init__(
-        self, tool: ToolProgram, session: CompanionSession, tables: TableOutput, *, as_json: bool, aside: bool
+        self, tool: ToolProgram, session: AttachmentGroup, tables: TableOutput, *, as_json: bool, aside: bool
     ) -> None:
         self._tool = tool
         self._session = session

@@ -35,16 +35,16 @@ from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.engines.command_launcher import LaunchedCommand
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import engine_row
-from dprobes.engines.insertion import insertion
 from dprobes.record.log_record import Item
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import NEVER_RETURNS
+from dprobes.runs.run_steps import Request, look_around
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.insertion import Insertion
     from dprobes.manager import manager_messages
+    from dprobes.runs.run_steps import Vantage
 
 
 def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return filter_option(selection_options(verification_options(verbose_option(function))))
 
 
-def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Insertion:
+def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Vantage:
     """Take the options of the scope and the engine out of ``options``, and return what is to be inserted into."""
     scope = scope_of(
         options.pop("command_line"),
@@ -107,9 +107,9 @@ def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Inser
         if Path(scope.endpoint).exists():  # the manager's current directory is another one
             scope = replace(scope, endpoint=str(Path(scope.endpoint).absolute()))
     # The manager knows which processes of dprobes are to be left alone.
-    where = insertion(engine, scope, known, allow_self=True)
-    note_process(scope, where.scope)
-    return where
+    vantage = look_around(Request(engine, scope, known, allow_self=True))
+    note_process(scope, vantage.request.scope)
+    return vantage
 
 
 def _log_format(options: dict[str, Any], ppdf: bytes) -> str:
@@ -123,12 +123,12 @@ def _log_format(options: dict[str, Any], ppdf: bytes) -> str:
     return "dprobes" if decode(ppdf).templates else "dump"
 
 
-def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) -> int:
+def insert(ppdf: bytes, vantage: Vantage, options: dict[str, Any], **more: Any) -> int:
     """Have the manager insert a compiled program, and print what has become of it."""
     targets = [absolute_target(target) for target in options["targets"]]
     if options["merges"] and options["replaces"]:
         raise click.UsageError("give one of --merge and --replace")
-    scope = where.scope
+    engine, scope = vantage.request.engine, vantage.request.scope
     items = log_items_of(
         options["log_items"],
         is_tree=scope.is_tree,
@@ -147,7 +147,7 @@ def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) 
                 merges=options["merges"],
                 replaces=options["replaces"],
                 scope=scope,
-                engine=where.engine if scope.endpoint is None else f"{where.engine}={scope.endpoint}",
+                engine=engine if scope.endpoint is None else f"{engine}={scope.endpoint}",
                 groups=names_of(options["groups"]),
                 types=names_of(options["types"]),
                 filters=options["filters"],
@@ -226,8 +226,8 @@ def apply_command(file: Path, arguments: tuple[str, ...], **options: Any) -> int
     It needs neither symbols nor sources: the module must be a build that FILE was compiled for. The instructions at the
     probepoints are compared with those of that build.
     """
-    where = insertion_from(options, arguments)
-    return insert(compiled_bytes(file), where, options, allow_write=options["allow_write"])
+    vantage = insertion_from(options, arguments)
+    return insert(compiled_bytes(file), vantage, options, allow_write=options["allow_write"])
 
 
 # The verb ``insert``: compile a program, and have the manager insert it.
@@ -261,20 +261,20 @@ def insert_command(
     if text is not None and file is not None:
         file, arguments = None, (word_of_program(), *arguments)
     program = program_of(file, text)
-    where = insertion_from(options, arguments)
+    vantage = insertion_from(options, arguments)
     templates = templates or (example_templates(file) if file is not None else None)
     allow_write = options["allow_write"]
     if file is not None and is_compiled(file):
         data = compiled_bytes(file) if templates is None else _with_templates(file, templates)
-        return insert(data, where, options, allow_write=allow_write)
+        return insert(data, vantage, options, allow_write=allow_write)
     from dprobes.cli.compilation import compiled_here
 
     diagnostics = Diagnostics()
     compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)
-    ppdf = compiled_here(program, compiling, symbols, where, diagnostics, templates, kernel_types)
+    ppdf = compiled_here(program, compiling, symbols, vantage, diagnostics, templates, kernel_types)
     if said := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(said)
-    return insert(ppdf, where, options, allow_write=allow_write, own_symbols=symbols is None)
+    return insert(ppdf, vantage, options, allow_write=allow_write, own_symbols=symbols is None)
 
 
 def _with_templates(file: Path, templates: Path) -> bytes:

@@ -9,7 +9,7 @@ from dprobes.engines.ebpf.attach.site_planner import Planner
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE, Settings
 from dprobes.engines.ebpf.feature_support import kernel_support
 from dprobes.engines.ebpf.kernel.kernel_features import Features
-from dprobes.engines.engine_interface import Engine
+from dprobes.engines.engine_interface import Engine, Plan
 from dprobes.engines.engine_registry import engine_row
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
 from dprobes.target.probed_module import OWN_SYMBOLS
@@ -102,8 +102,9 @@ class EbpfEngine(Engine):
                 hint=f"use --engine ptrace, or {support.tree_remedy}",
             )
 
-    def prepare(self, compiled: Compiled) -> None:
-        """Raise ``SourceError`` if a probepoint that was found cannot be served."""
+    def plan(self, job: Job) -> Plan:
+        """Return how the probepoints that were found are served; raise ``SourceError`` if one cannot be."""
+        compiled = job.compiled
         if compiled.everywhere:
             self.plan_everywhere(compiled.everywhere, compiled.diagnostics)
         elif compiled.obstacle is not None:
@@ -111,10 +112,12 @@ class EbpfEngine(Engine):
         elif compiled.kernel is not None:
             self._planner.plan_kernel(compiled.program, compiled.kernel, compiled.diagnostics)
         elif compiled.resolved is not None:
-            self.plan(compiled.program, compiled.resolved, compiled.diagnostics)
+            self.plan_file(compiled.program, compiled.resolved, compiled.diagnostics)
+        return Plan(self, job)
 
-    def drawback(self, compiled: Compiled, scope: Scope) -> str | None:
+    def drawback(self, job: Job) -> str | None:
         """Return why the breakpoints of a process or command should not be in all processes; None if they may."""
+        compiled, scope = job.compiled, job.scope
         if compiled.resolved is None or not scope.is_tree:
             return None
         if (cost := _cost(compiled, scope)) is not None:
@@ -125,15 +128,15 @@ class EbpfEngine(Engine):
 
         diagnostics = Diagnostics()
         try:
-            plan = self.plan(compiled.program, compiled.resolved, diagnostics)
+            plan = self.plan_file(compiled.program, compiled.resolved, diagnostics)
         except SourceError:
-            return None  # "prepare" says it
+            return None  # "plan" says it
         conflict = conflict_outside(str(compiled.resolved.module.path), places_of(plan), scope)
         if conflict is None:
             compiled.diagnostics.extend(diagnostics)  # the plan is kept
         return conflict
 
-    def plan(self, program: Program, resolved: ResolvedModule, diagnostics: Diagnostics) -> FilePlan:
+    def plan_file(self, program: Program, resolved: ResolvedModule, diagnostics: Diagnostics) -> FilePlan:
         """Return how the probepoints of a file are served; raise ``SourceError`` if one cannot be."""
         return self._planner.plan(program, resolved, diagnostics)
 
@@ -141,11 +144,13 @@ class EbpfEngine(Engine):
         """Raise ``SourceError`` if the probepoints of a program without a module cannot be served."""
         self._planner.plan_everywhere(probes, diagnostics)
 
-    def run(self, job: Job) -> EbpfSession:
-        """Return the session; entering it attaches the program, and starts the command if there is one."""
+    def attach(self, plan: Plan) -> EbpfSession:
+        """Attach the program, and start the command if there is one."""
         from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
 
-        return EbpfSession(self._settings, job)
+        session = EbpfSession(self._settings, plan.job)
+        session.begin()
+        return session
 
 
 def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:

@@ -80,7 +80,7 @@ def _sites(compiled: Compiled, features: Features) -> tuple[Mapping[int, Site], 
     if compiled.resolved is None:
         return {}, []
     try:
-        plan = EbpfEngine(features=features).plan(compiled.program, compiled.resolved, compiled.diagnostics)
+        plan = EbpfEngine(features=features).plan_file(compiled.program, compiled.resolved, compiled.diagnostics)
     except SourceError as error:
         return {}, [diagnostic.message for diagnostic in error.diagnostics]
     found: dict[int, Site] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines import engine_interface
@@ -25,11 +26,22 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_options import EngineOptions
     from dprobes.engines.gdb.machine.guest_kernel import GuestKernel
     from dprobes.engines.gdb.stub_program import Resolved
-    from dprobes.resolve.local_module import Compiled
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.kernel.running_kernel import RunningKernel
 
 __all__ = ["GdbEngine"]
+
+
+@dataclass(frozen=True, slots=True)
+class StubPlan(engine_interface.Plan):
+    """
+    What is to be probed of what a stub stands for: ``places`` of a machine, else those of a module.
+
+    ``machine`` is that of a program that is about no code in particular.
+    """
+
+    places: Resolved | None = None
+    machine: BareMachine | None = None
 
 
 class GdbEngine(engine_interface.Engine):
@@ -42,10 +54,7 @@ class GdbEngine(engine_interface.Engine):
         self._endpoint, self._command = scope.endpoint, scope.command
         self._core_directory = options.core_directory
         self._present = options.present
-        self._kernel: Resolved | None = None
         self._facts: KernelFacts | None = None
-        self._whatever_runs: BareMachine | None = None
-        """The machine of a program that is about no code in particular."""
         self._visited: RunningKernel = BareMachine()
         self._may_connect = not (options.replaceable and (scope.command or scope.endpoint.startswith("|")))
         self._connection: StubConnection | None = None
@@ -105,46 +114,50 @@ class GdbEngine(engine_interface.Engine):
         stubs = [each.shared for each in sessions if isinstance(each, StubSession)]
         return next((each for each in stubs if each.connection.endpoint == self._endpoint and each.is_open), None)
 
-    @property
-    def records_kernel(self) -> RunningKernel | None:
-        """The machine's kernel, None for a process."""
-        return self._visited if self._kernel is not None else None
-
-    def prepare(self, compiled: Compiled) -> None:
-        """Take the places; raise ``EngineError`` if the module is not on this machine, or of no processor for it."""
+    def plan(self, job: engine_interface.Job) -> StubPlan:
+        """Return the places; raise ``EngineError`` if the module is not on this machine, or of no processor for it."""
+        compiled = job.compiled
         if compiled.kernel is not None:
-            self._kernel = compiled.kernel
-            return
+            return StubPlan(self, job, self._visited, compiled.kernel)
         if compiled.everywhere:
             image = encode(compiled.program, compiled.architecture)
-            self._kernel = MachinePlaces(compiled.architecture, image, compiled.everywhere)
-            self._visited = self._whatever_runs = BareMachine()
-            return
+            machine = BareMachine()
+            return StubPlan(
+                self, job, machine, MachinePlaces(compiled.architecture, image, compiled.everywhere), machine
+            )
         if compiled.obstacle is not None:
             raise EngineError(compiled.obstacle.message, hint=compiled.obstacle.hint)
         if compiled.resolved is None:
             raise EngineError(f"the gdb engine needs the module '{compiled.program.name}' on this machine")
         if processor_of(compiled.architecture) is None:
             raise EngineError(f"the gdb engine does not know how stubs describe {compiled.architecture.name}")
-        self._resolved = compiled.resolved
+        return StubPlan(self, job)
 
-    def run(self, job: engine_interface.Job) -> StubSession:
-        """
-        Return the session; entering it stops the target until probepoints are there.
+    def attach(self, plan: engine_interface.Plan) -> StubSession:
+        """Stop the target until probepoints are there; a session that is at the stub already is joined."""
+        assert isinstance(plan, StubPlan)
+        session = self._session(plan)
+        session.enter()
+        return session
 
-        What a stub stands for only it knows. So it is asked at once, unless a command has to start it: that is a
-        process then. A session that is at the stub already is joined.
+    def _session(self, plan: StubPlan) -> StubSession:
         """
+        Return the session for what stands behind the stub.
+
+        That is asked of the stub, unless a command has to start it: it is a process then.
+        """
+        job, places = plan.job, plan.places
         shared = self._shared(job.beside)
         if shared is not None:
             is_machine = isinstance(shared.members[0], MachineSession)
         else:
             shared = SharedStub[StubSession](self._connection or StubConnection(self._endpoint, self._command))
-            is_machine = not self._command and self._kernel is None and shared.connection.open().is_machine
-        if self._kernel is not None and self._whatever_runs is not None:
-            return AnywhereSession(job, self._kernel, shared, self._whatever_runs)
-        if self._kernel is not None:
-            return MachineSession(job, self._kernel, shared, self._facts)
+            is_machine = not self._command and places is None and shared.connection.open().is_machine
+        if places is not None and plan.machine is not None:
+            return AnywhereSession(job, places, shared, plan.machine)
+        if places is not None:
+            return MachineSession(job, places, shared, self._facts)
+        assert job.resolved is not None, "the plan refuses what has no module"
         if is_machine:
-            return ProgramSession(job, self._resolved, shared)
-        return StubSession(job, self._resolved, shared, self._core_directory)
+            return ProgramSession(job, job.resolved, shared)
+        return StubSession(job, job.resolved, shared, self._core_directory)

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from dprobes.engines import engine_interface
 from dprobes.engines.core_notices import no_core_notice, written_notice
@@ -44,7 +44,7 @@ __all__ = ["StubMember"]
 # What other threads ask of a run behind a stub while it goes on.
 
 
-class StubControls(engine_interface.ControlledSession):
+class StubControls(engine_interface.Attachment):
     """The part of a session by which others look at it; all is done between two hits, or before the next one."""
 
     _program: StubProgram
@@ -318,12 +318,13 @@ class StubMember(StubExits):
 
     # Coming and going
 
-    def __enter__(self) -> Self:
+    def enter(self) -> None:
+        """Place the probepoints in what the stub stands for."""
         shared = self._shared
         if shared.members:
             with shared.standing_still():
                 self._join()
-            return self
+            return
         try:
             shared.members.append(self)
             self._set_up(shared.connection.open())
@@ -331,7 +332,6 @@ class StubMember(StubExits):
             shared.members.clear()
             shared.connection.abandon()
             raise
-        return self
 
     def _set_up(self, stub: Stub) -> None:
         """Take notice of what the stub stands for, and place the probepoints of all in it."""
@@ -378,7 +378,8 @@ class StubMember(StubExits):
         for probe in self._program.probes:
             self._placed.drop(probe)
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Take the probepoints out; the last member closes the connection."""
         shared = self._shared
         if self not in shared.members:
             return

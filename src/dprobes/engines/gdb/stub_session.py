@@ -176,7 +176,7 @@ class StubSession(StubMember):
 
     # The run
 
-    def events(self) -> Iterator[engine_interface.Event]:
+    def poll(self) -> Iterator[engine_interface.Event]:
         """Iterate over what happens until the target has ended, or somebody asks for the end."""
         yield from self._taken()
         yield Begun()

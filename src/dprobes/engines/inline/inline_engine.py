@@ -429,11 +429,11 @@ class InlineEngine(PtraceEngine):
 
     name = "inline"
 
-    def run(self, job: Job) -> PtraceSession:
-        """Return the session; entering it starts the tracer and the command, or attaches to the process."""
+    def session(self, job: Job) -> PtraceSession:
+        """Return the session, which has not begun."""
         if job.images is None and takes_user_stacks(job.program):
             job = replace(job, images=ProcessImages())  # what has ended is followed by the files that it had mapped
-        session = super().run(job)
+        session = super().session(job)
         program, principal, why_not = job.program, None, None
         if job.principal is not None and (program.vars or program.cvars or program.tvars or program.tables):
             principal = _state_of(job.principal)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dprobes.engines.debugger_start import LOOK, Debuggers
 from dprobes.engines.engine_interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch
@@ -26,7 +26,7 @@ from dprobes.target.probed_module import OWN_SYMBOLS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Change, Job, Scope
+    from dprobes.engines.engine_interface import Change, Job, Plan, Scope
     from dprobes.engines.engine_options import EngineOptions
     from dprobes.engines.overload_guard import OverloadNotices
     from dprobes.engines.ptrace.client.program_run import NativeSide
@@ -72,8 +72,14 @@ class PtraceEngine(Engine):
 
             check_traceable(scope.pid, options.tracers)
 
-    def run(self, job: Job) -> PtraceSession:
-        """Return the session; entering it starts the tracer and the command, or attaches to the process."""
+    def attach(self, plan: Plan) -> PtraceSession:
+        """Start the tracer and the command, or attach to the process."""
+        session = self.session(plan.job)
+        session.begin()
+        return session
+
+    def session(self, job: Job) -> PtraceSession:
+        """Return the session, which has not begun."""
         return PtraceSession(
             job,
             allow_write=self._allow_write,
@@ -96,7 +102,7 @@ def engine_for(options: EngineOptions, scope: Scope) -> PtraceEngine:  # noqa: A
 
 
 class PtraceSession:
-    """One run; use it as a context manager and iterate over ``events``."""
+    """One program in a process tree."""
 
     def __init__(
         self,
@@ -165,15 +171,15 @@ class PtraceSession:
         """The names of files that processes mapped as code."""
         return self._run.answers.mapped_files
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
+        """Insert the program, by a tracer of its own or one that is there."""
         try:
-            self._enter()
+            self._insert()
         except BaseException:
             self._give_up()
             raise
-        return self
 
-    def _enter(self) -> None:
+    def _insert(self) -> None:
         if self._job.replaces is not None:
             self._replace(self._job.replaces)
             return
@@ -233,13 +239,14 @@ class PtraceSession:
                 return found
         return None
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Remove the program, and wait for that."""
         conversation = self._conversation
         try:
             if conversation is not None:
                 self.stop()
                 with contextlib.suppress(EngineError):
-                    for _ in self.events():
+                    for _ in self.poll():
                         pass
         finally:
             if conversation is not None:
@@ -264,10 +271,10 @@ class PtraceSession:
         return False
 
     def end_command(self) -> int | None:
-        """Ask the command to end; see ``Session``."""
+        """Ask the command to end; see ``Attachment``."""
         return None if self._conversation is None else self._conversation.end_command()
 
-    def events(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Event]:
         """Iterate over what happens until ``Finished``; raise ``EngineError`` if the target cannot be taken over."""
         run, conversation = self._run, self._conversation
         assert conversation is not None
@@ -296,19 +303,19 @@ class PtraceSession:
             yield Pause()
             conversation.wait(run)
 
-    # What others may do while somebody iterates over the events
+    # What others may do while somebody polls
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``."""
         return self._run.counts()
 
     def wake(self) -> None:
-        """Have ``events`` look at once what the tracer has sent."""
+        """Have ``poll`` look at once what the tracer has sent."""
         self._run.wake()
 
     def remove(self, probes: Sequence[int]) -> None:
         """
-        Remove probepoints, also in later processes; ``events`` reports those that were there as REMOVED.
+        Remove probepoints, also in later processes; ``poll`` reports those that were there as REMOVED.
 
         What was hit before that may still give its record.
         """

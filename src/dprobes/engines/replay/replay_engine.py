@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.engines import engine_interface
 from dprobes.engines.engine_interface import Counts, RecordBatch, StateEvent, carry_out
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from dprobes.engines.engine_options import EngineOptions
     from dprobes.keyed.table_layout import TableContents
-    from dprobes.resolve.local_module import Compiled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.vm import Outcome
 
@@ -110,25 +109,26 @@ class ReplayEngine(engine_interface.Engine):
         assert scope.endpoint is not None, "the registry says that this engine takes endpoints only"
         self._path = scope.endpoint
 
-    def prepare(self, compiled: Compiled) -> None:
-        """Take the places; raise ``EngineError`` if the module is not on this machine."""
-        if compiled.resolved is None and not compiled.everywhere:
-            raise EngineError(f"the replay engine needs the module '{compiled.program.name}' on this machine")
-        self._compiled = compiled
+    def plan(self, job: engine_interface.Job) -> engine_interface.Plan:
+        """Raise ``EngineError`` if the module is not on this machine."""
+        if job.resolved is None and not job.compiled.everywhere:
+            raise EngineError(f"the replay engine needs the module '{job.program.name}' on this machine")
+        return engine_interface.Plan(self, job)
 
-    def run(self, job: engine_interface.Job) -> ReplaySession:
-        """Return the session; entering it reads the recording."""
-        return ReplaySession(job, self._compiled, self._path)
+    def attach(self, plan: engine_interface.Plan) -> ReplaySession:
+        """Read the recording."""
+        return ReplaySession(plan.job, self._path)
 
 
-class ReplaySession(engine_interface.ControlledSession):
+class ReplaySession(engine_interface.Attachment):
     """One run through a recording."""
 
     probes: Sequence[Probepoint] = ()
     left_out: Sequence[LeftOutProbe] = ()
 
-    def __init__(self, job: engine_interface.Job, compiled: Compiled, path: str) -> None:
-        self._items, self._path = job.items | Item.MAJOR | Item.MINOR, path
+    def __init__(self, job: engine_interface.Job, path: str) -> None:
+        compiled = job.compiled
+        self._items = job.items | Item.MAJOR | Item.MINOR
         self._program, self._architecture, resolved = compiled.program, compiled.architecture, compiled.resolved
         image = resolved.image if resolved is not None else encode(self._program, self._architecture)
         self.probes, self._symbols = compiled.everywhere, dict[str, int]()
@@ -145,14 +145,11 @@ class ReplaySession(engine_interface.ControlledSession):
         self._of_threads: dict[int, list[int]] = {}
         self._tables = stores_of(self._program.tables)
         self._globals = job.globals.cells() if job.globals is not None else [0] * self._program.gvars
-        self._hits: list[tuple[list[int], FakeContext, RecordedHit]] = []
         self._is_stopping = False
+        self._hits = [(self._probes_at(hit), self._context(hit), hit) for hit in read_recording(path)]
 
-    def __enter__(self) -> Self:
-        self._hits = [(self._probes_at(hit), self._context(hit), hit) for hit in read_recording(self._path)]
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Forget the recording."""
         self._hits.clear()
 
     def _probes_at(self, hit: RecordedHit) -> list[int]:
@@ -190,7 +187,7 @@ class ReplaySession(engine_interface.ControlledSession):
         context.keyed_tables = self._tables
         return context
 
-    def events(self) -> Iterator[engine_interface.Event]:
+    def poll(self) -> Iterator[engine_interface.Event]:
         """Iterate over the records of the hits in the order of the file."""
         active = tuple(number for number, state in enumerate(self._states) if state is ProbeState.COMPILED)
         yield StateEvent(active, 0, ProbeState.ACTIVE)

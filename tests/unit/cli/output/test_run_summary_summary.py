@@ -14,7 +14,7 @@ from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 
 if TYPE_CHECKING:
-    from dprobes.engines.engine_interface import Session
+    from dprobes.engines.engine_interface import Attachment
 
 LIBC, LIBC32 = "/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib32/libc.so.6"
 PROGRAM = parse_source(SourceFile("p", "name = x\noffset = f\nexit\noffset = g\nexit\n"), Diagnostics())
@@ -25,7 +25,7 @@ def told(*probes: tuple[int, str, str, Counts], width: int | None = 80) -> str:
         SimpleNamespace(number=number, where=where, path=path, at_return=False) for number, where, path, _ in probes
     ]
     session = SimpleNamespace(probes=found, left_out=[])
-    return summary(PROGRAM, cast("Session", session), [counts for *_, counts in probes], width)
+    return summary(PROGRAM, cast("Attachment", session), [counts for *_, counts in probes], width)
 
 
 def test_a_file_in_which_nothing_was_hit_is_one_line() -> None:

@@ -22,7 +22,7 @@ from dprobes.source_text import SourceFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dprobes.engines.engine_interface import ControlledSession, Event
+    from dprobes.engines.engine_interface import Attachment, Event
 
 
 class EmptySession:
@@ -38,7 +38,7 @@ class EmptySession:
         self._interrupted_after = interrupted_after
         self.is_stopped = False
 
-    def events(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Event]:
         events: tuple[Event, ...] = *self._before, Begun(), Finished((), None)
         for number, event in enumerate(events):
             if number == self._interrupted_after:
@@ -71,7 +71,7 @@ def conclusion_of(session: EmptySession, capsys: pytest.CaptureFixture[str]) -> 
     """Return the exit status of a run, and the last line of what it says."""
     program = parse_source(SourceFile("p.rpn", 'name = "libm.so.6"\noffset = 1\nexit\n'), Diagnostics())
     outputs = cast("Any", NoOutputs())
-    run = Run(program, cast("ControlledSession", session), outputs, Scope(pid=1), Progress(), exit_status=False)
+    run = Run(program, cast("Attachment", session), outputs, Scope(pid=1), Progress(), exit_status=False)
     status = run.conclude(run.follow(EarlyInterrupt(deferred=False)))
     return status, capsys.readouterr().err.splitlines()[-1]
 
@@ -112,7 +112,7 @@ class LastingSession:
     def go_on(self) -> None:
         self._goes_on.set()
 
-    def events(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Event]:
         yield from self._early
         self.has_begun.set()
         assert self._goes_on.wait(60)
@@ -130,7 +130,7 @@ class LastingSession:
 def run_of(session: LastingSession, scope: Scope, source: str = "", duration: float | None = None) -> Run:
     text = source or 'name = "libm.so.6"\noffset = 1\nexit\n'
     program = parse_source(SourceFile("p.rpn", text), Diagnostics())
-    outputs, given = cast("Any", NoOutputs()), cast("ControlledSession", session)
+    outputs, given = cast("Any", NoOutputs()), cast("Attachment", session)
     return Run(program, given, outputs, scope, Progress(), exit_status=False, duration=duration)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -25,19 +26,19 @@ def session_of(tmp_path: Path, text: str, *hits: dict[str, object]) -> ReplaySes
     program = parse_source(SourceFile("x.rpn", text), diagnostics)
     compiled = resolve_here(program, diagnostics)
     assert compiled.architecture == architecture("x86_64")
-    return ReplaySession(Job(program, Scope()), compiled, str(recording))
+    return ReplaySession(Job(compiled, Scope()), str(recording))
 
 
 def test_a_program_about_all_processes_has_hits_of_its_watchpoints(tmp_path: Path) -> None:
     text = "name = vmlinux\nmodtype = kernel\naddress = 0x1000\nwatchpoint = w\nexit\n"
-    with session_of(tmp_path, text, {"probe": 0}, {"probe": 0}) as session:
-        list(session.events())
+    with contextlib.closing(session_of(tmp_path, text, {"probe": 0}, {"probe": 0})) as session:
+        list(session.poll())
         assert [probe.memory.address for probe in session.probes] == [0x1000]
         assert [count.hits for count in session.counts()] == [2]
 
 
 def test_functions_of_a_pattern_that_cannot_be_probed_are_left_out(tmp_path: Path) -> None:
     text = 'name = "libc.so.6"\noffset = "*mem*"\nreturn = yes\nexit\n'
-    with session_of(tmp_path, text) as session:
+    with contextlib.closing(session_of(tmp_path, text)) as session:
         assert session.probes
         assert session.left_out

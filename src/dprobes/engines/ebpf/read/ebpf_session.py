@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dprobes.bpf.map_layouts import LIMIT, MapName
 from dprobes.engines.debugger_start import LOOK, Debuggers
@@ -67,7 +67,7 @@ _LEAVING_SLEEP = 0.005
 
 
 class EbpfSession(ControlledRun, ReplaceableSession):
-    """One run; use it as a context manager and iterate over ``events``."""
+    """One program in the kernel."""
 
     def __init__(self, settings: Settings, job: Job) -> None:
         super().__init__()
@@ -120,12 +120,13 @@ class EbpfSession(ControlledRun, ReplaceableSession):
 
     @property
     def _installed(self) -> Installation:
-        assert self._installation is not None, "the session has not been entered"
+        assert self._installation is not None, "the session has not begun"
         return self._installation
 
     # Start and end
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
+        """Attach the program, and start the command if there is one."""
         with self._stack as stack:
             self._requests.open()
             stack.callback(self._requests.close)
@@ -203,7 +204,6 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 self._command.go()
             self._notices.append(Begun())
             self._stack = stack.pop_all()
-        return self
 
     def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
         """Begin to read what handlers write; probes are armed before the modules for that are imported."""
@@ -258,9 +258,10 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             self._look_at_images()
         return contents
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Remove the program, and wait for that."""
         self.stop()
-        for _ in self.events():
+        for _ in self.poll():
             pass
         self._stack.close()
 
@@ -279,7 +280,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         return True
 
     def end_command(self) -> int | None:
-        """Ask the command to end; see ``Session``."""
+        """Ask the command to end; see ``Attachment``."""
         return None if self._command is None else self._command.end()
 
     # What a session may do that replaces this one
@@ -312,7 +313,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
 
     # Events
 
-    def events(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Event]:
         """Iterate over what happens until ``Finished``."""
         while not self._finished:
             while self._notices:

@@ -240,11 +240,11 @@ class ControlledRun(ABC):
         return None
 
     def wake(self) -> None:
-        """Have ``events`` look at the ring at once."""
+        """Have ``poll`` look at the ring at once."""
         self._requests.wake()
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far, in the order of ``probes``; records on their way to ``events`` included."""
+        """Return what happened so far, in the order of ``probes``; records on their way to ``poll`` included."""
         return self._readings.counts() if self._readings is not None else ()
 
     def local_variables(self) -> list[int]:
@@ -270,7 +270,7 @@ class ControlledRun(ABC):
             self._readings.change(changes)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints; ``events`` reports those that were there as REMOVED."""
+        """Remove probepoints; ``poll`` reports those that were there as REMOVED."""
         for probe in probes:
             if not 0 <= probe < len(self.probes):
                 raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")

@@ -20,7 +20,7 @@ from dprobes.bpf.bpf_instructions import Alu, Atomic, Register
 from dprobes.bpf.map_layouts import MapName, SwitchOver
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptor, explained, load
-from dprobes.engines.engine_interface import ControlledSession
+from dprobes.engines.engine_interface import Attachment
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.platform.linux.bpf_calls import ProgramType
 from dprobes.platform.linux.call_proxy import map_file
@@ -123,7 +123,7 @@ def _noting(number: int) -> Assembled:
 # What a session lets another one do that takes its place.
 
 
-class ReplaceableSession(ControlledSession):
+class ReplaceableSession(Attachment):
     """A session that another one may take the place of, if it says so; see ``switchover``."""
 
     @property
@@ -166,7 +166,7 @@ def session_to_replace(features: Features, job: Job) -> ReplaceableSession | Non
     return old
 
 
-def _checked(session: ControlledSession) -> ReplaceableSession:
+def _checked(session: Attachment) -> ReplaceableSession:
     if not isinstance(session, ReplaceableSession):
         raise EngineError(
             "only a program of the ebpf engine can be replaced by one of it",

@@ -7,13 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from dprobes.engines.engine_interface import Begun, Counts, Finished, Pause, RecordBatch
-from dprobes.engines.followed_program import FollowedProgram, settled_counts
 from dprobes.rpn.rpn_program import Program
+from dprobes.runs.followed_program import FollowedProgram, settled_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.engine_interface import ControlledSession, Event
+    from dprobes.engines.engine_interface import Attachment, Event
 
 AT_ONCE = -1.0
 """A time that is over."""
@@ -41,7 +41,7 @@ class LateSession:
     def stop(self) -> None:
         self._wishes.put(False)
 
-    def events(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Event]:
         yield Begun()
         while self._wishes.get():
             count, self._arrived = self._arrived, 0
@@ -50,13 +50,13 @@ class LateSession:
             yield Pause()
         yield Finished(self.counts())
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         pass
 
 
 class Taker(FollowedProgram):
     def __init__(self, session: LateSession) -> None:
-        super().__init__("late", Program("late"), cast("ControlledSession", session))
+        super().__init__("late", Program("late"), cast("Attachment", session))
         self.records = 0
         self.start(10)
 

@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.engines.engine_interface import Begun, Counts, Finished, Notice, Pause, RecordBatch, StateEvent
 from dprobes.errors import DprobesError, InternalError
@@ -20,7 +20,7 @@ from dprobes.resolve.probepoints import NEVER_RETURNS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.engines.engine_interface import ControlledSession, Event
+    from dprobes.engines.engine_interface import Attachment, Event
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.rpn_program import Program
 
@@ -46,7 +46,7 @@ class FollowedProgram(ABC):
     What becomes of records is a subclass's business.
     """
 
-    def __init__(self, name: str, program: Program, session: ControlledSession) -> None:
+    def __init__(self, name: str, program: Program, session: Attachment) -> None:
         self.name = name
         self.program = program
         self.session = session
@@ -83,7 +83,7 @@ class FollowedProgram(ABC):
 
     def _follow(self) -> None:
         try:
-            for event in self.session.events():
+            for event in self.session.poll():
                 self._on_event(event)
         except DprobesError as error:
             self._fail(error)
@@ -115,7 +115,7 @@ class FollowedProgram(ABC):
             case Begun():
                 self._begun.set()
             case _:
-                pass
+                assert_never(event)
 
     def _on_state(self, event: StateEvent) -> None:
         with self._lock:
@@ -133,7 +133,7 @@ class FollowedProgram(ABC):
 
     def _close(self) -> None:
         try:
-            self.session.__exit__(None, None, None)
+            self.session.close()
         except Exception as error:  # noqa: BLE001 - as above
             self._problem = self._problem or f"internal error: {type(error).__name__}: {error}"
         self.take_end(sum(count.lost for count in self._finished.counts) if self._finished is not None else 0)

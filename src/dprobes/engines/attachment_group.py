@@ -1,8 +1,8 @@
 """
-The session of programs that were written as one: one list of probepoints, and records in one order.
+A group of attachments as one: for programs that were written as one, with records in one order.
 
-Each program has a session of its own; the others use the variables and tables of the first one, the principal. A thread
-for each hands its events on; probepoints and definitions are numbered through.
+Each program has an attachment of its own; the others use the variables and tables of the first one, the principal. A
+thread for each hands its events on; probepoints and definitions are numbered through.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dprobes.engines.command_launcher import LaunchedCommand
 from dprobes.engines.engine_interface import Begun, Counts, Finished, Pause, RecordBatch, StateEvent
@@ -22,31 +22,31 @@ from dprobes.record.log_record import time_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Change, ControlledSession, Engine, Event, Job
+    from dprobes.engines.engine_interface import Attachment, Change, Event, Plan
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.rpn_program import Program
 
-__all__ = ["CompanionSession"]
+__all__ = ["AttachmentGroup"]
 
 _WAITING = 64
-"""Events that may wait to be given out, of all sessions."""
+"""Events that may wait to be given out, of all attachments."""
 
 _BEGINNING = 20.0
 """Seconds that an insertion may take until what is there has been probed."""
 
 _HELD = 150_000_000
-"""Nanoseconds for which a record is kept back, because another session may have an older one."""
+"""Nanoseconds for which a record is kept back, because another attachment may have an older one."""
 
 _HELD_AT_END = 5_000_000_000
-"""The same where sessions come to their end: one takes its breakpoints away before it gives out its last records."""
+"""The same where attachments come to their end: one takes its breakpoints away before it gives out its last records."""
 
 _LOOK = 0.005
 """Seconds between two looks whether the command has ended."""
 
 
 class _Numbers:
-    """The numbers of probepoints that several sessions have: one list, which only grows."""
+    """The numbers of probepoints that several attachments have: one list, which only grows."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.probes: list[Probepoint] = []
@@ -63,22 +63,22 @@ class _Numbers:
         """Return the number of a definition of a program among those of all."""
         return self._first[member] + number
 
-    def look(self, sessions: Sequence[ControlledSession]) -> None:
+    def look(self, attachments: Sequence[Attachment]) -> None:
         """Give numbers to the probepoints that are new."""
         with self._lock:
-            for member, session in enumerate(sessions):
+            for member, attachment in enumerate(attachments):
                 own = self._of[member]
-                for probe in session.probes[len(own) :]:
+                for probe in attachment.probes[len(own) :]:
                     own.append(len(self.probes))
                     self._owners.append((member, len(own) - 1))
                     self.probes.append(replace(probe, number=self.definition(member, probe.number)))
 
     def number(self, member: int, probe: int) -> int:
-        """Return the number of a probepoint of a session."""
+        """Return the number of a probepoint of an attachment."""
         return self._of[member][probe]
 
     def owner(self, probe: int) -> tuple[int, int]:
-        """Return the session of a probepoint, and its number there."""
+        """Return the attachment of a probepoint, and its number there."""
         return self._owners[probe]
 
     def placed(self, members: Sequence[Sequence[Counts]]) -> tuple[Counts, ...]:
@@ -91,7 +91,7 @@ class _Numbers:
 
 
 class _RecordOrder:
-    """The records of several sessions in the order of their times; those without one are due at once."""
+    """The records of several attachments in the order of their times; those without one are due at once."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, int, bytes]] = []
@@ -122,24 +122,24 @@ class _RecordOrder:
         return [(probe, data) for _, probe, data in sorted(due, key=lambda each: each[0])]
 
 
-class CompanionSession:
+class AttachmentGroup:
     """
-    The session of programs that share their variables and tables (``interface.ControlledSession``).
+    The attachment of programs that share their variables and tables.
 
     ``ready`` is called when all is inserted, before a command begins.
     """
 
-    def __init__(self, engines: Sequence[Engine], jobs: Sequence[Job]) -> None:
-        self._engines = engines
-        self._jobs = jobs
-        self._programs = tuple(job.program for job in jobs)
+    def __init__(self, plans: Sequence[Plan], ready: Callable[[AttachmentGroup], None]) -> None:
+        self._plans = plans
+        self._job = plans[0].job
+        self._programs = tuple(plan.job.program for plan in plans)
         self._numbers = _Numbers(self._programs)
-        self._sessions: list[ControlledSession] = []
+        self._members: list[Attachment] = []
         self._threads: list[threading.Thread] = []
         self._queue: queue.Queue[tuple[int, Event | BaseException | None]] = queue.Queue(_WAITING)
         self._early: list[tuple[int, Event]] = []
         self._open = 0
-        """How many sessions give out events still."""
+        """How many attachments give out events still."""
         self._stack = contextlib.ExitStack()
         self._command: LaunchedCommand | None = None
         self._globals: GlobalVariables | None = None
@@ -147,37 +147,42 @@ class CompanionSession:
         self._has_begun = threading.Event()
         """Whether ``ready`` was called: what an endpoint holds still goes on then."""
         self._order = _RecordOrder()
-        self.ready: Callable[[], None] = lambda: None
+        self._ready = ready
 
     # Start and end
 
-    def __enter__(self) -> Self:
-        scope = self._jobs[0].scope
+    def begin(self) -> None:
+        """Attach all, the principal first, and start the command if there is one."""
+        scope = self._job.scope
         with self._stack as stack:
             if scope.command and scope.endpoint is None:
                 command = LaunchedCommand(scope.command, follow=scope.follow, output=scope.output)
                 stack.callback(command.close)
                 self._command = command
                 scope = command.scope()
-            self._globals = self._jobs[0].globals
+            self._globals = self._job.globals
             if self._globals is None and (count := max(program.gvars for program in self._programs)):
                 self._globals = stack.enter_context(GlobalVariables(count))
             stack.callback(self._leave)
-            for number, (engine, job) in enumerate(zip(self._engines, self._jobs, strict=True)):
-                principal = self._sessions[0] if self._sessions else None
-                own = replace(job, scope=scope, globals=self._globals, beside=(*job.beside, *self._sessions))
-                session = engine.run(replace(own, principal=principal, companions=self._programs))
-                session.__enter__()
-                self._sessions.append(session)
+            for number, plan in enumerate(self._plans):
+                job = replace(
+                    plan.job,
+                    scope=scope,
+                    globals=self._globals,
+                    beside=(*plan.job.beside, *self._members),
+                    principal=self._members[0] if self._members else None,
+                    companions=self._programs,
+                )
+                self._members.append(plan.engine.attach(replace(plan, job=job)))
                 self._follow(number)
-            self.ready()
+            self._ready(self)
             self._has_begun.set()
             if self._command is not None and not self._is_stopping:
                 self._command.go()
             self._stack = stack.pop_all()
-        return self
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Remove everything, and give it up."""
         self._stack.close()
 
     def _leave(self) -> None:
@@ -189,11 +194,11 @@ class CompanionSession:
         for thread in self._threads:
             thread.join()
         with contextlib.ExitStack() as stack:  # what they have counted is read afterwards
-            for session in self._sessions:
-                stack.callback(session.__exit__, None, None, None)
+            for attachment in self._members:
+                stack.callback(attachment.close)
 
     def _follow(self, number: int) -> None:
-        """Begin to hand on the events of a session, and wait until all is probed that is in its scope now."""
+        """Begin to hand on the events of an attachment, and wait until all is probed that is in its scope now."""
         thread = threading.Thread(target=self._hand_on, args=(number,), name=f"companion {number}", daemon=True)
         self._threads.append(thread)
         self._open += 1
@@ -213,7 +218,7 @@ class CompanionSession:
                 self._early.append((member, taken))
 
     def _take(self, item: tuple[int, Event | BaseException | None]) -> Event | None:
-        """Return an event that came; None of the end of a session. Raise the error that has ended one."""
+        """Return an event that came; None of the end of an attachment. Raise the error that has ended one."""
         match item:
             case _, None:
                 self._open -= 1
@@ -227,9 +232,9 @@ class CompanionSession:
 
     def _hand_on(self, number: int) -> None:
         try:
-            for event in self._sessions[number].events():
+            for event in self._members[number].poll():
                 self._queue.put((number, event))
-                if isinstance(event, Begun) and self._jobs[0].scope.endpoint is not None:
+                if isinstance(event, Begun) and self._job.scope.endpoint is not None:
                     self._has_begun.wait()
         except BaseException as error:  # noqa: BLE001 - who reads the events shall raise it
             self._queue.put((number, error))
@@ -238,7 +243,7 @@ class CompanionSession:
 
     # What happens
 
-    def events(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Event]:
         """Iterate over what happens until ``Finished``."""
         finished: dict[int, Finished] = {}
         for member, early in self._early:
@@ -257,7 +262,7 @@ class CompanionSession:
             yield RecordBatch(records)
         own = (each.exit_status for each in finished.values() if each.exit_status is not None)
         status = next(own, None) if self._command is None else self._status_of_command()
-        counts = self._numbers.placed([finished[n].counts if n in finished else () for n in range(len(self._sessions))])
+        counts = self._numbers.placed([finished[n].counts if n in finished else () for n in range(len(self._members))])
         yield Finished(counts, status, any(each.cut_short for each in finished.values()))
 
     @property
@@ -271,9 +276,9 @@ class CompanionSession:
         return [(self._numbers.number(member, probe), data) for probe, data in batch.records]
 
     def _given(self, member: int, event: Event, finished: dict[int, Finished]) -> Iterator[Event]:
-        self._numbers.look(self._sessions)
+        self._numbers.look(self._members)
         match event:
-            case RecordBatch() if len(self._sessions) == 1:
+            case RecordBatch() if len(self._members) == 1:
                 yield RecordBatch(self._numbered(member, event))
             case RecordBatch():
                 self._order.take(self._numbered(member, event))
@@ -295,98 +300,98 @@ class CompanionSession:
         return command.wait_status
 
     def stop(self) -> None:
-        """Ask for the end; ``events`` goes on until ``Finished``."""
+        """Ask for the end; ``poll`` goes on until ``Finished``."""
         self._is_stopping = True
-        for session in self._sessions:
-            session.stop()
+        for attachment in self._members:
+            attachment.stop()
 
     def hurry(self) -> bool:
-        """Give up the records that are still to be given out after the end; see ``Session``."""
-        gained = [session.hurry() for session in self._sessions]
+        """Give up the records that are still to be given out after the end; see ``Attachment``."""
+        gained = [attachment.hurry() for attachment in self._members]
         return any(gained)
 
     def end_command(self) -> int | None:
-        """Ask the command to end; see ``Session``."""
+        """Ask the command to end; see ``Attachment``."""
         if self._command is not None:
             return self._command.end()
-        return next((status for each in self._sessions if (status := each.end_command()) is not None), None)
+        return next((status for each in self._members if (status := each.end_command()) is not None), None)
 
     def wake(self) -> None:
-        """Have ``events`` look at once what has come."""
-        for session in self._sessions:
-            session.wake()
+        """Have ``poll`` look at once what has come."""
+        for attachment in self._members:
+            attachment.wake()
 
     # What others look at
 
     @property
     def probes(self) -> Sequence[Probepoint]:
         """The probepoints of all; their definitions are numbered through."""
-        self._numbers.look(self._sessions)
+        self._numbers.look(self._members)
         return self._numbers.probes
 
     @property
     def is_debugging(self) -> bool:
         """Whether a debugger runs for a process that was handed over."""
-        return any(session.is_debugging for session in self._sessions)
+        return any(attachment.is_debugging for attachment in self._members)
 
     @property
     def tracer(self) -> int | None:
         """The process that traces those in scope."""
-        return next((each.tracer for each in self._sessions if each.tracer is not None), None)
+        return next((each.tracer for each in self._members if each.tracer is not None), None)
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
         """What matches a pattern and has no probepoint."""
         return [
             replace(each, number=self._numbers.definition(member, each.number))
-            for member, session in enumerate(self._sessions)
-            for each in session.left_out
+            for member, attachment in enumerate(self._members)
+            for each in attachment.left_out
         ]
 
     @property
     def mapped_files(self) -> dict[str, str]:
         """The names of files that processes mapped as code."""
         found: dict[str, str] = {}
-        for session in self._sessions:
-            found |= session.mapped_files
+        for attachment in self._members:
+            found |= attachment.mapped_files
         return found
 
     @property
-    def members(self) -> Sequence[ControlledSession]:
-        """The sessions of the single programs."""
-        return tuple(self._sessions)
+    def members(self) -> Sequence[Attachment]:
+        """The attachments of the single programs."""
+        return tuple(self._members)
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``."""
-        self._numbers.look(self._sessions)
-        return self._numbers.placed([session.counts() for session in self._sessions])
+        self._numbers.look(self._members)
+        return self._numbers.placed([attachment.counts() for attachment in self._members])
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints; ``events`` reports them as REMOVED."""
+        """Remove probepoints; ``poll`` reports them as REMOVED."""
         count = len(self.probes)
         for probe in probes:
             if not 0 <= probe < count:
                 raise IndexError(f"there is no probepoint {probe}: there are {count}")
-        for member, session in enumerate(self._sessions):
+        for member, attachment in enumerate(self._members):
             own = [number for owner, number in map(self._numbers.owner, probes) if owner == member]
             if own:
-                session.remove(own)
+                attachment.remove(own)
 
     def local_variables(self) -> list[int]:
         """Return the local variables, which all share."""
-        return self._sessions[0].local_variables()
+        return self._members[0].local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
         """Return the CPU variables, which all share, a list for each CPU."""
-        return self._sessions[0].cpu_variables()
+        return self._members[0].cpu_variables()
 
     def tables(self) -> tuple[TableContents, ...]:
         """Return what the keyed tables hold, which all share."""
-        return self._sessions[0].tables()
+        return self._members[0].tables()
 
     def change(self, changes: Sequence[Change]) -> None:
         """Change local variables and tables, which all share."""
-        self._sessions[0].change(changes)
+        self._members[0].change(changes)
 
     @property
     def globals(self) -> GlobalVariables | None:
@@ -395,4 +400,4 @@ class CompanionSession:
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
-        self._sessions[0].reset_variables(first, last)
+        self._members[0].reset_variables(first, last)

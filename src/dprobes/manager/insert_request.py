@@ -1,0 +1,142 @@
+"""What the manager's verb ``insert`` is asked for: its arguments, checked, as the values that other modules take."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dprobes.engines.engine_interface import Scope
+from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_registry import AUTO, engine_row, named_engine
+from dprobes.engines.overhead_budget import overhead_of
+from dprobes.errors import EngineError, ManagerError
+from dprobes.record.log_record import ABOUT_RECORDS, Item
+from dprobes.runs.run_steps import Request
+from dprobes.sinks.sink_interface import LOG_FORMATS
+
+if TYPE_CHECKING:
+    from dprobes.manager.manager_messages import InsertArguments, ScopeArguments
+    from dprobes.ppdf.ppdf_model import Ppdf
+
+__all__ = ["InsertRequest", "check_format", "checked_insertion"]
+
+_NAME_MAX = 255
+"""Bytes of a program's name, as of a file's (NAME_MAX of limits.h)."""
+
+_SHOWN = 40
+"""Characters of a name that is refused that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class InsertRequest:
+    """
+    What is to be inserted, and how.
+
+    ``name`` is the one that the user gives it, None for the module's. ``uses_own_symbols`` allows modules of which the
+    PPDF knows nothing. ``directory`` is the client's current one. ``targets`` get the records, in ``format``. Handlers
+    are executed for the hits that all ``filters`` hold for.
+    """
+
+    ppdf: Ppdf
+    data: bytes
+    request: Request
+    name: str | None = None
+    merges: bool = False
+    replaces: bool = False
+    groups: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
+    items: Item = Item.MAJOR | Item.MINOR
+    verifies_opcodes: bool = True
+    verifies_build_id: bool = True
+    uses_own_symbols: bool = False
+    directory: str = "/"
+    targets: tuple[str, ...] = ()
+    format: str = "text"
+
+
+def checked_insertion(given: InsertArguments) -> InsertRequest:
+    """Return what ``insert`` is to do; raise ``FormatError`` for a PPDF that is none, and ``ManagerError``."""
+    from dprobes.ppdf.ppdf_file import decode
+
+    if given.merge and given.replace:
+        raise ManagerError("a program is either merged (--merge) or replaces another one (--replace)")
+    items = Item(given.items)
+    engine, endpoint = _engine(given.engine)
+    ppdf = decode(given.ppdf)
+    scope = replace(_scope(given.scope), endpoint=endpoint)
+    options = EngineOptions(
+        allow_write=given.allow_write,
+        core_directory=given.core_directory or ".",
+        overhead=_overhead(given.overhead),
+        replaceable=True,
+        own={
+            "pid_namespace": given.pid_namespace,
+            "exact": given.exact,
+            **({} if given.ring_size is None else {"ring_size": given.ring_size}),
+        },
+    )
+    return InsertRequest(
+        ppdf=ppdf,
+        data=given.ppdf,
+        request=Request(engine, scope, options),
+        name=_program_name(given.name),
+        merges=given.merge,
+        replaces=given.replace,
+        groups=given.groups,
+        types=given.types,
+        filters=given.filters,
+        items=(items & sum(Item)) & ~ABOUT_RECORDS | Item.MAJOR | Item.MINOR,
+        verifies_opcodes=given.verify_opcodes,
+        verifies_build_id=given.verify_build_id,
+        uses_own_symbols=given.own_symbols,
+        directory=given.directory or "/",
+        targets=given.targets,
+        format=check_format(given.format),
+    )
+
+
+def _engine(text: str) -> tuple[str, str | None]:
+    """Return the name of an engine, and its endpoint if it has one."""
+    try:
+        name, argument = named_engine(text)
+    except EngineError as error:
+        raise ManagerError(error.message, hint=error.hint) from None
+    if name != AUTO and not engine_row(name).is_managed:
+        raise ManagerError(f"a program that is inserted cannot have the {name} engine", hint="use 'dprobes run'")
+    return name, argument
+
+
+def _overhead(given: str | None) -> float | None:
+    try:
+        return None if given is None else overhead_of(given)
+    except EngineError as error:
+        raise ManagerError(error.message, hint=error.hint) from None
+
+
+def _scope(given: ScopeArguments) -> Scope:
+    scope = Scope(pid=given.pid, cgroup=given.cgroup, uid=given.uid, follow=given.follow, program=given.program)
+    if scope.program is not None and (scope.pid is None or not scope.program.startswith("/")):
+        raise ManagerError("'program' of a scope is the path of what its process 'pid' is about to execute")
+    if sum(each is not None for each in (scope.pid, scope.cgroup, scope.uid)) > 1:
+        raise ManagerError("a scope is one of a process, a cgroup, and a user")
+    return scope
+
+
+def _program_name(name: str | None) -> str | None:
+    """Return the name that a program is to have, which is printed in tables; None if it was not given."""
+    if name is not None and (not name.isprintable() or not 0 < len(os.fsencode(name)) <= _NAME_MAX):
+        shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+        raise ManagerError(
+            f"a program cannot be named {shown!r}",
+            hint=f"a name is a string of 1 to {_NAME_MAX} bytes without control characters",
+        )
+    return name
+
+
+def check_format(name: str) -> str:
+    """Return the name of a formatter; raise ``ManagerError`` if there is none of that name."""
+    if name not in LOG_FORMATS:
+        raise ManagerError(f"there is no format '{name}'", hint=f"formats are {', '.join(LOG_FORMATS)}")
+    return name

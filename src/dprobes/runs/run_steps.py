@@ -1,0 +1,402 @@
+"""
+The steps of a run, from what somebody asks for to a program in its targets.
+
+``carry_out`` takes them; a ``Face`` loads the program, follows what happens, and speaks between the other steps. Each
+step may refuse, by an error of ours. Until ``attach`` nothing is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.engine_choice import Selection, scope_problem
+from dprobes.engines.engine_interface import Job
+from dprobes.engines.engine_registry import AUTO, candidates, engine_row, faster_row
+from dprobes.errors import DprobesError, EngineError
+from dprobes.formatters.templates.derived_templates import derived_templates
+from dprobes.record.record_origin import RecordSource
+from dprobes.resolve.local_module import resolve_here
+from dprobes.rpn.rpn_program import joined_program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.dpc.tool_block import ToolProgram
+    from dprobes.engines.attachment_group import AttachmentGroup
+    from dprobes.engines.engine_interface import Attachment, Plan, Scope
+    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.shared_globals import GlobalVariables
+    from dprobes.record.log_record import Item
+    from dprobes.resolve.local_module import Compiled
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.probed_module import SymbolProvider
+
+__all__ = [
+    "Face",
+    "Present",
+    "ProgramInput",
+    "Request",
+    "Resolution",
+    "RunPlan",
+    "Vantage",
+    "carry_out",
+    "look_around",
+    "record_source",
+    "tool_error",
+]
+
+ResultT = TypeVar("ResultT")
+
+
+class Present(Protocol):
+    """A program that its owner has inserted already, with its attachment and the name of its engine."""
+
+    engine: str
+    session: Attachment
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    What is to be probed, and how: all but the program.
+
+    ``engine`` is the name of one, or AUTO. ``allow_self`` allows a process of dprobes, which one that is about to
+    execute a program may be. ``replaces`` is the program whose place the new one takes, by the same engine unless one
+    is named. ``beside`` are the attachments of the same owner, whose programs share ``globals``.
+    """
+
+    engine: str
+    scope: Scope
+    options: EngineOptions
+    allow_self: bool = False
+    replaces: Present | None = None
+    beside: tuple[Attachment, ...] = ()
+    globals: GlobalVariables | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vantage:
+    """
+    A request that can be made, and from whose point of view modules are looked for.
+
+    That is a thread's, or that of a command; else this process's.
+    """
+
+    request: Request
+    tid: int | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInput:
+    """
+    A program as it was read, or several that were written as one (``is_group``), for which ``symbols`` are known.
+
+    ``source`` describes it to whoever shows its records, which carry ``items``. Handlers are executed for the hits that
+    all ``filters`` hold for. ``allow_write`` allows what the options of the request do not.
+    """
+
+    programs: tuple[Program, ...]
+    symbols: tuple[SymbolProvider, ...]
+    diagnostics: Diagnostics
+    source: RecordSource
+    items: Item
+    filters: tuple[str, ...] = ()
+    allow_write: bool = False
+    is_group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A program that was resolved, and the selection of its engine."""
+
+    compiled: Compiled
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Programs that are checked and resolved; ``diagnostics`` are those of all."""
+
+    vantage: Vantage
+    given: ProgramInput
+    members: tuple[_Member, ...]
+    diagnostics: Diagnostics
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        """Each program as it was resolved."""
+        return tuple(each.compiled for each in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """
+    What is going to be attached, all by the same engine.
+
+    ``reason`` says why ``auto`` takes that; it is None if the engine was named. ``compiled`` is the first program as it
+    was resolved, with the definitions of all.
+    """
+
+    members: tuple[Plan, ...]
+    reason: str | None
+    compiled: Compiled
+    source: RecordSource
+    is_group: bool
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine."""
+        return self.members[0].engine.name
+
+
+class Face(Generic[ResultT]):
+    """What those who have a program run add to the steps, and make of it."""
+
+    def load(self, vantage: Vantage) -> ProgramInput:
+        """Return the program, and what is known of it."""
+        raise NotImplementedError
+
+    def check(self, resolution: Resolution) -> None:
+        """Refuse a program whose places are known."""
+
+    def announce(self, planned: RunPlan) -> None:
+        """Tell what is going to happen, or refuse it."""
+
+    def ready(self, group: AttachmentGroup) -> None:
+        """Take notice that all programs of a group are inserted, and that a command is about to begin."""
+
+    def follow(self, planned: RunPlan, attachment: Attachment) -> ResultT:
+        """See to what happens, and close the attachment in the end."""
+        raise NotImplementedError
+
+
+def carry_out(request: Request, face: Face[ResultT]) -> ResultT:
+    """Take the steps of a run; return what the face makes of it."""
+    vantage = look_around(request)
+    given = face.load(vantage)
+    resolution = resolve(given, vantage)
+    face.check(resolution)
+    planned = plan(resolution)
+    face.announce(planned)
+    attachment = attach(planned, face)
+    return face.follow(planned, attachment)
+
+
+# Request to Vantage
+
+
+def look_around(request: Request) -> Vantage:
+    """
+    Return the point of view of a request; raise an error of ours if no engine can be asked for that.
+
+    A thread stands for its process.
+    """
+    engine, scope, replaces = request.engine, request.scope, request.replaces
+    if scope.pid is not None and scope.endpoint is None:
+        from dprobes.platform.linux.procfs import process_of
+
+        scope = replace(scope, pid=process_of(scope.pid))
+    if engine == AUTO and replaces is not None:
+        engine = replaces.engine
+    if (problem := scope_problem(engine, scope, request.options)) is not None:
+        raise EngineError(problem)
+    present = tuple(member for each in request.beside for member in _members_of(each))
+    if replaces is not None and len(_members_of(replaces.session)) > 1:
+        raise EngineError(
+            "a program for several modules cannot be replaced by another one", hint="remove the other one first"
+        )
+    options = replace(
+        request.options,
+        traces_already=replaces is not None and engine_row(replaces.engine).is_tracer,
+        present=present,
+        tracers=frozenset(each.tracer for each in present if each.tracer is not None),
+    )
+    tid, command = _point_of_view(scope, allow_self=request.allow_self)
+    return Vantage(replace(request, engine=engine, scope=scope, options=options, beside=present), tid, command)
+
+
+def _members_of(attachment: Attachment) -> Sequence[Attachment]:
+    """Return the attachments of single programs that one consists of."""
+    from dprobes.engines.attachment_group import AttachmentGroup
+
+    return attachment.members if isinstance(attachment, AttachmentGroup) else (attachment,)
+
+
+def _point_of_view(scope: Scope, *, allow_self: bool) -> tuple[int | None, str | None]:
+    """Return the thread or the command; raise an error of ours if no engine can take the process or command."""
+    if scope.command:
+        from dprobes.target.loader_search import executable_of
+
+        executable_of(scope.command[0])
+        return None, scope.command[0]
+    if scope.pid is None or scope.endpoint is not None:
+        return None, None  # a process behind an endpoint is none of this machine
+    from dprobes.engines.refusals import check_process
+    from dprobes.platform.linux.procfs import living_thread
+    from dprobes.target.module_lookup import root_of
+
+    check_process(scope.pid, allow_self=allow_self or scope.program is not None)
+    if scope.program is not None and not root_of(scope.pid):
+        return None, scope.program  # what the process has mapped now says nothing about that
+    return living_thread(scope.pid), None
+
+
+# ProgramInput to Resolution
+
+
+def record_source(
+    program: Program,
+    templates: Mapping[str, bytes],
+    *,
+    number: int = 0,
+    name: str | None = None,
+    names_addresses: bool = False,
+) -> RecordSource:
+    """
+    Describe a program to whoever shows its records, by the name that a user gave it.
+
+    It follows what processes map if templates show addresses, or with ``names_addresses``.
+    """
+    derived = derived_templates(program)
+    source = RecordSource(
+        number, name or program.name, program.name, program.major, templates=templates, derived=derived
+    )
+    if not (names_addresses or source.may_show_addresses):
+        return source
+    from dprobes.target.process_images import ProcessImages
+
+    return replace(source, images=ProcessImages())
+
+
+def tool_error(tool: ToolProgram) -> EngineError:
+    """Return the error that nobody executes the blocks of a program here."""
+    written = tool.blocks[0].block.written
+    return EngineError(
+        f"the program has a block '{written}', which only 'dprobes run' executes",
+        hint="run it with 'dprobes run', or leave out 'begin', 'every' and 'end'",
+    )
+
+
+def resolve(given: ProgramInput, vantage: Vantage) -> Resolution:
+    """Find the modules of programs, and their probepoints; raise ``SourceError`` with everything that is wrong."""
+    diagnostics = given.diagnostics
+    if given.is_group:
+        if vantage.request.replaces is not None:
+            raise EngineError(
+                "a program for several modules cannot take the place of another one", hint="remove the other one first"
+            )
+        diagnostics = Diagnostics()
+        diagnostics.extend(given.diagnostics)
+    members = tuple(
+        _resolved(program, symbols, given, vantage, diagnostics)
+        for program, symbols in zip(given.programs, given.symbols, strict=True)
+    )
+    return Resolution(vantage, given, members, diagnostics)
+
+
+def _resolved(
+    program: Program, symbols: SymbolProvider, given: ProgramInput, vantage: Vantage, diagnostics: Diagnostics
+) -> _Member:
+    request = vantage.request
+    if given.filters:
+        from dprobes.filters.handler_filter import with_filters
+
+        program = with_filters(program, given.filters, diagnostics)
+    allow_write = given.allow_write or request.options.allow_write
+    selection = Selection(
+        request.engine, request.scope, replace(request.options, symbols=symbols, allow_write=allow_write)
+    )
+    compiled = resolve_here(
+        program,
+        diagnostics,
+        allow_write=allow_write,
+        symbols=symbols,
+        pid=vantage.tid,
+        command=vantage.command,
+        refuse=selection.refuse,
+        kernel=selection.kernel,
+        processor=selection.processor,
+    )
+    if given.filters:
+        from dprobes.filters.handler_filter import check_words
+
+        check_words(given.filters, compiled.architecture)
+    return _Member(compiled, selection)
+
+
+# Resolution to RunPlan
+
+
+def plan(resolution: Resolution) -> RunPlan:
+    """Settle the engine, and how it does what is to be done; raise an error of ours if none can."""
+    members = _plans(resolution)
+    reasons = {
+        each.engine.name: member.selection.reason for each, member in zip(members, resolution.members, strict=True)
+    }
+    own = [member.selection.reason for member in resolution.members]
+    reason = next(filter(None, own), own[0])
+    if len(reasons) > 1:
+        resolution, members, reason = _planned_by_one(resolution, reasons)
+    given, compiled = resolution.given, resolution.members[0].compiled
+    name = members[0].engine.name
+    if len(members) > 1 and not engine_row(name).shares_variables:
+        raise EngineError(f"the {name} engine probes one module at a time", hint="write one program for each module")
+    if given.is_group:
+        program = joined_program([each.program for each in resolution.compiled])
+        compiled = replace(compiled, program=program, diagnostics=resolution.diagnostics)
+    source = replace(given.source, kernel=members[0].kernel)
+    return RunPlan(members, reason, compiled, source, given.is_group)
+
+
+def _plans(resolution: Resolution) -> tuple[Plan, ...]:
+    request, given = resolution.vantage.request, resolution.given
+    replaces = None if request.replaces is None else request.replaces.session
+    return tuple(
+        member.selection.settle(
+            Job(
+                member.compiled,
+                request.scope,
+                given.items,
+                request.globals,
+                replaces,
+                request.beside,
+                given.source.images,
+            )
+        )
+        for member in resolution.members
+    )
+
+
+def _planned_by_one(
+    resolution: Resolution, reasons: Mapping[str, str | None]
+) -> tuple[Resolution, tuple[Plan, ...], str | None]:
+    """Return the plans of one engine for programs for which several were chosen: best the one that only some need."""
+    problem: DprobesError | None = None
+    vantage = resolution.vantage
+    able = [each for row in reversed(candidates()) for each in (faster_row(row.name), row) if each is not None]
+    for name in [row.name for row in able if row.name in reasons]:
+        try:
+            found = resolve(resolution.given, replace(vantage, request=replace(vantage.request, engine=name)))
+            return found, _plans(found), reasons[name]
+        except DprobesError as error:
+            problem = error
+    assert problem is not None, "the engines are candidates"
+    raise problem
+
+
+# RunPlan to Attachment
+
+
+def attach(planned: RunPlan, face: Face[ResultT]) -> Attachment:
+    """Have the programs inserted, as one attachment."""
+    if not planned.is_group:
+        (member,) = planned.members
+        return member.engine.attach(member)
+    from dprobes.engines.attachment_group import AttachmentGroup
+
+    group = AttachmentGroup(planned.members, face.ready)
+    group.begin()
+    return group
