@@ -9,12 +9,12 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from support.attachments import attach, job_of
 from dprobes.engines.engine_interface import Begun, Job, Pause, RecordBatch, Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import Followed, compiled
 from integration.support import TIMEOUT, await_line, await_true, running
+from support.attachments import attach, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

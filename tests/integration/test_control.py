@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attached, job_of
 from dprobes.engines.engine_interface import Counts, Finished, Scope, StateEvent
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.errors import EngineError
@@ -18,6 +17,7 @@ from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import THREE, compiled, followed, job_for, on_demand
 from integration.support import TIMEOUT, await_traced, await_true, code_is_original, memory_at
 from integration.test_stress import LIBRARY, SITES, Stress, report_of, source
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attach, job_of
 from dprobes.engines.engine_interface import Counts, Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.errors import EngineError
 from integration.ebpf.insessions import Followed, compiled, on_demand
 from integration.support import TIMEOUT, await_line, await_true, is_traced, kernel_state, running, tracer_of
 from integration.test_inline_kills import jump_is_at, run_for
+from support.attachments import attach, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attach, attached
 from dprobes.engines.engine_interface import Finished, Scope, StateEvent
 from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
 from dprobes.engines.shared_globals import GlobalVariables
@@ -20,6 +19,7 @@ from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import followed, job_for, on_demand
 from integration.ebpf.kernel import descriptors
 from integration.support import await_true, code_is_original, memory_at
+from support.attachments import attach, attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable

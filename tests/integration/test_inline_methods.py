@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from support.attachments import job_of
 from dprobes.engines.engine_interface import Begun, Counts, Scope
 from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
 from dprobes.engines.ptrace.ptrace_engine import PtraceSession
@@ -33,6 +32,7 @@ from integration.support import (
     read_memory,
     running,
 )
+from support.attachments import job_of
 from support.instruction_places import places_in, source_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import job_of
 from dprobes.engines.engine_interface import Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from integration.ebpf.insessions import compiled, on_demand
@@ -27,6 +26,7 @@ from integration.several import Group, assert_complete, grouped
 from integration.support import TIMEOUT, await_line, await_traced, await_true, environment
 from integration.test_inline_kills import WAYS, await_clean
 from integration.test_inline_several import EMULATED, STEPPED, await_jump
+from support.attachments import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import job_of
 from dprobes.engines.engine_interface import Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
@@ -25,6 +24,7 @@ from integration.support import TIMEOUT, await_line, await_traced, await_true, c
 from integration.test_inline_kills import WAYS, await_clean
 from integration.test_inline_reclamation import environment_of_tests
 from integration.test_inline_several import await_jump, executed, is_jump_at
+from support.attachments import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

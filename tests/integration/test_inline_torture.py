@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import job_of
 from dprobes.engines.engine_interface import Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.errors import EngineError
@@ -23,6 +22,7 @@ from integration.ebpf.insessions import compiled
 from integration.support import TIMEOUT, await_line, await_message, await_true, read_result, running
 from integration.test_replacing import Chain, await_hits
 from integration.test_stress import SITES, report_of, source, stress
+from support.attachments import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

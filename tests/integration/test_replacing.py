@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attach, attached, job_of
 from dprobes.engines.engine_interface import Begun, Finished, Job, Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
@@ -35,6 +34,7 @@ from integration.support import (
 )
 from integration.test_returns import FUNCTIONS, KINDS, own_counts, program_of
 from integration.test_stress import LIBRARY, SITES, Stress, report_of, source
+from support.attachments import attach, attached, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attached, job_of
 from dprobes.engines.engine_interface import Counts, Finished, Notice, Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
@@ -32,6 +31,7 @@ from integration.support import (
     symbols_of,
     tracer_of,
 )
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

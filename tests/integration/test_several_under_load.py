@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attached, job_of
 from dprobes.engines.engine_interface import Counts, Finished, RecordBatch, Scope, StateEvent
 from dprobes.engines.ptrace.client import program_run
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
@@ -27,6 +26,7 @@ from integration.support import (
 )
 from integration.test_returns import FUNCTIONS, KINDS, own_counts, program_of
 from integration.test_stress import LIBRARY, Stress, report_of, source
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from support.attachments import job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Finished, RecordBatch, Scope, StateEvent
 from dprobes.engines.inline.inline_engine import InlineHandlers
@@ -25,6 +24,7 @@ from dprobes.target.probed_module import Module
 from dprobes.vm import Ending, Point
 from integration.puppet_process import PuppetProcess
 from integration.support import TIMEOUT, await_true
+from support.attachments import job_of
 from support.process_world import ITEMS, Scene, World, unused_stack
 
 if TYPE_CHECKING:

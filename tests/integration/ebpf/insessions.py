@@ -8,7 +8,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Finished, Job, RecordBatch, Scope, StateEvent
 from dprobes.resolve.resolution import resolve
@@ -16,6 +15,7 @@ from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module
 from integration.support import TIMEOUT, await_line, running
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attach, attached
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
@@ -27,6 +26,7 @@ from dprobes.target.process_images import ProcessImages
 from integration.ebpf.insessions import THREE, followed, job_for, on_demand
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.support import await_true, memory_at
+from support.attachments import attach, attached
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.engine_interface import Finished, Scope, StateEvent
@@ -22,6 +21,7 @@ from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.ebpf.objects import KernelObjects, await_gone, kernel_objects
 from integration.support import TIMEOUT, await_line, code_is_original, running
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     import subprocess

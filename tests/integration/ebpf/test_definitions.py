@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attached
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.manager.inserter import ring_size
 from integration.ebpf.insessions import job_for
 from integration.ebpf.kernel import descriptors, has_begun, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true
+from support.attachments import attached
 
 if TYPE_CHECKING:
     from integration.support import Builder, Runner

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpf_objects, ring_reader
@@ -26,6 +25,7 @@ from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.support import DPROBES, TIMEOUT
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     from integration.support import Builder

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attach
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.read import session_switchover
@@ -24,6 +23,7 @@ from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import Followed, followed, job_for, on_demand
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true, code_is_original, running
+from support.attachments import attach
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.engine_interface import Finished, Scope
@@ -19,6 +18,7 @@ from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import require_bpf
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attached, job_of
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpf_links
@@ -25,6 +24,7 @@ from dprobes.target.probed_module import Module
 from dprobes.target.usdt import usdt_sites
 from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
 from integration.support import await_line, await_true, load_bias, read_memory, read_result, running, symbols_of
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

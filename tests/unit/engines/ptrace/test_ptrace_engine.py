@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.attachments import attached, job_of
 from dprobes.engines.engine_interface import Scope
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.errors import EngineError
 from dprobes.rpn.rpn_program import Program
+from support.attachments import attached, job_of
 
 if TYPE_CHECKING:
     from pathlib import Path
