@@ -416,6 +416,155 @@ def greet_command(name: str) -> int:
     assert "Greet somebody." in copy.dprobes("--help")
 
 
+@recipe("a conversion of templates")
+def add_conversion(copy: Copy) -> None:
+    copy.insert_after("formatters/templates/template_model.py", 'NETWORK = "I"', '    TRUTH = "B"')
+    copy.replace("formatters/templates/template_parser.py", 'hevkTEUI"', 'hevkTEUIB"')
+    copy.insert_after(
+        "formatters/templates/template_renderer.py",
+        "case Conversion.POINTER:",
+        """\
+            return f"{number:#x}"
+        case Conversion.TRUTH:
+            return "true" if number else "false"
+        case Conversion.POINTER:
+""",
+    )
+    copy.insert_after(
+        "formatters/templates/data_extraction.py",
+        "Conversion.NETWORK: (FieldKind",
+        "    Conversion.TRUTH: (FieldKind.UNSIGNED, 10),",
+    )
+    copy.write("templates.lst", "0 codes.fmt\n")
+    copy.write("codes.fmt", 'major = 0\nminor = 0\nfmt = "known %B, old %B"\n')
+    printed = copy.replayed(HEADER + "push 1\npush 0\nlog 2\nexit\n", "--templates", str(copy.directory))
+    assert "known true, old false" in printed or "known false, old true" in printed
+
+
+@recipe("an item that conditions name")
+def add_item(copy: Copy) -> None:
+    copy.replace("trace/record_columns.py", '"symbol", "function")\n', '"symbol", "function", "place")\n')
+    copy.insert_after(
+        "trace/record_columns.py",
+        'case "module":',
+        """\
+                return escaped(program.source.module)
+            case "place":
+                return escaped(f"{program.source.module} on {program.origin.host}")
+            case "module":
+""",
+    )
+    copy.replayed(HEADER + "exit\n", "-o", "one.dpt")
+    assert copy.dprobes("log", "one.dpt", "--total", "--filter", 'place startswith "libc.so.6 on "') == "1\n"
+    assert copy.dprobes("log", "one.dpt", "--total", "--filter", 'place startswith "libm.so.6 on "') == "0\n"
+
+
+@recipe("a kind of frame in trace files")
+def add_frame(copy: Copy) -> None:
+    copy.insert_after("trace/trace_frames.py", "TABLES = 9", "    REMARK = 10")
+    copy.insert_after(
+        "trace/trace_writer.py",
+        "def place_frames(self)",
+        '        yield json_frame(FrameKind.REMARK, {"text": "as agreed"})',
+    )
+    copy.insert_after(
+        "trace/trace_reader.py",
+        "match frame.kind:",
+        """\
+                case FrameKind.REMARK:
+                    print("remark:", split_json(frame, self.name)["text"])
+""",
+    )
+    copy.replayed(HEADER + "exit\n", "-o", "one.dpt")
+    assert "remark: as agreed\n" in copy.dprobes("log", "one.dpt")
+
+
+@recipe("a function of DProbes C")
+def add_function(copy: Copy) -> None:
+    copy.insert_after("dpc/typers/provided_names.py", '"startswith": "takes', '    "twice": "takes a number",')
+    copy.insert_after("dpc/typers/provided_names.py", '"startswith": \'startswith', '    "twice": "twice(x)",')
+    copy.insert_after(
+        "dpc/typers/name_typer.py",
+        "match call.function, call.arguments:",
+        """\
+            case "twice", [number]:
+                value = self._values.value(number)
+                return self._values.operators.binary("+", value, value, call.span)
+""",
+    )
+    recording = copy.write("hits.jsonl", '{"probe": 0, "registers": {"rdi": 4660}, "time": 5}\n')
+    program = 'libc.so.6:malloc(size) { printf("%d", twice(size)) }'
+    assert "9320" in copy.dprobes("run", "--engine", f"replay={recording}", "-e", program)
+    assert "error: 'twice' takes a number" in copy.dprobes(
+        "check", "-e", "libc.so.6:malloc { long x = twice(); }", status=2
+    )
+
+
+@recipe("an aggregation")
+def add_aggregation(copy: Copy) -> None:
+    copy.insert_after("rpn/keyed_tables.py", 'LAST = "last"', '    RANGE = "range"')
+    copy.replace(
+        "rpn/keyed_tables.py",
+        "            case TableKind.AVG:\n",
+        "            case TableKind.AVG | TableKind.RANGE:\n",
+    )
+    layout = "keyed/table_layout.py"
+    copy.replace(
+        layout, "case TableKind.SUM | TableKind.MIN |", "case TableKind.RANGE | TableKind.SUM | TableKind.MIN |"
+    )
+    copy.replace(
+        layout,
+        "        case TableKind.SUM:\n            yield",
+        """\
+        case TableKind.RANGE:
+            yield 0, Change.GREATEST, BIAS - 1 - value
+            yield 1, Change.GREATEST, BIAS + value
+        case TableKind.SUM:
+            yield""",
+    )
+    copy.replace(
+        layout, "not in (TableKind.MIN, TableKind.MAX)", "not in (TableKind.RANGE, TableKind.MIN, TableKind.MAX)"
+    )
+    copy.replace(
+        layout,
+        "        case TableKind.MIN:\n            return",
+        """\
+        case TableKind.RANGE:
+            return cells[0] + cells[1] + 1 & _MASK
+        case TableKind.MIN:
+            return""",
+    )
+    templates = "bpf/lower/templates/table_templates.py"
+    copy.insert_after(templates, "_GREATEST = {", "    TableKind.RANGE: ((0, _LEAST), (1, _LARGEST)),")
+    copy.replace(
+        templates,
+        "        case TableKind.AVG:\n",
+        """\
+        case TableKind.RANGE:
+            asm.load(_R.R2, _R.R0, _offset(table, 1))
+            asm.alu(Alu.ADD, _R.R1, _R.R2)
+            asm.alu(Alu.ADD, _R.R1, 1)
+        case TableKind.AVG:
+""",
+    )
+    copy.replace("dpc/typers/provided_names.py", '"hist": 1, "lhist"', '"range": 1, "hist": 1, "lhist"')
+    copy.replace("dpc/typers/provided_names.py", '"stats", "hist", "last")', '"stats", "range", "hist", "last")')
+    recording = copy.write("hits.jsonl", "".join(f'{{"probe": 0, "registers": {{"rdi": {n}}}}}\n' for n in (50, 8, 20)))
+    program = "libc.so.6:malloc(size) { @sizes = range(size) }"
+    assert "42" in copy.dprobes("run", "--engine", f"replay={recording}", "-e", program)
+    copy.dprobes("show", "--bpf", "-e", program)
+    exposition = """
+from dprobes.keyed.prometheus_text import exposition
+from dprobes.keyed.table_layout import TableContents, TableRow, changed
+from dprobes.rpn.keyed_tables import Table, TableKind
+table, cells = Table("sizes", TableKind.RANGE, ()), (0, 0)
+for number in (50, 8, 20):
+    cells = changed(table, cells, number)
+print(exposition([TableContents(table, (TableRow(b"", tuple(cells)),))]))
+"""
+    assert "dprobes_sizes 42\n" in copy.python(exposition)
+
+
 def test_every_row_has_a_recipe() -> None:
     assert set(RECIPES) == set(ROWS)
 
