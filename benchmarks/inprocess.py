@@ -21,12 +21,13 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, SharedHash
 from dprobes.engines.inline.memory.shared_rings import SharedRings
 from dprobes.native.generated_code import Part, ProcessFacts, Surroundings
+from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS
 from dprobes.native.routines.handler_ring import RingShape
 from dprobes.native.routines.shared_hash_table import TableShape
+from dprobes.native.runtime_routines import make_runtime
 from dprobes.native.x86.x86_assembler import Condition, Gpr, Operation, X86Assembler
-from dprobes.native.x86.x86_runtime import make_runtime
-from dprobes.native.x86.x86_trampoline import make_trampoline
+from dprobes.native.x86.x86_operations import X86Operations
 from dprobes.platform.linux.call_proxy import map_code
 from dprobes.record.log_record import Item
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
@@ -166,7 +167,7 @@ def _loops(
     rings = maps[MapName.RING]
     assert isinstance(rings, SharedRings)
     shapes = {name: each.shape for name, each in maps.items() if isinstance(each, SharedHash)}
-    runtime = make_runtime(0, ProcessFacts(pages, pages + 64, _tid_place()), rings.shape, shapes)
+    runtime = make_runtime(X86Operations(0), ProcessFacts(pages, pages + 64, _tid_place()), rings.shape, shapes)
     places = {name: each.place for name, each in maps.items()}
     around = Surroundings(places, runtime.routines, runtime.map_routines, rings=rings.shape, life_mark=pages + 48)
 
@@ -174,7 +175,7 @@ def _loops(
         asm.raw(_PROBED)
         asm.ret()
 
-    trampoline = make_trampoline(runtime.code.end, 0x1000, [Part(lowered.assembled, around)], rest)
+    trampoline = make_trampoline(X86Operations(runtime.code.end), 0x1000, [Part(lowered.assembled, around)], rest)
     asm = X86Assembler(trampoline.end)
     function = asm.here
     rest(asm)

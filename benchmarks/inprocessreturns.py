@@ -24,11 +24,12 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.memory.shared_memory import Region, SharedArray
 from dprobes.engines.inline.memory.shared_rings import SharedRings
 from dprobes.native.generated_code import Part, ProcessFacts, Surroundings
+from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS
 from dprobes.native.routines.handler_ring import RingShape
+from dprobes.native.runtime_routines import make_runtime
 from dprobes.native.x86.x86_assembler import X86Assembler
-from dprobes.native.x86.x86_runtime import make_runtime
-from dprobes.native.x86.x86_trampoline import make_trampoline
+from dprobes.native.x86.x86_operations import X86Operations
 from dprobes.platform.linux.call_proxy import map_code
 from dprobes.record.log_record import Item
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
@@ -118,14 +119,14 @@ def _loops(
     """Return the loops with and without handlers, as functions; the code does not depend on where it stands."""
     rings = maps[MapName.RING]
     assert isinstance(rings, SharedRings)
-    runtime = make_runtime(0, ProcessFacts(pages, pages + 64), rings.shape, {})
+    runtime = make_runtime(X86Operations(0), ProcessFacts(pages, pages + 64), rings.shape, {})
     places = {name: each.place for name, each in maps.items()}
     around = Surroundings(places, runtime.routines, runtime.map_routines, rings=rings.shape, life_mark=pages + 48)
 
     def returning(asm: X86Assembler) -> None:
         asm.raw(_RETURN)
 
-    last = make_trampoline(runtime.code.end, 0x1003, [Part(codes[-1], around)], returning)
+    last = make_trampoline(X86Operations(runtime.code.end), 0x1003, [Part(codes[-1], around)], returning)
     asm = X86Assembler(last.end)
     at_return = asm.here
     asm.jump_to(last.address)
@@ -137,7 +138,7 @@ def _loops(
     entry = asm.here
     code = asm.assemble()
     if len(codes) > 1:
-        first = make_trampoline(entry, 0x1000, [Part(codes[0], around)], beginning)
+        first = make_trampoline(X86Operations(entry), 0x1000, [Part(codes[0], around)], beginning)
         code += first.code
     else:
         asm = X86Assembler(entry)

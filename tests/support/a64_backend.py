@@ -17,10 +17,11 @@ import unicorn
 from dprobes.bpf.bpf_instructions import Helper
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.map_layouts import MapName
-from dprobes.native.a64.a64_assembler import RESULT, A64Assembler, Gpr
-from dprobes.native.a64.a64_runtime import make_runtime
-from dprobes.native.a64.a64_translator import handler_function
+from dprobes.native.a64.a64_assembler import Gpr
+from dprobes.native.a64.a64_operations import A64Operations, gpr
+from dprobes.native.ebpf_translator import handler_function
 from dprobes.native.generated_code import Surroundings
+from dprobes.native.runtime_routines import make_runtime
 from dprobes.testing import PAGE
 from support.a64_processor import A64Processor
 from support.native_backend import NATIVE, NativeRunner, NativeStage, facts_page, process_facts, shapes_of
@@ -47,10 +48,10 @@ class A64Runner(NativeRunner):
         address, rings = self._room(), self._maps[MapName.RING].shape
         runtime = _runtime(address, process_facts(), rings, shapes_of(objects))
         places = {name: each.place for name, each in objects.items()}
-        asking = A64Assembler(runtime.code.end)
+        asking = A64Operations(runtime.code.end)
         routines = {**runtime.routines, **_write_questions(asking)}
         around = Surroundings(places, routines, runtime.map_routines, rings=rings)
-        handler = handler_function(asking.here, lowered.assembled, around)
+        handler = handler_function(A64Operations(asking.here), lowered.assembled, around)
         processor = A64Processor([(self._region.own_address, self._region.size), (facts_page(), PAGE)])
         processor.put(address, runtime.code.code + asking.assemble() + handler.code)
         processor.catch(runtime.code.fixups)
@@ -87,22 +88,22 @@ class A64Runner(NativeRunner):
 
 @functools.lru_cache(64)
 def _runtime(address: int, facts: ProcessFacts, rings: RingShape, shapes: Shapes) -> Runtime:
-    return make_runtime(address, facts, rings, dict(shapes))
+    return make_runtime(A64Operations(address), facts, rings, dict(shapes))
 
 
-def _write_questions(asm: A64Assembler) -> dict[Helper, int]:
+def _write_questions(asm: A64Operations) -> dict[Helper, int]:
     """Write routines for what only the kernel knows, and handlers in other processes do not ask."""
     user = asm.here
     asm.mov_number(Gpr.X8, 174)  # getuid
     asm.system_call()
-    asm.mov(RESULT, Gpr.X0)
+    asm.mov(gpr(0), Gpr.X0)
     asm.ret()
     name = asm.here
     asm.mov(Gpr.X1, Gpr.X0)
     asm.mov_number(Gpr.X0, 16)  # PR_GET_NAME
     asm.mov_number(Gpr.X8, 167)  # prctl
     asm.system_call()
-    asm.mov(RESULT, Gpr.X0)
+    asm.mov(gpr(0), Gpr.X0)
     asm.ret()
     return {Helper.GET_CURRENT_UID_GID: user, Helper.GET_CURRENT_COMM: name}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembled
 from dprobes.bpf.bpf_instructions import Insn
-from dprobes.native.a64.a64_assembler import A64Assembler, gpr
-from dprobes.native.a64.a64_translator import A64Translator
+from dprobes.native.a64.a64_operations import A64Operations, gpr
+from dprobes.native.ebpf_translator import Translator
 from dprobes.native.generated_code import Surroundings
 from support.a64_processor import A64Processor
 from support.ebpf_model import REGISTERS
@@ -29,17 +29,17 @@ def pieces(codes: Sequence[Sequence[Insn]], *memory: tuple[int, int]) -> list[Ca
     ``memory`` are the starts and sizes of pages of this process that they can use.
     """
     processor = A64Processor(memory)
-    asm = A64Assembler(_CODE)
+    asm = A64Operations(_CODE)
     places = [_write(asm, code) for code in codes]
     processor.put(_CODE, asm.assemble())
     return [partial(_run, processor, start, end) for start, end in places]
 
 
-def _write(asm: A64Assembler, code: Sequence[Insn]) -> tuple[int, int]:
+def _write(asm: A64Operations, code: Sequence[Insn]) -> tuple[int, int]:
     start, out = asm.here, asm.label()
     whole = (*code, Insn(0x95))
     assembled = Assembled(whole, (), (-1,) * len(whole), (0,))
-    A64Translator(asm, assembled, Surroundings({}, {}, {}), out).write()
+    Translator(asm, assembled, Surroundings({}, {}, {}), out).write()
     asm.place(out)
     end = asm.here
     asm.word(_NOP)

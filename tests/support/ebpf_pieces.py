@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembled
 from dprobes.bpf.bpf_instructions import Insn
+from dprobes.native.ebpf_translator import Translator
 from dprobes.native.generated_code import Surroundings
-from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler, gpr
-from dprobes.native.x86.x86_translator import X86Translator
+from dprobes.native.x86.x86_assembler import Gpr, Memory
+from dprobes.native.x86.x86_operations import X86Operations, gpr
 from support.ebpf_model import REGISTERS
 from support.machine_code import SAVED, function_at, place, reserve
 
@@ -26,13 +27,13 @@ def pieces(codes: Sequence[Sequence[Insn]], *_memory: tuple[int, int]) -> list[C
     """Return a function for each piece of code, as ``MakePieces`` says; all memory is there."""
     room = 1 << 20
     address = reserve(room)
-    asm = X86Assembler(address)
+    asm = X86Operations(address)
     starts = [_write(asm, code) for code in codes]
     place(address, asm.assemble(), room)
     return [_function(start) for start in starts]
 
 
-def _write(asm: X86Assembler, code: Sequence[Insn]) -> int:
+def _write(asm: X86Operations, code: Sequence[Insn]) -> int:
     start, out = asm.here, asm.label()
     for register in SAVED:
         asm.push(register)
@@ -40,7 +41,7 @@ def _write(asm: X86Assembler, code: Sequence[Insn]) -> int:
     for number in REGISTERS:
         asm.load(gpr(number), Memory(_BLOCK, 8 * number))
     whole = (*code, Insn(0x95))
-    X86Translator(asm, Assembled(whole, (), (-1,) * len(whole), (0,)), Surroundings({}, {}, {}), out).write()
+    Translator(asm, Assembled(whole, (), (-1,) * len(whole), (0,)), Surroundings({}, {}, {}), out).write()
     asm.place(out)
     for number in REGISTERS:
         asm.store(Memory(_BLOCK, 8 * number), gpr(number))

@@ -8,8 +8,9 @@ import mmap
 import signal
 from typing import TYPE_CHECKING
 
+from dprobes.native.runtime_routines import fault_entry
 from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler
-from dprobes.native.x86.x86_runtime import fault_entry
+from dprobes.native.x86.x86_operations import X86Operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,7 +131,7 @@ def handle_faults(fixups: Sequence[Fixup]) -> FaultHandler:
     """Return what lets faults at these instructions go on; others end the process."""
     abort = ctypes.cast(libc().abort, ctypes.c_void_p).value or 0
     address = take_room(mmap.PAGESIZE)
-    place(address, fault_entry(address, fixups, abort), mmap.PAGESIZE)
+    place(address, fault_entry(X86Operations(address), fixups, abort), mmap.PAGESIZE)
     return FaultHandler(address)
 
 

@@ -19,12 +19,13 @@ from dprobes.bpf.map_layouts import NOTE_SIZE, MapName
 from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, SharedHash
 from dprobes.engines.inline.memory.shared_rings import SharedRings
 from dprobes.engines.inline.memory.shared_state import SharedTables
+from dprobes.native.ebpf_translator import handler_function
 from dprobes.native.generated_code import ProcessFacts, Surroundings
 from dprobes.native.routines.handler_ring import RingShape
 from dprobes.native.routines.shared_hash_table import TableShape
+from dprobes.native.runtime_routines import make_runtime
 from dprobes.native.x86.x86_assembler import Gpr, X86Assembler
-from dprobes.native.x86.x86_runtime import make_runtime
-from dprobes.native.x86.x86_translator import handler_function
+from dprobes.native.x86.x86_operations import X86Operations
 from dprobes.testing import PAGE
 from support.ebpf_backend import EbpfRunner, Stage
 from support.ebpf_world import memory_of
@@ -118,7 +119,7 @@ class NativeRunner(EbpfRunner):
         routines = {**runtime.routines, **_write_questions(asking)}
         around = Surroundings({name: each.place for name, each in objects.items()}, routines,
                               runtime.map_routines, rings=rings.shape)  # fmt: skip
-        handler = handler_function(asking.here, lowered.assembled, around)
+        handler = handler_function(X86Operations(asking.here), lowered.assembled, around)
         stub = call_stub(handler.end, handler.address)
         place(address, runtime.code.code + asking.assemble() + handler.code + stub, _ROOM)
         self._functions.append((function_at(handler.end), handle_faults(runtime.code.fixups)))
@@ -145,7 +146,7 @@ class NativeRunner(EbpfRunner):
 
 @functools.lru_cache(64)
 def _runtime(address: int, facts: ProcessFacts, rings: RingShape, shapes: Shapes) -> Runtime:
-    return make_runtime(address, facts, rings, dict(shapes))
+    return make_runtime(X86Operations(address), facts, rings, dict(shapes))
 
 
 def shapes_of(objects: Mapping[MapName, Any]) -> Shapes:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALL",
+    "EXIT",
     "INSN_SIZE",
     "LOOPS_MAX",
     "NO_OVERWRITE",
@@ -132,7 +133,7 @@ class Size(IntEnum):
     @property
     def bytes(self) -> int:
         """The number of bytes."""
-        return {Size.B: 1, Size.H: 2, Size.W: 4, Size.DW: 8}[self]
+        return _BYTES[self]
 
     @classmethod
     def of(cls, count: int) -> Size:
@@ -235,8 +236,11 @@ INSN_SIZE = _LAYOUT.size
 WIDE_LOAD = Class.LD | 0x18
 """The opcode of the 64-bit load (``lddw``), the only instruction of two slots: the second holds the upper half."""
 
-CALL = Class.JMP | Jump.CALL
-"""The opcode of calls."""
+CALL, EXIT = Class.JMP | Jump.CALL, Class.JMP | Jump.EXIT
+"""The opcodes of calls and returns."""
+
+_CLASS, _OPERATION, _SIZE = 0x07, 0xF0, 0x18
+_BYTES: dict[int, int] = {Size.B: 1, Size.H: 2, Size.W: 4, Size.DW: 8}
 
 
 class Insn(NamedTuple):
@@ -251,6 +255,26 @@ class Insn(NamedTuple):
     src: int = 0
     off: int = 0
     imm: int = 0
+
+    @property
+    def kind(self) -> int:
+        """The class of the opcode."""
+        return self.opcode & _CLASS
+
+    @property
+    def operation(self) -> int:
+        """What an opcode of arithmetic or jumps does: ``Alu`` or ``Jump``."""
+        return self.opcode & _OPERATION
+
+    @property
+    def has_register(self) -> bool:
+        """Whether the second operand of arithmetic or a jump is a register."""
+        return bool(self.opcode & X)
+
+    @property
+    def size(self) -> int:
+        """How many bytes of memory an opcode of loads or stores is about."""
+        return _BYTES[self.opcode & _SIZE]
 
     @property
     def is_map_reference(self) -> bool:

@@ -1,9 +1,4 @@
-"""
-Code without what nobody looks at: calculations and loads whose results are not used, on any way.
-
-The kernel needs them: for arguments of helpers that routines here do not have, and for what a program returns. Each
-register less is one less to be saved for the probed program.
-"""
+"""The eBPF of handlers before it becomes machine code: what it must be like, what of it is needed, what it touches."""
 
 from __future__ import annotations
 
@@ -13,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembled, MapReference
 from dprobes.bpf.bpf_instructions import (
+    CALL,
+    EXIT,
     WIDE_LOAD,
     Alu,
     Atomic,
@@ -48,15 +45,14 @@ __all__ = [
 
 # What eBPF must be like to become machine code, whichever processor it is for.
 #
-# Nobody verifies it behind us, as the kernel does: so what is not known by its opcode, goes elsewhere than to the start
-# of an instruction, or reaches beyond the frame by a constant, is refused here. What registers point to is not
-# followed.
+# Nobody verifies it later, as the kernel does: so what is not known by its opcode, goes elsewhere than to the start of
+# an instruction, or reaches beyond the frame by a constant, is refused here. What registers point to is not followed.
 
 
 FRAME_MAX = 512
 """The most that the kernel lets a program have (MAX_BPF_STACK)."""
 
-_CLASS, _OPERATION, _MODE, _SIZE = 0x07, 0xF0, 0xE0, 0x18
+_MODE = 0xE0
 _FRAME = Register.R10.value
 _LAST = max(register.value for register in Register)
 
@@ -75,11 +71,10 @@ _BRANCHES = {
     for x in (0, X)
 }
 _GOES = {*_BRANCHES, Class.JMP | Jump.JA, Class.JMP | Jump.MAY_GOTO}
-_CALL, _EXIT = Class.JMP | Jump.CALL, Class.JMP | Jump.EXIT
 _LOADS = {Class.LDX | Mode.MEM | size for size in Size}
 _STORES = {kind | Mode.MEM | size for kind in (Class.ST, Class.STX) for size in Size}
 _ATOMICS = {Class.STX | Mode.ATOMIC | size for size in (Size.W, Size.DW)}
-_KNOWN = {*_CALCULATIONS, *_GOES, *_LOADS, *_STORES, *_ATOMICS, _CALL, _EXIT, WIDE_LOAD}
+_KNOWN = {*_CALCULATIONS, *_GOES, *_LOADS, *_STORES, *_ATOMICS, CALL, EXIT, WIDE_LOAD}
 _WITH_OFFSET = {*_GOES, *_LOADS, *_STORES, *_ATOMICS}
 _DATA = (LoadImmediate.NUMBER, LoadImmediate.MAP, LoadImmediate.MAP_VALUE)
 
@@ -107,7 +102,7 @@ def check_code(assembled: Assembled) -> None:
         insn = code[index]
         if insn.opcode in _GOES and index + 1 + insn.off not in starts:
             raise NotSupportedError(f"the eBPF instruction {index} goes to {index + 1 + insn.off}, where none begins")
-    if not code or code[-1].opcode not in (_EXIT, Class.JMP | Jump.JA):
+    if not code or code[-1].opcode not in (EXIT, Class.JMP | Jump.JA):
         raise NotSupportedError("the eBPF code runs off its end")
 
 
@@ -119,7 +114,7 @@ def _check_opcode(insn: Insn) -> None:
         raise NotSupportedError(f"there is no machine code for the atomic operation {insn.imm:#04x}")
     if insn.opcode == WIDE_LOAD and insn.src not in _DATA:
         raise NotSupportedError("there is no machine code for the address of a function")
-    if insn.opcode == _CALL:
+    if insn.opcode == CALL:
         if insn.src != CallKind.HELPER:
             raise NotSupportedError("there is no machine code for calls of kernel functions")
         if insn.imm not in Helper.__members__.values():
@@ -127,7 +122,7 @@ def _check_opcode(insn: Insn) -> None:
 
 
 def _check_registers(insn: Insn) -> None:
-    kind = insn.opcode & _CLASS
+    kind = insn.kind
     if insn.dst > _LAST or (insn.src > _LAST):
         raise NotSupportedError(f"there is no eBPF register {max(insn.dst, insn.src)}")
     writes = kind in (Class.ALU, Class.ALU64, Class.LDX) or insn.opcode == WIDE_LOAD
@@ -141,9 +136,9 @@ def _check_registers(insn: Insn) -> None:
 def _check_frame(code: tuple[Insn, ...], index: int) -> None:
     """Refuse accesses outside of the frame: by R10, or by a copy to which a number is added at once."""
     insn = code[index]
-    kind = insn.opcode & _CLASS
+    kind = insn.kind
     if (kind == Class.LDX and insn.src == _FRAME) or (kind in (Class.ST, Class.STX) and insn.dst == _FRAME):
-        size = Size(insn.opcode & _SIZE).bytes
+        size = insn.size
         if not -FRAME_MAX <= insn.off <= -size:
             raise NotSupportedError(f"eBPF code has no frame at R10{insn.off:+d}")
     elif insn.opcode == Class.ALU64 | Alu.MOV | X and insn.src == _FRAME and index + 1 < len(code):
@@ -156,8 +151,6 @@ def _check_frame(code: tuple[Insn, ...], index: int) -> None:
 # How much of a stack frame the code of a handler uses, below R10.
 
 
-_FRAME_CLASS = 0x07
-_LOAD, _FRAME_STORES, _FRAME_CALCULATIONS = Class.LDX, (Class.ST, Class.STX), (Class.ALU64, Class.ALU)
 _COPY, _ADDITION, _MAY_GOTO = Class.ALU64 | Alu.MOV | X, Class.ALU64 | Alu.ADD, Class.JMP | Jump.MAY_GOTO
 _BUDGET_SIZE, _ALIGNMENT = 8, 16
 
@@ -185,22 +178,25 @@ def _depth(code: tuple[Insn, ...]) -> int:
     for index, insn in enumerate(code):
         if frame not in (insn.src, insn.dst):
             continue
-        kind = insn.opcode & _FRAME_CLASS
-        if (kind == _LOAD and insn.src == frame) or (kind in _FRAME_STORES and insn.dst == frame):
+        kind = insn.kind
+        if (kind == Class.LDX and insn.src == frame) or (kind in (Class.ST, Class.STX) and insn.dst == frame):
             lowest = min(lowest, insn.off)
         elif insn.src == frame and insn.opcode == _COPY:
             following = code[index + 1]
             if following.opcode != _ADDITION or following.dst != insn.dst:
                 return FRAME_MAX
             lowest = min(lowest, following.imm)
-        elif insn.src == frame and insn.opcode & X and kind in _FRAME_CALCULATIONS:
+        elif insn.src == frame and insn.has_register and kind in (Class.ALU64, Class.ALU):
             return FRAME_MAX
     return -lowest
 
 
-_TRIM_CLASS, _TRIM_OPERATION, _TRIM_MODE = 0x07, 0xF0, 0xE0
-_TRIM_CALL, _TRIM_EXIT, _JUMP = Class.JMP | Jump.CALL, Class.JMP | Jump.EXIT, Class.JMP | Jump.JA
-_TRIM_BRANCHES = (Class.JMP, Class.JMP32)
+# Calculations and loads whose results nobody looks at, on any way.
+#
+# The kernel needs them: for arguments of helpers that routines here do not have, and for what a program returns. Each
+# register less is one less to be saved for the probed program.
+
+
 _SETTING = (Class.ALU, Class.ALU64, Class.LDX)
 _NONE = 0
 _FIRST_ARGUMENT = 0b10
@@ -253,7 +249,7 @@ def _instructions(code: tuple[Insn, ...]) -> Iterator[tuple[int, Insn]]:
 
 def _is_pure(insn: Insn) -> bool:
     """Return whether an instruction does nothing but set its register."""
-    return insn.opcode & _TRIM_CLASS in _SETTING or insn.opcode == WIDE_LOAD
+    return insn.kind in _SETTING or insn.opcode == WIDE_LOAD
 
 
 def _live(code: tuple[Insn, ...]) -> list[int]:
@@ -262,7 +258,7 @@ def _live(code: tuple[Insn, ...]) -> list[int]:
     order = [
         (
             index,
-            len(code) if insn.opcode in (_TRIM_EXIT, _JUMP) else index + (2 if insn.opcode == WIDE_LOAD else 1),
+            len(code) if insn.opcode in (EXIT, Class.JMP | Jump.JA) else index + (2 if insn.opcode == WIDE_LOAD else 1),
             index + 1 + insn.off if _goes(insn) else len(code),
             *_effect(insn),
             1 << insn.dst if _is_pure(insn) else _NONE,
@@ -284,14 +280,14 @@ def _live(code: tuple[Insn, ...]) -> list[int]:
 
 
 def _goes(insn: Insn) -> bool:
-    return insn.opcode & _TRIM_CLASS in _TRIM_BRANCHES and insn.opcode not in (_TRIM_CALL, _TRIM_EXIT)
+    return insn.kind in (Class.JMP, Class.JMP32) and insn.opcode not in (CALL, EXIT)
 
 
 def _effect(insn: Insn) -> tuple[int, int]:
     """Return the registers, as bits, that an instruction looks at, and those that it changes."""
     dst, src = 1 << insn.dst, 1 << insn.src
-    kind = insn.opcode & _TRIM_CLASS
-    if insn.opcode == _TRIM_CALL:
+    kind = insn.kind
+    if insn.opcode == CALL:
         count = _ARGUMENTS.get(Helper(insn.imm), 5)
         return (1 << count + 1) - 2, _CALLED
     if insn.opcode == WIDE_LOAD:
@@ -299,18 +295,18 @@ def _effect(insn: Insn) -> tuple[int, int]:
     if kind == Class.LDX:
         return src, dst
     if kind in (Class.ALU, Class.ALU64):
-        operand = src if insn.opcode & X else _NONE
-        return operand | (_NONE if insn.opcode & _TRIM_OPERATION == Alu.MOV else dst), dst
+        operand = src if insn.has_register else _NONE
+        return operand | (_NONE if insn.operation == Alu.MOV else dst), dst
     if kind == Class.ST:
         return dst, _NONE
-    if kind == Class.STX and insn.opcode & _TRIM_MODE == Mode.ATOMIC:
+    if kind == Class.STX and insn.opcode & _MODE == Mode.ATOMIC:
         looks_at = dst | src | (1 if insn.imm == Atomic.CMPXCHG else _NONE)
         return looks_at, _NONE  # what it changes, it has looked at
     if kind == Class.STX:
         return dst | src, _NONE
-    if insn.opcode in (_TRIM_EXIT, _JUMP, Class.JMP | Jump.MAY_GOTO):
+    if insn.opcode in (EXIT, Class.JMP | Jump.JA, Class.JMP | Jump.MAY_GOTO):
         return _NONE, _NONE
-    return dst | (src if insn.opcode & X else _NONE), _NONE
+    return dst | (src if insn.has_register else _NONE), _NONE
 
 
 def _without(assembled: Assembled, dropped: set[int]) -> Assembled:
@@ -345,15 +341,14 @@ def _without(assembled: Assembled, dropped: set[int]) -> Assembled:
 CONTEXT_WORDS = range(0, 168, 8)
 """Where ``struct pt_regs`` of x86-64 has its words."""
 
-_FOOTPRINT_CLASS, _FOOTPRINT_OPERATION, _FOOTPRINT_SIZE = 0x07, 0xF0, 0x18
-_FOOTPRINT_ARGUMENTS = range(6)
+_ARGUMENT_REGISTERS = range(6)
 _MOVE = Class.ALU64 | Alu.MOV | X
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """
-    Hold the numbers of the eBPF registers that are used, and the words of the context that are read and written.
+    The numbers of the eBPF registers that are used, and the words of the context that are read and written.
 
     ``calls`` says whether helpers are called, which may change all registers that calls do not keep.
     """
@@ -375,12 +370,12 @@ def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint
     escapes = calls = False
     knows_first = bool(contexts)
     for index, insn in enumerate(code):
-        kind = insn.opcode & _FOOTPRINT_CLASS
+        kind = insn.kind
         registers |= {insn.dst} | ({insn.src} if _has_source(insn) else set())
-        if kind in (Class.JMP, Class.JMP32) and insn.opcode & _FOOTPRINT_OPERATION == Jump.CALL:
+        if insn.opcode == CALL:
             calls = True
             escapes |= knows_first  # the context may be an argument
-            registers |= set(_FOOTPRINT_ARGUMENTS)
+            registers |= set(_ARGUMENT_REGISTERS)
             continue
         if not index and insn.opcode == _MOVE and (insn.dst, insn.src) == (Register.R6.value, Register.R1.value):
             contexts, knows_first = {Register.R6.value}, False
@@ -396,7 +391,7 @@ def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint
         elif kind == Class.STX:
             escapes |= insn.src in contexts
         elif kind in (Class.ALU64, Class.ALU):
-            escapes |= insn.dst in contexts or (bool(insn.opcode & X) and insn.src in contexts)
+            escapes |= insn.dst in contexts or (insn.has_register and insn.src in contexts)
         elif kind == Class.LDX or insn.opcode == WIDE_LOAD:
             escapes |= insn.dst in contexts
     words = set(context)
@@ -408,12 +403,12 @@ def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint
 
 def _words(insn: Insn) -> set[int]:
     """Return the words of the context that an access touches."""
-    size = Size(insn.opcode & _FOOTPRINT_SIZE).bytes
+    size = insn.size
     return {insn.off & ~7, insn.off + size - 1 & ~7}
 
 
 def _has_source(insn: Insn) -> bool:
-    kind = insn.opcode & _FOOTPRINT_CLASS
+    kind = insn.kind
     if kind in (Class.LDX, Class.STX):
         return True
-    return kind in (Class.ALU, Class.ALU64, Class.JMP, Class.JMP32) and bool(insn.opcode & X)
+    return kind in (Class.ALU, Class.ALU64, Class.JMP, Class.JMP32) and insn.has_register

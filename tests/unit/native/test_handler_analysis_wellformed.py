@@ -11,9 +11,10 @@ from dprobes.bpf.bpf_assembler import Assembled, Assembler, MapReference
 from dprobes.bpf.bpf_instructions import Alu, Helper, Insn, Jump, Register, decode
 from dprobes.bpf.map_layouts import MapName
 from dprobes.errors import NotSupportedError
+from dprobes.native.ebpf_translator import handler_function
 from dprobes.native.generated_code import MapPlace, NativeCode, Surroundings
 from dprobes.native.handler_analysis import check_code
-from dprobes.native.x86.x86_translator import handler_function
+from dprobes.native.x86.x86_operations import X86Operations
 
 HERE, ROUTINE = 0x5000_0000, 0x4000_0000
 AROUND = Surroundings(
@@ -79,7 +80,7 @@ def assembled(*code: Insn, maps: tuple[MapReference, ...] = (), functions: tuple
 )
 def test_what_is_not_known_is_refused(code: list[Insn], message: str) -> None:
     with pytest.raises(NotSupportedError) as refused:
-        handler_function(HERE, assembled(*code), AROUND)
+        handler_function(X86Operations(HERE), assembled(*code), AROUND)
     assert str(refused.value) == message
 
 
@@ -90,7 +91,9 @@ def test_functions_of_a_handler_are_refused() -> None:
 
 def test_a_helper_without_a_routine_is_refused() -> None:
     with pytest.raises(NotSupportedError, match=r"^there is no routine for what the kernel has as bpf_ktime_get_ns$"):
-        handler_function(HERE, assembled(Insn(0x85, imm=Helper.KTIME_GET_NS), EXIT), Surroundings({}, {}, {}))
+        handler_function(
+            X86Operations(HERE), assembled(Insn(0x85, imm=Helper.KTIME_GET_NS), EXIT), Surroundings({}, {}, {})
+        )
 
 
 def test_a_map_that_is_nowhere_is_refused() -> None:
@@ -99,7 +102,7 @@ def test_a_map_that_is_nowhere_is_refused() -> None:
     asm.store(Register.R1, 0, 1)
     asm.exit()
     with pytest.raises(NotSupportedError) as refused:
-        handler_function(HERE, asm.assemble(), Surroundings({}, {}, {}))
+        handler_function(X86Operations(HERE), asm.assemble(), Surroundings({}, {}, {}))
     assert str(refused.value) == "the memory that handlers share with the tool has no map 'locals'"
 
 
@@ -122,7 +125,7 @@ def check_ways(native: NativeCode) -> None:
 
 def is_taken(code: tuple[Insn, ...], maps: tuple[MapReference, ...] = ()) -> bool:
     try:
-        native = handler_function(HERE, assembled(*code, maps=maps), AROUND)
+        native = handler_function(X86Operations(HERE), assembled(*code, maps=maps), AROUND)
     except NotSupportedError:
         return False
     check_ways(native)

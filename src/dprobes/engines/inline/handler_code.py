@@ -15,8 +15,9 @@ from dprobes.engines.inline.handler_trampolines import Trampoline, make_displaci
 from dprobes.engines.inline.handler_trials import obstacle_in_process
 from dprobes.engines.ptrace.site_patches import OF_64_BITS
 from dprobes.native.generated_code import Part, Surroundings
-from dprobes.native.x86.x86_runtime import make_runtime
-from dprobes.native.x86.x86_trampoline import make_trampoline
+from dprobes.native.handler_trampoline import make_trampoline
+from dprobes.native.runtime_routines import make_runtime
+from dprobes.native.x86.x86_operations import X86Operations
 from dprobes.platform.x86.patches.patch_placer import MANY, Placement, Placer, Shared
 from dprobes.platform.x86.patches.patch_plans import Method, Refusal
 from dprobes.target.process_maps import PAGE_SIZE
@@ -247,7 +248,9 @@ class CodeWriter:
             shape = tuple(tuple(insn.opcode for insn in assembled.code) for assembled, _ in each)
             size = self._sizes.get(shape)
             if size is None:
-                made = make_trampoline(near, site, self._parts(each), lambda _: None, has_switches=self._has_switches)
+                made = make_trampoline(
+                    X86Operations(near), site, self._parts(each), lambda _: None, has_switches=self._has_switches
+                )
                 size = len(made.code) + _SLACK + (_LOOK_SIZE * len(each) if len(each) > 1 else 0)
                 self._sizes[shape] = size
             total += size + size_bound(self._trials.get(site))
@@ -272,9 +275,9 @@ class CodeWriter:
         if self._runtime is not None:
             return None
         facts, rings, tables = self._facts, self._rings, self._tables
-        size = len(make_runtime(site, facts, rings, tables).code.code) + _SLACK
+        size = len(make_runtime(X86Operations(site), facts, rings, tables).code.code) + _SLACK
         address = self.space.allocate(max(0, site - _REACH), site + _REACH, size)
         if address is None:
             return _NO_MEMORY
-        self._runtime = make_runtime(address, facts, rings, tables)
+        self._runtime = make_runtime(X86Operations(address), facts, rings, tables)
         return None

@@ -27,8 +27,9 @@ from dprobes.engines.hits.hit_probes import HANDING_OVER
 from dprobes.engines.inline.handler_trials import Trial
 from dprobes.engines.ptrace.site_patches import OF_64_BITS, CodeCopy, NativeStop
 from dprobes.native.generated_code import NativeCode
+from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, Operation, Shift
-from dprobes.native.x86.x86_trampoline import FRAME_SIZE, SPARE_WORD, make_trampoline, saved_at
+from dprobes.native.x86.x86_operations import FRAME_SIZE, SPARE_WORD, X86Operations, saved_at
 from dprobes.platform.x86.patches.displaced_code import displaced
 from dprobes.target.process_maps import PAGE_SIZE
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.inline.handler_trials import Access
     from dprobes.native.generated_code import CodeSwitch, Fixup, Part
-    from dprobes.native.x86.x86_assembler import Label, X86Assembler
+    from dprobes.native.virtual_assembler import Label
+    from dprobes.native.x86.x86_assembler import X86Assembler
     from dprobes.platform.x86.patches.displaced_code import DisplacedCode
     from dprobes.platform.x86.patches.patch_plans import Plan
 
@@ -381,5 +383,5 @@ def _piece(
     if probed is None:
         code = NativeCode(address, copy_at(address))
     else:
-        code = make_trampoline(address, *probed, write_rest, trial, has_switches=has_switches)
+        code = make_trampoline(X86Operations(address), *probed, write_rest, trial, has_switches=has_switches)
     return code, made[0]

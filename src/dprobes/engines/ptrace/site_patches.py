@@ -64,7 +64,7 @@ class NativeStop(NamedTuple):
     """
     Say that a thread that stops at the instruction at ``place``, in our code, has run into the breakpoint at ``site``.
 
-    It faults there, or with ``is_trap`` it traps. Its stack pointer is at a frame (``x86_trampoline``), which
+    It faults there, or with ``is_trap`` it traps. Its stack pointer is at a frame (``x86_operations``), which
     with ``has_frame`` has the other registers that the program would not find as they are, with ``has_flags`` all flags
     as PUSHFQ pushes them.
 

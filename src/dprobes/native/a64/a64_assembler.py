@@ -25,29 +25,15 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import NotSupportedError
+from dprobes.native.virtual_assembler import LabeledCode
 
-__all__ = [
-    "CALL_CHANGED",
-    "FRAME",
-    "RESULT",
-    "SCRATCH_1",
-    "SCRATCH_2",
-    "SCRATCH_3",
-    "A64Assembler",
-    "Condition",
-    "Gpr",
-    "Label",
-    "Memory",
-    "Operation",
-    "Shift",
-    "SystemRegister",
-    "gpr",
-]
+if TYPE_CHECKING:
+    from dprobes.native.virtual_assembler import Label
 
-Label = int
+__all__ = ["A64Assembler", "Condition", "Gpr", "Memory", "Operation", "Shift", "SystemRegister"]
 
 
 class Gpr(enum.IntEnum):
@@ -151,7 +137,7 @@ _NEAR, _FAR = 19, 26
 """How many bits there are for the distance of a branch with a condition, and of others, in instructions."""
 
 
-class A64Assembler:
+class A64Assembler(LabeledCode):
     """
     Collect instructions that will stand at ``address``; ``wide`` operations work on 64 bits.
 
@@ -160,44 +146,24 @@ class A64Assembler:
     """
 
     def __init__(self, address: int = 0) -> None:
-        self.address = address
+        super().__init__(address)
         self.changed: set[Gpr] = set()
         self.changes_flags = False
         self._code: list[int] = []
-        self._places: list[int | None] = []
         self._fixups: list[tuple[int, Label, int]] = []
 
     def __len__(self) -> int:
         return 4 * len(self._code)
-
-    @property
-    def here(self) -> int:
-        """The address of the next instruction."""
-        return self.address + len(self)
-
-    # Labels
-
-    def label(self) -> Label:
-        """Return a new label, which is still to be placed."""
-        self._places.append(None)
-        return len(self._places) - 1
-
-    def place(self, label: Label) -> None:
-        """Let a label stand for the next instruction."""
-        assert self._places[label] is None, "a label is placed twice"
-        self._places[label] = len(self._code)
-
-    def address_of(self, label: Label) -> int:
-        """Return where a label was placed."""
-        place = self._places[label]
-        assert place is not None, "a label is used that was never placed"
-        return self.address + 4 * place
 
     # Encoding
 
     def word(self, instruction: int) -> None:
         """Append an instruction as it is."""
         self._code.append(instruction)
+
+    def raw(self, data: bytes) -> None:
+        """Append instructions as they are."""
+        self._code += (instruction for (instruction,) in _WORD.iter_unpack(data))
 
     def _encode(self, opcode: int, dst: int, first: int = 0, second: int = 0, *, wide: bool = False) -> None:
         self.word(opcode | (_WIDE if wide else 0) | second << 16 | first << 5 | dst)
@@ -381,9 +347,7 @@ class A64Assembler:
         """Return the code, all labels being placed; raise ``NotSupportedError`` if a branch does not reach its."""
         code = list(self._code)
         for at, label, bits in self._fixups:
-            place = self._places[label]
-            assert place is not None, "a label is used that was never placed"
-            code[at] |= _distance(4 * (place - at), bits)
+            code[at] |= _distance(self._place_of(label) - 4 * at, bits)
         return b"".join(map(_WORD.pack, code))
 
 
@@ -394,26 +358,3 @@ def _distance(distance: int, bits: int) -> int:
         raise NotSupportedError(f"a branch of AArch64 does not reach {distance:+#x} bytes")
     field = count & (1 << bits) - 1
     return field << 5 if bits == _NEAR else field
-
-
-# Where the registers of eBPF are: as in the kernel's JIT (arch/arm64/net/bpf_jit_comp.c), so that calls fit.
-
-
-_REGISTERS = (
-    Gpr.X7, Gpr.X0, Gpr.X1, Gpr.X2, Gpr.X3, Gpr.X4, Gpr.X19, Gpr.X20, Gpr.X21, Gpr.X22, Gpr.X25,
-)  # fmt: skip
-
-RESULT, FRAME = Gpr.X7, Gpr.X25
-SCRATCH_1, SCRATCH_2, SCRATCH_3 = Gpr.X9, Gpr.X10, Gpr.X11
-"""Registers that eBPF has no use for; an instruction may change them, and so may calls."""
-
-CALL_CHANGED = frozenset({
-    Gpr.X0, Gpr.X1, Gpr.X2, Gpr.X3, Gpr.X4, Gpr.X7, Gpr.X8, SCRATCH_1, SCRATCH_2, SCRATCH_3, Gpr.X16, Gpr.X17,
-    Gpr.X30,
-})  # fmt: skip
-"""What routines may change: arguments and the result, and what is nothing of eBPF's."""
-
-
-def gpr(number: int) -> Gpr:
-    """Return the register in which eBPF register ``number`` is."""
-    return _REGISTERS[number]

@@ -24,24 +24,14 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = [
-    "FRAME",
-    "RESULT",
-    "SCRATCH_1",
-    "SCRATCH_2",
-    "Condition",
-    "Gpr",
-    "Label",
-    "Memory",
-    "Operation",
-    "Shift",
-    "X86Assembler",
-    "gpr",
-]
+from dprobes.native.virtual_assembler import LabeledCode
 
-Label = int
+if TYPE_CHECKING:
+    from dprobes.native.virtual_assembler import Label
+
+__all__ = ["Condition", "Gpr", "Memory", "Operation", "Shift", "X86Assembler"]
 
 
 class Gpr(enum.IntEnum):
@@ -126,40 +116,16 @@ def _is_byte(value: int) -> bool:
     return -0x80 <= value < 0x80
 
 
-class X86Assembler:
+class X86Assembler(LabeledCode):
     """Collect instructions that will stand at ``address``; ``wide`` operations work on 64 bits."""
 
     def __init__(self, address: int = 0) -> None:
-        self.address = address
+        super().__init__(address)
         self._code = bytearray()
-        self._places: list[int | None] = []
         self._fixups: list[tuple[int, Label]] = []
 
     def __len__(self) -> int:
         return len(self._code)
-
-    @property
-    def here(self) -> int:
-        """The address of the next instruction."""
-        return self.address + len(self._code)
-
-    # Labels
-
-    def label(self) -> Label:
-        """Return a new label, which is still to be placed."""
-        self._places.append(None)
-        return len(self._places) - 1
-
-    def place(self, label: Label) -> None:
-        """Let a label stand for the next instruction."""
-        assert self._places[label] is None, "a label is placed twice"
-        self._places[label] = len(self._code)
-
-    def address_of(self, label: Label) -> int:
-        """Return where a label was placed."""
-        place = self._places[label]
-        assert place is not None, "a label is used that was never placed"
-        return self.address + place
 
     # Encoding
 
@@ -411,24 +377,5 @@ class X86Assembler:
     def assemble(self) -> bytes:
         """Return the code, all labels being placed."""
         for at, label in self._fixups:
-            place = self._places[label]
-            assert place is not None, "a label is used that was never placed"
-            _DWORD.pack_into(self._code, at, place - at - 4)
+            _DWORD.pack_into(self._code, at, self._place_of(label) - at - 4)
         return bytes(self._code)
-
-
-# Where the registers of eBPF are: as in the kernel's JIT (arch/x86/net/bpf_jit_comp.c), so that calls fit.
-
-
-_REGISTERS = (
-    Gpr.RAX, Gpr.RDI, Gpr.RSI, Gpr.RDX, Gpr.RCX, Gpr.R8, Gpr.RBX, Gpr.R13, Gpr.R14, Gpr.R15, Gpr.RBP,
-)  # fmt: skip
-
-RESULT, FRAME = Gpr.RAX, Gpr.RBP
-SCRATCH_1, SCRATCH_2 = Gpr.R10, Gpr.R11
-"""Registers that eBPF has no use for; an instruction may change them, and so may calls."""
-
-
-def gpr(number: int) -> Gpr:
-    """Return the register in which eBPF register ``number`` is."""
-    return _REGISTERS[number]

@@ -16,11 +16,11 @@ import pytest
 from dprobes.bpf.bpf_instructions import Helper
 from dprobes.engines.inline.memory.shared_memory import Region
 from dprobes.engines.inline.memory.shared_rings import SharedRings
+from dprobes.native.ebpf_translator import write_function
 from dprobes.native.generated_code import ProcessFacts, Surroundings
 from dprobes.native.routines.handler_ring import CONSUMER, DATA, DISCARDED, PRODUCER, RingShape, output_code
-from dprobes.native.x86.x86_assembler import X86Assembler
-from dprobes.native.x86.x86_runtime import make_runtime
-from dprobes.native.x86.x86_translator import write_routine
+from dprobes.native.runtime_routines import make_runtime
+from dprobes.native.x86.x86_operations import X86Operations
 from support.machine_code import Pages, call_stub, function_at, place, reserve
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class World:
         self.region.place = self.region.own_address
         self.rings = SharedRings(self.region, shape)
         address = reserve(ROOM)
-        runtime = make_runtime(address, ProcessFacts(0, 0, has_rdpid=False), shape, {})
+        runtime = make_runtime(X86Operations(address), ProcessFacts(0, 0, has_rdpid=False), shape, {})
         stub = call_stub(runtime.code.end, runtime.routines[Helper.RINGBUF_OUTPUT])
         place(address, runtime.code.code + stub, ROOM)
         self._function: Callable[..., int] = function_at(runtime.code.end, 4)
@@ -63,8 +63,8 @@ class World:
     def _made_for(self, size: int, piece: int) -> Callable[..., int]:
         address = reserve(ROOM)
         code = output_code(self.shape, size, (piece,) * -(-size // piece))
-        asm = X86Assembler(address)
-        write_routine(asm, code, Surroundings({}, {}, {}, has_rdpid=False))
+        asm = X86Operations(address)
+        write_function(asm, code, Surroundings({}, {}, {}, has_rdpid=False))
         place(address, asm.assemble(), ROOM)
         return function_at(address, 2)
 

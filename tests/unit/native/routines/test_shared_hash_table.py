@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Helper
+from dprobes.native.ebpf_translator import write_function
 from dprobes.native.generated_code import Surroundings
 from dprobes.native.routines.shared_hash_table import BLOCK, DELETED, FREE, HEAD_SIZE, TableShape, hash_routine
-from dprobes.native.x86.x86_assembler import X86Assembler
-from dprobes.native.x86.x86_translator import write_routine
+from dprobes.native.x86.x86_operations import X86Operations
 from dprobes.platform.linux.call_proxy import map_code
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ GUARD = b"\xa5" * 64
 
 @functools.cache
 def routine(helper: Helper, shape: TableShape) -> Callable[..., int]:
-    asm = X86Assembler()
-    write_routine(asm, hash_routine(helper, shape), Surroundings({}, {}, {}))
+    asm = X86Operations()
+    write_function(asm, hash_routine(helper, shape), Surroundings({}, {}, {}))
     result = ctypes.c_uint64 if helper is LOOKUP else ctypes.c_int64
     made: Callable[..., int] = ctypes.CFUNCTYPE(result, *[ctypes.c_uint64] * 4)(map_code(asm.assemble()))
     return made

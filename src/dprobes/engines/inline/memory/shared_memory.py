@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Helper
 from dprobes.errors import NotSupportedError
+from dprobes.native.ebpf_translator import write_function
 from dprobes.native.generated_code import MapPlace, MapShape, Surroundings
 from dprobes.native.routines.shared_hash_table import BLOCK, DELETED, HEAD_SIZE, TableShape, hash_routine
-from dprobes.native.x86.x86_assembler import X86Assembler
-from dprobes.native.x86.x86_translator import write_routine
+from dprobes.native.x86.x86_operations import X86Operations
 from dprobes.platform.linux.call_proxy import map_code, unmap_code
 from dprobes.platform.linux.memory_file import memory_file
 
@@ -65,10 +65,10 @@ def own_function(assembled: Assembled, calls: Mapping[Helper, Assembled] | None 
 
     Its code does not depend on where it stands, and is mapped as long as the function is there.
     """
-    asm = X86Assembler()
+    asm = X86Operations()
     plain = Surroundings({}, {}, {})
-    called = {helper: write_routine(asm, routine, plain) for helper, routine in (calls or {}).items()}
-    start = write_routine(asm, assembled, Surroundings({}, called, {}))
+    called = {helper: write_function(asm, routine, plain) for helper, routine in (calls or {}).items()}
+    start = write_function(asm, assembled, Surroundings({}, called, {}))
     code = asm.assemble()
     address = map_code(code)
     function = ctypes.CFUNCTYPE(ctypes.c_uint64, *[ctypes.c_uint64] * _ARGUMENTS)(address + start)

@@ -26,9 +26,10 @@ from dprobes.bpf.map_layouts import (
     ProbeField,
     call_key,
 )
+from dprobes.native.ebpf_translator import handler_function
 from dprobes.native.generated_code import MapPlace, Surroundings
 from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler
-from dprobes.native.x86.x86_translator import handler_function
+from dprobes.native.x86.x86_operations import X86Operations
 from support.machine_code import call_stub, function_at, place, reserve
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class World:
 
     def _made(self, assembled: Assembled) -> Callable[..., int]:
         address = reserve(ROOM)
-        code = handler_function(address, assembled, self._around)
+        code = handler_function(X86Operations(address), assembled, self._around)
         place(address, code.code + call_stub(code.end, address), ROOM)
         return function_at(code.end)
 

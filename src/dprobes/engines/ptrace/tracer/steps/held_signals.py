@@ -142,7 +142,7 @@ _FAULTS = (signal.SIGSEGV, signal.SIGBUS)
 
 _RAX, _RIP, _RSP, _FLAGS = (int(each) for each in (Register.RAX, Register.RIP, Register.RSP, Register.EFLAGS))
 _FRAME_SIZE, _RAX_AT, _FLAGS_AT = 304, 80, 144
-"""How far the stack pointer was moved, and what the frame has where (``native.x86.x86_trampoline``)."""
+"""How far the stack pointer was moved, and what the frame has where (``native.x86.x86_operations``)."""
 _ARITHMETIC, _OVERFLOW, _DIRECTION = 0x8D5, 0x800, 0x400
 _LOW_FLAGS = 0xD5
 """What LAHF has in its second byte, and SETO says in the first one of OF."""

@@ -13,7 +13,7 @@ from dprobes.engines.ptrace.site_patches import NativeStop
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.steps import held_signals
 from dprobes.engines.ptrace.tracer.steps.held_signals import is_in_native_stop, set_back, stop_of
-from dprobes.native.x86 import x86_trampoline
+from dprobes.native.x86 import x86_operations
 from dprobes.native.x86.x86_assembler import Gpr
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register
@@ -46,7 +46,7 @@ def registers(pc: int, flags: int = 0, stack: int = STACK) -> ctypes.Array[ctype
 
 
 def frame(space: AddressSpace, rax: int, flags: int) -> None:
-    assert x86_trampoline.saved_at(Gpr.RAX).displacement == held_signals._RAX_AT
+    assert x86_operations.saved_at(Gpr.RAX).displacement == held_signals._RAX_AT
     os.pwrite(space.memory, struct.pack("=Q", rax), STACK + held_signals._RAX_AT)
     os.pwrite(space.memory, struct.pack("=Q", flags), STACK + held_signals._FLAGS_AT)
 
@@ -56,8 +56,8 @@ def shown(made: ctypes.Array[ctypes.c_ulong]) -> tuple[int, ...]:
 
 
 def test_the_frame_is_that_of_trampolines() -> None:
-    assert held_signals._FRAME_SIZE == x86_trampoline.FRAME_SIZE
-    assert held_signals._FLAGS_AT == x86_trampoline._FLAGS
+    assert held_signals._FRAME_SIZE == x86_operations.FRAME_SIZE
+    assert x86_operations.X86Operations.layout.flags == held_signals._FLAGS_AT
 
 
 def test_a_fault_and_a_trap_are_told_apart(space: AddressSpace) -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.native import runtime_routines
+from dprobes.native.generated_code import Surroundings
 from dprobes.native.process_page import (
     CLOCK_READING,
     CLOCK_READINGS,
@@ -25,9 +27,7 @@ from dprobes.native.process_page import (
     THREAD,
     thread_window,
 )
-from dprobes.native.x86 import x86_runtime
-from dprobes.native.x86.x86_assembler import Gpr, X86Assembler
-from dprobes.native.x86.x86_translator import write_cpu
+from dprobes.native.x86.x86_operations import X86Operations
 from support.machine_code import Pages, function_at, libc, place, reserve
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 MADV_WIPEONFORK = 18
 
 
-def routine(write: Callable[[X86Assembler], object], arguments: int = 0) -> Callable[..., int]:
+def routine(write: Callable[[X86Operations], object], arguments: int = 0) -> Callable[..., int]:
     address = reserve(mmap.PAGESIZE)
-    asm = X86Assembler(address)
+    asm = X86Operations(address)
     write(asm)
     place(address, asm.assemble(), mmap.PAGESIZE)
     return function_at(address, arguments)
@@ -76,7 +76,7 @@ def here() -> int:
 def test_the_ids_are_those_of_the_process_and_the_thread(page: Pages) -> None:
     where = tid_place()
     assert where is not None
-    ids = routine(lambda asm: x86_runtime.write_ids(asm, page.start, where))
+    ids = routine(lambda asm: runtime_routines.write_ids(asm, page.start, where))
     page.write(page.start + PROCESS_PID, os.getpid().to_bytes(4, "little"))
     assert ids() == here()
     found: list[tuple[int, int]] = []
@@ -96,7 +96,7 @@ def test_the_ids_are_those_of_the_process_and_the_thread(page: Pages) -> None:
 def test_in_a_nested_namespace_the_thread_has_the_id_that_the_page_has_for_it(page: Pages) -> None:
     where, tid = tid_place(), threading.get_native_id()
     assert where is not None
-    ids = routine(lambda asm: x86_runtime.write_ids(asm, page.start, where))
+    ids = routine(lambda asm: runtime_routines.write_ids(asm, page.start, where))
     window = thread_window(tid)
     page.write(page.start + PROCESS_PID, (4711).to_bytes(4, "little"))
     page.write(page.start + PROCESS_IS_NESTED, (1).to_bytes(4, "little"))
@@ -116,7 +116,7 @@ def test_in_a_nested_namespace_the_thread_has_the_id_that_the_page_has_for_it(pa
 
 @pytest.mark.parametrize(("first_stack", "limit"), [(None, 1 << 64), (5 << 40, 5 << 40)])
 def test_the_end_of_a_stack_is_the_nearest_of_what_is_above(first_stack: int | None, limit: int) -> None:
-    end = routine(lambda asm: x86_runtime.write_stack_end(asm, first_stack), 1)
+    end = routine(lambda asm: runtime_routines.write_stack_end(asm, first_stack), 1)
     own = routine(lambda asm: asm.raw(bytes.fromhex("64488b042500000000c3")))()  # mov rax, fs:0; ret
     above = [place for place in (own, first_stack) if place is not None]
     for address in (0, 4096, own - 1, own, own + 1, limit - 1, limit + 1 & (1 << 64) - 1, (1 << 64) - 1):
@@ -130,21 +130,21 @@ def test_the_end_of_a_stack_is_the_nearest_of_what_is_above(first_stack: int | N
 
 def test_where_nobody_has_a_thread_pointer_the_end_is_that_of_the_first_stack() -> None:
     """The load faults there: the way behind it is gone from the place that the fault is fixed up at."""
-    asm = X86Assembler(reserve(mmap.PAGESIZE))
-    (fixup,) = x86_runtime.write_stack_end(asm, 0x7000)
+    asm = X86Operations(reserve(mmap.PAGESIZE))
+    (fixup,) = runtime_routines.write_stack_end(asm, 0x7000)
     place(asm.address, asm.assemble(), mmap.PAGESIZE)
     assert function_at(fixup.target, 1)(0x6000) == 0x7000
     assert function_at(fixup.target, 1)(0x8000) == 0
 
 
 def test_without_a_place_of_thread_ids_there_is_the_process_id_alone(page: Pages) -> None:
-    ids = routine(lambda asm: x86_runtime.write_ids(asm, page.start, None))
+    ids = routine(lambda asm: runtime_routines.write_ids(asm, page.start, None))
     page.write(page.start + PROCESS_PID, (4711).to_bytes(4, "little"))
     assert ids() == 4711 << 32
 
 
 def test_a_signal_goes_to_this_thread() -> None:
-    send = routine(x86_runtime.write_signal, 1)
+    send = routine(runtime_routines.write_signal, 1)
 
     def stops() -> bool:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -166,8 +166,8 @@ def test_the_cpu(*, has_rdpid: bool) -> None:
     if has_rdpid and " rdpid" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("processor: it has no RDPID")
 
-    def write(asm: X86Assembler) -> None:
-        write_cpu(asm, Gpr.RAX, has_rdpid=has_rdpid)
+    def write(asm: X86Operations) -> None:
+        asm.read_cpu(Surroundings({}, {}, {}, has_rdpid))
         asm.ret()
 
     cpu = routine(write)
@@ -219,7 +219,7 @@ def test_the_clock_is_clock_monotonic(page: Pages, version: int) -> None:
     readings = [(0, 0, 0), (0, 0, 0)]
     readings[version & 1] = calibration()
     page.write(page.start, clock_page(version, *readings))
-    clock = routine(lambda asm: x86_runtime.write_clock(asm, page.start))
+    clock = routine(lambda asm: runtime_routines.write_clock(asm, page.start))
     differences = []
     for _ in range(1000):
         before = time.monotonic_ns()
@@ -233,14 +233,14 @@ def test_a_counter_that_is_behind_gives_an_earlier_time(page: Pages) -> None:
     counter, now, rate = rdtsc(), 1 << 40, 1 << 32
     ahead = 1 << 40
     page.write(page.start, clock_page(0, (counter + ahead, now + ahead, rate)))
-    clock = routine(lambda asm: x86_runtime.write_clock(asm, page.start))
+    clock = routine(lambda asm: runtime_routines.write_clock(asm, page.start))
     passed = rdtsc() - counter
     assert now + passed <= clock() <= now + (rdtsc() - counter)
 
 
 def test_no_time_is_made_of_two_readings(page: Pages) -> None:
     """Somebody changes the page all the time between two clocks, of which each alone says the same."""
-    clock = routine(lambda asm: x86_runtime.write_clock(asm, page.start))
+    clock = routine(lambda asm: runtime_routines.write_clock(asm, page.start))
     counter = rdtsc()
     readings = ((counter, 1 << 50, 1 << 32), (counter + (1 << 30), (1 << 50) + (1 << 30), 1 << 32))
     words = (ctypes.c_uint64 * (CLOCK_SIZE // 8)).from_address(page.start)

@@ -11,17 +11,19 @@ import pytest
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.map_layouts import MapName
-from dprobes.native.a64.a64_runtime import make_runtime
-from dprobes.native.a64.a64_trampoline import PC, PSTATE, SP, make_trampoline
-from dprobes.native.generated_code import MapPlace, MapShape, ProcessFacts, Surroundings
+from dprobes.native.a64.a64_operations import A64Operations
+from dprobes.native.generated_code import MapPlace, MapShape, Part, ProcessFacts, Surroundings
+from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.process_page import HAS_ENDED
 from dprobes.native.routines.handler_ring import ENTRY_HEADER, PRODUCER, RingShape
+from dprobes.native.runtime_routines import make_runtime
 from support.a64_processor import PAGE, A64Processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 R = Register
+PC, PSTATE, SP = A64Operations.layout.ip, A64Operations.layout.flags, A64Operations.layout.sp
 CODE, DATA, STACK, SITE = 0x40_0000, 0x50_0000, 0x60_0000, 0x12_3456_789C
 VALUES, RINGS, PAGES = DATA, DATA + PAGE, DATA
 RING = RingShape(2, PAGE)
@@ -100,9 +102,11 @@ class Site:
         write(asm)
         asm.mov(R.R0, 0)
         asm.exit()
-        runtime = make_runtime(CODE, ProcessFacts(PAGES + 512, PAGES + 1024, 0, cpu_place=8), RING, {})
+        runtime = make_runtime(A64Operations(CODE), ProcessFacts(PAGES + 512, PAGES + 1024, 0, cpu_place=8), RING, {})
         around = Surroundings(MAPS, runtime.routines, runtime.map_routines, cpu_place=8, life_mark=life_mark)
-        made = make_trampoline(runtime.code.end, SITE, asm.assemble(), around, lambda asm: asm.word(0xD503201F))
+        made = make_trampoline(
+            A64Operations(runtime.code.end), SITE, [Part(asm.assemble(), around)], lambda asm: asm.word(0xD503201F)
+        )
         self.start, self.end = made.address, made.end - 4
         self.processor = A64Processor([])
         self.processor.put(CODE, runtime.code.code + made.code)

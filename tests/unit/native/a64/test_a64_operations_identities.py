@@ -8,9 +8,8 @@ import pytest
 
 from dprobes.bpf.bpf_assembler import Assembled
 from dprobes.bpf.bpf_instructions import Class, Helper, Insn, Jump
-from dprobes.native.a64.a64_assembler import RESULT, A64Assembler
-from dprobes.native.a64.a64_runtime import write_clock, write_ids, write_signal, write_stack_end
-from dprobes.native.a64.a64_translator import write_function
+from dprobes.native.a64.a64_operations import A64Operations, gpr
+from dprobes.native.ebpf_translator import write_function
 from dprobes.native.generated_code import Surroundings
 from dprobes.native.process_page import (
     CLOCK_READING,
@@ -20,6 +19,7 @@ from dprobes.native.process_page import (
     THREAD,
     thread_window,
 )
+from dprobes.native.runtime_routines import write_clock, write_ids, write_signal, write_stack_end
 from support.a64_processor import CPU, A64Processor
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ CODE, PAGE_OF_PROCESS, THREAD_AREA, BUFFER = 0x40_0000, 0x50_0000, 0x60_0000, 0x
 GETPID, GETTID, CLOCK_GETTIME, GETCPU = 172, 178, 113, 168
 
 
-def processor_with(write: Callable[[A64Assembler], object]) -> A64Processor:
-    asm = A64Assembler(CODE)
+def processor_with(write: Callable[[A64Operations], object]) -> A64Processor:
+    asm = A64Operations(CODE)
     write(asm)
     made = A64Processor([])
     made.put(CODE, asm.assemble())
@@ -42,7 +42,7 @@ def processor_with(write: Callable[[A64Assembler], object]) -> A64Processor:
 
 def result_of(processor: A64Processor, *arguments: int) -> int:
     processor.call(CODE, *arguments)
-    return processor.registers()[RESULT]
+    return processor.registers()[gpr(0)]
 
 
 def test_without_a_place_of_thread_ids_there_is_the_process_id_alone() -> None:
@@ -122,7 +122,7 @@ def test_the_cpu() -> None:
     code = (Insn(Class.JMP | Jump.CALL, 0, 0, 0, Helper.GET_SMP_PROCESSOR_ID), Insn(Class.JMP | Jump.EXIT))
     assembled = Assembled(code, (), (-1, -1), (0,))
 
-    def write(asm: A64Assembler, place: int | None) -> None:
+    def write(asm: A64Operations, place: int | None) -> None:
         write_function(asm, assembled, Surroundings({}, {}, {}, cpu_place=place), is_shared=False)
 
     processor = processor_with(lambda asm: write(asm, None))

@@ -18,11 +18,12 @@ from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Register, Size
 from dprobes.bpf.map_layouts import MapName
 from dprobes.native.a64.a64_assembler import A64Assembler, Condition, Gpr, Operation
-from dprobes.native.a64.a64_runtime import fault_entry, make_runtime
-from dprobes.native.a64.a64_trampoline import make_trampoline
-from dprobes.native.generated_code import MapPlace, MapShape, ProcessFacts, Surroundings
+from dprobes.native.a64.a64_operations import A64Operations
+from dprobes.native.generated_code import MapPlace, MapShape, Part, ProcessFacts, Surroundings
+from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS, PROCESS_PID
 from dprobes.native.routines.handler_ring import DATA, ENTRY_HEADER, PRODUCER, RingShape
+from dprobes.native.runtime_routines import fault_entry, make_runtime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,11 +87,11 @@ def handler() -> Assembled:
 def program() -> bytes:
     """Return an executable that comes to a probed instruction ``HITS`` times, and writes the shared memory out."""
     start = CODE + HEADERS
-    runtime = make_runtime(start, ProcessFacts(PAGE_OF_PROCESS, CLOCK_PAGE), RING, {})
+    runtime = make_runtime(A64Operations(start), ProcessFacts(PAGE_OF_PROCESS, CLOCK_PAGE), RING, {})
     maps = {MapName.SCRATCH: MapPlace(VALUES, MapShape.VALUES, 64), MapName.RING: MapPlace(RINGS, MapShape.RINGS)}
     around = Surroundings(maps, runtime.routines, runtime.map_routines, rings=RING)
-    trampoline = make_trampoline(runtime.code.end, 0, handler(), around, lambda asm: asm.ret())
-    on_fault = fault_entry(trampoline.end, runtime.code.fixups, 0)
+    trampoline = make_trampoline(A64Operations(runtime.code.end), 0, [Part(handler(), around)], lambda asm: asm.ret())
+    on_fault = fault_entry(A64Operations(trampoline.end), runtime.code.fixups, 0)
     asm = A64Assembler(trampoline.end + len(on_fault))
     system_call(asm, SIGACTION, SIGSEGV, ACTION, 0, MASK_SIZE)
     again, wrong = asm.label(), asm.label()

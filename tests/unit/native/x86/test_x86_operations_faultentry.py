@@ -7,8 +7,9 @@ import os
 import signal
 
 from dprobes.native.generated_code import Fixup
+from dprobes.native.runtime_routines import fault_entry
 from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, X86Assembler
-from dprobes.native.x86.x86_runtime import fault_entry
+from dprobes.native.x86.x86_operations import X86Operations
 from support.machine_code import FaultHandler, function_at, place, reserve
 
 ROOM = 4096
@@ -36,7 +37,7 @@ def faulting(address: int, count: int) -> tuple[bytes, list[Fixup]]:
 
 def handler(fixups: list[Fixup], otherwise: int) -> FaultHandler:
     address = reserve(ROOM)
-    place(address, fault_entry(address, fixups, otherwise), ROOM)
+    place(address, fault_entry(X86Operations(address), fixups, otherwise), ROOM)
     return FaultHandler(address)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import unicorn
 
-from dprobes.native.a64.a64_assembler import RESULT, A64Assembler
-from dprobes.native.a64.a64_runtime import write_read, write_read_string, write_write
+from dprobes.native.a64.a64_operations import A64Operations, gpr
+from dprobes.native.runtime_routines import write_read, write_read_string, write_write
 from support.a64_processor import PAGE, A64Processor
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ GUARD = b"\xa5"
 class Routine:
     """A routine, with two pages of the program, and memory of ours."""
 
-    def __init__(self, write: Callable[[A64Assembler], list[Fixup]]) -> None:
-        asm = A64Assembler(CODE)
+    def __init__(self, write: Callable[[A64Operations], list[Fixup]]) -> None:
+        asm = A64Operations(CODE)
         fixups = write(asm)
         self.processor = A64Processor([])
         self.processor.put(CODE, asm.assemble())
@@ -39,7 +39,7 @@ class Routine:
 
     def __call__(self, *arguments: int) -> int:
         self.processor.call(CODE, *arguments)
-        return self.processor.registers()[RESULT]
+        return self.processor.registers()[gpr(0)]
 
 
 def places(random: Random, size: int) -> list[int]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.native.x86.x86_assembler import Gpr, X86Assembler
-from dprobes.native.x86.x86_runtime import write_read, write_read_string, write_write
+from dprobes.native.runtime_routines import write_read, write_read_string, write_write
+from dprobes.native.x86.x86_assembler import Gpr
+from dprobes.native.x86.x86_operations import X86Operations
 from support.machine_code import Pages, function_at, handle_faults, place, reserve
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ GUARD = 0xA5
 class Routine:
     """A routine for this process, in which it may fault."""
 
-    def __init__(self, write: Callable[[X86Assembler], list[Fixup]]) -> None:
+    def __init__(self, write: Callable[[X86Operations], list[Fixup]]) -> None:
         room = PAGE
         address = reserve(room)
-        asm = X86Assembler(address)
+        asm = X86Operations(address)
         fixups = write(asm)
         place(address, asm.assemble(), room)
         self._function = function_at(address, 3)
@@ -183,7 +184,7 @@ def test_other_registers_stay() -> None:
     """A routine keeps what calls of eBPF keep, and the direction flag does not matter."""
     for write_routine in (write_read, write_read_string, write_write):
         address = reserve(PAGE)
-        asm = X86Assembler(address)
+        asm = X86Operations(address)
         inner = asm.label()
         kept = (Gpr.RBX, Gpr.RBP, Gpr.R9, Gpr.R12, Gpr.R13, Gpr.R14, Gpr.R15)
         for register in kept:

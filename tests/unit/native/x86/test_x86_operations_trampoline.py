@@ -19,18 +19,19 @@ from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.map_layouts import INLINE_ENDING, MapName
 from dprobes.native.generated_code import MapPlace, Part, ProcessFacts, Surroundings
+from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.process_page import HAS_ENDED
 from dprobes.native.routines.handler_ring import RingShape
+from dprobes.native.runtime_routines import make_runtime
 from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler
-from dprobes.native.x86.x86_runtime import make_runtime
-from dprobes.native.x86.x86_trampoline import FRAME_SIZE, SPARE_WORD, make_trampoline, saved_at
+from dprobes.native.x86.x86_operations import FRAME_SIZE, SPARE_WORD, X86Operations, saved_at
 from support.machine_code import SAVED, Pages, function_at, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from dprobes.native.x86.x86_assembler import Label
-    from dprobes.native.x86.x86_trampoline import Trial
+    from dprobes.native.handler_trampoline import Trial
+    from dprobes.native.virtual_assembler import Label
 
 R = Register
 ROOM = 64 << 10
@@ -82,7 +83,7 @@ class Caller:
         handlers: Assembled | Sequence[Assembled],
         tables: dict[MapName, MapPlace],
         facts: ProcessFacts,
-        trial: Trial | None = None,
+        trial: Trial[X86Operations] | None = None,
         marks: Sequence[int | None] = (None,),
         off: Collection[int] = (),
     ) -> None:
@@ -91,7 +92,7 @@ class Caller:
         self._pointers = (ctypes.c_uint64 * 3)()
         self._stack = ctypes.create_string_buffer(_STACK)
         self.middle = ctypes.addressof(self._stack) + _STACK // 2 & ~15
-        runtime = make_runtime(self.address, facts, RingShape(2, 4096), {})
+        runtime = make_runtime(X86Operations(self.address), facts, RingShape(2, 4096), {})
         around = Surroundings(
             tables, runtime.routines, runtime.map_routines, facts.has_rdpid, life_mark=facts.life_mark
         )
@@ -102,8 +103,10 @@ class Caller:
             else [Part(each, replace(around, life_mark=mark)) for each, mark in zip(handlers, marks, strict=True)]
         )
         back: list[int] = []
-        rest = runtime.code.end, SITE, parts, lambda asm: back.append(asm.here), trial
-        trampoline = make_trampoline(*rest, has_switches=not alone)
+        beyond = X86Operations(runtime.code.end)
+        trampoline = make_trampoline(
+            beyond, SITE, parts, lambda asm: back.append(asm.here), trial, has_switches=not alone
+        )
         switched = bytearray(trampoline.code)
         self.switches = trampoline.switches
         for number in off:
@@ -491,7 +494,7 @@ def adding(place: MapName, number: int, register: str = "") -> Assembled:
     [((), (), 123), ((1,), (), 23), ((2,), (), 13), ((1, 3), (), 2), ((0,), (), 0), ((), (1,), 13), ((), (0, 1, 2), 0)],
 )
 def test_of_several_handlers_those_run_in_order_that_are_not_switched_off_and_have_somebody(
-    facts: ProcessFacts, trial: Trial | None, off: tuple[int, ...], ended: tuple[int, ...], expected: int
+    facts: ProcessFacts, trial: Trial[X86Operations] | None, off: tuple[int, ...], ended: tuple[int, ...], expected: int
 ) -> None:
     cell, marks = ctypes.c_uint64(0), [ctypes.c_uint32(HAS_ENDED if number in ended else 0) for number in range(3)]
     where = {MapName.LOCALS: MapPlace(ctypes.addressof(cell))}

@@ -1,0 +1,219 @@
+"""
+The way from a probed instruction to its handler and back, with everything as it was.
+
+::
+
+    open a frame ─► save flags, and what handlers change or look at ─► a trial ─► the handlers
+    ─► restore ─► close the frame ─► the displaced instructions ─► jump back
+
+Handlers of several programs are its parts, one after the other; each sees what those before it have changed. A switch
+before each, an instruction that does nothing, can be replaced by a jump that leaves it out: so one program can go while
+the others stay.
+
+The frame begins with the registers of the hit, the handler's context; of its words only those are filled that the
+handler reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from dprobes.bpf.map_layouts import INLINE_ENDING
+from dprobes.native.ebpf_translator import Translator
+from dprobes.native.generated_code import CodeSwitch, NativeCode
+from dprobes.native.handler_analysis import check_code, footprint, frame_size, trimmed
+from dprobes.native.virtual_assembler import VirtualAssembler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from dprobes.native.generated_code import Part
+    from dprobes.native.virtual_assembler import Label
+
+__all__ = ["Trial", "make_trampoline"]
+
+_Asm = TypeVar("_Asm", bound=VirtualAssembler)
+_Asm_contra = TypeVar("_Asm_contra", contravariant=True)
+
+
+class Trial(Protocol[_Asm_contra]):
+    """What comes before a handler, in its frame, to find out whether the instruction will complete."""
+
+    @property
+    def changed(self) -> frozenset[int]:
+        """The numbers of the registers that it changes, besides the first free one, and loads again."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether it is about more than the stack."""
+
+    @property
+    def has_endings(self) -> bool:
+        """Whether the handler may end so that the instruction does not follow."""
+
+    def write_endings(self, asm: _Asm_contra, restore: Callable[[], None], rest: Label) -> None:
+        """
+        Write what follows if it has, the free register being how.
+
+        ``restore`` writes what restores registers but the stack pointer. If the instruction follows after all it goes
+        on at ``rest``.
+        """
+
+    def touch_stack(self, asm: _Asm_contra) -> None:
+        """Write what finds out whether there is enough of the stack; nothing but the stack pointer has changed."""
+
+    def write(self, asm: _Asm_contra, *, keeps_flags: bool) -> None:
+        """Write it where the frame is; with ``keeps_flags`` that has all flags."""
+
+
+def make_trampoline(
+    asm: _Asm,
+    site: int,
+    parts: Sequence[Part],
+    write_rest: Callable[[_Asm], None],
+    trial: Trial[_Asm] | None = None,
+    *,
+    has_switches: bool = False,
+) -> NativeCode:
+    """
+    Return the trampoline of the instruction at ``site``, with its handlers one after the other.
+
+    The ``trial`` comes before the first one. ``write_rest`` writes what follows them: the displaced instructions, and
+    the way back. It ``has_switches`` for each of several handlers, and for all of them.
+    """
+    for part in parts:
+        check_code(part.assembled)
+    writer = _Writer(asm, site, parts, trial, has_switches=has_switches)
+    writer.write()
+    write_rest(asm)
+    return NativeCode(asm.address, asm.assemble(), switches=writer.switches())
+
+
+class _Code:
+    """The code of one handler, and what it touches."""
+
+    def __init__(self, asm: VirtualAssembler, part: Part) -> None:
+        self.assembled = trimmed(part.assembled)
+        self.around = part.around
+        footprints = footprint(self.assembled, asm.layout.words)
+        self.reads, self.writes = footprints.reads, footprints.writes
+        self.touched = asm.touched_by(self.assembled, part.around)
+        self.frame = frame_size(self.assembled)
+
+
+class _Writer(Generic[_Asm]):
+    def __init__(
+        self, asm: _Asm, site: int, parts: Sequence[Part], trial: Trial[_Asm] | None, *, has_switches: bool
+    ) -> None:
+        self._asm = asm
+        self._trial = trial
+        self._site = site
+        self._has_switches = has_switches
+        self._switches: list[tuple[int, Label, tuple[int, ...]]] = []
+        self._codes = codes = [_Code(asm, part) for part in parts]
+        self._has_endings = trial is not None and trial.has_endings
+        assert len(codes) == 1 or not self._has_endings, "what follows depends on one handler alone"
+        layout = asm.layout
+        self._reads = {place for code in codes for place in code.reads}
+        writes = {place for code in codes for place in code.writes}
+        changed = {register for code in codes for register in code.touched.registers}
+        self._needs_all_flags = layout.flags in self._reads or layout.flags in writes
+        self._saves_flags = self._needs_all_flags or self._has_endings or any(code.touched.flags for code in codes)
+        is_watched = any(code.around.life_mark is not None for code in codes)
+        if self._saves_flags or is_watched or self._reads & {layout.ip, layout.sp}:
+            changed.add(layout.free)
+        places = layout.registers.items()
+        self._restored = [register for register, place in places if register in changed or place in writes]
+        # What the handler writes as well: it may end before.
+        needed = {*self._restored, *(trial.changed if trial is not None else ())}
+        self._saved = [register for register, place in places if register in needed or place in self._reads]
+
+    def switches(self) -> tuple[CodeSwitch, ...]:
+        """Return the switches, once all is written."""
+        asm, found = self._asm, []
+        for address, label, parts in self._switches:
+            end = asm.address_of(label)
+            found.append(CodeSwitch(address, asm.nothing, asm.jump_code(address, end), end, parts))
+        return tuple(found)
+
+    def write(self) -> None:
+        asm, trial, codes, frame = self._asm, self._trial, self._codes, self._asm.layout.frame
+        ended, diverted, rest = asm.label(), asm.label(), asm.label()
+        self._switch(range(len(codes)), rest)
+        asm.move_stack(-frame)
+        if trial is not None:
+            trial.touch_stack(asm)
+        self._save()
+        if len(codes) == 1:
+            self._look_for_life(codes[0], ended)
+        elif trial is not None and trial.tries:
+            self._look_for_any_life(ended)
+        if trial is not None:
+            trial.write(asm, keeps_flags=self._needs_all_flags)
+        for number, code in enumerate(codes):
+            following = asm.label()
+            if len(codes) > 1:
+                self._switch([number], following)
+                self._look_for_life(code, following)
+            self._write_handler(code)
+            asm.place(following)
+        if self._has_endings:
+            asm.branch_if_set(INLINE_ENDING, diverted)
+        asm.place(ended)
+        self._restore()
+        asm.move_stack(frame)
+        if trial is not None and self._has_endings:
+            asm.jump(rest)
+            asm.place(diverted)
+            trial.write_endings(asm, self._restore, rest)
+        asm.place(rest)
+
+    def _write_handler(self, code: _Code) -> None:
+        asm, out = self._asm, self._asm.label()
+        asm.open_handler(code.frame, has_context=bool(code.reads or code.writes))
+        Translator(asm, code.assembled, code.around, out).write()
+        asm.place(out)
+        asm.close_handler(code.frame)
+
+    def _switch(self, parts: Iterable[int], end: Label) -> None:
+        """Write a switch that leaves out what comes before a label, if there are any."""
+        if self._has_switches:
+            self._switches.append((self._asm.here, end, tuple(parts)))
+            self._asm.raw(self._asm.nothing)
+
+    def _look_for_life(self, code: _Code, ended: Label) -> None:
+        """Write a jump to a label for when nobody is there any more who has a handler."""
+        if code.around.life_mark is not None:
+            self._asm.branch_if_ended(code.around.life_mark, ended)
+
+    def _look_for_any_life(self, ended: Label) -> None:
+        """Write a jump to a label for when there is nobody who has any of the handlers: then nothing is tried."""
+        asm, alive = self._asm, self._asm.label()
+        for number, code in enumerate(self._codes):
+            following = asm.label()
+            self._switch([number], following)
+            self._look_for_life(code, following)
+            asm.jump(alive)
+            asm.place(following)
+        asm.jump(ended)
+        asm.place(alive)
+
+    def _save(self) -> None:
+        asm, layout = self._asm, self._asm.layout
+        for register in self._saved:
+            asm.save(register)
+        if self._saves_flags:
+            asm.save_flags(is_whole=self._needs_all_flags)
+        if layout.ip in self._reads:
+            asm.save_number(layout.ip, self._site)
+        if layout.sp in self._reads:
+            asm.save_stack_pointer()
+        for place, number in layout.fixed.items():
+            if place in self._reads:
+                asm.save_number(place, number)
+
+    def _restore(self) -> None:
+        if self._saves_flags:
+            self._asm.restore_flags(is_whole=self._needs_all_flags)
+        for register in self._restored:
+            self._asm.restore(register)

@@ -1,0 +1,380 @@
+"""
+The routines that handlers of a process call: what the kernel's helpers do, without the kernel.
+
+::
+
+    routines for memory and identities │ those of ``native.routines``, for each shape of a map
+
+They are one piece of code, to which all handlers are near. They take their arguments as the helpers do, change what
+calls change, and S1 and S2.
+
+A filter of the process's own may end it for a system call that it does not expect (seccomp(2)). What only the kernel
+knows, the name of a thread and its user, is added to records by who reads them. The one exception is a signal, which
+the process gets because a handler wants it stopped.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import Alu, Helper, Jump
+from dprobes.native.ebpf_translator import write_function
+from dprobes.native.generated_code import Fixup, NativeCode, Runtime, Surroundings
+from dprobes.native.process_page import (
+    CLOCK_COUNTER,
+    CLOCK_RATE,
+    CLOCK_READING,
+    CLOCK_READINGS,
+    CLOCK_TIME,
+    CLOCK_VERSION,
+    PROCESS_IS_NESTED,
+    PROCESS_PID,
+    PROCESS_THREADS,
+    THREAD,
+    THREAD_SLOTS,
+    THREAD_WINDOW,
+)
+from dprobes.native.routines.handler_ring import output_routine
+from dprobes.native.routines.shared_hash_table import hash_routine
+from dprobes.native.virtual_assembler import MemoryWord, SystemCall, VirtualRegister, move
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.bpf.map_layouts import MapName
+    from dprobes.native.generated_code import ProcessFacts
+    from dprobes.native.routines.handler_ring import RingShape
+    from dprobes.native.routines.shared_hash_table import TableShape
+    from dprobes.native.virtual_assembler import Label, VirtualAssembler
+
+__all__ = [
+    "fault_entry",
+    "make_runtime",
+    "write_clock",
+    "write_ids",
+    "write_read",
+    "write_read_string",
+    "write_signal",
+    "write_stack_end",
+    "write_write",
+]
+
+_V = VirtualRegister
+_HASH_HELPERS = (Helper.MAP_LOOKUP_ELEM, Helper.MAP_UPDATE_ELEM, Helper.MAP_DELETE_ELEM)
+
+
+def make_runtime(
+    asm: VirtualAssembler, facts: ProcessFacts, rings: RingShape, tables: Mapping[MapName, TableShape]
+) -> Runtime:
+    """Write the routines, and return them."""
+    fixups: list[Fixup] = []
+    routines: dict[Helper, int] = {}
+    for helper, write in (
+        (Helper.PROBE_READ_USER, write_read),
+        (Helper.PROBE_READ_USER_STR, write_read_string),
+        (Helper.PROBE_WRITE_USER, write_write),
+    ):
+        routines[helper] = asm.here
+        fixups += write(asm)
+    routines[Helper.GET_CURRENT_PID_TGID] = asm.here
+    write_ids(asm, facts.process_page, facts.tid_place)
+    routines[Helper.KTIME_GET_NS] = asm.here
+    write_clock(asm, facts.clock_page)
+    routines[Helper.GET_CURRENT_TASK] = asm.here
+    fixups += write_stack_end(asm, facts.first_stack)
+    routines[Helper.SEND_SIGNAL] = asm.here
+    write_signal(asm)
+    around = Surroundings({}, routines, {}, facts.has_rdpid, cpu_place=facts.cpu_place)
+    routines[Helper.RINGBUF_OUTPUT] = write_function(asm, output_routine(rings), around)
+    by_shape: dict[tuple[TableShape, Helper], int] = {}
+    map_routines = {}
+    for name, shape in tables.items():
+        for helper in _HASH_HELPERS:
+            if (shape, helper) not in by_shape:
+                by_shape[shape, helper] = write_function(asm, hash_routine(helper, shape), around)
+            map_routines[name, helper] = by_shape[shape, helper]
+    return Runtime(NativeCode(asm.address, asm.assemble(), tuple(fixups)), routines, map_routines)
+
+
+def _return(asm: VirtualAssembler, number: int) -> None:
+    move(asm, _V.R0, number)
+    asm.ret()
+
+
+# Who hits a probe, and when.
+
+
+def write_ids(asm: VirtualAssembler, process_page: int, tid_place: int | None) -> None:
+    """
+    Write GET_CURRENT_PID_TGID: the process id in the upper half, the thread id in the lower one.
+
+    ``tid_place`` is where the C library has the thread id, in bytes from the thread pointer; None: it is given as 0.
+    Where that is the id of a nested PID namespace, the process page has the other one; 0 if it is not there.
+    """
+    move(asm, _V.S1, process_page)
+    asm.read(_V.R0, _V.S1, PROCESS_PID, 4)
+    asm.alu(Alu.LSH, _V.R0, 32)
+    if tid_place is not None:
+        local, place, left, found = _V.R3, _V.S1, _V.S2, _V.R5
+        nested, following, known = asm.label(), asm.label(), asm.label()
+        asm.read_thread(local, tid_place)
+        asm.read(found, place, PROCESS_IS_NESTED, 4)
+        asm.branch(Jump.JNE, found, 0, nested, wide=False)
+        asm.alu(Alu.OR, _V.R0, local)
+        asm.ret()
+        asm.place(nested)
+        move(asm, found, local, wide=False)
+        asm.alu(Alu.AND, found, THREAD_SLOTS - 1, wide=False)
+        asm.alu(Alu.MUL, found, THREAD.size)
+        asm.alu(Alu.ADD, place, found)
+        move(asm, left, THREAD_WINDOW)
+        asm.place(following)
+        asm.read(found, place, PROCESS_THREADS, 4)
+        asm.branch(Jump.JEQ, found, local, known, wide=False)
+        asm.alu(Alu.ADD, place, THREAD.size)
+        asm.count_down(left, 1, following)
+        asm.ret()
+        asm.place(known)
+        asm.read(found, place, PROCESS_THREADS + THREAD.size // 2, 4)
+        asm.alu(Alu.OR, _V.R0, found)
+    asm.ret()
+
+
+def write_stack_end(asm: VirtualAssembler, first_stack: int | None) -> list[Fixup]:
+    """
+    Write GET_CURRENT_TASK: the end of the stack that the address in R1 is in, as far as anybody knows; else 0.
+
+    Above the stack of a thread the C libraries have what the thread pointer points to; the one that the process began
+    with ends at ``first_stack``. The end is the first of both that is above the address. Before there is a thread
+    pointer, the load may fault.
+    """
+    none, known, looked = asm.label(), asm.label(), asm.label()
+    fault = asm.here
+    asm.read_thread_pointer(_V.R0)
+    asm.place(looked)
+    if first_stack is not None:
+        # Of two distances that are counted without a sign, that to what lies below is the greater one.
+        move(asm, _V.R3, first_stack)
+        move(asm, _V.R4, _V.R0)
+        asm.alu(Alu.SUB, _V.R4, _V.R1)
+        move(asm, _V.R2, _V.R3)
+        asm.alu(Alu.SUB, _V.R2, _V.R1)
+        asm.branch(Jump.JLE, _V.R4, _V.R2, known)
+        move(asm, _V.R0, _V.R3)
+    asm.place(known)
+    asm.branch(Jump.JLT, _V.R0, _V.R1, none)
+    asm.ret()
+    missing = asm.here
+    move(asm, _V.R0, 0)
+    asm.jump(looked)
+    asm.place(none)
+    _return(asm, 0)
+    return [Fixup(fault, missing)]
+
+
+def write_signal(asm: VirtualAssembler) -> None:
+    """Write SEND_SIGNAL: the signal in R1 goes to this thread, at once."""
+    move(asm, _V.R5, _V.R1)
+    asm.enter_kernel(SystemCall.GETTID)
+    move(asm, _V.R2, _V.R0)
+    asm.enter_kernel(SystemCall.GETPID)
+    move(asm, _V.R1, _V.R0)
+    move(asm, _V.R3, _V.R5)
+    asm.enter_kernel(SystemCall.TGKILL)
+    asm.ret()
+
+
+def write_clock(asm: VirtualAssembler, clock_page: int) -> None:
+    """
+    Write KTIME_GET_NS: CLOCK_MONOTONIC in nanoseconds, from the processor's counter.
+
+    ::
+
+        time + (counter - CLOCK_COUNTER) * rate / 2**32, signed, of the valid reading of the clock page
+
+    A counter that stands a little before that of the page, on another CPU, gives an earlier time: the difference is
+    signed. It begins anew if the page has changed meanwhile, which happens some times in a second.
+    """
+    again, page, reading, version = asm.label(), _V.S1, _V.S2, _V.R5
+    move(asm, page, clock_page)
+    asm.place(again)
+    asm.read(version, page, CLOCK_VERSION, is_shared=True)
+    move(asm, reading, version)
+    asm.alu(Alu.AND, reading, 1)
+    asm.alu(Alu.MUL, reading, CLOCK_READING.size)
+    asm.alu(Alu.ADD, reading, page)
+    asm.read_counter()
+    asm.alu(Alu.SUB, _V.R0, MemoryWord(reading, CLOCK_READINGS + CLOCK_COUNTER))
+    asm.scale(reading, CLOCK_READINGS + CLOCK_RATE)
+    asm.alu(Alu.ADD, _V.R0, MemoryWord(reading, CLOCK_READINGS + CLOCK_TIME))
+    asm.branch(Jump.JNE, version, MemoryWord(page, CLOCK_VERSION), again)
+    asm.ret()
+
+
+# Copies between the program's memory, which may not be there, and ours. They return 0 or EFAULT.
+#
+# They use no string instructions, which depend on the direction flag of x86, and read nothing that was not asked for.
+
+
+_WORD = 8
+_ONES, _HIGHS = 0x0101010101010101, 0x8080808080808080
+_START, _LEFT, _DATA = _V.S1, _V.R4, _V.R5
+
+
+def _resolved(asm: VirtualAssembler, places: list[tuple[int, Label]]) -> list[Fixup]:
+    return [Fixup(at, asm.address_of(target)) for at, target in places]
+
+
+def _copy(asm: VirtualAssembler, faulting: list[tuple[int, Label]], fault: Label, *, stores: bool) -> None:
+    """Write the copying of _LEFT bytes from R3 to R1, by words and then by bytes; takes _DATA."""
+    words, tail, byte, done = asm.label(), asm.label(), asm.label(), asm.label()
+    asm.place(words)
+    asm.branch(Jump.JLT, _LEFT, _WORD, tail)
+    for label, width in ((words, _WORD), (byte, 1)):
+        if width == 1:
+            asm.place(tail)
+            asm.branch(Jump.JEQ, _LEFT, 0, done)
+            asm.place(byte)
+        if not stores:
+            faulting.append((asm.here, fault))
+        asm.read(_DATA, _V.R3, 0, width)
+        if stores:
+            faulting.append((asm.here, fault))
+        asm.write(_V.R1, 0, _DATA, width)
+        asm.alu(Alu.ADD, _V.R3, width)
+        asm.alu(Alu.ADD, _V.R1, width)
+        if width == 1:
+            asm.count_down(_LEFT, width, label)
+        else:
+            asm.alu(Alu.SUB, _LEFT, width)
+            asm.jump(label)
+    asm.place(done)
+
+
+def _clear(asm: VirtualAssembler, fault: Label) -> None:
+    """Write what follows a fault of a read: R2 bytes at _START are cleared, and EFAULT is returned."""
+    cleared = asm.label()
+    asm.place(fault)
+    asm.branch(Jump.JEQ, _V.R2, 0, cleared)
+    asm.write_number(_START, 0, 0, 1)
+    asm.alu(Alu.ADD, _START, 1)
+    asm.alu(Alu.SUB, _V.R2, 1)
+    asm.jump(fault)
+    asm.place(cleared)
+    _return(asm, -errno.EFAULT)
+
+
+def write_read(asm: VirtualAssembler) -> list[Fixup]:
+    """
+    Write the routine that reads: R2 bytes at R3 to R1. If one cannot be read all are cleared.
+
+    A word, the most frequent size, takes the shortest way.
+    """
+    faulting: list[tuple[int, Label]] = []
+    fault, any_size = asm.label(), asm.label()
+    move(asm, _START, _V.R1)
+    move(asm, _LEFT, _V.R2)
+    asm.branch(Jump.JNE, _V.R2, _WORD, any_size)
+    faulting.append((asm.here, fault))
+    asm.read(_V.R0, _V.R3, 0)
+    asm.write(_V.R1, 0, _V.R0)
+    _return(asm, 0)
+    asm.place(any_size)
+    _copy(asm, faulting, fault, stores=False)
+    _return(asm, 0)
+    _clear(asm, fault)
+    return _resolved(asm, faulting)
+
+
+def write_write(asm: VirtualAssembler) -> list[Fixup]:
+    """Write the routine that changes the program's memory: R3 bytes at R2 to R1."""
+    faulting: list[tuple[int, Label]] = []
+    fault = asm.label()
+    move(asm, _LEFT, _V.R3)
+    move(asm, _V.R3, _V.R2)
+    _copy(asm, faulting, fault, stores=True)
+    _return(asm, 0)
+    asm.place(fault)
+    _return(asm, -errno.EFAULT)
+    return _resolved(asm, faulting)
+
+
+def write_read_string(asm: VirtualAssembler) -> list[Fixup]:
+    """
+    Write the routine that reads a string at R3 to R1, R2 bytes with its NUL at most.
+
+    R0 is its length with the NUL. A string that is longer is cut, and ends with a NUL all the same. Words are read
+    whole only where they do not reach into another page: so what follows the string is never asked for.
+    """
+    faulting: list[tuple[int, Label]] = []
+    again, byte, ended, cut, fault, empty = (asm.label() for _ in range(6))
+    asm.branch(Jump.JEQ, _V.R2, 0, empty)
+    move(asm, _START, _V.R1)
+    move(asm, _LEFT, _V.R2)
+    asm.place(again)
+    # A word at once, if there is room for nine bytes, and it lies in one page.
+    asm.branch(Jump.JLE, _LEFT, _WORD, byte)
+    asm.add(_V.R0, _V.R3, _WORD - 1)
+    asm.alu(Alu.XOR, _V.R0, _V.R3)
+    asm.branch(Jump.JGE, _V.R0, PAGE_SIZE, byte)
+    faulting.append((asm.here, fault))
+    asm.read(_V.R0, _V.R3, 0)
+    move(asm, _V.S2, -_ONES)
+    asm.alu(Alu.ADD, _V.S2, _V.R0)
+    move(asm, _DATA, _V.R0)
+    asm.alu(Alu.XOR, _DATA, -1)
+    asm.alu(Alu.AND, _V.S2, _DATA)
+    move(asm, _DATA, _HIGHS)
+    asm.branch(Jump.JSET, _V.S2, _DATA, byte)  # one of the bytes is 0
+    asm.write(_V.R1, 0, _V.R0)
+    _advance(asm, _WORD)
+    asm.jump(again)
+    asm.place(byte)
+    asm.branch(Jump.JEQ, _LEFT, 1, cut)
+    faulting.append((asm.here, fault))
+    asm.read(_V.R0, _V.R3, 0, 1)
+    asm.write(_V.R1, 0, _V.R0, 1)
+    _advance(asm, 1)
+    asm.branch(Jump.JEQ, _V.R0, 0, ended)
+    asm.branch(Jump.JSET, _V.R3, _WORD - 1, byte)
+    asm.jump(again)
+    asm.place(cut)
+    asm.write_number(_V.R1, 0, 0, 1)
+    asm.alu(Alu.ADD, _V.R1, 1)
+    asm.place(ended)
+    move(asm, _V.R0, _V.R1)
+    asm.alu(Alu.SUB, _V.R0, _START)
+    asm.ret()
+    asm.place(empty)
+    _return(asm, 0)
+    _clear(asm, fault)
+    return _resolved(asm, faulting)
+
+
+def _advance(asm: VirtualAssembler, width: int) -> None:
+    asm.alu(Alu.ADD, _V.R3, width)
+    asm.alu(Alu.ADD, _V.R1, width)
+    asm.alu(Alu.SUB, _LEFT, width)
+
+
+def fault_entry(asm: VirtualAssembler, fixups: Sequence[Fixup], otherwise: int) -> bytes:
+    """
+    Return the code of a handler with SA_SIGINFO for SIGSEGV and SIGBUS: a thread goes on at a fix-up.
+
+    ``otherwise`` is the address of the handler for all other faults. That is for a process of our own; in a probed one
+    it is the tracer who does this, who sees a signal before the program does.
+    """
+    context, fault, other = _V.R3, _V.R0, _V.S1
+    asm.read(fault, context, asm.fault_place)
+    for fixup in fixups:
+        following = asm.label()
+        move(asm, other, fixup.instruction)
+        asm.branch(Jump.JNE, fault, other, following)
+        move(asm, other, fixup.target)
+        asm.write(context, asm.fault_place, other)
+        asm.ret()
+        asm.place(following)
+    asm.jump_far(otherwise)
+    return asm.assemble()

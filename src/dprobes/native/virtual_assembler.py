@@ -1,0 +1,300 @@
+"""
+What code for handlers consists of on every processor: operations on virtual registers.
+
+The translator, the routines and the trampoline are written once, with a ``VirtualAssembler``. A processor has an
+assembler for its instructions, and a class that makes them of these operations.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dprobes.bpf.bpf_instructions import Alu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.native.generated_code import Surroundings
+
+__all__ = [
+    "CALL_KEPT",
+    "ContextLayout",
+    "Label",
+    "LabeledCode",
+    "MemoryWord",
+    "SystemCall",
+    "Touched",
+    "VirtualAssembler",
+    "VirtualRegister",
+]
+
+Label = int
+
+
+class VirtualRegister(enum.IntEnum):
+    """
+    Number the registers of operations: those of eBPF, and two that eBPF has no use for.
+
+    An instruction of eBPF may change S1 and S2, and so may calls.
+    """
+
+    R0 = 0
+    R1 = 1
+    R2 = 2
+    R3 = 3
+    R4 = 4
+    R5 = 5
+    R6 = 6
+    R7 = 7
+    R8 = 8
+    R9 = 9
+    R10 = 10
+    S1 = 11
+    S2 = 12
+
+
+CALL_KEPT = (VirtualRegister.R6, VirtualRegister.R7, VirtualRegister.R8, VirtualRegister.R9)
+"""The registers that calls keep, besides R10."""
+
+
+class MemoryWord(NamedTuple):
+    """A word of 64 bits at a register plus a displacement, which is loaded before all that comes later."""
+
+    base: VirtualRegister
+    place: int
+
+
+Operand = VirtualRegister | MemoryWord | int
+
+
+class SystemCall(enum.Enum):
+    """Name the system calls that routines make."""
+
+    GETPID = "getpid"
+    GETTID = "gettid"
+    TGKILL = "tgkill"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLayout:
+    """
+    The frame of a trampoline, which begins with the registers of the hit as the kernel shows them.
+
+    ``registers`` are the places of the processor's general registers, by their numbers; ``words`` are all places. The
+    register ``free`` is the first to be saved. ``fixed`` are words that never change. The frame is ``frame`` bytes
+    below the program's stack pointer.
+    """
+
+    registers: Mapping[int, int]
+    words: range
+    free: int
+    ip: int
+    sp: int
+    flags: int
+    frame: int
+    fixed: Mapping[int, int] = field(default_factory=dict)
+
+
+class Touched(NamedTuple):
+    """The general registers that code changes, by the processor's numbers, and whether the flags have to be saved."""
+
+    registers: frozenset[int]
+    flags: bool
+
+
+class LabeledCode:
+    """Code that will stand at ``address``, with labels; a processor's assembler adds instructions."""
+
+    def __init__(self, address: int = 0) -> None:
+        self.address = address
+        self._places: list[int | None] = []
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def here(self) -> int:
+        """The address of the next instruction."""
+        return self.address + len(self)
+
+    def label(self) -> Label:
+        """Return a new label, which is still to be placed."""
+        self._places.append(None)
+        return len(self._places) - 1
+
+    def place(self, label: Label) -> None:
+        """Let a label stand for the next instruction."""
+        assert self._places[label] is None, "a label is placed twice"
+        self._places[label] = len(self)
+
+    def address_of(self, label: Label) -> int:
+        """Return where a label was placed."""
+        return self.address + self._place_of(label)
+
+    def _place_of(self, label: Label) -> int:
+        place = self._places[label]
+        assert place is not None, "a label is used that was never placed"
+        return place
+
+
+class VirtualAssembler(Protocol):
+    """
+    The operations; ``wide`` ones work on 64 bits, and others clear the upper half.
+
+    Only flags and what an operation says is changed. With ``is_shared`` threads use memory at the same time: what they
+    store is seen in its order.
+    """
+
+    address: int
+    layout: ContextLayout
+    nothing: bytes
+    """An instruction that does nothing, as long as a jump."""
+    fault_place: int
+    """Where ``ucontext_t`` has the address of the next instruction."""
+
+    @property
+    def here(self) -> int:
+        """The address of the next instruction."""
+
+    def label(self) -> Label:
+        """Return a new label, which is still to be placed."""
+
+    def place(self, label: Label) -> None:
+        """Let a label stand for the next instruction."""
+
+    def address_of(self, label: Label) -> int:
+        """Return where a label was placed."""
+
+    def raw(self, data: bytes) -> None:
+        """Append instructions as they are."""
+
+    def assemble(self) -> bytes:
+        """Return the code, all labels being placed."""
+
+    # Values
+
+    def alu(self, operation: int, dst: VirtualRegister, operand: Operand, *, wide: bool = True) -> None:
+        """Do what ``Alu`` names; MemoryWord is for ADD and SUB."""
+
+    def add(self, dst: VirtualRegister, src: VirtualRegister, number: int) -> None:
+        """Let a register be another one plus a small number."""
+
+    def read(
+        self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
+    ) -> None:
+        """Load 1, 2, 4 or 8 bytes; the rest of the register is cleared."""
+
+    def write(
+        self, base: VirtualRegister, place: int, src: VirtualRegister, size: int = 8, *, is_shared: bool = False
+    ) -> None:
+        """Store the low bytes of a register."""
+
+    def write_number(
+        self, base: VirtualRegister, place: int, value: int, size: int = 8, *, is_shared: bool = False
+    ) -> None:
+        """Store a number, which for 8 bytes is sign-extended from 32 bits."""
+
+    def atomic(self, operation: int, base: VirtualRegister, place: int, src: VirtualRegister, size: int) -> None:
+        """Do what ``Atomic`` names to 4 or 8 bytes."""
+
+    # Control
+
+    def jump(self, target: Label) -> None:
+        """Jump to a label."""
+
+    def branch(
+        self, condition: int, register: VirtualRegister, operand: Operand, target: Label, *, wide: bool = True
+    ) -> None:
+        """Jump under a condition of ``Jump``; MemoryWord is for JNE."""
+
+    def count_down(self, register: VirtualRegister, step: int, again: Label) -> None:
+        """Subtract a number, and jump if something is left."""
+
+    def count_pass(self, place: int, target: Label) -> None:
+        """Take one from a word of the frame, ``place`` bytes from R10, and jump if it was 0. Takes S1."""
+
+    def call_at(self, address: int) -> None:
+        """Call a routine near by."""
+
+    def jump_far(self, address: int) -> None:
+        """Jump to any address. Takes R0."""
+
+    def ret(self) -> None:
+        """Return."""
+
+    # What only the processor knows
+
+    def read_cpu(self, around: Surroundings) -> None:
+        """Let R0 be the number of the CPU."""
+
+    def read_thread(self, dst: VirtualRegister, place: int) -> None:
+        """Load 4 bytes at the thread pointer plus a displacement."""
+
+    def read_thread_pointer(self, dst: VirtualRegister) -> None:
+        """Load the thread pointer, with one instruction, which faults where there is none."""
+
+    def read_counter(self) -> None:
+        """Let R0 be the counter that the clock page goes by. Takes R3."""
+
+    def scale(self, base: VirtualRegister, place: int) -> None:
+        """Multiply R0 by a word of memory, signed, and divide it by 2**32. Takes R3."""
+
+    def enter_kernel(self, call: SystemCall) -> None:
+        """Make a system call with the arguments R1 to R3; R0 is its result. Takes R1, R4 and S2."""
+
+    # Functions
+
+    def open_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
+        """Begin a function that keeps registers, with R10 above so many bytes if there are any."""
+
+    def close_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
+        """Return from it."""
+
+    # Trampolines
+
+    def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:
+        """Return what translated code changes, R10 and R1 included where it has a frame and looks at its context."""
+
+    def move_stack(self, distance: int) -> None:
+        """Move the stack pointer; leaves flags alone."""
+
+    def save(self, register: int) -> None:
+        """Store a general register where the frame has it."""
+
+    def restore(self, register: int) -> None:
+        """Load it from there."""
+
+    def save_flags(self, *, is_whole: bool) -> None:
+        """Store the flags that handlers change, or all of them, where the frame has them. Takes the free register."""
+
+    def restore_flags(self, *, is_whole: bool) -> None:
+        """Load them from there. Takes the free register."""
+
+    def save_number(self, place: int, number: int) -> None:
+        """Store a number in the frame. May take the free register."""
+
+    def save_stack_pointer(self) -> None:
+        """Store the program's stack pointer in the frame. Takes the free register."""
+
+    def branch_if_ended(self, life_mark: int, target: Label) -> None:
+        """Jump if the word at ``life_mark`` has HAS_ENDED; leaves flags that are saved alone. Takes the free one."""
+
+    def branch_if_set(self, place: int, target: Label) -> None:
+        """Let the free register be a word of the frame, and jump unless it is 0."""
+
+    def open_handler(self, frame: int, *, has_context: bool) -> None:
+        """Let R1 be the address of the frame, and have so many bytes below R10, if there are any."""
+
+    def close_handler(self, frame: int) -> None:
+        """Set the stack pointer back."""
+
+    def jump_code(self, start: int, end: int) -> bytes:
+        """Return a jump that stands at an address, to another one."""
+
+
+def move(asm: VirtualAssembler, dst: VirtualRegister, operand: VirtualRegister | int, *, wide: bool = True) -> None:
+    """Copy a register, or set one to a number of 64 bits."""
+    asm.alu(Alu.MOV, dst, operand, wide=wide)
