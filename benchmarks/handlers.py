@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.hits.hit_context import RecordBuilder
+from dprobes.engines.hits.probe_hits import RecordBuilder
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.handler_context import ThreadContext

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dprobes.engines.hits import hit_probes
-from dprobes.engines.hits.hit_context import RecordBuilder
+from dprobes.engines.hits import probe_hits
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
+from dprobes.engines.hits.probe_hits import RecordBuilder
 from dprobes.engines.ptrace.shared_counters import SharedCounters, Tally
 from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe, Reach
 
@@ -21,4 +21,4 @@ def inserted_program(number: int = 0, items: int = 0, variables: int = 0) -> Ins
 
 def probe_of(program: InsertedProgram, number: int = 0, limits: ProbeLimits = NO_LIMITS) -> Probe:
     """Return a new probepoint of a program."""
-    return hit_probes.Probe(program, number, 0, limits, (0, 0), Tally())
+    return probe_hits.Probe(program, number, 0, limits, (0, 0), Tally())

@@ -12,8 +12,7 @@ from dprobes.engines import engine_interface
 from dprobes.engines.core_notices import no_core_notice, written_notice
 from dprobes.engines.engine_interface import Notice, Pause, RecordBatch, StateEvent, carry_out
 from dprobes.engines.gdb.stub_stepper import Stepper
-from dprobes.engines.hits.handler_runs import HandlerRunner
-from dprobes.engines.hits.hit_probes import CORE_DUMP, HANDING_OVER
+from dprobes.engines.hits.probe_hits import CORE_DUMP, HANDING_OVER, HandlerRunner
 from dprobes.errors import EngineError, reason_of
 from dprobes.resolve.probe_state import ProbeState
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.stub_requests import Stub
     from dprobes.engines.gdb.stub_target import StubTarget
     from dprobes.engines.gdb.stub_transports import DebuggerRelay
-    from dprobes.engines.hits.handler_runs import Emitter, Handled
+    from dprobes.engines.hits.probe_hits import Emitter, Handled
     from dprobes.keyed.table_entries import KeyedStore
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.probepoints import Probepoint

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.engine_interface import Counts
-from dprobes.engines.hits import hit_probes
-from dprobes.engines.hits.hit_context import RecordBuilder
+from dprobes.engines.hits import probe_hits
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
-from dprobes.engines.hits.hit_probes import Handlers
+from dprobes.engines.hits.probe_hits import Handlers, RecordBuilder
 from dprobes.errors import TargetError
 from dprobes.rpn.instruction_set import StackEnd
 from dprobes.rpn.rpn_program import MANY_PLACES
@@ -146,7 +145,7 @@ class Resolved(Protocol):
         """Where the offsets of the CPUs' copies are, and which addresses in ``symbols`` mean such copies."""
 
 
-StubProbe = hit_probes.Probe["StubProgram"]
+StubProbe = probe_hits.Probe["StubProgram"]
 """A probepoint of the program."""
 
 
@@ -172,6 +171,8 @@ class _Tally(Counts):
 
 class _OwnCounters:
     """Variables that nobody else resets."""
+
+    resets: Sequence[int] = (0, 0)
 
     def reset_if_asked(self) -> None:
         """Do nothing: the session does that between two hits."""

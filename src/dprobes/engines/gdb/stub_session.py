@@ -26,7 +26,7 @@ from dprobes.engines.gdb.stub_registers import StubProcessor, processor_of
 from dprobes.engines.gdb.stub_target import StubTarget
 from dprobes.engines.gdb.stub_transports import ConnectionLostError
 from dprobes.engines.gdb.unmet_needs import refuse_for_process, refuse_lacking_registers
-from dprobes.engines.hits.handler_runs import Emitter, is_last, skipping
+from dprobes.engines.hits.probe_hits import Emitter, is_last, skipping
 from dprobes.errors import EngineError
 from dprobes.extensions.extension_registry import called_extensions, load_extensions
 from dprobes.keyed.table_entries import stores_of

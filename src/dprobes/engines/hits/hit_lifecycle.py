@@ -28,8 +28,6 @@ from typing import Final
 
 __all__ = ["AFTER", "HitEvent", "HitState", "IllegalTransitionError", "ProbeLimits"]
 
-# The limits of a probe definition: passcount, maxhits, and what becomes of a record if the instruction faults.
-
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:

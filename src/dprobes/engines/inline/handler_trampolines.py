@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.map_layouts import SKIPPED
-from dprobes.engines.hits.hit_probes import HANDING_OVER
+from dprobes.engines.hits.probe_hits import HANDING_OVER
 from dprobes.engines.inline.handler_trials import Trial
 from dprobes.engines.ptrace.site_patches import OF_64_BITS, CodeCopy, NativeStop
 from dprobes.native.generated_code import NativeCode

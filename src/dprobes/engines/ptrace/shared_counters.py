@@ -124,7 +124,8 @@ class SharedCounters:
         )
         self._local_resets = self._cells[end : end + local_count]
         self._cpu_resets = self._cells[end + local_count : self._first_table]
-        self._resets = self._cells[_MADE]
+        self.resets = self._cells[_ASKED : _MADE + 1]
+        """How many resets of variables were asked for, and made."""
         self._principal: SharedCounters | None = None
         self._stores: list[KeyedStore] | None = None
         self._is_native = False
@@ -132,7 +133,7 @@ class SharedCounters:
 
     def borrow(self, principal: SharedCounters) -> None:
         """Use the variables of another program."""
-        self._principal, self.variables = principal, principal.variables
+        self._principal, self.variables, self.resets = principal, principal.variables, principal.resets
 
     def use_native(self, variables: Variables, tables: Sequence[KeyedStore | None]) -> None:
         """Use variables and tables that handlers in the probed processes change, too; a table that is None is ours."""
@@ -215,13 +216,13 @@ class SharedCounters:
         if self._principal is not None:
             self._principal.reset_if_asked()
             return
-        asked = self._cells[_ASKED]
-        if asked != self._resets:
+        asked, made = self.resets
+        if asked != made:
             for values in (self.variables.local, *self.variables.by_cpu):
                 for index, number in enumerate(self._resets_of(values)):
-                    if number > self._resets:
+                    if number > made:
                         values[index] = 0
-            self._cells[_MADE] = self._resets = asked
+            self._cells[_MADE] = asked
 
     def take_over(self, changes: Sequence[Change]) -> None:
         """Change variables and tables that nobody else writes any more."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dprobes.target.process_maps import Mapping
 
 __all__ = [
+    "RECORD",
+    "RECORD_FRAME",
     "Attach",
     "Attached",
     "ChangeRequest",
@@ -64,7 +66,6 @@ __all__ = [
     "Watched",
     "load_message",
     "pack_message",
-    "pack_record",
     "unpack_record",
 ]
 
@@ -76,8 +77,10 @@ __all__ = [
 
 
 _FRAME = struct.Struct("=IB")
-_RECORD = struct.Struct("=II")
-_RECORD_FRAME = struct.Struct("=IBII")
+RECORD = struct.Struct("=II")
+"""The part of that which is the frame's payload."""
+RECORD_FRAME = struct.Struct("=IBII")
+"""What a frame with a record of a program's probepoint begins with: length, kind, program, probepoint."""
 
 
 class Kind(enum.IntEnum):
@@ -93,15 +96,10 @@ def pack_message(message: object) -> bytes:
     return _FRAME.pack(len(payload), Kind.MESSAGE) + payload
 
 
-def pack_record(program: int, probe: int, record: bytes) -> bytes:
-    """Return the frame of a record of a program's probepoint."""
-    return _RECORD_FRAME.pack(len(record) + _RECORD.size, Kind.RECORD, program, probe) + record
-
-
 def unpack_record(payload: bytes) -> tuple[int, int, bytes]:
     """Return the program, its probepoint and the record in the payload of a RECORD frame."""
-    program, probe = _RECORD.unpack_from(payload)
-    return program, probe, payload[_RECORD.size :]
+    program, probe = RECORD.unpack_from(payload)
+    return program, probe, payload[RECORD.size :]
 
 
 class FrameReader:

@@ -234,9 +234,12 @@ def get_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         _fail()
 
 
-def has_stopped(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+def has_stopped(tid: int, registers: ctypes.Array[ctypes.c_ulong], attempts: int = 1) -> bool:
     """Return whether a traced thread has stopped, whether or not that was waited for; then read its registers."""
-    return bool(_ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0)
+    for _ in range(attempts):  # noqa: SIM110 - a generator costs more than the loop
+        if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0:
+            return True
+    return False
 
 
 def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:

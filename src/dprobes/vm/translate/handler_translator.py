@@ -51,11 +51,15 @@ class Translator:
 
     def run(self, start: int, point: Point, context: Context) -> Outcome:
         """Run the handler whose code starts at byte ``start`` of the image, and return what came of it."""
+        outcome: Outcome = self.handler(start)(point, context)
+        return outcome
+
+    def handler(self, start: int) -> Handler:
+        """Return what runs the handler whose code starts at byte ``start``: a function of a point and a context."""
         handler = self._handlers.get(start)
         if handler is None:
             handler = self._handlers[start] = self._compile(start, ends=True)
-        outcome: Outcome = handler(point, context)
-        return outcome
+        return handler
 
     def final_state(self, start: int, point: Point, context: Context) -> Machine:
         """Run a handler and return a machine as it ended; only for those who want to see it, for it takes longer."""

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.engines.ptrace.tracer_messages import (
+    RECORD,
+    RECORD_FRAME,
     Attach,
     Done,
     FrameReader,
@@ -15,9 +17,13 @@ from dprobes.engines.ptrace.tracer_messages import (
     Placed,
     load_message,
     pack_message,
-    pack_record,
     unpack_record,
 )
+
+
+def pack_record(program: int, probe: int, record: bytes) -> bytes:
+    return RECORD_FRAME.pack(len(record) + RECORD.size, Kind.RECORD, program, probe) + record
+
 
 NUMBERS = st.integers(0, 0xFFFFFFFF)
 

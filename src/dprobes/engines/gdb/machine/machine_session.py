@@ -20,7 +20,7 @@ from dprobes.engines.gdb.remote_protocol import Stopped, ThreadId
 from dprobes.engines.gdb.stub_session import StubSession
 from dprobes.engines.gdb.stub_stepper import EMULATED, Emulator
 from dprobes.engines.gdb.unmet_needs import no_machine, refuse_lacking
-from dprobes.engines.hits.hit_probes import DEBUGGER
+from dprobes.engines.hits.probe_hits import DEBUGGER
 from dprobes.errors import EngineError
 from dprobes.resolve.kernel_places import ResolvedKernel
 from dprobes.resolve.probe_state import ProbeState
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.shared_stub import SharedStub
     from dprobes.engines.gdb.stub_program import Resolved, StubProbe, StubProgram
     from dprobes.engines.gdb.stub_registers import Registers, StubProcessor, TargetDescription
-    from dprobes.engines.hits.handler_runs import Handled
+    from dprobes.engines.hits.probe_hits import Handled
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.target.elf.elf_file import ElfFile
 

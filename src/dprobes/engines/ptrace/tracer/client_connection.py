@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.restorer_messages import FOR_RESTORERS, TracerBegun
-from dprobes.engines.ptrace.tracer_messages import FrameReader, Warned, load_message, pack_message, pack_record
+from dprobes.engines.ptrace.tracer_messages import (
+    RECORD,
+    RECORD_FRAME,
+    FrameReader,
+    Kind,
+    Warned,
+    load_message,
+    pack_message,
+)
 from dprobes.platform.linux import process_calls
 from dprobes.platform.linux.procfs import thread_state
 
@@ -140,7 +148,7 @@ class Connection:
             self.flush()
             if len(self._waiting) > _BUFFER_LIMIT:
                 return False
-        self._waiting += pack_record(program, probe, record)
+        self._waiting += RECORD_FRAME.pack(len(record) + RECORD.size, Kind.RECORD, program, probe) + record
         if len(self._waiting) > _CHUNK:
             self.flush()
         return True

@@ -477,7 +477,7 @@ class ThreadContext:
 
     def read_word(self, address: int, size: int) -> int:
         """Return a word of the stack, for the emulation of instructions; raise OSError if it cannot be read."""
-        if self._thread.space.served_page(address, size) is not None:
+        if self._is_served(address, size):
             raise OSError
         data = self.memory.read(self._thread.tid, address, size)
         if len(data) < size:
@@ -487,10 +487,13 @@ class ThreadContext:
     def write_word(self, address: int, size: int, value: int) -> None:
         """Store a word on the stack, for the emulation of instructions; raise OSError if the program could not."""
         data = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-        if self._thread.space.served_page(address, size) is not None:
+        if self._is_served(address, size) or not self.memory.write(self._thread.tid, address, data):
             raise OSError
-        if not self.memory.write(self._thread.tid, address, data):
-            raise OSError
+
+    def _is_served(self, address: int, size: int) -> bool:
+        """Return whether memory is there only when a server has delivered it."""
+        space = self._thread.space
+        return space.served is not None and space.served_page(address, size) is not None
 
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
         return self._segments.linear_address(self._thread, self._registers, selector, offset, size, write=write)

@@ -18,22 +18,20 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.hits.handler_runs import Emitter, HandlerRunner
 from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
-from dprobes.engines.hits.hit_probes import HANDING_OVER
+from dprobes.engines.hits.probe_hits import HANDING_OVER, Emitter, HandlerRunner
 from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS
 from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, ThreadState
 from dprobes.engines.ptrace.tracer_messages import Warned
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.procfs import system_call_of
 from dprobes.platform.linux.ptrace_calls import RESUME_FLAG, Register, StopKind, classify_stop
-from dprobes.resolve.probe_state import ProbeState
 
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Iterable, Sequence
 
-    from dprobes.engines.hits.handler_runs import QueuedRecords
+    from dprobes.engines.hits.probe_hits import QueuedRecords
     from dprobes.engines.ptrace.tracer.client_connection import Connection
     from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
     from dprobes.engines.ptrace.tracer.probe_removal import Remover
@@ -61,7 +59,8 @@ class HitCounter:
     def __init__(self, connection: Connection, remover: Remover) -> None:
         self._connection = connection
         self._remover = remover
-        self._emitter = Emitter(connection)
+        self.emitter = Emitter(connection)
+        """What counts hits whose last ones these are not."""
         self._pending: dict[int, Thread] = {}
         self._registers = ptrace_calls.Registers()
         self._info = ptrace_calls.SignalInfo()
@@ -77,7 +76,11 @@ class HitCounter:
         has_faulted: bool = False,
     ) -> None:
         """Count the hits of an instruction and emit their records; those may be ``queued`` already."""
-        for probe in self._emitter.count(handled, queued, has_faulted=has_faulted):
+        self.take_away(thread, self.emitter.count(handled, queued, has_faulted=has_faulted))
+
+    def take_away(self, thread: Thread, probes: Iterable[Probe]) -> None:
+        """Take probepoints away that are not active any more because of hits of a stopped thread."""
+        for probe in probes:
             for space, addresses in self._remover.withdraw(probe):
                 if space is thread.space:
                     self.emptied += addresses
@@ -89,7 +92,8 @@ class HitCounter:
         Of several handlers that say so the first one decides.
         """
         self.count(thread, handled)
-        for probe, outcome, *_ in handled:
+        for each in handled:
+            probe, outcome = each.probe, each.outcome
             if outcome is None or outcome.exit_code not in HANDING_OVER:
                 continue
             if thread.exit_request is None:
@@ -99,14 +103,9 @@ class HitCounter:
             text += f" ended with 'exit {thread.exit_request.code}' at the same moment"
             self._connection.send(Warned(text, program=probe.program.number))
 
-    def withdraw(self, thread: Thread, probe: Probe) -> None:
-        """Take a probepoint away because of a hit of a stopped thread, which was counted."""
-        probe.state = ProbeState.REMOVED
-        self.emptied += (a for space, found in self._remover.withdraw(probe) if space is thread.space for a in found)
-
     def finish(self) -> None:
         """Send the records that wait for others."""
-        self._emitter.finish()
+        self.emitter.finish()
 
     # Pending hits
 
@@ -116,7 +115,7 @@ class HitCounter:
         slot = thread.space.slots.by_site[hit.breakpoint.address, site.original]
         assert slot is not None
         hit.state = AFTER[hit.state, HitEvent.LET_RUN]
-        hit.handled, hit.slot, hit.queued = handled, slot, self._emitter.queue()
+        hit.handled, hit.slot, hit.queued = handled, slot, self.emitter.queue()
         hit.since = hit.looked_at = time.monotonic()
         self._pending[thread.tid] = thread
 
@@ -153,12 +152,13 @@ class HitCounter:
         if thread.hit.state is HitState.PENDING:
             thread.hit.follow(HitEvent.GIVEN_UP)
             self._pending.pop(thread.tid, None)
-            self._emitter.emit([], thread.hit.queued)
+            self.emitter.emit([], thread.hit.queued)
 
     def forget(self, thread: Thread) -> None:
-        """Count the pending hit of a thread that is gone, because another one has executed a program."""
+        """End the hit of a thread that is gone, because another one has executed a program; a pending one counts."""
         if thread.hit.state is HitState.PENDING:
             self.complete(thread)
+        thread.hit.end()
 
     def look_after(self) -> float | None:
         """
@@ -182,7 +182,7 @@ class HitCounter:
                 hit.looked_at = now
                 self._look_at(thread)
             if now - hit.since >= _ORDERLY and tid in self._pending:
-                self._emitter.skip(hit.queued)
+                self.emitter.skip(hit.queued)
             again = again or (tid in self._pending and (thread.state is ThreadState.RUNNING or hit.queued.is_queued))
         return _PATIENCE if again else None
 

@@ -9,292 +9,47 @@ emitted.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, assert_never
 
-from dprobes.engines.hits.handler_runs import HandlerRunner, diverts, hands_over, skipping
 from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
-from dprobes.engines.hits.hit_probes import CORE_DUMP
-from dprobes.engines.ptrace.breakpoint_sites import Role, Site
+from dprobes.engines.hits.probe_hits import CORE_DUMP, HandlerRunner, diverts, hands_over, skipping
+from dprobes.engines.ptrace.breakpoint_sites import Role
 from dprobes.engines.ptrace.tracer.breakpoint_placement import note_placement
-from dprobes.engines.ptrace.tracer.native.handler_memory import take_call
-from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, Breakpoint, Entry
+from dprobes.engines.ptrace.tracer.function_returns import Returns, functions_of
 from dprobes.engines.ptrace.tracer.probe_removal import give_back_pages
 from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS, fix_up
 from dprobes.engines.ptrace.tracer.steps.interrupted_calls import has_entered
 from dprobes.engines.ptrace.tracer.steps.single_steps import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.thread_watchpoints import UnwatchedMemory
-from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, PendingReturn, ThreadState
-from dprobes.engines.ptrace.tracer_messages import Placed
-from dprobes.errors import TargetError
+from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import TRAP_FLAG, Register
-from dprobes.platform.x86.instruction_emulation import Action, emulate, plan, uses_return_addresses
-from dprobes.platform.x86.instruction_relocation import copy_of
-from dprobes.target.process_maps import PAGE_SIZE, mapping_at
-from dprobes.vm import AddressFault, Ending
+from dprobes.platform.x86.instruction_emulation import Action, emulate, uses_return_addresses
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.vm import Ending
 
 if TYPE_CHECKING:
-    import ctypes
-    from collections.abc import Iterable, Iterator
-
     from dprobes.engines.ptrace.site_patches import NativeStop
     from dprobes.engines.ptrace.tracer.detachment import Detacher
+    from dprobes.engines.ptrace.tracer.function_returns import ReturnHit
     from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
     from dprobes.engines.ptrace.tracer.hit_counter import HitCounter, WatchpointHits
     from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.native.jump_absence import JumpWaits
     from dprobes.engines.ptrace.tracer.native.jump_patcher import Patcher
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.steps.single_steps import Stepper
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_core_dump import CoreDumps
-    from dprobes.engines.ptrace.tracer.tracer_programs import Handled, Probe
+    from dprobes.engines.ptrace.tracer.tracer_programs import Handled
     from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
 
 __all__ = ["HitHandler"]
 
-# Returns of functions: which probes are hit when an instruction that leaves their function was carried out.
-#
-# A return instruction is a hit at once. After a tail call the function has not returned yet: its return address, still
-# on top of the stack, gets a breakpoint, and the hit comes when the same thread arrives there with the stack as high as
-# the return leaves it. No return address is ever rewritten.
-#
-# A ``longjmp`` or an exception leaves such functions without a return. Nothing tells which they are, so what waits is
-# only marked, and given up when the thread is seen above it on the stack.
-
-
-_LONGEST = 15  # bytes of an instruction; Intel SDM, volume 2, 2.3.11
-_LONGEST_CALL = 10
-"""A call through memory with two prefixes, REX, ModRM, SIB and a displacement; more prefixes say nothing new."""
-
-_SIGNAL_RETURNS = (
-    bytes.fromhex("48c7c00f0000000f05"),  # mov $__NR_rt_sigreturn, %rax; syscall
-    bytes.fromhex("b80f0000000f05"),  # mov $__NR_rt_sigreturn, %eax; syscall
-    bytes.fromhex("b8ad000000cd80"),  # i386: mov $__NR_rt_sigreturn, %eax; int $0x80
-    bytes.fromhex("58b877000000cd80"),  # i386: pop %eax; mov $__NR_sigreturn, %eax; int $0x80
-)
-"""Where signal handlers return to: no call stands before it. GDB knows them by their bytes, too."""
-
-_ARGUMENTS = 255
-"""Bytes of arguments that an i386 function that was tail-called may drop (``ret n``)."""
-
-_RET_IMMEDIATE = b"\xc2"
-
-_RIP, _RSP = int(Register.RIP), int(Register.RSP)
-
-
-class Hit(NamedTuple):
-    """Hold a return: the probepoint, where its function was left, and how the call began, if that is known."""
-
-    probe: Probe
-    site: Site
-    entry: Entry | None = None
-
-
-class Returns:
-    """The returns of threads from functions; ``context`` speaks of the thread at hand."""
-
-    def __init__(self, state: TracerState, context: ThreadContext, patcher: Patcher) -> None:
-        self._connection = state.connection
-        self._threads = state.threads
-        self._context = context
-        self._patcher = patcher
-
-    def entered(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
-        """Keep what the returns of functions want to know of their entry, at which a thread stands."""
-        context, frame = self._context, registers[_RSP]
-        now = context.time()
-        for probe, site in breakpoint_.entries:
-            if not probe.concerns(thread.pid):
-                continue
-            try:
-                kept = {
-                    index: context.register(index, user=False)
-                    if distance is None
-                    else context.read_word(frame + distance, thread.space.word_size)
-                    for index, distance in site.kept
-                }
-            except OSError:
-                thread.space.entries.take(thread.pid, probe, frame)
-                continue
-            entry = Entry(now, kept)
-            if not self._patcher.keep_call(thread, breakpoint_, probe, frame, entry):
-                thread.space.entries.enter(thread.pid, probe, frame, entry)
-
-    def left(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[Hit]:
-        """Return the probes that are hit by an instruction that was carried out; ``registers`` are those after it."""
-        hits: list[Hit] = []
-        jumps: list[tuple[Probe, Site]] = []
-        size = thread.space.word_size
-        address, top = registers[_RIP], registers[_RSP]
-        for probe, site in breakpoint_.exits:
-            if not probe.concerns(thread.pid):
-                continue
-            if site.role is Role.RETURN:
-                _give_up(thread, top)
-                frame = top - size - _dropped(site.original)
-                hits.append(Hit(probe, site, _take_entry(thread, probe, site, frame)))
-                continue
-            distance = address - breakpoint_.address
-            stays = distance == len(site.original) or any(start <= distance < end for start, end in site.inside)
-            if not stays:
-                jumps.append((probe, site))
-        for probe, site in reversed(jumps):  # as they are hit from the last one backwards
-            self._await_return(thread, probe, site, top)
-        return hits
-
-    def arrived(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[Hit]:
-        """Return the probes of the functions that have returned to a breakpoint's address, the inner ones first."""
-        top = registers[_RSP]
-        slack = 0 if thread.space.word_size == 8 else _ARGUMENTS
-        found = _returned(thread, breakpoint_.address, top, slack)
-        if not found:
-            # The stack of a coroutine, which has made the tail call on another thread.
-            others = (t for t in self._threads.in_space(thread.space) if t.returns and t is not thread)
-            found = next(filter(None, (_returned(other, breakpoint_.address, top, slack) for other in others)), [])
-        _give_up(thread, top)
-        return [Hit(p.probe, p.site, p.entry) for p in reversed(found) if p.probe.concerns(thread.pid)]
-
-    def unwinding(self, thread: Thread) -> None:
-        """Note that functions are about to be left without a return."""
-        for pending in thread.returns:
-            pending.doubtful = True
-
-    def _await_return(self, thread: Thread, probe: Probe, site: Site, top: int) -> None:
-        size = thread.space.word_size
-        entry = _take_entry(thread, probe, site, top)
-        try:
-            address = self._context.read_word(top, size)
-        except OSError:
-            return  # whoever was jumped to cannot return either
-        placed = self._place(thread, probe, address)
-        if placed:
-            _give_up(thread, top + size)
-            thread.returns.append(PendingReturn(address, top + size, probe, site, entry))
-        elif placed is not None:
-            probe.miss()
-
-    def _place(self, thread: Thread, probe: Probe, address: int) -> bool | None:
-        """
-        See to it that there is a breakpoint at a return address; return False if it cannot be one.
-
-        Return None if no code is there: that is after a jump to another stack, whose top holds anything.
-        """
-        space = thread.space
-        breakpoint_ = space.breakpoints.get(address)
-        if breakpoint_ is None or not breakpoint_.waiting:
-            self._patcher.give_way(space, address)
-        if breakpoint_ is not None:
-            if probe not in breakpoint_.waiting:
-                breakpoint_.waiting.add(probe)
-                space.register(breakpoint_)
-            return True
-        try:
-            mapping = mapping_at(thread.tid, address)
-            if mapping is None or not mapping.executable:
-                return None
-        except TargetError:
-            return None
-        site = self._site(thread, address)
-        if site is None:
-            return False
-        breakpoint_ = Breakpoint(address, site.original[0], site, waiting={probe})
-        self._connection.send(Placed(thread.pid, ((address, site.original[0]),)))
-        try:
-            space.place(breakpoint_)
-        except OSError:
-            return False
-        return True
-
-    def _site(self, thread: Thread, address: int) -> Site | None:
-        """Describe the instruction at a return address; None if nothing says that an instruction begins there."""
-        from iced_x86 import Decoder
-
-        word_size = thread.space.word_size
-        try:
-            before, data = self._code_around(address)
-        except AddressFault:
-            return None
-        if not _is_returned_to(before, data, word_size):
-            return None
-        instruction = Decoder(8 * word_size, data).decode()
-        raw = data[: instruction.len]
-        if instruction.is_invalid or raw[:1] == INT3:
-            return None
-        return Site(-1, -1, 0, raw, plan(raw, word_size), copy_of(raw, word_size))
-
-    def _code_around(self, address: int) -> tuple[bytes, bytes]:
-        """Return the bytes before and from an address on, of its page alone if the one next to it cannot be read."""
-        page = address - address % PAGE_SIZE
-        try:
-            before = self._context.read(address - _LONGEST_CALL, _LONGEST_CALL)
-        except AddressFault:
-            before = self._context.read(page, address - page)
-        try:
-            data = self._context.read(address, _LONGEST)
-        except AddressFault:
-            data = self._context.read(address, page + PAGE_SIZE - address)
-        return before, data
-
-
-def _returned(thread: Thread, address: int, top: int, slack: int) -> list[PendingReturn]:
-    """Return what a thread awaits at an address, with the stack as it is there; it is awaited no longer."""
-    found = [p for p in thread.returns if p.address == address and 0 <= top - p.top <= slack]
-    if found:
-        thread.returns = [p for p in thread.returns if p not in found]
-    return found
-
-
-def _is_returned_to(before: bytes, data: bytes, word_size: int) -> bool:
-    """Return whether the code at an address is returned to: a call stands before it, or signal handlers end there."""
-    from iced_x86 import Decoder, FlowControl
-
-    if data.startswith(_SIGNAL_RETURNS):
-        return True
-    for length in range(2, len(before) + 1):
-        call = Decoder(8 * word_size, before[-length:]).decode()
-        if call.len == length and call.flow_control in (FlowControl.CALL, FlowControl.INDIRECT_CALL):
-            return True
-    return False
-
-
-def _take_entry(thread: Thread, probe: Probe, site: Site, frame: int) -> Entry | None:
-    """Return how the call with a frame began, wherever that is kept; it is kept no longer."""
-    entry = thread.space.entries.take(thread.pid, probe, frame)
-    return take_call(thread.space, probe, frame, site.kept) if entry is None else entry
-
-
-def _dropped(raw: bytes) -> int:
-    """Return how many bytes a return instruction takes from the stack besides the return address."""
-    return int.from_bytes(raw[-2:], "little") if raw[-3:-2] == _RET_IMMEDIATE else 0
-
-
-def _give_up(thread: Thread, top: int) -> None:
-    """Forget the doubtful returns below ``top``: the thread has left them."""
-    if any(pending.doubtful for pending in thread.returns):
-        thread.returns = [p for p in thread.returns if not (p.doubtful and p.top <= top)]
-
-
-def functions_of(hits: Iterable[Hit]) -> Iterator[list[Hit]]:
-    """Iterate over the returns of one function each: a probepoint has one of them."""
-    function: list[Hit] = []
-    for hit in hits:
-        place = hit.probe.file, hit.site.offset
-        if function and (
-            place != (function[0].probe.file, function[0].site.offset)
-            or any(other.probe is hit.probe for other in function)
-        ):
-            yield function
-            function = []
-        function.append(hit)
-    if function:
-        yield function
-
-
-_ARRIVED, _CAME_BACK = HitEvent.ARRIVED, HitEvent.CAME_BACK
-_COMPLETED, _FAULTED = HitEvent.COMPLETED, HitEvent.FAULTED
+_ARRIVED, _CAME_BACK, _COMPLETED = HitEvent.ARRIVED, HitEvent.CAME_BACK, HitEvent.COMPLETED
 
 # Plain numbers: to look a register up by an enum member takes longer, and this runs at each hit.
-_RAX, _HIT_RIP, _EFLAGS = int(Register.RAX), int(Register.RIP), int(Register.EFLAGS)
+_RAX, _RIP, _EFLAGS = int(Register.RAX), int(Register.RIP), int(Register.EFLAGS)
 
 _NEAR_RETURN = 1
 """The length of the instruction ``ret``."""
@@ -325,6 +80,7 @@ class HitHandler:
         self._stopper = stopper
         self._context = context
         self._counter = counter
+        self._emitter = counter.emitter
         self._watchpoint_hits = watchpoint_hits
         self._stepper = stepper
         self._detacher = detacher
@@ -338,11 +94,11 @@ class HitHandler:
         """Handle another stop with SIGTRAP: a watchpoint, the late end of a step, or the program's own trap."""
         registers = self._registers
         ptrace_calls.get_registers(thread.tid, registers)
-        if thread.hit.state is HitState.PENDING and registers[_HIT_RIP] != thread.hit.slot.address:
+        if thread.hit.state is HitState.PENDING and registers[_RIP] != thread.hit.slot.address:
             self._counter.complete(thread)
         code = ptrace_calls.get_signal_info(thread.tid, self._info)
         if code == ptrace_calls.SI_KERNEL:
-            address = registers[_HIT_RIP] - 1
+            address = registers[_RIP] - 1
             slot = thread.space.slots.holding(address)
             if slot is not None and slot.trap == address and thread.hit.is_late:
                 self._on_late_step(thread)
@@ -401,17 +157,17 @@ class HitHandler:
             ptrace_calls.set_instruction_pointer(thread.tid, space.patches.way_on(address))
             self._stopper.resume(thread)
             return
-        registers = self._stopper.take_registers(thread, self._registers)
-        runs_natively = True
-        if registers is None:
-            registers = self._registers
+        stopper, registers, runs_natively = self._stopper, self._registers, True
+        if stopper.trapped is thread:
+            registers, stopper.registers, stopper.trapped = stopper.registers, registers, None
+        else:
             ptrace_calls.get_registers(thread.tid, registers)
             runs_natively = ptrace_calls.runs_as(registers, space.word_size)
             way_on = space.slots.way_on(address, breakpoint_.site) if runs_natively else address
-            if registers[_HIT_RIP] != way_on:  # of another thread that hit here meanwhile
+            if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
                 ptrace_calls.set_instruction_pointer(thread.tid, way_on)
         self._registers = registers
-        registers[_HIT_RIP] = address
+        registers[_RIP] = address
         if runs_natively:
             self._on_hit(thread, breakpoint_)
         else:
@@ -424,7 +180,8 @@ class HitHandler:
         probe = None if program is None else program.probes.get(stop.probe)
         if program is not None and probe is not None and probe.is_active:  # else another thread was faster
             thread.exit_request = ExitRequest(stop.exit_code, program)
-            self._counter.withdraw(thread, probe)
+            probe.state = ProbeState.REMOVED
+            self._counter.take_away(thread, [probe])
         self._go_on(thread)
 
     def _skip(self, thread: Thread, breakpoint_: Breakpoint) -> None:
@@ -464,7 +221,7 @@ class HitHandler:
         if not patches.starts:
             return False
         ptrace_calls.get_registers(thread.tid, self._registers)
-        pc = self._registers[_HIT_RIP]
+        pc = self._registers[_RIP]
         found = patches.original_of(pc)
         return (
             (found is None or found[1].copy != pc)
@@ -489,69 +246,77 @@ class HitHandler:
         self._go_on(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
-        handled: tuple[Handled, ...] = ()
         hit = thread.hit
         if hit.state and (hit.breakpoint is not breakpoint_ or not hit.is_late):
             hit.follow(HitEvent.GIVEN_UP)
-        repeated = hit.state is HitState.COUNTED or thread.restarting == breakpoint_.address
+        # A system call, say, that is made once more only because we interrupted it.
+        is_repeated = hit.state is HitState.COUNTED or thread.restarting == breakpoint_.address
         known = hit.handled if hit.state is HitState.UNFINISHED else None
-        if repeated and known is not None:
+        if is_repeated and known is not None:
             hit.follow(HitEvent.GIVEN_UP)
-        hit.state = AFTER[hit.state, _CAME_BACK if repeated else _ARRIVED]
+        hit.state = AFTER[hit.state, _CAME_BACK if is_repeated else _ARRIVED]
         hit.breakpoint, hit.handled, thread.restarting = breakpoint_, (), 0
         self._context.select(thread, self._registers)
+        handled: tuple[Handled, ...] = ()
+        is_leaving = False
         try:
-            if breakpoint_.own:
-                self._on_own(thread, breakpoint_)
-            if breakpoint_.waiting and not thread.is_outside:
-                self._after(thread, self._returns.arrived(thread, breakpoint_, self._registers))
-                if thread.exit_request is not None:
-                    hit.follow(HitEvent.GIVEN_UP)
-                    self._go_on(thread)
-                    return
-            if breakpoint_.entries and not (repeated or thread.is_outside) and known is None:
-                self._returns.entered(thread, breakpoint_, self._registers)
-            if repeated:
-                pass  # it has been counted: a system call, say, that is made once more only because we interrupted it
+            if breakpoint_.own or breakpoint_.waiting:
+                is_leaving = self._on_arrival(thread, breakpoint_)
+            if is_repeated or is_leaving:
+                pass
             elif known is not None:
                 self._context.written = hit.written
                 handled = self._handlers.run(breakpoint_.handlers, known)
-            elif breakpoint_.handlers:
-                handled = self._handlers.run(breakpoint_.handlers)
+            else:
+                if breakpoint_.entries and not thread.is_outside:
+                    self._returns.entered(thread, breakpoint_, self._registers)
+                if breakpoint_.handlers:
+                    handled = self._handlers.run(breakpoint_.handlers)
         except BaseException:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
             ptrace_calls.set_registers(thread.tid, self._registers)
             raise
-        if diverts(handled) and self._divert(thread, breakpoint_, handled):
+        if is_leaving:
+            hit.follow(HitEvent.GIVEN_UP)
             self._go_on(thread)
-            return
-        completion = self._complete(thread, breakpoint_, handled)
-        hit.written = None
-        if completion.kind is CompletionKind.PENDING:
-            if handled:
-                hit.written = self._context.written
-                self._counter.pend(thread, handled)
-            else:
-                hit.follow(HitEvent.COMPLETED)
-            self._stopper.resume(thread)
-            return
-        if completion.kind is CompletionKind.INTERRUPTED:
-            hit.handled, hit.written = handled, self._context.written
-            is_kept = not completion.signal and (repeated or breakpoint_.handlers or breakpoint_.exits)
-            hit.follow(HitEvent.INTERRUPTED if is_kept else HitEvent.GIVEN_UP)
-            if not is_kept:
-                for each in handled:
-                    each.probe.give_back()
+        elif diverts(handled) and self._divert(thread, breakpoint_, handled):
+            self._go_on(thread)
         else:
-            has_faulted = completion.kind is CompletionKind.FAULTED
-            hit.state = AFTER[hit.state, _FAULTED if has_faulted else _COMPLETED]
-            if handled:
-                self._counter.count(thread, handled, has_faulted=has_faulted)
-        if completion.kind is CompletionKind.COMPLETED and (thread.debug.slots or thread.debug.superseded):
-            self._watchpoint_hits.take(thread, self._registers)
-        if breakpoint_.exits and completion.kind is CompletionKind.COMPLETED:
-            self._leave(thread, breakpoint_)
-        if completion.resumable:
+            self._complete(thread, breakpoint_, handled)
+
+    def _complete(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> None:
+        """Carry the original instruction out, count the hit as that has ended, and let the thread run on."""
+        hit, completion = thread.hit, self._carry_out(thread, breakpoint_, handled)
+        hit.written = None
+        match completion.kind:
+            case CompletionKind.COMPLETED:
+                hit.state = AFTER[hit.state, _COMPLETED]
+                if handled and (gone := self._emitter.count(handled)):
+                    self._counter.take_away(thread, gone)
+                if thread.debug.slots or thread.debug.superseded:
+                    self._watchpoint_hits.take(thread, self._registers)
+                if breakpoint_.exits:
+                    self._leave(thread, breakpoint_)
+            case CompletionKind.PENDING:
+                if handled:
+                    hit.written = self._context.written
+                    self._counter.pend(thread, handled)
+                else:
+                    hit.follow(HitEvent.COMPLETED)
+                self._stopper.resume(thread)
+                return
+            case CompletionKind.FAULTED:
+                hit.state = AFTER[hit.state, HitEvent.FAULTED]
+                self._counter.count(thread, handled, has_faulted=True)
+            case CompletionKind.INTERRUPTED:
+                is_awaited = hit.state is HitState.REPEATED or breakpoint_.handlers or breakpoint_.exits
+                hit.handled, hit.written = handled, self._context.written
+                hit.follow(HitEvent.INTERRUPTED if is_awaited and not completion.signal else HitEvent.GIVEN_UP)
+            case _:
+                assert_never(completion.kind)
+        if thread.exit_request is None and not self._counter.emptied and completion.resumable:
+            self._stopper.resume(thread, completion.signal)  # nearly always
+        elif completion.resumable:
             self._go_on(thread, completion.signal)
 
     def _divert(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> bool:
@@ -607,12 +372,21 @@ class HitHandler:
             return self._dumps.start(thread, request.program)
         return self._detacher.hand_to_debugger(thread, request.program)
 
-    def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
+    def _on_arrival(self, thread: Thread, breakpoint_: Breakpoint) -> bool:
+        """
+        See to what the engine itself wants to know of a place, and to functions that have returned there.
+
+        Return whether a handler of these lets the process be handed over.
+        """
         if Role.LINKER in breakpoint_.own:
             self._modules.begin_loaded(thread.space, thread)
             self._jump_waits.begin(thread)
         if Role.UNWINDING in breakpoint_.own:
             self._returns.unwinding(thread)
+        if not breakpoint_.waiting or thread.is_outside:
+            return False
+        self._after(thread, self._returns.arrived(thread, breakpoint_, self._registers))
+        return thread.exit_request is not None
 
     def _leave(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         """Let the probes be hit whose function an instruction that was carried out has left."""
@@ -621,7 +395,7 @@ class HitHandler:
             self._context.select(thread, self._registers)
             self._after(thread, self._returns.left(thread, breakpoint_, self._registers))
 
-    def _after(self, thread: Thread, hits: list[Hit]) -> None:
+    def _after(self, thread: Thread, hits: list[ReturnHit]) -> None:
         """Run handlers on the state after a return, or after several: those of one function on what others left."""
         for function in functions_of(hits):
             owners = [(probe, site.point) for probe, site, _ in function if site.point is not None]
@@ -639,12 +413,13 @@ class HitHandler:
         for probe, _ in breakpoint_.handlers:
             if probe.limits.maxhits or probe.limits.passcount:
                 return False
-        for _, outcome, *_ in handled:
+        for each in handled:
+            outcome = each.outcome
             if outcome is not None and (outcome.ending is Ending.REMOVE or outcome.exit_code):
                 return False
         return True
 
-    def _complete(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> Completion:
+    def _carry_out(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
         may_emulate = not (

@@ -34,7 +34,6 @@ from dprobes.platform.linux.procfs import children_of, system_call_of, thread_st
 from dprobes.platform.linux.ptrace_calls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable, Iterator
 
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
@@ -124,10 +123,15 @@ class Stopper:
         self._prepare = prepare
         self._ended = ended
         self._held_registers = ptrace_calls.Registers()
-        self._registers = ptrace_calls.Registers()
         self._info = ptrace_calls.SignalInfo()
-        self._trapped: Thread | None = None
-        """The thread whose registers were read last, at a breakpoint, and have not changed since."""
+        self.registers = ptrace_calls.Registers()
+        """Those that were read last; who takes them leaves others in their place."""
+        self.trapped: Thread | None = None
+        """
+        Whose ``registers`` they are, at a breakpoint, if they have not changed since.
+
+        The code that the thread runs is of the word size of its address space.
+        """
         # Asking again makes sense only if the thread can run meanwhile.
         self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
         self._turns = 0
@@ -148,7 +152,7 @@ class Stopper:
         """
         self._turns += 1
         if self.deferred:
-            self._trapped = None
+            self.trapped = None
             if self._turns % _TURNS == 0:
                 self.collect()
             return self.oldest_deferred()
@@ -156,13 +160,8 @@ class Stopper:
         if len(self._threads) == 1 and self._turns % _ROUND:
             # Its registers can be read as soon as it has stopped, which spares asking the kernel whether it has.
             ((tid, thread),) = self._threads.items()
-            for _ in range(spins):
-                if ptrace_calls.has_stopped(tid, self._registers):
-                    self._secure(thread)
-                    found = os.waitpid(tid, _POLL)
-                    if found[0]:
-                        return found
-                    break
+            if self._secure(thread, spins) and (found := os.waitpid(tid, _POLL))[0]:
+                return found
             spins = 1
         try:
             for _ in range(spins):
@@ -204,57 +203,47 @@ class Stopper:
         if found is None:
             return _NOTHING
         if found.si_status in STOPPING and found.si_code == os.CLD_TRAPPED:
-            thread = self._threads.get(found.si_pid)
-            if thread is not None and ptrace_calls.has_stopped(thread.tid, self._registers):
+            if (thread := self._threads.get(found.si_pid)) is not None:
                 self._secure(thread)
         elif found.si_code in _ENDS and (thread := self._threads.get(found.si_pid)) is not None:
             self._ended(thread)
         return os.waitpid(found.si_pid, _POLL)
 
-    def _secure(self, thread: Thread) -> None:
+    def _secure(self, thread: Thread, attempts: int = 1) -> bool:
         """
-        Put a thread that has stopped, with its registers just read, onto the instruction if it ran into a breakpoint.
+        Return whether a thread has stopped; if it ran into a breakpoint, it is put onto the instruction.
 
-        Where the instruction has a copy it is put there, since the thread could execute that without us. ``trapped``
-        says where the breakpoint is.
+        Where the instruction has a copy it is put there, since the thread could execute that without us. ``trapped`` of
+        the thread says where the breakpoint is.
         """
-        registers, space = self._registers, thread.space
-        self._trapped = None
+        registers, space = self.registers, thread.space
+        if not ptrace_calls.has_stopped(thread.tid, registers, attempts):
+            return False
+        self.trapped = None
         if space.patches.stops and leave_to_us(thread, registers, self._info):
-            self._trapped = thread
-            return
+            self.trapped = thread
+            return True
         address = registers[_RIP] - 1
         breakpoint_ = space.breakpoints.get(address)
         if breakpoint_ is None and address not in space.former:
-            return
+            return True
         info, runs_natively = self._info, ptrace_calls.runs_as(registers, space.word_size)
         way_on = address
         if breakpoint_ is not None and runs_natively:
-            way_on = space.slots.way_on(address, breakpoint_.site)
+            site = breakpoint_.site
+            slot = None if site.copy is None else space.slots.by_site.get((address, site.original))
+            way_on = address if slot is None else slot.address
         try:
             # Faults that come from the kernel have the same code.
             if ptrace_calls.get_signal_info(thread.tid, info) != ptrace_calls.SI_KERNEL or info[0] != signal.SIGTRAP:
-                return
+                return True
             ptrace_calls.set_instruction_pointer(thread.tid, way_on)
         except OSError:
-            return  # killed meanwhile, or it has not stopped for a signal
+            return True  # killed meanwhile, or it has not stopped for a signal
         thread.trapped = address
         if runs_natively:
-            self._trapped = thread
-
-    def take_registers(
-        self, thread: Thread, scratch: ctypes.Array[ctypes.c_ulong]
-    ) -> ctypes.Array[ctypes.c_ulong] | None:
-        """
-        Return the registers of a thread that trapped just now, with ``scratch`` to be used in their place.
-
-        The instruction pointer is that behind the breakpoint, and the code is of the word size of the address space.
-        None says that they may have changed, or that it runs code of another size.
-        """
-        if self._trapped is not thread:
-            return None
-        registers, self._registers, self._trapped = self._registers, scratch, None
-        return registers
+            self.trapped = thread
+        return True
 
     def await_stop(self, thread: Thread) -> int:
         """Do as the function ``await_stop`` with a thread that may run into a breakpoint of ours."""

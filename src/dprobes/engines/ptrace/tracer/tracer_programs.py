@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import carry_out
-from dprobes.engines.hits import handler_runs, hit_probes
-from dprobes.engines.hits.hit_context import RecordBuilder
-from dprobes.engines.hits.hit_probes import Handlers
+from dprobes.engines.hits import probe_hits
+from dprobes.engines.hits.probe_hits import Handlers, RecordBuilder
 from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer_messages import End, ModuleMapped, ProbeStatus, Warned
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.engine_interface import Change
     from dprobes.engines.hits.hit_lifecycle import ProbeLimits
-    from dprobes.engines.hits.hit_probes import ProgramGuard
+    from dprobes.engines.hits.probe_hits import ProgramGuard
     from dprobes.engines.overload_guard import Verdict
     from dprobes.engines.ptrace.breakpoint_sites import FileKey, Site, WatchSite
     from dprobes.engines.ptrace.shared_counters import NativeState
@@ -35,10 +34,10 @@ __all__ = ["EVERYWHERE", "FileSites", "Handled", "InsertedProgram", "Probe", "Pr
 EVERYWHERE: FileKey = (0, 0, "")
 """Stands for all files where a program is about none."""
 
-Probe = hit_probes.Probe["InsertedProgram"]
+Probe = probe_hits.Probe["InsertedProgram"]
 """A probepoint of one of the tracer's programs."""
 
-Handled = handler_runs.Handled["InsertedProgram"]
+Handled = probe_hits.Handled["InsertedProgram"]
 """What the handler of such a probepoint came to."""
 
 
@@ -131,7 +130,7 @@ class InsertedProgram:
             stores = counters.stores()
         guard = None
         if start.budget is not None:
-            from dprobes.engines.hits.hit_probes import ProgramGuard
+            from dprobes.engines.hits.probe_hits import ProgramGuard
 
             guard = ProgramGuard(start.budget)
         return cls(
@@ -161,7 +160,7 @@ class InsertedProgram:
         for site in found:
             if site.probe >= 0 and site.probe not in self.probes:
                 limits, counts = self.definitions[site.definition], self.counters.tally(site.probe)
-                probe = hit_probes.Probe(self, site.probe, site.definition, limits, file, counts)
+                probe = probe_hits.Probe(self, site.probe, site.definition, limits, file, counts)
                 self.probes[site.probe] = probe
                 if self.native is not None:
                     probe.shared = self.native.hits_of(site.probe, limits)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Collection, MutableSequence
 
-    from dprobes.engines.hits.handler_runs import QueuedRecords
     from dprobes.engines.hits.hit_context import Changes
+    from dprobes.engines.hits.probe_hits import QueuedRecords
     from dprobes.engines.ptrace.breakpoint_sites import Site
     from dprobes.engines.ptrace.site_patches import NativeStop
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
@@ -75,11 +75,16 @@ class ThreadHit:
     """When it was looked at then."""
 
     def follow(self, event: HitEvent) -> None:
-        """Take notice of an event."""
-        if event is HitEvent.GIVEN_UP and self.state is HitState.UNFINISHED:
+        """Take notice of an event; a hit that is given up before it was counted was none, also for limits."""
+        if event is HitEvent.GIVEN_UP and self.state in (HitState.HANDLED, HitState.UNFINISHED):
             for each in self.handled:
                 each.probe.give_back()
         self.state = AFTER[self.state, event]
+
+    def end(self) -> None:
+        """Give up the hit, if there is one, of a thread that is gone or executes another program."""
+        if self.state is not HitState.NONE:
+            self.follow(HitEvent.GIVEN_UP)
 
     @property
     def is_late(self) -> bool:
@@ -223,6 +228,7 @@ class Thread:
     def begin_program(self, space: AddressSpace) -> None:
         """Forget what was of the program before an exec; the thread runs in ``space`` now, with its registers clear."""
         self.space = space
+        self.hit.end()
         self.hit, self.debug, self.returns, self.variables = ThreadHit(), DebugState(), [], {}
         self.rseq = self.trapped = self.restarting = 0
         self.is_left_to_us = self.awaits_jumps = False

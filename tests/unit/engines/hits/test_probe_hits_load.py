@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dprobes.engines.hits.hit_probes import HitLoad
+from dprobes.engines.hits.probe_hits import HitLoad
 
 
 def test_one_hit_of_so_many_is_not_skipped() -> None:

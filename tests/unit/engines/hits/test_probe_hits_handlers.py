@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from dprobes.engines.hits.handler_runs import Emitter, Handled, HandlerRunner, skipping
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
-from dprobes.engines.hits.hit_probes import HitLoad
+from dprobes.engines.hits.probe_hits import Emitter, Handled, HandlerRunner, HitLoad, skipping
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
@@ -18,7 +17,7 @@ from support.ptrace_programs import inserted_program, probe_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.hits.hit_probes import Handlers
+    from dprobes.engines.hits.probe_hits import Handlers
     from dprobes.engines.ptrace.tracer.tracer_programs import Probe
     from dprobes.vm import Context
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dprobes.engines.hits.hit_context import RecordBuilder
+from dprobes.engines.hits.probe_hits import RecordBuilder
 from dprobes.record.log_record import Item, LogRecord, decode_record
 from dprobes.vm import Ending, Outcome
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.hits.handler_runs import Emitter
+from dprobes.engines.hits.probe_hits import Emitter
 from support.ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
