@@ -23,7 +23,7 @@ from dprobes.rpn.rpn_program import calls_extensions
 from dprobes.target.code.function_exits import ExitKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from iced_x86 import Instruction, UsedMemory
 
@@ -209,6 +209,10 @@ def _abilities() -> frozenset[str]:
     return frozenset()
 
 
+_UNLISTED = "it is none of those of which that is known"
+_ABSENT = "this processor does not have it"
+
+
 def _obstacle(instruction: Instruction) -> str | None:
     """Return what speaks against a trial, whatever memory an instruction touches."""
     from iced_x86 import CpuidFeature, OpKind, RegisterExt
@@ -236,14 +240,19 @@ def _obstacle(instruction: Instruction) -> str | None:
         or instruction.is_jmp_far_indirect
         or any(RegisterExt.is_segment_register(instruction.op_register(n)) for n in registers)
     ):
-        return "it is none of those of which that is known"
+        return _UNLISTED
+    return _obstacle_of(features)
+
+
+def _obstacle_of(features: Iterable[str]) -> str | None:
+    """Return why an instruction that needs some features of a processor is not tried."""
     for feature in features:
         if feature in _GENERAL:
             continue
         if feature not in _VECTOR:
-            return "it is none of those of which that is known"
+            return _UNLISTED
         if _VECTOR[feature] not in _abilities():
-            return "this processor does not have it"
+            return _ABSENT
     return None
 
 

@@ -16,7 +16,7 @@ import os
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.engines import refusals
 from dprobes.engines.command_launcher import Command
@@ -382,48 +382,69 @@ class Conversation:
         match message:
             case ModuleMapped():
                 self._answer(message)
-            case ThreadIdentity():
-                for native in self._natives():
-                    native.told(message)
-            case Mapped() | Forked():
-                self._remember(message)
-                if isinstance(message, Forked):
-                    if message.parent in self._with_memory:
-                        self._with_memory.add(message.pid)
-                    for native in self._natives():
-                        native.copied(message.pid, message.parent)
-            case Removed(pid, ()):
-                self._restorer.note(message)
-                for native in self._natives():
-                    native.left(pid)
+            case ProbeStatus() | Dumped() | Warned():
+                self._give(event_of(message), message.program)
+                if isinstance(message, ProbeStatus):
+                    self._on_placed(message)
+            case Overloaded() | Left() | MemoryReleased():
+                self._on_program(message)
+            case Replaced() | InPlace() | NotInserted():
+                self._on_candidate(message)
             case Attached():
                 if self._command is not None:
                     self._command.go()
                 for first in self._runs.values():
                     if first is not self._candidate:
                         first.items.append(Begun())
-            case Refused(text):
-                self._on_end(lambda _: EngineError(text))
-            case Failed(pid, reason, number, shares_with):
-                error = refusals.attach_error(pid, reason, number, shares_with)
-                self._on_end(lambda _: error)
-            case ProbeStatus() | Dumped() | Warned():
-                self._give(event_of(message), message.program)
-                if isinstance(message, ProbeStatus):
-                    self._on_placed(message)
+            case Ended() | Refused() | Failed() | Done():
+                self._on_ending(message)
+            case Mapped() | Forked() | ThreadIdentity() | MemoryShared() | SitesPatched() | Removed(_, ()):
+                self._on_process(message)
+            case _:
+                self._restorer.note(message)
+
+    def _on_process(self, message: Mapped | Forked | ThreadIdentity | MemoryShared | SitesPatched | Removed) -> None:
+        """Let all who have something in processes know what these have by now."""
+        match message:
+            case Mapped():
+                self._remember(message)
+            case Forked(pid, parent):
+                self._remember(message)
+                if parent in self._with_memory:
+                    self._with_memory.add(pid)
+                for native in self._natives():
+                    native.copied(pid, parent)
+            case ThreadIdentity():
+                for native in self._natives():
+                    native.told(message)
             case MemoryShared() | SitesPatched():
                 self._with_memory.add(message.pid)
                 self._on_native(message)
-            case MemoryReleased(number):
-                run = self._runs.get(number)
-                if run is not None and run.native is not None:
+            case Removed(pid):
+                self._restorer.note(message)
+                for native in self._natives():
+                    native.left(pid)
+            case _:
+                assert_never(message)
+
+    def _on_program(self, message: Overloaded | Left | MemoryReleased) -> None:
+        """Let the run of one program take notice of something."""
+        if (run := self._runs.get(message.program)) is None:
+            return
+        match message:
+            case Overloaded():
+                run.take_overload(message)
+            case Left(_, process):
+                run.items += run.debuggers.add(process)
+            case MemoryReleased():
+                if run.native is not None:
                     run.native.released(message)
-            case Overloaded(number):
-                if (run := self._runs.get(number)) is not None:
-                    run.take_overload(message)
-            case Left(number, process):
-                if (run := self._runs.get(number)) is not None:
-                    run.items += run.debuggers.add(process)
+            case _:
+                assert_never(message)
+
+    def _on_candidate(self, message: Replaced | InPlace | NotInserted) -> None:
+        """Take notice of what has become of a program that was to be inserted."""
+        match message:
             case Replaced():
                 self._on_replaced()
             case InPlace(number):
@@ -434,13 +455,24 @@ class Conversation:
                 self._on_refusal(NotFollowedError("the process is not traced"))
             case NotInserted(_, text, obstacle):
                 self._on_refusal(EngineError(text if obstacle is None else obstacle_text(obstacle)))
+            case _:
+                assert_never(message)
+
+    def _on_ending(self, message: Ended | Refused | Failed | Done) -> None:
+        """Take notice of the end of a program, or of all."""
+        match message:
             case Ended(number):
                 if (ended := self._runs.pop(number, None)) is not None:
                     ended.end(message)
+            case Refused(text):
+                self._on_end(lambda _: EngineError(text))
+            case Failed(pid, reason, number, shares_with):
+                error = refusals.attach_error(pid, reason, number, shares_with)
+                self._on_end(lambda _: error)
             case Done():
                 self._on_end(lambda _: message)
             case _:
-                self._restorer.note(message)
+                assert_never(message)
 
     def _natives(self) -> list[NativeSide]:
         """Return what programs have in processes."""

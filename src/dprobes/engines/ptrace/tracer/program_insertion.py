@@ -28,7 +28,7 @@ from dprobes.errors import EngineError, reason_of
 from dprobes.resolve.probe_state import ProbeState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.engines.ptrace.breakpoint_sites import Site
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
@@ -340,29 +340,40 @@ class Replacer:
         threads = [t for t in self._threads.in_space(space) if t.pid in program.reach.pids]
         if not threads or not space.is_open:
             return
-        owners = self._owners(space, program)
         for probe in [probe for probe in space.by_probe if probe.program is former]:
             del space.by_probe[probe]
-        gone = []
-        for breakpoint_ in (*space.breakpoints.values(), *space.awaited):
-            breakpoint_.drop_program(former)
-            breakpoint_.waiting |= {
-                p.probe
-                for t in threads
-                for p in t.returns
-                if p.address == breakpoint_.address and p.probe.program is program
-            }
-        for breakpoint_ in space.breakpoints.values():
-            for site, owner in owners.get(breakpoint_.address, ()):
-                breakpoint_.add(program, site, owner)
-            if not breakpoint_.is_needed:
-                gone.append(breakpoint_)
+        gone = self._exchange_uses(space, former, program, threads)
         space.lower_unneeded()
         for breakpoint_ in gone:
             space.withdraw(breakpoint_)
         tell_lowered(self._connection, space)
         for pid in space.pids if gone else ():
             self._connection.send(Removed(pid, tuple(b.address for b in gone)))
+        active = self._use_breakpoints(space, program)
+        active |= self._watchpoints.pass_on(space, former, self._modules.watchpoints(space, program))
+        for probe in active:
+            probe.state = ProbeState.ACTIVE
+        if active:
+            numbers = tuple(sorted(probe.number for probe in active))
+            self._connection.send(ProbeStatus(program.number, numbers, threads[0].pid, ProbeState.ACTIVE))
+        self._modules.place_missing(space, threads[0], program)
+
+    def _exchange_uses(
+        self, space: AddressSpace, former: InsertedProgram, program: InsertedProgram, threads: Sequence[Thread]
+    ) -> list[Breakpoint]:
+        """Let breakpoints be for another program; return those that are needed for nothing any more."""
+        owners = self._owners(space, program)
+        returns = [p for thread in threads for p in thread.returns if p.probe.program is program]
+        for breakpoint_ in (*space.breakpoints.values(), *space.awaited):
+            breakpoint_.drop_program(former)
+            breakpoint_.waiting |= {p.probe for p in returns if p.address == breakpoint_.address}
+        for breakpoint_ in space.breakpoints.values():
+            for site, owner in owners.get(breakpoint_.address, ()):
+                breakpoint_.add(program, site, owner)
+        return [breakpoint_ for breakpoint_ in space.breakpoints.values() if not breakpoint_.is_needed]
+
+    def _use_breakpoints(self, space: AddressSpace, program: InsertedProgram) -> set[Probe]:
+        """Take the breakpoints that a program has into use, unless jumps take their place; return its probepoints."""
         active: set[Probe] = set()
         native = self._modules.native_probes(space, program)
         for breakpoint_ in space.breakpoints.values():
@@ -375,13 +386,7 @@ class Replacer:
                 else:
                     note_placement(space, breakpoint_, mine)
                 active |= mine
-        active |= self._watchpoints.pass_on(space, former, self._modules.watchpoints(space, program))
-        for probe in active:
-            probe.state = ProbeState.ACTIVE
-        if active:
-            numbers = tuple(sorted(probe.number for probe in active))
-            self._connection.send(ProbeStatus(program.number, numbers, threads[0].pid, ProbeState.ACTIVE))
-        self._modules.place_missing(space, threads[0], program)
+        return active
 
     def _is_left_out(
         self, space: AddressSpace, breakpoint_: Breakpoint, mine: set[Probe], native: frozenset[int]

@@ -354,8 +354,10 @@ class ThreadPlaces:
                 return _SLEEPS
             if thread.restarting in sites:
                 return _SLEEPS
-        if not patch.moves:
-            return None
+        return self._obstacle_to_moves(patch) if patch.moves else None
+
+    def _obstacle_to_moves(self, patch: SitePatch) -> str | None:
+        """Return why code cannot be displaced now."""
         if self._unknown:
             return _CANNOT_STOP
         if any(original in self._kept for original, _ in patch.moves):
@@ -365,14 +367,7 @@ class ThreadPlaces:
         ranges = [each for original, _ in patch.moves for each in self._leading_back.get(original, ())]
         if ranges and not all(is_outside(self._space, thread, ranges) for thread in self._threads):
             return _COMES_BACK
-        for thread, pc, slot, is_trapping in self._places:
-            if is_trapping and (pc - 1 in sites or patch.way_on(pc) != pc):
-                return _BUSY
-            if slot is None or slot.site not in sites or thread.trapped:
-                continue
-            if pc not in (slot.address, slot.end) or slot.trap or thread.hit.state is HitState.PENDING:
-                return _BUSY
-        return None
+        return _BUSY if any(_is_busy(place, patch) for place in self._places) else None
 
     def move(self, patch: SitePatch) -> None:
         """Let threads that stand in what a jump displaces go on in the copy; raise OSError for one that is gone."""
@@ -389,6 +384,16 @@ class ThreadPlaces:
                 to = patch.way_on(pc)
             if to is not None and to != pc:
                 ptrace_calls.set_instruction_pointer(thread.tid, to)
+
+
+def _is_busy(place: _Place, patch: SitePatch) -> bool:
+    """Return whether a thread is in the middle of an instruction that a jump displaces."""
+    thread, pc, slot, is_trapping = place
+    if is_trapping and (pc - 1 in patch.addresses or patch.way_on(pc) != pc):
+        return True
+    if slot is None or slot.site not in patch.addresses or thread.trapped:
+        return False
+    return pc not in (slot.address, slot.end) or bool(slot.trap) or thread.hit.state is HitState.PENDING
 
 
 def _has_trap_pending(thread: Thread) -> bool:

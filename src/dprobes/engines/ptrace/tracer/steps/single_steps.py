@@ -13,7 +13,7 @@ import enum
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dprobes.engines.hits.hit_lifecycle import HitState
 from dprobes.engines.ptrace.restorer_messages import PagesMapped
@@ -274,6 +274,18 @@ COMPLETED = Completion(CompletionKind.COMPLETED)
 PENDING = Completion(CompletionKind.PENDING)
 
 
+class _Step(NamedTuple):
+    """A step that is under way; a thread that ``traps`` steps itself."""
+
+    thread: Thread
+    breakpoint: Breakpoint
+    registers: ctypes.Array[ctypes.c_ulong]
+    slot: Slot | None
+    action: Action
+    traps: bool
+    signals: HeldSignals
+
+
 class Stepper:
     """The execution of instructions under breakpoints."""
 
@@ -379,16 +391,14 @@ class Stepper:
         slot: Slot | None,
         action: Action,
     ) -> Completion:
-        tid = thread.tid
-        length = breakpoint_.site.emulation[1]
-        start = breakpoint_.address if slot is None else slot.address
         traps = bool(registers[_EFLAGS] & TRAP_FLAG)
         if action == Action.REPEAT and traps:
             action = Action.STEP
         advance = {Action.SYSTEM_CALL: ptrace_calls.resume_to_syscall, Action.REPEAT: ptrace_calls.resume}.get(
             action, ptrace_calls.single_step
         )
-        signals = HeldSignals(thread)
+        tid, signals = thread.tid, HeldSignals(thread)
+        step = _Step(thread, breakpoint_, registers, slot, action, traps, signals)
         while True:
             if thread.debug.has_foreign:
                 ptrace_calls.set_debug_register(tid, STATUS, 0)  # an older hit is no trap of this instruction
@@ -400,57 +410,80 @@ class Stepper:
                 thread.state = ThreadState.RUNNING
                 return Completion(CompletionKind.INTERRUPTED, resumable=False)
             kind, number = classify_stop(status)
-            if kind is StopKind.EXITED:
-                raise ThreadGoneError(status)
-            if kind is StopKind.SYSCALL:
-                if slot is not None:
-                    self._enter_from_site(thread, breakpoint_, registers)
-                return COMPLETED
-            if kind is StopKind.SIGNAL:
-                code = ptrace_calls.get_signal_info(tid, self._info)
-                if number == signal.SIGTRAP and code == ptrace_calls.TRAP_TRACE:
+            match kind:
+                case StopKind.EXITED:
+                    raise ThreadGoneError(status)
+                case StopKind.SYSCALL:
                     if slot is not None:
-                        self.settle(thread, slot, registers)
-                    if thread.debug.has_foreign and self._hits_foreign(thread, slot):
-                        return Completion(CompletionKind.COMPLETED, signals.give_back() or signal.SIGTRAP)
-                    if traps:
-                        return self._trap_of_its_own(thread, breakpoint_, slot, registers, signals)
-                    return Completion(CompletionKind.COMPLETED, signals.give_back())
-                if action == Action.REPEAT and number == signal.SIGTRAP and code == ptrace_calls.SI_KERNEL:
-                    ptrace_calls.get_registers(tid, registers)
-                    registers[_RIP] = breakpoint_.address + length
-                    ptrace_calls.set_registers(tid, registers)
-                    thread.trapped = 0
-                    return Completion(CompletionKind.COMPLETED, signals.give_back())
-                is_watchpoint = number == signal.SIGTRAP and code == ptrace_calls.TRAP_HWBKPT
-                if is_watchpoint and self._watchpoint_hits.take(thread, registers):
-                    continue  # in the middle of a repeated string instruction
-                if number == signal.SIGTRAP and thread.trapped:
-                    # A step in place that took in two instructions, the second of which carries a probe itself.
-                    ptrace_calls.set_instruction_pointer(tid, thread.trapped)
-                    thread.trapped = 0
-                    return Completion(CompletionKind.COMPLETED, signals.give_back())
-                if number in FAULTS and code > 0 and _stands_at(thread, start, registers):
-                    held = signals.give_back()
-                    if slot is not None:
-                        self._fault_at_site(thread, slot, registers, keep_info=bool(held))
-                    if held:
-                        # That came first; the instruction will be tried, and hit, again after its handler.
-                        return Completion(CompletionKind.INTERRUPTED, held)
-                    return Completion(CompletionKind.FAULTED, number)
-                # Some other signal came first. It is delivered when the instruction is done; a system call must not be
-                # entered with it in hand, because there is no way to deliver it from there.
-                if action == Action.SYSTEM_CALL:
-                    self._set_back(thread, slot, registers)
-                    return Completion(CompletionKind.INTERRUPTED, number)
-                signals.hold(number, self._info)
-            elif kind is StopKind.GROUP_STOP and signals:
-                signals.hold_stop()
-            elif kind is StopKind.GROUP_STOP or number != Event.STOP:
-                signals.send_again()
-                self._set_back(thread, slot, registers)
-                self._stopper.defer(tid, status)
-                return Completion(CompletionKind.INTERRUPTED, resumable=False)
+                        self._enter_from_site(thread, breakpoint_, registers)
+                    return COMPLETED
+                case StopKind.SIGNAL:
+                    if (completion := self._after_signal(step, number)) is not None:
+                        return completion
+                case StopKind.GROUP_STOP if signals:
+                    signals.hold_stop()
+                case StopKind.GROUP_STOP | StopKind.EVENT:
+                    if kind is StopKind.GROUP_STOP or number != Event.STOP:
+                        signals.send_again()
+                        self._set_back(thread, slot, registers)
+                        self._stopper.defer(tid, status)
+                        return Completion(CompletionKind.INTERRUPTED, resumable=False)
+                case _:
+                    assert_never(kind)
+
+    def _after_signal(self, step: _Step, number: int) -> Completion | None:
+        """Return how a step has ended in which the thread has stopped for a signal; None if it is to go on with it."""
+        thread, breakpoint_, registers, slot, action, _, signals = step
+        code = ptrace_calls.get_signal_info(thread.tid, self._info)
+        if number == signal.SIGTRAP:
+            if code == ptrace_calls.TRAP_TRACE:
+                return self._after_step(step)
+            if action == Action.REPEAT and code == ptrace_calls.SI_KERNEL:
+                ptrace_calls.get_registers(thread.tid, registers)
+                registers[_RIP] = breakpoint_.address + breakpoint_.site.emulation[1]
+                ptrace_calls.set_registers(thread.tid, registers)
+                thread.trapped = 0
+                return Completion(CompletionKind.COMPLETED, signals.give_back())
+            if code == ptrace_calls.TRAP_HWBKPT and self._watchpoint_hits.take(thread, registers):
+                return None  # in the middle of a repeated string instruction
+            if thread.trapped:
+                # A step in place that took in two instructions, the second of which carries a probe itself.
+                ptrace_calls.set_instruction_pointer(thread.tid, thread.trapped)
+                thread.trapped = 0
+                return Completion(CompletionKind.COMPLETED, signals.give_back())
+        start = breakpoint_.address if slot is None else slot.address
+        if number in FAULTS and code > 0 and _stands_at(thread, start, registers):
+            held = signals.give_back()
+            if slot is not None:
+                self._fault_at_site(thread, slot, registers, keep_info=bool(held))
+            # What is held came first; then the instruction will be tried, and hit, again after its handler.
+            return Completion(CompletionKind.INTERRUPTED, held) if held else Completion(CompletionKind.FAULTED, number)
+        # Some other signal came first. It is delivered when the instruction is done; a system call must not be entered
+        # with it in hand, because there is no way to deliver it from there.
+        if action == Action.SYSTEM_CALL:
+            self._set_back(thread, slot, registers)
+            return Completion(CompletionKind.INTERRUPTED, number)
+        signals.hold(number, self._info)
+        return None
+
+    def _after_step(self, step: _Step) -> Completion:
+        """Complete a step whose trap has come, which may be a debugger's, or the program's own, as well."""
+        thread, breakpoint_, registers, slot, _, traps, signals = step
+        if slot is not None:
+            self.settle(thread, slot, registers)
+        if thread.debug.has_foreign and self._hits_foreign(thread, slot):
+            return Completion(CompletionKind.COMPLETED, signals.give_back() or signal.SIGTRAP)
+        if not traps:
+            return Completion(CompletionKind.COMPLETED, signals.give_back())
+        if not signals and slot is not None:
+            self._set_back(thread, slot, registers)
+            move_signal_address(self._info, slot.end, slot.following)
+            move_signal_address(self._info, slot.address, slot.site)  # between two turns of a repeated instruction
+            ptrace_calls.set_signal_info(thread.tid, self._info)
+        ptrace_calls.get_registers(thread.tid, registers)
+        unfinished = registers[_RIP] == breakpoint_.address and breakpoint_.site.emulation[0] == Action.REPEAT
+        kind = CompletionKind.INTERRUPTED if unfinished else CompletionKind.COMPLETED
+        return Completion(kind, signals.give_back() or signal.SIGTRAP)
 
     def _hits_foreign(self, thread: Thread, slot: Slot | None) -> bool:
         """
@@ -465,25 +498,6 @@ class Stepper:
             move_signal_address(self._info, slot.end, slot.following)
         ptrace_calls.set_signal_info(thread.tid, self._info)
         return True
-
-    def _trap_of_its_own(
-        self,
-        thread: Thread,
-        breakpoint_: Breakpoint,
-        slot: Slot | None,
-        registers: ctypes.Array[ctypes.c_ulong],
-        signals: HeldSignals,
-    ) -> Completion:
-        """Complete a step of a program that steps itself: the trap is its own as well."""
-        if not signals and slot is not None:
-            self._set_back(thread, slot, registers)
-            move_signal_address(self._info, slot.end, slot.following)
-            move_signal_address(self._info, slot.address, slot.site)  # between two turns of a repeated instruction
-            ptrace_calls.set_signal_info(thread.tid, self._info)
-        ptrace_calls.get_registers(thread.tid, registers)
-        unfinished = registers[_RIP] == breakpoint_.address and breakpoint_.site.emulation[0] == Action.REPEAT
-        kind = CompletionKind.INTERRUPTED if unfinished else CompletionKind.COMPLETED
-        return Completion(kind, signals.give_back() or signal.SIGTRAP)
 
     def step_unaligned(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> Completion:
         """
