@@ -146,7 +146,7 @@ def process_trials(
 
 
 def _disturbs(handlers: Sequence[Footprint]) -> bool:
-    """Return whether one of several handlers would see another register than that of the hit (``handler_runs``)."""
+    """Return whether one of several handlers would see another register than that of the hit (``probe_hits``)."""
     changed: set[int] = set()
     for each in handlers:
         if not changed.isdisjoint(each.reads):
