@@ -6,12 +6,13 @@ Values are Python's numbers, as their types hold them. What blocks act on is a `
 
 from __future__ import annotations
 
+import operator
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from dprobes.dpc.typedtree import typed_program, typed_values
-from dprobes.dpc.typedtree.value_properties import cut
+from dprobes.dpc.typedtree.value_properties import WHOLE_OPERATIONS, cut
 from dprobes.dpc.types.c_types import LONG_LONG, Integer, Stack, Void, size_of
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, ExceptionCode, Token
 from dprobes.rpn.word_arithmetic import divided, signed
@@ -90,6 +91,7 @@ _NO_NUMBERS = (
     typed_values.NetworkAddress,
 )
 
+_COMPARISONS = {"==": operator.eq, "<": operator.lt, "<=": operator.le}
 _MASK = (1 << 64) - 1
 _WIDE_BITS = 32
 _WIDE_WORD = (1 << _WIDE_BITS) - 1
@@ -110,10 +112,6 @@ class _JumpError(Exception):
         self.kind = kind
 
 
-def _unsigned(word: int) -> bytes:
-    return word.to_bytes(8, sys.byteorder)
-
-
 class _EndError(Exception):
     """The end of a block."""
 
@@ -121,6 +119,10 @@ class _EndError(Exception):
 class _ResultError(Exception):
     def __init__(self, value: int) -> None:
         self.value = value
+
+
+def _is_text(found: bytes, text: str, *, is_prefix: bool) -> int:
+    return int(found.startswith(text.encode()) if is_prefix else found == text.encode())
 
 
 class ToolInterpreter:
@@ -214,8 +216,12 @@ class _Frame:
                 raise _ResultError(0 if value is None else self.value(value))
             case typed_program.TryCatch():
                 self._try(statement)
-            case _:
+            case typed_program.End() | typed_program.Skip():
                 raise _EndError
+            case typed_program.Steps():
+                self.execute(statement)
+            case _:
+                assert_never(statement)
 
     def _loop(self, loop: typed_program.Loop) -> None:
         tests = loop.tests_first
@@ -266,79 +272,75 @@ class _Frame:
                 return number
             case typed_values.System(name, type_):
                 return cut(host.system(name), type_)
-            case typed_values.Local(slot):
-                return self._slots[slot] if slot >= 0 else self._arguments[-slot - 1]
-            case typed_values.Variable(kind, _, type_) if self._is_wide(type_):
-                index = self._index(value)
-                words = [host.variable(kind, index + n) & _WIDE_WORD for n in (0, 1)]
-                return cut(words[0] | words[1] << _WIDE_BITS, type_)
-            case typed_values.Variable(kind, _, type_):
-                return cut(host.variable(kind, self._index(value)), type_)
+            case typed_values.Local() | typed_values.Variable():
+                return self._load(value)
             case typed_values.Arithmetic():
                 return self._arithmetic(value)
             case typed_values.Negation(operand, type_, is_complement):
-                number = self.value(operand)
-                return type_.cut(~number if is_complement else -number)
-            case typed_values.Comparison(operator, left, right):
-                one, other = self.value(left), self.value(right)
-                return int(one == other if operator == "==" else one < other if operator == "<" else one <= other)
+                return type_.cut(-self.value(operand) - is_complement)
+            case typed_values.Comparison(name, left, right):
+                return int(_COMPARISONS[name](self.value(left), self.value(right)))
             case typed_values.Not(operand):
                 return int(not self.value(operand))
             case typed_values.Both(left, right):
-                return int(bool(self.value(left)) and bool(self.value(right)))
+                return int(self.value(right) != 0) if self.value(left) else 0
             case typed_values.Either(left, right):
-                return int(bool(self.value(left)) or bool(self.value(right)))
+                return 1 if self.value(left) else int(self.value(right) != 0)
             case typed_values.Convert(operand, type_):
                 number = self.value(operand)
                 return 0 if isinstance(type_, Void) else cut(number, type_)
             case typed_values.Assign(target, assigned):
                 return self._store(target, self.value(assigned))
-            case typed_values.Step(target, amount, is_postfix, type_):
-                before = self.value(target)
-                after = self._store(target, cut(before + amount, type_))
-                return before if is_postfix else after
+            case typed_values.Step():
+                return self._step(value)
             case typed_values.Choice(condition, yes, no):
                 return self.value(yes if self.value(condition) else no)
             case typed_values.Sequence(left, right):
                 self.value(left)
                 return self.value(right)
-            case typed_values.FunctionCall(name, arguments, type_):
-                cells: list[int] = []
-                for each in arguments:
-                    cells += [*([0] if self._is_wide(each.type) else []), self.value(each)]
-                return self._call(name, cells)
+            case typed_values.FunctionCall():
+                return self._call(value)
             case typed_values.TableValue(table, keys):
                 return host.table_value(self._numbers[table], self._key(keys))
             case typed_values.KeptTest(kept, text, is_prefix):
-                found = self._kept(kept).rstrip(b"\0")
-                return int(found.startswith(text.encode()) if is_prefix else found == text.encode())
+                return _is_text(self._kept(kept).rstrip(b"\0"), text, is_prefix=is_prefix)
             case typed_values.CommTest(text, is_prefix):
-                return int(NAME.startswith(text) if is_prefix else text == NAME)
-        raise AssertionError(value)
+                return _is_text(NAME.encode(), text, is_prefix=is_prefix)
+            case (
+                typed_values.Symbol() | typed_values.Register() | typed_values.Memory() | typed_values.BitField()
+                | typed_values.TextTest()
+            ):  # fmt: skip
+                raise AssertionError(value)  # ``check_block`` refuses them
+            case _:
+                assert_never(value)
+
+    def _step(self, step: typed_values.Step) -> int:
+        before = self.value(step.target)
+        after = self._store(step.target, cut(before + step.amount, step.type))
+        return before if step.is_postfix else after
+
+    def _load(self, variable: typed_values.Local | typed_values.Variable) -> int:
+        if isinstance(variable, typed_values.Local):
+            return self._slots[variable.slot] if variable.slot >= 0 else self._arguments[-variable.slot - 1]
+        host, kind, index = self._host, variable.kind, self._index(variable)
+        word = host.variable(kind, index)
+        if self._is_wide(variable.type):
+            word = word & _WIDE_WORD | (host.variable(kind, index + 1) & _WIDE_WORD) << _WIDE_BITS
+        return cut(word, variable.type)
 
     def _arithmetic(self, value: typed_values.Arithmetic) -> int:
         left, right, type_ = self.value(value.left), self.value(value.right), value.type
         match value.operator:
-            case "+":
-                result = left + right
-            case "-":
-                result = left - right
-            case "*":
-                result = left * right
-            case "&":
-                result = left & right
-            case "|":
-                result = left | right
-            case "^":
-                result = left ^ right
             case "<<":
                 result = left << right if 0 <= right < type_.bits else 0
             case ">>":
                 result = left >> min(right & _MASK, type_.bits)
-            case operator:
+            case "/" | "%" as name:
                 if not right:
                     raise ToolError(ExceptionCode.DIVIDE_BY_ZERO, "a division by zero")
-                result = divided(left, right)[operator == "%"]
+                result = divided(left, right)[name == "%"]
+            case name:
+                result = WHOLE_OPERATIONS[name](left, right)
         return type_.cut(result)
 
     def _index(self, variable: typed_values.Variable) -> int:
@@ -352,10 +354,12 @@ class _Frame:
 
     def _store(self, target: typed_values.Place, value: int) -> int:
         match target:
-            case typed_values.Local(slot, type_) if slot >= 0:
-                self._slots[slot] = value = cut(value, type_)
             case typed_values.Local(slot, type_):
-                self._arguments[-slot - 1] = value = cut(value, type_)
+                value = cut(value, type_)
+                if slot >= 0:
+                    self._slots[slot] = value
+                else:
+                    self._arguments[-slot - 1] = value
             case typed_values.Variable(kind, _, type_) if self._is_wide(type_):
                 value, index = cut(value, type_), self._index(target)
                 self._host.set_variable(kind, index, value & _WIDE_WORD)
@@ -363,17 +367,20 @@ class _Frame:
             case typed_values.Variable(kind, _, type_):
                 value = cut(value, type_)
                 self._host.set_variable(kind, self._index(target), value & _MASK)
+            case typed_values.Register() | typed_values.Memory() | typed_values.BitField():
+                raise AssertionError(target)  # ``check_block`` refuses them
             case _:
-                raise AssertionError(target)
+                assert_never(target)
         return value
 
-    def _call(self, name: str, arguments: Sequence[int]) -> int:
-        function = self._program.functions[name]
+    def _call(self, call: typed_values.FunctionCall) -> int:
+        cells: list[int] = []
+        for each in call.arguments:
+            cells += [*([0] if self._is_wide(each.type) else []), self.value(each)]
+        function = self._program.functions[call.name]
         if self._depth >= _CALLS_MAX:
             raise ToolError(ExceptionCode.CALL_MAX, f"more than {_CALLS_MAX} calls in each other")
-        frame = _Frame(
-            self._program, self._host, self._numbers, function.slots, arguments, self._depth + 1, self._jumps
-        )
+        frame = _Frame(self._program, self._host, self._numbers, function.slots, cells, self._depth + 1, self._jumps)
         try:
             frame.execute(function.body)
         except _ResultError as result:
@@ -426,5 +433,5 @@ class _Frame:
             bits = 8 * max(self._program.word_size, size_of(key.type) or 0)
             word = self.value(key) & ((1 << bits) - 1)
             has_sign = isinstance(key.type, Integer) and key.type.is_signed  # as the table's key has, then
-            found.append(signed(word, bits).to_bytes(8, sys.byteorder, signed=True) if has_sign else _unsigned(word))
+            found.append((signed(word, bits) if has_sign else word).to_bytes(8, sys.byteorder, signed=has_sign))
         return b"".join(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, assert_never
 
 from dprobes.errors import EngineError
 from dprobes.globs import compile_glob
@@ -222,8 +222,10 @@ class Key:
                 return 8 * (1 + self.size)
             case KeyKind.KERNEL_STACK | KeyKind.FRAMES:
                 return 8 * self.size
-            case _:
+            case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.LONG | KeyKind.SIGNED_LONG:
                 return 8
+            case kind:
+                assert_never(kind)
 
     def can_be_kept_by(self, kind: TableKind) -> bool:
         """Return whether a table of a kind may have it for ``value =``: of numbers all may be 64 bits."""
@@ -240,8 +242,10 @@ class Key:
                 return self.bytes // word_size
             case KeyKind.TEXT | KeyKind.CUT_TEXT:
                 return self.bytes // word_size
-            case _:
+            case KeyKind.COMM | KeyKind.USER_STACK | KeyKind.KERNEL_STACK:
                 return 0
+            case kind:
+                assert_never(kind)
 
     def __str__(self) -> str:
         sizes = self.kind.sizes
@@ -338,8 +342,10 @@ class Table:
             case TableKind.LHIST:
                 assert self.range is not None
                 return 2 + self.range.buckets
-            case _:
+            case TableKind.COUNT | TableKind.SUM | TableKind.MIN | TableKind.MAX:
                 return 1
+            case kind:
+                assert_never(kind)
 
     @property
     def memory(self) -> int:

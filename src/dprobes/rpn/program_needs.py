@@ -197,12 +197,12 @@ def watches_user_addresses(program: Program) -> bool:
     if program.modtype is not ModuleType.KERNEL:
         return False
     for definition in program.definitions:
+        is_users = False
         match definition.location:
-            case Address(Expression(low, None), None | Expression(_, None)) if low < _KERNEL_HALF:
-                if definition.watchpoint is None:
-                    return False
-            case _:
-                return False
+            case Address(Expression(low, None), None | Expression(_, None)):
+                is_users = low < _KERNEL_HALF and definition.watchpoint is not None
+        if not is_users:
+            return False
     operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)
     return not any(isinstance(operand, Expression) and operand.symbol is not None for operand in operands)
 

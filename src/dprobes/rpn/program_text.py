@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.globs import is_pattern
 from dprobes.rpn.instruction_set import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OURS
@@ -21,7 +21,7 @@ from dprobes.rpn.word_arithmetic import limits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.rpn.rpn_program import Code, ProbeDefinition, Program
+    from dprobes.rpn.rpn_program import Code, Location, ProbeDefinition, Program
 
 __all__ = [
     "KEYWORDS",
@@ -210,15 +210,17 @@ def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]
             yield f"{keyword.name} = {_text(value)}"
 
 
-def location_keyword(location: object) -> str:
+def location_keyword(location: Location) -> str:
     """Return the keyword of the statement that gives a location."""
     match location:
         case Address():
             return "address"
         case Sampler():
             return "sampler"
-        case _:
+        case Offset() | Glob() | Tracepoint() | Usdt():
             return "offset"
+        case _:
+            assert_never(location)
 
 
 def _text(value: object) -> str:

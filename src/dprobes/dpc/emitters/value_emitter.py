@@ -88,11 +88,11 @@ class PlaceEmitter:
 
     def assign(self, target: Place, value: Value, *, is_wanted: bool) -> None:
         """Assign a value, and push it if it is wanted."""
-        match target:
-            case Variable(index=None) if not is_wanted and not self._values.wide.is_wide(target.type):
-                self._values.low(value, self._integer_bits(target.type))
-            case _:
-                self._values.exact(value)
+        is_indexed = isinstance(target, Variable) and target.index is not None
+        if not isinstance(target, Variable) or is_indexed or is_wanted or self._values.wide.is_wide(target.type):
+            self._values.exact(value)
+        else:
+            self._values.low(value, self._integer_bits(target.type))
         self.store(target, is_wanted=is_wanted)
 
     def _integer_bits(self, type_: CType) -> int:

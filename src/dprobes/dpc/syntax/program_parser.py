@@ -110,6 +110,74 @@ def _quoted_apart(word: str) -> str:
     return f'"{match["module"]}":{place}' if _UNQUOTED.match(place) else f'"{match["module"]}":"{place}"'
 
 
+def _hint_about_attributes(place: str, rest: str, *, has_others: bool) -> str:
+    inner = rest[1:].partition("]")[0] if rest.startswith("[") else rest
+    parts = [_ATTRIBUTE.match(each.strip()) for each in inner.split(",")]
+    written = ", ".join(" ".join(filter(None, part.groups())) for part in parts if part is not None)
+    whole = f"[{written}, {place.removeprefix('[')}" if has_others else f"[{written}] {place}"
+    return f"attributes stand before the place: {whole}"
+
+
+def _hint_about_condition(place: str, rest: str, word: str) -> str:
+    condition = rest.removeprefix(word).strip()
+    if condition.startswith("(") and condition.endswith(")"):
+        condition = condition[1:-1].strip()
+    condition = f"!({condition})" if word == "unless" else condition
+    if " when (" not in place:
+        return f"write {place} when ({condition})"
+    return f"write the whole condition in the brackets behind 'when': … && {condition})"
+
+
+# What is wrong with a place, and how it is written; ``before`` stands before it.
+
+
+def _end_of_others(module: str, place: str, before: str) -> tuple[str, str] | None:
+    function, _, end = place.rpartition(":")
+    if not module or not function or end not in ("return", "entry", "exit", "ret"):
+        return None
+    before = "" if end == "entry" else "return "
+    return f"a function has no ':{end}'", f"write {before}{module}:{function}"
+
+
+def _unquoted_path(module: str, place: str, before: str, *, is_usdt: bool) -> tuple[str, str] | None:
+    if not module.startswith(("/", "./", "../")):
+        return None
+    if is_usdt:  # PROVIDER:NAME has a colon of its own
+        more, _, rest = place.rpartition(":")[0].rpartition(":")
+        if not more:
+            return None
+        before, quoted = "usdt ", f'"{module}:{more}":{rest}:{place.rpartition(":")[2]}'
+    elif (match := _MORE_OF_PATH.fullmatch(place)) is None:
+        return None
+    elif _SOURCE_FILE.fullmatch(match["more"]) is not None:
+        quoted = f'{module}:"{place}"'
+    else:
+        quoted = f'"{module}:{match["more"]}":{match["place"]}'
+    return "what has a ':' in it stands in double quotes", f"write {before}{quoted}"
+
+
+def _other_patterns(module: str, place: str, before: str) -> tuple[str, str] | None:
+    if module and re.fullmatch(r"\w+(?:\|\w+)+", place):
+        each = ", ".join(f"{before}{module}:{name}" for name in place.split("|"))
+        return "several places are separated by ','", f"write {each}"
+    if "*" in module or "?" in module:
+        hint = f"name the program or library: libc.so.6:{place or 'malloc'}"
+        return "a module is named without '*' and '?'", hint
+    if module and (match := re.fullmatch(r"/(\^?)(\w*)\.?\*?(\$?)/", place)) is not None:
+        pattern = f"{'' if match[1] else '*'}{match[2]}{'' if match[3] else '*'}".replace("**", "*")
+        return "functions are not named in slashes", f"write {before}{module}:{pattern}"
+    return None
+
+
+def _other_joints(word: str, before: str) -> tuple[str, str] | None:
+    match = re.fullmatch(r"(?P<module>[^!`:]*\.so[\w.-]*|[/\w.-]+)(?:!|`|::)(?P<place>\w+)", word)
+    if match is None or not (match["module"].count(".so") or "!" in word or "`" in word):
+        match = re.fullmatch(r"(?P<module>[^/:]*\.so(?:\.[0-9]+)*)[./](?P<place>[A-Za-z_]\w*)", word)
+    return (
+        None if match is None else ("a module and a function are joined by ':'", f"write {before}{match[1]}:{match[2]}")
+    )
+
+
 class _ProgramParser:
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -335,20 +403,9 @@ class _ProgramParser:
         if found.text == "=" and place in _HEADER_WORDS:
             return "a program in RPN is given as a file: dprobes run FILE"
         if found.text == "[" or found.text in PROBE_ATTRIBUTES:
-            inner = rest[1:].partition("]")[0] if found.text == "[" else rest
-            parts = [_ATTRIBUTE.match(each.strip()) for each in inner.split(",")]
-            written = ", ".join(" ".join(filter(None, part.groups())) for part in parts if part is not None)
-            if first.text == "[":
-                return f"attributes stand before the place: [{written}, {place.removeprefix('[')}"
-            return f"attributes stand before the place: [{written}] {place}"
+            return _hint_about_attributes(place, rest, has_others=first.text == "[")
         if found.text in ("if", "where", "unless", "&&", "and"):
-            condition = rest.removeprefix(found.text).strip()
-            if condition.startswith("(") and condition.endswith(")"):
-                condition = condition[1:-1].strip()
-            condition = f"!({condition})" if found.text == "unless" else condition
-            if " when (" not in place:
-                return f"write {place} when ({condition})"
-            return f"write the whole condition in the brackets behind 'when': … && {condition})"
+            return _hint_about_condition(place, rest, found.text)
         if found.text == "return":
             return f"write return {place}"
         if found.text == "(":
@@ -449,40 +506,24 @@ class _ProgramParser:
         """Report a place that has the marks of other tracers: ``libc.so.6!malloc``, ``libc.so.6:malloc:return``."""
         if word.text.startswith('"'):
             return
-        wrong, span = self._cursor.wrong, self._cursor.tokens.span(word)
         before = "return " if at_return else ""
-        function, _, end = place.rpartition(":")
-        if module and function and end in ("return", "entry", "exit", "ret"):
-            before = "" if end == "entry" else "return "
-            raise wrong(f"a function has no ':{end}'", span, f"write {before}{module}:{function}")
-        if kind is syntax_tree.PointKind.USDT:  # PROVIDER:NAME has a colon of its own
-            more, _, rest = place.rpartition(":")[0].rpartition(":")
-            if module.startswith(("/", "./", "../")) and more:
-                quoted = f'"{module}:{more}":{rest}:{place.rpartition(":")[2]}'
-                raise wrong("what has a ':' in it stands in double quotes", span, f"write usdt {quoted}")
-        elif module.startswith(("/", "./", "../")) and (match := _MORE_OF_PATH.fullmatch(place)) is not None:
-            quoted = f'"{module}:{match["more"]}":{match["place"]}'
-            if _SOURCE_FILE.fullmatch(match["more"]) is not None:
-                quoted = f'{module}:"{place}"'
-            raise wrong("what has a ':' in it stands in double quotes", span, f"write {before}{quoted}")
-        if module and not place:
-            hint = f"each place is written whole: {module}:FUNCTION, {module}:FUNCTION"
-            raise wrong(f"expected a function behind '{module}:', found {self._cursor.peek().described}", hint=hint)
-        if module and re.fullmatch(r"\w+(?:\|\w+)+", place):
-            each = ", ".join(f"{before}{module}:{name}" for name in place.split("|"))
-            raise wrong("several places are separated by ','", span, f"write {each}")
-        if "*" in module or "?" in module:
-            hint = f"name the program or library: libc.so.6:{place or 'malloc'}"
-            raise wrong("a module is named without '*' and '?'", span, hint)
-        if module and (match := re.fullmatch(r"/(\^?)(\w*)\.?\*?(\$?)/", place)) is not None:
-            pattern = f"{'' if match[1] else '*'}{match[2]}{'' if match[3] else '*'}".replace("**", "*")
-            raise wrong("functions are not named in slashes", span, f"write {before}{module}:{pattern}")
-        mark = re.fullmatch(r"(?P<module>[^!`:]*\.so[\w.-]*|[/\w.-]+)(?:!|`|::)(?P<place>\w+)", word.text)
-        if not module and mark is not None and (mark["module"].count(".so") or "!" in word.text or "`" in word.text):
-            raise wrong("a module and a function are joined by ':'", span, f"write {before}{mark[1]}:{mark[2]}")
-        joined = re.fullmatch(r"(?P<module>[^/:]*\.so(?:\.[0-9]+)*)[./](?P<place>[A-Za-z_]\w*)", word.text)
-        if not module and joined is not None:
-            raise wrong("a module and a function are joined by ':'", span, f"write {before}{joined[1]}:{joined[2]}")
+        problem = (
+            _end_of_others(module, place, before)
+            or _unquoted_path(module, place, before, is_usdt=kind is syntax_tree.PointKind.USDT)
+            or self._lack_of_function(module, place)
+            or _other_patterns(module, place, before)
+            or (None if module else _other_joints(word.text, before))
+        )
+        if problem is not None:
+            message, hint = problem
+            span = None if message.startswith("expected ") else self._cursor.tokens.span(word)
+            raise self._cursor.wrong(message, span, hint)
+
+    def _lack_of_function(self, module: str, place: str) -> tuple[str, str] | None:
+        if not module or place:
+            return None
+        hint = f"each place is written whole: {module}:FUNCTION, {module}:FUNCTION"
+        return f"expected a function behind '{module}:', found {self._cursor.peek().described}", hint
 
     def _made(
         self, first: Token, kind: syntax_tree.PointKind, module: str, place: str, *, at_return: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import add, and_, lshift, mul, or_, rshift, sub, xor
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed_values
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.types.c_types import CType
 
 __all__ = [
+    "WHOLE_OPERATIONS",
     "cut",
     "does_something",
     "fails_otherwise",
@@ -100,6 +102,9 @@ def _truth(value: Value, type_: CType) -> Value:
     return folded(Not(folded(Not(value, type_)), type_))
 
 
+WHOLE_OPERATIONS = {"+": add, "-": sub, "*": mul, "&": and_, "|": or_, "^": xor}
+"""Operations that have a result for all numbers."""
+
 _ADDITIVE = ("+", "|", "^")
 
 
@@ -136,26 +141,12 @@ def _power_of(number: int) -> int:
 
 def _computed(operator: str, left: int, right: int, type_: Integer) -> int | None:
     """Return the result of an operation; None where C leaves it undefined, so that it happens at the hit."""
-    match operator:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "&":
-            return left & right
-        case "|":
-            return left | right
-        case "^":
-            return left ^ right
-        case "/" | "%" if right != 0:
-            return divided(left, right)[operator == "%"]
-        case "<<" if 0 <= right < type_.bits:
-            return left << right
-        case ">>" if 0 <= right < type_.bits:
-            return left >> right
-    return None
+    if operator in ("/", "%"):
+        return divided(left, right)[operator == "%"] if right else None
+    if operator in ("<<", ">>") and not 0 <= right < type_.bits:
+        return None
+    result: int = {**WHOLE_OPERATIONS, "<<": lshift, ">>": rshift}[operator](left, right)
+    return result
 
 
 def is_item(argument: typed_values.Argument) -> bool:

@@ -319,7 +319,7 @@ class ProgramTyper:
         if is_usdt := all(point.kind is syntax_tree.PointKind.USDT for point in probe.points):
             known_max = ARGUMENTS_MAX
         number = 0
-        for ordinal, parameter in enumerate(parameters or ()):
+        for ordinal, parameter in enumerate(parameters):
             try:
                 noted = None if given is None or not is_usdt else given.type_of(str(ordinal))
                 type_ = self._type_of_parameter(ordinal, parameter, names, noted, is_numbered=number < known_max)
@@ -335,7 +335,7 @@ class ProgramTyper:
                 number += 1
                 continue
             words = 1 if is_usdt else self._words(type_)
-            is_numbered = bool(words) and not (isinstance(type_, Floating) and not is_usdt)
+            is_numbered = is_usdt or (words > 0 and not isinstance(type_, Floating))
             argument, number = number if is_numbered else None, number + words
             if words > 1 and is_scalar(type_) and number > _PARAMETERS_MAX:
                 self._diagnostics.error(parameter.span, "only the first 6 words of the parameters are known")

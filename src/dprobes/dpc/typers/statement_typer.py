@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.dpc.syntax import syntax_tree
 from dprobes.dpc.typedtree import typed_program, typed_values
@@ -123,7 +123,7 @@ class StatementTyper:
                 return self._return(value, span)
             case syntax_tree.Try():
                 return self._try(statement)
-        raise AssertionError(statement)
+        assert_never(statement)
 
     def _test(self, condition: syntax_tree.Expression) -> typed_values.Value | None:
         """Return a condition, None if it is wrong, which has been said: what depends on it may be wrong as well."""

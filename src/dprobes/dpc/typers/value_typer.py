@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.diagnostics import did_you_mean
 from dprobes.dpc.modules.probed_modules import KERNEL, KERNEL_MODULE
@@ -132,12 +132,8 @@ class ValueTyper:
                 return self.names.whole(part, expression.span)
             case syntax_tree.Index() | syntax_tree.MemberAccess():
                 return self.decayed(self.place(expression), expression.span)
-            case syntax_tree.Increment(amount, operand, is_postfix):
-                first, target = steady(self._writable(operand), self._kept)
-                stride = self.operators.stride(target.type, operand.span)
-                if isinstance(target, typed_values.BitField) and self.operators.is_wide_field(target):
-                    return _behind(first, self._step_of_bits(target, amount, operand.span, is_postfix=is_postfix))
-                return _behind(first, typed_values.Step(target, amount * stride, is_postfix, target.type))
+            case syntax_tree.Increment():
+                return self._step(expression)
             case syntax_tree.Binary("&&", left, right):
                 return typed_values.Both(self.condition(left), self.condition(right), INT)
             case syntax_tree.Binary("||", left, right):
@@ -166,7 +162,7 @@ class ValueTyper:
                 return self.calls.call(expression)
             case syntax_tree.TableAccess():
                 return self.tables.value(expression)
-        raise AssertionError(expression)
+        assert_never(expression)
 
     def _is_traced_field(self, expression: syntax_tree.Expression) -> bool:
         """Return whether an expression is a field of a tracepoint, ``args.name``."""
@@ -354,6 +350,14 @@ class ValueTyper:
             value = self.operators.binary(expression.operator, self.operators.in_cells(target), value, expression.span)
         converted = self.converted(value, target.type, expression.value.span)
         return _behind(first, typed_values.Assign(target, converted, target.type))
+
+    def _step(self, expression: syntax_tree.Increment) -> Value:
+        amount, operand, is_postfix = expression.amount, expression.operand, expression.is_postfix
+        first, target = steady(self._writable(operand), self._kept)
+        stride = self.operators.stride(target.type, operand.span)
+        if isinstance(target, typed_values.BitField) and self.operators.is_wide_field(target):
+            return _behind(first, self._step_of_bits(target, amount, operand.span, is_postfix=is_postfix))
+        return _behind(first, typed_values.Step(target, amount * stride, is_postfix, target.type))
 
     def _step_of_bits(self, target: typed_values.BitField, amount: int, span: Span, *, is_postfix: bool) -> Value:
         """Return ``++`` or ``--`` of a bit field of two words."""

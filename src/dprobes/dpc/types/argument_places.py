@@ -7,9 +7,22 @@ Supplement, 2.2.3; Go's ABIInternal (cmd/compile/abi-internal.md).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
-from dprobes.dpc.types.c_types import UNSIGNED_CHAR, Array, Enumeration, Floating, Integer, Pointer, Record, size_of
+from dprobes.dpc.types.c_types import (
+    UNSIGNED_CHAR,
+    Array,
+    Enumeration,
+    Floating,
+    Integer,
+    Network,
+    Pointer,
+    Record,
+    Stack,
+    String,
+    Void,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -216,5 +229,7 @@ def _leaves(type_: CType, offset: int, depth: int) -> Iterator[tuple[int, CType]
             size = size_of(element) or 1
             for number in range(min(count or 0, _LEAVES_MAX)):
                 yield from _leaves(element, offset + number * size, depth + 1)
-        case _:
+        case Void() | Integer() | Floating() | Enumeration() | Pointer() | String() | Stack() | Network():
             yield offset, type_
+        case _:
+            assert_never(type_)

@@ -135,16 +135,21 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
             return None
         case Enumeration() if conversion.letter in "sv" and type_.values:
             return _named(conversion, type_, form)
-        case Integer() | Enumeration() | Pointer():
-            if conversion.letter not in _NUMBERS or (letter == "c" and isinstance(type_, Pointer)):
-                return None
-            integer = type_.base if isinstance(type_, Enumeration) else type_
-            if letter == "d" and isinstance(integer, Integer) and not integer.is_signed and integer.size < INT.size:
-                letter = "u"
-            is_word = form is Form.WORD or isinstance(integer, Pointer) or integer.is_long
-            size = "n" if is_word else _SIZES[integer.size]
-            return f"%{'' if form is Form.RAW else '*'}{conversion.layout}{size}{letter}"
+        case Integer() | Enumeration() | Pointer() if conversion.letter in _NUMBERS:
+            return _number(conversion.layout, letter, type_, form)
     return None
+
+
+def _number(layout: str, letter: str, type_: Integer | Enumeration | Pointer, form: Form) -> str | None:
+    """Return the place-holder of a number, None if the letter does not fit it."""
+    if letter == "c" and isinstance(type_, Pointer):
+        return None
+    integer = type_.base if isinstance(type_, Enumeration) else type_
+    if letter == "d" and isinstance(integer, Integer) and not integer.is_signed and integer.size < INT.size:
+        letter = "u"
+    is_word = form is Form.WORD or isinstance(integer, Pointer) or integer.is_long
+    size = "n" if is_word else _SIZES[integer.size]
+    return f"%{'' if form is Form.RAW else '*'}{layout}{size}{letter}"
 
 
 def _string(layout: str, type_: String) -> str:
