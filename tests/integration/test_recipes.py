@@ -41,7 +41,7 @@ def rows() -> dict[str, Row]:
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and len(cells) == 2 and cells[0] != "…":
-            parts = cells[1].partition("; also")[::2]
+            parts = cells[1].partition("; then")[0].partition("; also")[::2]
             found[cells[0]] = Row(*(tuple(re.findall(r"`([\w/.*]+(?:\.py|/))`", part)) for part in parts))
     return found
 
@@ -563,6 +563,100 @@ for number in (50, 8, 20):
 print(exposition([TableContents(table, (TableRow(b"", tuple(cells)),))]))
 """
     assert "dprobes_sizes 42\n" in copy.python(exposition)
+
+
+@recipe("an instruction that the ptrace engine emulates")
+def add_emulation(copy: Copy) -> None:
+    file = "platform/x86/instruction_emulation.py"
+    copy.insert_after(file, "BRANCH_ZERO = 18", '    """As described."""\n    COMPLEMENT_CARRY = 19')
+    copy.insert_after(
+        file,
+        "Action.BRANCH_ZERO: _branch_zero,",
+        """\
+    Action.COMPLEMENT_CARRY: lambda emulation, registers, memory: _complement_carry(emulation, registers, memory),
+""",
+    )
+    copy.insert_after(
+        file,
+        'return (Action.PUSH_FLAGS, length, 2 if b"\\x66"',
+        """\
+    if raw == b"\\xf5":
+        return (Action.COMPLEMENT_CARRY, length)
+""",
+    )
+    copy.replace(
+        file,
+        "class MemoryMove(NamedTuple):",
+        """\
+def _complement_carry(emulation, registers, memory):
+    registers[_EFLAGS] ^= _CARRY
+    return _skip(emulation, registers, memory)
+
+
+class MemoryMove(NamedTuple):""",
+    )
+    program = """
+import ctypes
+from dprobes.platform.linux.ptrace_calls import Register
+from dprobes.platform.x86.instruction_emulation import emulate, plan
+registers = (ctypes.c_ulong * 27)()
+for _ in range(3):
+    assert emulate(plan(b"\\xf5", 8), registers, None)
+print(registers[Register.RIP], registers[Register.EFLAGS])
+"""
+    assert copy.python(program) == "3 1\n"
+
+
+@recipe("a section of compiled programs")
+def add_section(copy: Copy) -> None:
+    copy.replace("ppdf/ppdf_sections.py", "MAJOR, MINOR = 1, 3\n", "MAJOR, MINOR = 1, 4\n")
+    copy.insert_after("ppdf/ppdf_model.py", "blocks: ToolProgram | None = None", '    remark: str = "as agreed"')
+    file = "ppdf/ppdf_file.py"
+    copy.replace(
+        file, "    sections = {\n", "    remark = Writer(strings)\n    remark.string(ppdf.remark)\n    sections = {\n"
+    )
+    copy.insert_after(file, '"TOOL": blocks.data,', '        "RMRK": remark.data,')
+    copy.insert_after(file, '"TOOL": "blocks of the tool",', '    "RMRK": "a remark",')
+    copy.replace(file, '"COMP": 3, "TOOL": 3}', '"COMP": 3, "TOOL": 3, "RMRK": 4}')
+    copy.replace(
+        file,
+        "        companions,\n        blocks,\n",
+        """\
+        companions,
+        blocks,
+        _reader(sections, "RMRK", strings).string("a remark") if "RMRK" in expected else "",
+""",
+    )
+    source = copy.write("p.rpn", HEADER + "exit\n")
+    copy.dprobes("build", source, "-o", "p.ppdf")
+    program = """
+from pathlib import Path
+from dprobes.ppdf.ppdf_file import decode
+print(decode(Path("p.ppdf").read_bytes()).remark)
+"""
+    assert copy.python(program) == "as agreed\n"
+
+
+@recipe("a language of the target")
+def add_language(copy: Copy) -> None:
+    file = "target/readable_names.py"
+    copy.replace(file, '_MANGLED = ("_Z", "_R")', '_MANGLED = ("_Z", "_R", "_D")')
+    copy.replace(file, 'symbol.startswith(("_Z", "_R"))', "symbol.startswith(_MANGLED)")
+    copy.insert_after(
+        file,
+        "if (rust := rust_name(symbol)) is not None:",
+        """\
+            return rust
+        if symbol.startswith("_D"):
+            return ".".join(re.findall(r"\\d([A-Za-z]+)", symbol))
+        if rust is not None:
+""",
+    )
+    program = """
+from dprobes.target.readable_names import Demangler, find_readable
+print(Demangler().name_of("_D3app3run"), [found.linker_name for found in find_readable(["_D3app3run"], "app.run")])
+"""
+    assert copy.python(program) == "app.run ['_D3app3run']\n"
 
 
 def test_every_row_has_a_recipe() -> None:
