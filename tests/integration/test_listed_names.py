@@ -15,7 +15,7 @@ from dprobes.api.compiled_program import parse_c
 from dprobes.cli.output.module_listing import function_rows
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import DprobesError
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module

@@ -17,7 +17,7 @@ from iced_x86 import Decoder
 
 from dprobes.platform.x86.patches.branch_targets import ModuleCode
 from dprobes.platform.x86.patches.trampoline_space import AddressSpace
-from dprobes.target.loader_search import read_ld_cache
+from dprobes.target.module_lookup import read_ld_cache
 from dprobes.target.probed_module import Module
 from dprobes.target.process_maps import Mapping
 

@@ -17,8 +17,8 @@ from dprobes.engines.engine_interface import Finished, RecordBatch, Scope, State
 from dprobes.engines.inline.inline_engine import InlineHandlers
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.record.log_record import decode_record
+from dprobes.resolve.local_module import resolve
 from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.resolution import resolve
 from dprobes.rpn.rpn_program import Expression, ModuleType, Offset
 from dprobes.target.probed_module import Module
 from dprobes.vm import Ending, Point

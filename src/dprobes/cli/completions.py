@@ -297,7 +297,7 @@ def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 def known_modules(pid: int | None) -> Iterator[str]:
     """Return the names of modules that a process maps, or any one, and of libraries; some come twice."""
-    from dprobes.target.loader_search import read_ld_cache
+    from dprobes.target.module_lookup import read_ld_cache
     from dprobes.target.process_maps import code_mappings
 
     pids = [str(pid)] if pid is not None else [name for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208

@@ -14,18 +14,14 @@ class Tag:
     CLASS_TYPE: Final = 0x02
     ENUMERATION_TYPE: Final = 0x04
     FORMAL_PARAMETER: Final = 0x05
-    LABEL: Final = 0x0A
     LEXICAL_BLOCK: Final = 0x0B
     MEMBER: Final = 0x0D
     POINTER_TYPE: Final = 0x0F
     REFERENCE_TYPE: Final = 0x10
-    COMPILE_UNIT: Final = 0x11
     STRUCTURE_TYPE: Final = 0x13
-    SUBROUTINE_TYPE: Final = 0x15
     TYPEDEF: Final = 0x16
     UNION_TYPE: Final = 0x17
     UNSPECIFIED_PARAMETERS: Final = 0x18
-    VARIANT: Final = 0x19
     INHERITANCE: Final = 0x1C
     INLINED_SUBROUTINE: Final = 0x1D
     MODULE: Final = 0x1E
@@ -39,14 +35,9 @@ class Tag:
     VOLATILE_TYPE: Final = 0x35
     RESTRICT_TYPE: Final = 0x37
     NAMESPACE: Final = 0x39
-    UNSPECIFIED_TYPE: Final = 0x3B
-    PARTIAL_UNIT: Final = 0x3C
     IMPORTED_UNIT: Final = 0x3D
-    TYPE_UNIT: Final = 0x41
     RVALUE_REFERENCE_TYPE: Final = 0x42
     ATOMIC_TYPE: Final = 0x47
-    CALL_SITE: Final = 0x48
-    SKELETON_UNIT: Final = 0x4A
     IMMUTABLE_TYPE: Final = 0x4B
 
 
@@ -66,17 +57,13 @@ class At:
     COMP_DIR: Final = 0x1B
     IMPORT: Final = 0x18
     CONST_VALUE: Final = 0x1C
-    INLINE: Final = 0x20
     LOWER_BOUND: Final = 0x22
-    PRODUCER: Final = 0x25
     UPPER_BOUND: Final = 0x2F
-    BYTE_STRIDE: Final = 0x51
     ABSTRACT_ORIGIN: Final = 0x31
     ARTIFICIAL: Final = 0x34
     CALLING_CONVENTION: Final = 0x36
     COUNT: Final = 0x37
     DATA_MEMBER_LOCATION: Final = 0x38
-    DECL_COLUMN: Final = 0x39
     DECL_FILE: Final = 0x3A
     DECL_LINE: Final = 0x3B
     DECLARATION: Final = 0x3C
@@ -89,9 +76,6 @@ class At:
     VIRTUALITY: Final = 0x4C
     ENTRY_PC: Final = 0x52
     RANGES: Final = 0x55
-    CALL_COLUMN: Final = 0x57
-    CALL_FILE: Final = 0x58
-    CALL_LINE: Final = 0x59
     SIGNATURE: Final = 0x69
     DATA_BIT_OFFSET: Final = 0x6B
     ENUM_CLASS: Final = 0x6D
@@ -100,9 +84,7 @@ class At:
     ADDR_BASE: Final = 0x73
     RNGLISTS_BASE: Final = 0x74
     DWO_NAME: Final = 0x76
-    ALIGNMENT: Final = 0x88
     EXPORT_SYMBOLS: Final = 0x89
-    DELETED: Final = 0x8A
     LOCLISTS_BASE: Final = 0x8C
     MIPS_LINKAGE_NAME: Final = 0x2007
     GNU_DWO_NAME: Final = 0x2130
@@ -168,7 +150,6 @@ class UnitKind:
 
     COMPILE: Final = 1
     TYPE: Final = 2
-    PARTIAL: Final = 3
     SKELETON: Final = 4
     SPLIT_COMPILE: Final = 5
     SPLIT_TYPE: Final = 6

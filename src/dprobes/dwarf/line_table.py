@@ -9,7 +9,6 @@ has no ``maximum_operations_per_instruction``.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.errors import TargetError
@@ -18,7 +17,7 @@ from dprobes.target.elf.byte_reader import ByteReader
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["LineProgram", "LineSections", "SourceLine", "UnitLines", "addresses_of_lines", "line_programs"]
+__all__ = ["LineProgram", "LineSections", "addresses_of_lines", "line_programs"]
 
 _LONG = 0xFFFFFFFF
 """What stands for a length in the 64-bit format; a longer one follows."""
@@ -288,45 +287,8 @@ def _decoded(text: bytes) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-# Places by line of the source: the instructions that begin one, and the line that an instruction is of.
-
-
 _NEAR_LINES = 2
 """How many lines with code are named beside one that has none."""
-
-
-class SourceLine(NamedTuple):
-    """A line of a source file; ``path`` is as the compiler wrote it."""
-
-    path: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.path.rpartition('/')[2]}:{self.line}"
-
-
-class UnitLines:
-    """Which line each instruction of a unit is of."""
-
-    def __init__(self, program: LineProgram) -> None:
-        rows = sorted(_in_force(program.rows()), key=lambda row: row.address)
-        self._files = program.files
-        self._rows = rows
-        self._addresses = [row.address for row in rows]
-
-    def line_at(self, address: int) -> SourceLine | None:
-        """Return the line that an instruction is of; None if it is of none."""
-        row = self._row_at(address)
-        return None if row is None else SourceLine(self.path(row.file), row.line)
-
-    def path(self, file: int) -> str:
-        """Return the path of a file by its number, ``?`` for a number that there is not."""
-        return self._files[file] if 0 <= file < len(self._files) else "?"
-
-    def _row_at(self, address: int) -> LineRow | None:
-        place = bisect_right(self._addresses, address)
-        row = self._rows[place - 1] if place else None
-        return row if row is not None and not row.ends and row.line else None
 
 
 def addresses_of_lines(sections: LineSections, path: str, first: int, last: int) -> dict[int, list[int]]:
@@ -373,17 +335,6 @@ def addresses_of_lines(sections: LineSections, path: str, first: int, last: int)
     if first != last:
         found = {line: [each for each in addresses if owners[each] == line] for line, addresses in found.items()}
     return {line: addresses for line, addresses in found.items() if addresses}
-
-
-def _in_force(rows: Iterable[LineRow]) -> Iterator[LineRow]:
-    """Give the last row at each address: an earlier one there has no instruction."""
-    before: LineRow | None = None
-    for row in rows:
-        if before is not None and (before.address != row.address or before.ends):
-            yield before
-        before = row
-    if before is not None:
-        yield before
 
 
 def _ends_with(path: str, end: str) -> bool:

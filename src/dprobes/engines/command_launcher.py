@@ -97,7 +97,7 @@ class Command:
         """Return why the program was not executed: the kernel does not tell a missing loader from a missing program."""
         if number == errno.ENOENT:
             from dprobes.target.elf.elf_file import ElfFile
-            from dprobes.target.loader_search import executable_of
+            from dprobes.target.module_lookup import executable_of
 
             with contextlib.suppress(DprobesError):
                 loader = ElfFile.open(executable_of(self._arguments[0])).interpreter

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.arch import host_architecture
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
 from dprobes.resolve.codeless_probes import resolve_samplers, resolve_tracepoints, resolve_watchpoints
@@ -23,8 +24,9 @@ from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Pro
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.rpn_program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
 from dprobes.target.code.machine_code import MAX_LENGTH, DecodedInstruction, decode
-from dprobes.target.kernel.kernel_files import module_name
-from dprobes.target.kernel.running_kernel import KERNEL_NAMES, has_same_arguments
+from dprobes.target.kernel.kernel_files import module_name, running_build_id
+from dprobes.target.kernel.kernel_symbols import KALLSYMS, CarriedKernel, KernelPlace, NeededKallsyms
+from dprobes.target.kernel.running_kernel import KERNEL_NAMES, RunningKernel, has_same_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,14 +35,15 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.rpn.rpn_program import ProbeDefinition, Program
-    from dprobes.source_text import Diagnostic
+    from dprobes.source_text import Diagnostic, Span
     from dprobes.target.kernel.kernel_symbols import KernelSymbol
-    from dprobes.target.kernel.running_kernel import RunningKernel
 
 __all__ = [
     "KERNEL_CODE",
     "KernelModule",
     "ResolvedKernel",
+    "build_kernel",
+    "kernel_here",
     "kernel_module_of",
     "module_named_by",
     "needs_addresses",
@@ -105,49 +108,13 @@ class KernelModule:
             )
         return address
 
-
-@dataclass(frozen=True, slots=True)
-class PushedSymbols:
-    """The symbols of the kernel as handlers push them: those of which each CPU has a copy are among them."""
-
-    module: KernelModule
-
-    @property
-    def path(self) -> Path:
-        """What takes the place of a file's name in messages."""
-        return self.module.path
-
-    @property
-    def word_size(self) -> int:
-        """How many bytes an address has."""
-        return self.module.word_size
-
-    def address_of(self, symbol: str) -> int:
-        """Return the address of a symbol; raise ``TargetError`` if there is none."""
-        return self.module.kernel.symbol(symbol, self.module.name).address
-
-
-@dataclass(frozen=True, slots=True)
-class UnplacedSymbols:
-    """The symbols of a module that is not loaded: nobody knows their addresses yet."""
-
-    module: KernelModule
-
-    @property
-    def path(self) -> Path:
-        """What takes the place of a file's name in messages."""
-        return self.module.path
-
-    @property
-    def word_size(self) -> int:
-        """How many bytes an address has."""
-        return self.module.word_size
-
-    def address_of(self, symbol: str) -> int:
-        """Raise ``TargetError``, which says whether the module has the symbol at all."""
-        self.module.address_of(symbol)
+    def pushed(self, symbol: str) -> int:
+        """Return the address of a symbol as handlers push it, also of one that each CPU has a copy of."""
+        if self.is_loaded:
+            return self.kernel.symbol(symbol, self.name).address
+        self.address_of(symbol)
         raise TargetError(
-            f"'{symbol}' has no address before the module '{self.module.name}' is loaded",
+            f"'{symbol}' has no address before the module '{self.name}' is loaded",
             hint="load the module first, or start from what a register points to",
         )
 
@@ -215,7 +182,7 @@ def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
     """Return what a program for the kernel names; raise ``TargetError`` if it can be nothing in the kernel."""
     name = module_named_by(program, kernel.called)
     if name and name not in kernel.modules:
-        from dprobes.target.kernel.unloaded_module import open_unloaded_module
+        from dprobes.target.kernel.kernel_image import open_unloaded_module
 
         unloaded = open_unloaded_module(program.name)
         if unloaded.name not in kernel.modules:
@@ -251,9 +218,7 @@ def resolve_kernel(
     watchpoints = resolve_watchpoints(program, module, diagnostics, module.kernel.watchpoints)
     samplers = resolve_samplers(program, str(module.path))
     tracepoints = resolve_tracepoints(program, str(module.path), diagnostics) if with_tracepoints else ()
-    symbols = pushed_symbols(
-        program, PushedSymbols(module) if module.is_loaded else UnplacedSymbols(module), diagnostics
-    )
+    symbols = pushed_symbols(program, module.pushed, diagnostics)
     image = encode(program, architecture)
     return ResolvedKernel(
         module,
@@ -495,3 +460,96 @@ class _Resolver:
 def _patched(origin: str, instruction: DecodedInstruction) -> str:
     """Return as a clause why an instruction of a file of the kernel need not be the one that runs."""
     return f"the kernel patches such code when it runs, and {origin} has '{instruction.text}' there"
+
+
+# Programs that are compiled for builds of the kernel: what is carried of each, and which of them runs here. A build is
+# resolved as the running kernel is; the answers that its symbols give on the way are carried.
+
+
+def build_kernel(
+    program: Program, path: Path, diagnostics: Diagnostics, extra_symbols: Path | None = None
+) -> CarriedKernel:
+    """
+    Return what a program needs to know of the kernel or module in a file; KALLSYMS stands for what runs here.
+
+    Add to ``diagnostics`` what is wrong with the program for it; raise ``TargetError`` for a file that is neither.
+    """
+    from dprobes.target.kernel.kernel_image import KernelFile, running_areas
+
+    name = module_named_by(program)
+    if path == KALLSYMS:
+        symbols = NeededKallsyms.read()
+        kernel = RunningKernel(symbols)
+        identity, areas = running_build_id(name), running_areas(kernel, name)
+    else:
+        file = KernelFile(path, name, extra_symbols)
+        identity, areas, symbols, kernel = file.identity, file.areas, file.symbols, file.kernel()
+    module = kernel_module_of(program, kernel)
+    for span in _addresses(program):
+        diagnostics.warning(
+            span,
+            "an address is that of one kernel after one boot: another one has something else there",
+            hint="write a symbol, or 'offset =', which counts from the start of the kernel or module",
+        )
+    resolved = resolve_kernel(program, module, host_architecture(), diagnostics, with_tracepoints=False)
+    diagnostics.raise_if_errors()
+    symbols.need_names(probe.instruction.address for probe in resolved.in_code)
+    places = (
+        KernelPlace(probe.number, probe.instruction.address, probe.instruction.raw, probe.where)
+        for probe in resolved.in_code
+        if probe.instruction.raw
+    )
+    return CarriedKernel(identity, str(path), name, areas, symbols.needed, tuple(places))
+
+
+def kernel_here(
+    program: Program, carried: Sequence[CarriedKernel], running: RunningKernel, diagnostics: Diagnostics
+) -> RunningKernel:
+    """
+    Return the running kernel with what is carried of it, or as it is if nothing is, which is noted.
+
+    Raise ``TargetError`` if this is a carried build, and nothing shows where it lies.
+    """
+    name = module_named_by(program)
+    if not carried or (name and name not in running.modules):
+        return running
+    span = program.spans.get("name")
+    try:
+        identity = running_build_id(name)
+    except TargetError as error:
+        diagnostics.note(span, f"it is not known whether the program was built for this kernel: {error.message}")
+        return running
+    from dprobes.target.kernel.kernel_image import moved_kernel
+
+    same = next((kernel for kernel in carried if kernel.identity == identity), None)
+    if same is not None:
+        return moved_kernel(same, running)
+    what = f"the module '{name}'" if name else "the kernel"
+    known = ", ".join(f"{kernel.identity} ('{kernel.path}')" for kernel in carried)
+    diagnostics.note(
+        span,
+        f"this is build {identity} of {what}, and the program was built for {known}: places are found by their names",
+    )
+    for number in _numbers(program):
+        diagnostics.error(
+            number,
+            "an offset without a symbol is that of one build, and this is another one",
+            hint="build the program for this kernel too (dprobes build --for FILE)",
+        )
+    return running
+
+
+def _addresses(program: Program) -> Iterator[Span | None]:
+    """Give the places where a program names an address in code, which has no symbol."""
+    for definition in program.definitions:
+        match definition.location:
+            case Address(Expression(_, None)) if definition.watchpoint is None:
+                yield definition.span("address")
+
+
+def _numbers(program: Program) -> Iterator[Span | None]:
+    """Give the places where a program names an offset that counts from no symbol."""
+    for definition in program.definitions:
+        match definition.location:
+            case Offset(Expression(_, None)):
+                yield definition.span("offset")

@@ -14,9 +14,8 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
 from dprobes.ppdf.code_images import HOSTS, MACHINES
 from dprobes.ppdf.ppdf_model import Ppdf
-from dprobes.resolve.local_module import open_named_module
+from dprobes.resolve.local_module import check_with_extensions, open_named_module, resolve
 from dprobes.resolve.probed_space import Space, space_of
-from dprobes.resolve.resolution import check_with_extensions, resolve
 from dprobes.rpn.program_checker import check
 from dprobes.rpn.program_needs import writing_instructions
 from dprobes.rpn.rpn_program import Glob, ModuleType, calls_extensions
@@ -64,7 +63,7 @@ def build_ppdf(
         check_with_extensions(program, host_architecture(), diagnostics, allow_write=allow_write)
         diagnostics.raise_if_errors()
         for path in modules:
-            from dprobes.resolve.kernel_builds import build_kernel
+            from dprobes.resolve.kernel_places import build_kernel
 
             kernel = build_kernel(program, path, diagnostics, extra_symbols)
             kernels.setdefault(kernel.identity, kernel)

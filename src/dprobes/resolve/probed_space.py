@@ -18,31 +18,30 @@ from dprobes.rpn.program_needs import skipping_instruction, watches_user_address
 from dprobes.rpn.rpn_program import Expression, ModuleType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.rpn_program import ProbeDefinition, Program
 
 __all__ = ["ANYWHERE", "MACHINE", "EveryProcess", "Space", "SymbolSpace", "check_skip", "pushed_symbols", "space_of"]
 
-# The symbols whose addresses handlers push.
 
-
-def pushed_symbols(program: Program, space: SymbolSpace, diagnostics: Diagnostics) -> tuple[tuple[str, int], ...]:
-    """Return the addresses of the symbols that handlers push; add an error for each that the space has not."""
+def pushed_symbols(
+    program: Program, address_of: Callable[[str], int], diagnostics: Diagnostics
+) -> tuple[tuple[str, int], ...]:
+    """Return the addresses of the symbols that handlers push; add an error for each that has none."""
     symbols: dict[str, int] = {}
     for code in program.bodies():
         for instruction in code.instructions:
             match instruction.operand:
                 case Expression(_, str(name)) if name not in symbols:
                     try:
-                        symbols[name] = space.address_of(name)
+                        symbols[name] = address_of(name)
                     except TargetError as error:
                         hint = error.hint or like_statement(instruction.row.operator, name)
                         diagnostics.error(instruction.operand_place, error.message, hint=hint)
     return tuple(symbols.items())
-
-
-# Functions that a handler lets return at once: whether one begins where the probepoint is.
 
 
 def check_skip(

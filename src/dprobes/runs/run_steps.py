@@ -228,7 +228,7 @@ def _members_of(attachment: Attachment) -> Sequence[Attachment]:
 def _point_of_view(scope: Scope, *, allow_self: bool) -> tuple[int | None, str | None]:
     """Return the thread or the command; raise an error of ours if no engine can take the process or command."""
     if scope.command:
-        from dprobes.target.loader_search import executable_of
+        from dprobes.target.module_lookup import executable_of
 
         executable_of(scope.command[0])
         return None, scope.command[0]

@@ -161,7 +161,7 @@ class Btf:
     def all_of(self, kind: Kind, name: str) -> Iterator[int]:
         """Iterate over the ids of all types of a kind and name; source files may define several."""
         for place in self._places_of_name(name):
-            if (number := self._type_at(place)) and self._kind(number) is kind:
+            if (number := self._type_at(place)) and self.kind(number) is kind:
                 yield number
 
     def member_offset(self, composite: str, path: str) -> int:
@@ -174,11 +174,11 @@ class Btf:
         number = self.find(Kind.STRUCT, composite)
         offset = 0
         for name in path.split("."):
-            found = self._member(number, name)
+            found = self.member(number, name)
             if found is None:
                 raise TargetError(f"the kernel's 'struct {composite}' has no member '{path}'")
-            bits, number, _ = found
-            offset += bits
+            number = found.type
+            offset += found.bits
         if offset % 8:
             raise TargetError(f"the member '{path}' of the kernel's 'struct {composite}' is a bit field")
         return offset // 8
@@ -213,13 +213,9 @@ class Btf:
     def _prototype(self, function: str) -> int:
         """Return the word at which the type of a function begins that has its parameters."""
         number = self.target(self.find(Kind.FUNC, function))
-        if self._kind(number) is not Kind.FUNC_PROTO:
-            raise FormatError(f"the type {number} of the function '{function}' is a {self._kind(number).name}")
+        if self.kind(number) is not Kind.FUNC_PROTO:
+            raise FormatError(f"the type {number} of the function '{function}' is a {self.kind(number).name}")
         return self._begin(number)
-
-    def kind(self, number: int) -> Kind:
-        """Return the kind of a type."""
-        return self._kind(number)
 
     def name(self, number: int) -> str:
         """Return the name of a type, which may be empty."""
@@ -234,15 +230,11 @@ class Btf:
         at = self._begin(number) + _HEAD_WORDS
         return self._words[at], self._words[at + 2]
 
-    def members(self, number: int) -> Iterator[tuple[str, int, int, int]]:
-        """Give the members of a structure or union: name, type, first bit, and the bits of a bit field, else 0."""
-        return self._members(number)
-
     def enumerators(self, number: int) -> Iterator[tuple[str, int]]:
         """Give the names and values of an enumeration."""
         start = self._begin(number)
-        info, is_wide = self._words[start + 1], self._kind(number) is Kind.ENUM64
-        size = _WORDS_EACH[self._kind(number)]
+        info, is_wide = self._words[start + 1], self.kind(number) is Kind.ENUM64
+        size = _WORDS_EACH[self.kind(number)]
         for at in range(start + _HEAD_WORDS, start + _HEAD_WORDS + size * (info & 0xFFFF), size):
             value = self._words[at + 1] | (self._words[at + 2] << 32 if is_wide else 0)
             bits = 64 if is_wide else 32
@@ -254,7 +246,7 @@ class Btf:
         """Return the value of an enumerator of any enumeration; None if there is none."""
         for place in self._places_of_name(name):
             number = bisect_right(self._starts_to(place // 4), place // 4)
-            if number and self._kind(number) in (Kind.ENUM, Kind.ENUM64):
+            if number and self.kind(number) in (Kind.ENUM, Kind.ENUM64):
                 for found, value in self.enumerators(number):
                     if found == name:
                         return value
@@ -279,7 +271,7 @@ class Btf:
         number = self._unwrapped(number)
         if not number:
             return ValueType(Kind.FWD, 0, False, 0)
-        kind, start = self._kind(number), self._begin(number)
+        kind, start = self.kind(number), self._begin(number)
         word = self._words[start + 2]
         match kind:
             case Kind.PTR:
@@ -292,18 +284,14 @@ class Btf:
 
     def member(self, number: int, name: str) -> Member | None:
         """Return a member of a structure or union, None if it has none of that name, or is no such type."""
-        found = self._member(number, name)
-        if found is None:
-            return None
-        bits, type_number, width = found
-        return Member(type_number, bits, width)
+        return self._member(number, name, set(), 0)
 
     def type_name(self, number: int, depth: int = 0) -> str:
         """Return how C writes a type; ``depth`` is how many types have led to it."""
         _check_end(number, depth)
         if not number:
             return "void"
-        kind, start = self._kind(number), self._begin(number)
+        kind, start = self.kind(number), self._begin(number)
         name, target = self._string(self._words[start]), self._words[start + 2]
         match kind:
             case Kind.PTR:
@@ -325,35 +313,33 @@ class Btf:
 
     def _unwrapped(self, number: int) -> int:
         depth = 0
-        while number and self._kind(number) in WRAPPERS:
+        while number and self.kind(number) in WRAPPERS:
             _check_end(number, depth := depth + 1)
             number = self._words[self._begin(number) + 2]
         return number
 
-    def _member(
-        self, number: int, name: str, searched: set[int] | None = None, depth: int = 0
-    ) -> tuple[int, int, int] | None:
+    def _member(self, number: int, name: str, searched: set[int], depth: int) -> Member | None:
         """
-        Return the offset in bits, the type, and the width in a bit field, of a member, also in what has no name.
+        Return a member, also one of what has no name.
 
         What is in the set ``searched`` does not have the name: to look there again for each way that leads to it could
         take for ever.
         """
         _check_end(number, depth)
-        searched = set() if searched is None else searched
         if number in searched:
             return None
         searched.add(number)
-        for found, type_number, bits, width in self._members(number):
+        for found, type_number, bits, width in self.members(number):
             if found == name:
-                return bits, type_number, width
+                return Member(type_number, bits, width)
             if not found and (inner := self._member(type_number, name, searched, depth + 1)) is not None:
-                return bits + inner[0], inner[1], inner[2]
+                return inner._replace(bits=bits + inner.bits)
         return None
 
-    def _members(self, number: int) -> Iterator[tuple[str, int, int, int]]:
+    def members(self, number: int) -> Iterator[tuple[str, int, int, int]]:
+        """Give the members of a structure or union: name, type, first bit, and the bits of a bit field, else 0."""
         number = self._unwrapped(number)
-        if not number or self._kind(number) not in COMPOSITES:
+        if not number or self.kind(number) not in COMPOSITES:
             return
         start = self._begin(number)
         info = self._words[start + 1]
@@ -371,7 +357,8 @@ class Btf:
             raise FormatError(f"a name of BTF does not end within {_NAME_MAX} bytes", offset=start)
         return self._data[start:end].decode("utf-8", "replace")
 
-    def _kind(self, number: int) -> Kind:
+    def kind(self, number: int) -> Kind:
+        """Return the kind of a type."""
         return Kind(self._words[self._begin(number) + 1] >> 24 & 0x1F)
 
     def _begin(self, number: int) -> int:
@@ -492,7 +479,7 @@ class ModuleBtf(Btf):
         found = [
             (place, number)
             for place in self._places_of_name(name)
-            if (number := self._type_at(place)) and self._kind(number) is kind
+            if (number := self._type_at(place)) and self.kind(number) is kind
         ]
         own = [number for place, number in found if place >= self._kernel_size]
         yield from own or [number for _, number in found]

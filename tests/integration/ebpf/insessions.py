@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Finished, Job, RecordBatch, Scope, StateEvent
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module

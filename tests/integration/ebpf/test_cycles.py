@@ -13,8 +13,8 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.engine_interface import Finished, Scope, StateEvent
+from dprobes.resolve.local_module import resolve
 from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.resolution import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module

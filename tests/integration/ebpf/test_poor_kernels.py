@@ -19,7 +19,7 @@ from dprobes.engines.engine_interface import Counts, Finished, Notice, RecordBat
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.platform.linux.bpf_calls import Program, create_map, load_program
 from dprobes.record.log_record import Item, LogRecord, decode_record
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module

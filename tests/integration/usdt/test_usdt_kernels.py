@@ -16,7 +16,7 @@ from dprobes.engines.ebpf.kernel import bpf_links
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.engine_interface import RecordBatch, Scope
 from dprobes.platform.linux import perf_calls
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.elf.elf_file import ElfFile

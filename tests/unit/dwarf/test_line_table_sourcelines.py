@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.dwarf.line_table import SourceLine, UnitLines, addresses_of_lines, line_programs
+from dprobes.dwarf.line_table import addresses_of_lines, line_programs
 from dprobes.errors import TargetError
-from unit.dwarf.linesections import SOURCE, compiled, sections_of
+from unit.dwarf.linesections import SOURCE, SourceLine, UnitLines, compiled, sections_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.manager.recorder import ProgramRecords
 from dprobes.record.record_origin import RecordSource
-from dprobes.resolve.resolution import resolve_everywhere
+from dprobes.resolve.local_module import resolve_everywhere
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 

@@ -22,7 +22,7 @@ from dprobes.ppdf.ppdf_file import decode, encode
 from dprobes.ppdf.ppdf_model import Ppdf
 from dprobes.ppdf.ppdf_sections import MAGIC, SECTION_MAX, SIZE_MAX
 from dprobes.resolve.kernel_places import KernelModule, resolve_kernel
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn import instruction_set
 from dprobes.rpn.instruction_set import rows_by_syntax
 from dprobes.rpn.rpn_program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program

@@ -11,7 +11,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module

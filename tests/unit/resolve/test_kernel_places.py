@@ -13,8 +13,8 @@ from dprobes.resolve.kernel_places import ResolvedKernel, kernel_module_of, reso
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
+from dprobes.target.kernel.kernel_files import is_patched_form
 from dprobes.target.kernel.kernel_symbols import Kallsyms
-from dprobes.target.kernel.kernel_text_files import is_patched_form
 from dprobes.target.kernel.running_kernel import KernelText, RunningKernel
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.record.record_origin import Place
+from dprobes.resolve.local_module import resolve
 from dprobes.resolve.probepoints import places_of
-from dprobes.resolve.resolution import resolve
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module

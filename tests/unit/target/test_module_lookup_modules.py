@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target.loader_search import CachedLibrary, executable_of, parse_ld_cache, read_ld_cache
-from dprobes.target.module_lookup import advice_on_name, find_module, matches, near_modules, suggestion
+from dprobes.target.module_lookup import (
+    CachedLibrary,
+    advice_on_name,
+    executable_of,
+    find_module,
+    matches,
+    near_modules,
+    parse_ld_cache,
+    read_ld_cache,
+    suggestion,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,8 +171,8 @@ def test_library_of_another_architecture_is_chosen_on_request(
     entries = [
         CachedLibrary("libx.so", str(path), machine, False) for path, machine in ((i386, "i386"), (pie, "x86_64"))
     ]
-    monkeypatch.setattr("dprobes.target.loader_search.read_ld_cache", lambda: entries)
-    monkeypatch.setattr("dprobes.target.loader_search.host_architecture", lambda: "x86_64")
+    monkeypatch.setattr("dprobes.target.module_lookup.read_ld_cache", lambda: entries)
+    monkeypatch.setattr("dprobes.target.module_lookup.host_architecture", lambda: "x86_64")
     assert pie == find_module("libx.so")
     assert i386 == find_module("libx.so", architecture="i386")
 

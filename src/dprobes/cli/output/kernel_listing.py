@@ -39,7 +39,7 @@ def kernel_module(name: str) -> tuple[RunningKernel, str] | None:
     module = module_name(name)
     if module in kernel.modules:
         return kernel, module
-    from dprobes.target.kernel.unloaded_module import open_unloaded_module
+    from dprobes.target.kernel.kernel_image import open_unloaded_module
 
     try:
         unloaded = open_unloaded_module(name)

@@ -239,7 +239,7 @@ def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
     """Return what a command executes, if that is not what was probed."""
     if not command:
         return None
-    from dprobes.target.loader_search import executable_of
+    from dprobes.target.module_lookup import executable_of
 
     try:
         program = executable_of(command[0])
@@ -323,7 +323,7 @@ def _loaded(scope: Scope, mapped: Mapping[str, str]) -> Iterator[Path]:
             root = root_of(scope.pid)
             yield from (Path(root + each.path) for each in code_mappings(scope.pid)[0] if each.is_file)
     elif scope.command and not mapped:
-        from dprobes.target.loader_search import executable_of
+        from dprobes.target.module_lookup import executable_of
 
         with contextlib.suppress(TargetError):
             program = executable_of(scope.command[0])

@@ -38,7 +38,7 @@ class ThisMachine:
 
     def library(self, name: str) -> str:
         """Return the name of the library of a short name, as the dynamic linker knows it."""
-        from dprobes.target.loader_search import host_architecture, read_ld_cache
+        from dprobes.target.module_lookup import host_architecture, read_ld_cache
 
         libraries = {
             each.name: each.path

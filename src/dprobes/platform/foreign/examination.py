@@ -160,7 +160,7 @@ def _examined(question: Question, reached: Path) -> dict[str, Any]:
 
 def _examine(question: Question, reached: Path) -> dict[str, Any]:
     from dprobes.diagnostics import Diagnostics
-    from dprobes.resolve.resolution import resolve
+    from dprobes.resolve.local_module import resolve
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.module_outline import cheap_sites_in
     from dprobes.target.probed_module import OWN_SYMBOLS

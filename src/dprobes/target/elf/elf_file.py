@@ -330,11 +330,6 @@ class ElfFile:
         """The function starts that the unwind table gives, which stripped files have too."""
         return FrameTable.of(self, self._headers.eh_frame_header)
 
-    @property
-    def frame_starts(self) -> tuple[int, ...]:
-        """The sorted link addresses of the functions in the unwind table; empty without a usable one."""
-        return self.frames.starts
-
     def _interpreter(self) -> str | None:
         if self._headers.interpreter is None or self.is_debug_only:
             return None

@@ -406,7 +406,7 @@ class RunningKernel:
         if self._text is None:
             if self.memory.problem is None:
                 return self.memory
-            from dprobes.target.kernel.kernel_text_files import (
+            from dprobes.target.kernel.kernel_files import (
                 FileText,  # only where memory is closed
                 KernelFiles,  # only where memory is closed
             )

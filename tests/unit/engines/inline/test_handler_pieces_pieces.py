@@ -12,7 +12,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.handler_pieces import Order, PieceWriter, call_table_of
 from dprobes.engines.ptrace.client.site_answers import CompiledSite
 from dprobes.record.log_record import Item
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.rpn.rpn_program import Point
 from dprobes.source_text import SourceFile

@@ -21,7 +21,7 @@ from dprobes.engines.inline.handler_trials import (
     obstacle_to_program,
 )
 from dprobes.native.generated_code import ProcessFacts
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.probed_module import Module

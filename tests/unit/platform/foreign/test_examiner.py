@@ -19,7 +19,7 @@ from dprobes.platform.foreign.examination import Limits
 from dprobes.platform.foreign.examiner import Examiner
 from dprobes.platform.foreign.foreign_outlines import Examined, Question, read_answer, write_answer
 from dprobes.resolve.breakpoints import movable_probes
-from dprobes.resolve.resolution import resolve
+from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.code.function_exits import ExitKind

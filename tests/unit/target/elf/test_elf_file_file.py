@@ -118,7 +118,7 @@ def test_frame_starts_are_those_of_the_unwind_table(tools: Toolbox, system_files
         listed = {
             int(start, 16) for start in re.findall(r"FDE cie=\w+ pc=(\w+)\.\.", tools.run("readelf", "-wfN", path))
         }
-        assert sorted(listed) == sorted(set(ElfFile.open(path).frame_starts))
+        assert sorted(listed) == sorted(set(ElfFile.open(path).frames.starts))
 
 
 def test_frame_covers_exactly_its_function(tools: Toolbox, pie: Path, stripped: Path) -> None:
@@ -213,7 +213,7 @@ def test_large_files_are_mapped_with_the_same_result(pie: Path, monkeypatch: pyt
     assert not isinstance(large.elf.data, bytes)
     assert small.elf.build_id == large.elf.build_id
     assert small.elf.load_segments == large.elf.load_segments
-    assert small.elf.frame_starts == large.elf.frame_starts
+    assert small.elf.frames.starts == large.elf.frames.starts
     assert list(small.symbols.functions()) == list(large.symbols.functions())
     offset = small.file_offset(small.address_of("main"))
     assert disassemble(small, offset, 5) == disassemble(large, offset, 5)
@@ -243,7 +243,7 @@ def use_everything(path: Path) -> None:
     module = Module.load(path)
     elf = module.elf
     for question in (
-        lambda: elf.frame_starts,
+        lambda: elf.frames.starts,
         lambda: module.address_of("work"),
         lambda: module.address_of("printf"),
         lambda: module.symbols.lookup("main"),

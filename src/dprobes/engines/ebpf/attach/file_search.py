@@ -141,7 +141,7 @@ def plan_module_file(
             return None
         resolved, warnings = examined.resolved, examined.warnings
     elif resolved is None:
-        from dprobes.resolve.resolution import resolve
+        from dprobes.resolve.local_module import resolve
 
         module = planner.symbols.module_of(ElfFile.open(file.path, file.reached))
         resolved = resolve(job.program, module, diagnostics, allow_write=planner.allow_write)

@@ -31,9 +31,9 @@ from dprobes.platform.linux import perf_calls
 from dprobes.platform.linux.bpf_calls import link_perf_event
 from dprobes.platform.linux.cpus import online_cpus
 from dprobes.record.log_record import Item
+from dprobes.resolve.local_module import resolve_everywhere
 from dprobes.resolve.probe_state import ProbeState, impossible_address
 from dprobes.resolve.probepoints import ProbeKind
-from dprobes.resolve.resolution import resolve_everywhere
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.program_checker import check
 from dprobes.rpn.rpn_program import Point

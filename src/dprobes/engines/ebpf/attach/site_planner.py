@@ -20,7 +20,7 @@ from dprobes.engines.ebpf.attach.site_spec import plan_file
 from dprobes.errors import DprobesError, TargetError
 from dprobes.platform.linux.procfs import process_field
 from dprobes.target.elf.file_contents import file_contents
-from dprobes.target.loader_search import executable_of
+from dprobes.target.module_lookup import executable_of
 from dprobes.target.module_outline import return_address_user_in, stack_user
 from dprobes.target.other_users import foreign_owner
 

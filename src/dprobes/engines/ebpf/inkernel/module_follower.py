@@ -163,7 +163,7 @@ class ModuleFollower:
             *resolve_watchpoints(self._program, module, diagnostics),
             *resolve_samplers(self._program, str(module.path)),
         )
-        symbols = pushed_symbols(self._program, module, diagnostics)
+        symbols = pushed_symbols(self._program, module.address_of, diagnostics)
         diagnostics.raise_if_errors()
         resolved = replace(self._resolved, module=module, probepoints=probes, symbols=symbols)
         found = {event.probe.number: event for event in events_in_kernel(resolved)}

@@ -230,7 +230,7 @@ class Answers:
             diagnostics = Diagnostics()
             try:
                 check(self._program, arch, diagnostics, allow_write=self._allow_write)
-                from dprobes.resolve.resolution import resolve_everywhere
+                from dprobes.resolve.local_module import resolve_everywhere
 
                 watchpoints = resolve_everywhere(self._program, arch, diagnostics)
             except SourceError as error:
@@ -266,7 +266,7 @@ class Answers:
     def _resolve(self, module: Module) -> ResolvedModule:
         if self._resolved is not None and module is self._resolved.module:
             return self._resolved
-        from dprobes.resolve.resolution import resolve
+        from dprobes.resolve.local_module import resolve
 
         return resolve(self._program, module, Diagnostics(), allow_write=self._allow_write)
 

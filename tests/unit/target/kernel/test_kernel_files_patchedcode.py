@@ -8,7 +8,7 @@ import pytest
 
 from dprobes.target.code.machine_code import decode
 from dprobes.target.elf.elf_file import ElfFile
-from dprobes.target.kernel.kernel_text_files import alternatives, is_patched_form
+from dprobes.target.kernel.kernel_files import alternatives, is_patched_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.errors import TargetError
 from dprobes.target.kernel.kernel_files import open_module_file
-from dprobes.target.kernel.unloaded_module import UnloadedModule, open_unloaded_module
+from dprobes.target.kernel.kernel_image import UnloadedModule, open_unloaded_module
 from unit.target.conftest import Toolbox
 from unit.target.kernel.modulewriter import ENDBR, FUNCTION, RETURN, module_bytes
 

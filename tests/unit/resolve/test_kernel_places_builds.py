@@ -11,9 +11,8 @@ from dprobes.cli.output.program_listing import ppdf_listing
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.errors import SourceError, TargetError
 from dprobes.ppdf.ppdf_file import decode, encode
-from dprobes.resolve import kernel_builds
-from dprobes.resolve.kernel_builds import kernel_here
-from dprobes.resolve.kernel_places import KernelModule, resolve_kernel
+from dprobes.resolve import kernel_places
+from dprobes.resolve.kernel_places import KernelModule, kernel_here, resolve_kernel
 from dprobes.resolve.local_module import resolve_here
 from dprobes.resolve.portable_program import build_ppdf
 from dprobes.rpn.compilation_passes import parse_source
@@ -86,7 +85,7 @@ def test_each_kernel_has_its_own_places(
 ) -> None:
     ppdf = built(*kernels)
     file = KernelFile(kernels[which], "")
-    monkeypatch.setattr(kernel_builds, "running_build_id", lambda _: file.identity)
+    monkeypatch.setattr(kernel_places, "running_build_id", lambda _: file.identity)
     diagnostics = Diagnostics()
     kernel = kernel_here(ppdf.program, ppdf.kernels, running(), diagnostics)
     x86 = architecture("x86_64")
@@ -107,7 +106,7 @@ def test_an_opcode_that_the_kernel_may_have_patched_is_not_verified_by_the_file_
     kernels: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ppdf = built(kernels[0], text=PROGRAM.replace("minor = 2", "opcode = 0xf4\nminor = 2"))
-    monkeypatch.setattr(kernel_builds, "running_build_id", lambda _: "1234abcd")
+    monkeypatch.setattr(kernel_places, "running_build_id", lambda _: "1234abcd")
     diagnostics = Diagnostics()
     kernel = kernel_here(ppdf.program, ppdf.kernels, running(), diagnostics)
     resolve_kernel(ppdf.program, KernelModule(kernel, ""), architecture("x86_64"), diagnostics)
@@ -120,7 +119,7 @@ def test_another_kernel_finds_the_places_by_their_names(
     kernels: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ppdf = built(kernels[0])
-    monkeypatch.setattr(kernel_builds, "running_build_id", lambda _: "5555")
+    monkeypatch.setattr(kernel_places, "running_build_id", lambda _: "5555")
     diagnostics, own = Diagnostics(), running()
     assert kernel_here(ppdf.program, ppdf.kernels, own, diagnostics) is own
     (said,) = diagnostics
@@ -133,7 +132,7 @@ def test_another_kernel_finds_the_places_by_their_names(
 
 def test_a_number_is_an_error_in_another_kernel(kernels: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     ppdf = built(kernels[0], text="name = vmlinux\nmodtype = kernel\noffset = 1\nexit\n")
-    monkeypatch.setattr(kernel_builds, "running_build_id", lambda _: "5555")
+    monkeypatch.setattr(kernel_places, "running_build_id", lambda _: "5555")
     monkeypatch.setattr("dprobes.target.kernel.running_kernel.RunningKernel", running)
     with pytest.raises(SourceError) as caught:
         resolve_here(ppdf.program, Diagnostics(), symbols=CarriedSymbols((), "a.ppdf", kernels=ppdf.kernels))
