@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from guests.emulator import GuestError, Machine
+from guests.emulator import GuestError, Machine, Snapshot
 from guests.features import lack_of
 from guests.guest import boot, resumed
 from guests.images import KERNELS, NotBuiltError, UnavailableError
@@ -17,8 +20,8 @@ from integration.conftest import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
 
-    from guests.emulator import Snapshot
     from guests.guest import Guest
 
 __all__ = ["build"]
@@ -31,16 +34,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[*left])
 
 
+@contextlib.contextmanager
+def shared_snapshot(machine: Machine, directory: Path) -> Iterator[Snapshot]:
+    """Give a snapshot that one process of the test run has booted: it leaves a note for others in the directory."""
+    note = directory / f"snapshot-{hashlib.sha256(repr(machine).encode()).hexdigest()[:16]}"
+    with note.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        said = file.read()
+        snapshot = Snapshot.of_process(machine, said) if said else None
+        if snapshot is None:
+            snapshot = boot(machine)
+            file.truncate(0)
+            file.write(snapshot.note)
+    with contextlib.closing(snapshot):
+        yield snapshot
+
+
 @pytest.fixture(scope="session")
-def snapshot_of() -> Iterator[Callable[[Machine], Snapshot]]:
+def snapshot_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Machine], Snapshot]]:
     """Return what boots each machine once in a test run."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent  # that of the whole run
     with contextlib.ExitStack() as stack:
         snapshots: dict[Machine, Snapshot | UnavailableError | GuestError] = {}
 
         def find(machine: Machine) -> Snapshot:
             if machine not in snapshots:
                 try:
-                    snapshots[machine] = stack.enter_context(contextlib.closing(boot(machine)))
+                    snapshots[machine] = stack.enter_context(shared_snapshot(machine, directory))
                 except (UnavailableError, GuestError) as error:
                     snapshots[machine] = error
             match snapshots[machine]:
