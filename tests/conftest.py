@@ -30,6 +30,7 @@ from support.case_interpreter import (  # noqa: E402
 from support.deselection import DeselectionCount  # noqa: E402
 from support.ebpf_backend import obstacle  # noqa: E402
 from support.requirements import is_required, required_words  # noqa: E402
+from support.slice_times import SliceTimes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -189,10 +190,13 @@ UPROBING = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-kernels", action="store_true", help="run each test of tests/kernel on all of its kernels")
+    parser.addoption("--slices", action="store_true", help="show how long each slice of the suite took")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(DeselectionCount(config))
+    if config.getoption("--slices") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SliceTimes())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -206,6 +210,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.path in alone or (item.path in uprobing and "ebpf" in item.name):
             item.add_marker(pytest.mark.alone)
+        if item.get_closest_marker("alone") is not None and tests / "integration" not in item.path.parents:
+            raise pytest.UsageError(f"tools/test.sh would not run {item.nodeid}: it looks in tests/integration for it")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,12 +7,12 @@ python=$1 workers=$2
 unexplained=10
 
 run() {
-    "$python" -m pytest -q --timeout=300 --timeout-method=signal "$@"
+    "$python" -m pytest -q --timeout=600 --timeout-method=signal "$@"
 }
 
 status=0
-run -n "$workers" --dist loadfile --cache-clear -m "not torture and not alone" || status=$?
-run -m "alone and not torture" || { code=$?; [ "$status" -gt 1 ] || status=$code; }
+run -n "$workers" --dist loadfile --cache-clear --slices -m "not torture and not alone" || status=$?
+run --slices -m "alone and not torture" tests/integration || { code=$?; [ "$status" -gt 1 ] || status=$code; }
 [ "$status" -eq 1 ] || exit "$status"
 echo "Once more, each alone, what failed:"
 run --last-failed --last-failed-no-failures none --maxfail "$unexplained" -m "not torture"
