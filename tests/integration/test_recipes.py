@@ -659,6 +659,159 @@ print(Demangler().name_of("_D3app3run"), [found.linker_name for found in find_re
     assert copy.python(program) == "app.run ['_D3app3run']\n"
 
 
+@recipe("an option of run")
+def add_option(copy: Copy) -> None:
+    copy.insert_after(
+        "cli/verbs/run.py",
+        '@click.option("--allow-self"',
+        '@click.option("--remark", metavar="TEXT", help="Print a text first.")',
+    )
+    copy.insert_after("cli/runs/run_options.py", "allow_self: bool = False", "    remark: str | None = None")
+    copy.insert_after(
+        "cli/runs/run_execution.py",
+        "given, scope = self._given, self._asked",
+        """\
+        if given.remark is not None:
+            print(given.remark)
+""",
+    )
+    assert copy.replayed(HEADER + "exit\n", "--remark", "here we go").startswith("here we go\n")
+
+
+@recipe("an engine")
+def add_engine(copy: Copy) -> None:
+    copy.add("engines/tally/__init__.py", '''"""An engine that only counts."""\n''')
+    copy.add(
+        "engines/tally/tally_engine.py",
+        '''\
+"""The engine: the hits of a program are lines of a file, with the places that were hit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.engines.engine_interface import Attachment, Begun, Counts, Engine, Finished, StateEvent
+from dprobes.resolve.probe_state import ProbeState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.engines.engine_interface import Event, Job, Plan, Scope
+    from dprobes.engines.engine_options import EngineOptions
+
+
+class TallyEngine(Engine):
+    """Counts of lines in the file that the endpoint names."""
+
+    name = "tally"
+
+    def __init__(self, options: EngineOptions, scope: Scope) -> None:
+        self._path = Path(scope.endpoint or "")
+
+    def attach(self, plan: Plan) -> Tally:
+        """Read the file."""
+        return Tally(plan.job, self._path.read_text(encoding="utf-8").split())
+
+
+class Tally(Attachment):
+    """Hits that were counted already."""
+
+    probes = left_out = ()
+
+    def __init__(self, job: Job, hits: Sequence[str]) -> None:
+        assert job.resolved is not None
+        self.probes = job.resolved.probepoints
+        self._counts = tuple(Counts(hits=hits.count(probe.where)) for probe in self.probes)
+
+    def poll(self) -> Iterator[Event]:
+        """Report the counts."""
+        yield StateEvent(tuple(range(len(self.probes))), 0, ProbeState.ACTIVE)
+        yield Begun()
+        yield Finished(self.counts())
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing: the end is near."""
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what the file has."""
+        return tuple(map(replace, self._counts))
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Do nothing: no hit is to come."""
+
+    def local_variables(self) -> list[int]:
+        """Return nothing: no handler runs."""
+        return []
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return nothing: no handler runs."""
+        return []
+''',
+    )
+    copy.insert_after(
+        "engines/engine_registry.py",
+        "_ROWS = (_PTRACE",
+        """\
+_TALLY = EngineRow(
+    name="tally",
+    factory="dprobes.engines.tally.tally_engine:TallyEngine",
+    scopes=frozenset({ScopeKind.ENDPOINT}),
+    capabilities=_INTERPRETED,
+    argument="FILE",
+    is_managed=False,
+    summary="counts the places that FILE lists",
+)
+_ROWS = (*_ROWS, _TALLY)
+""",
+    )
+    hits = copy.write("hits", "malloc free malloc malloc\n")
+    source = copy.write("p.rpn", HEADER + "exit\n")
+    lines = copy.dprobes("run", "--engine", f"tally={hits}", source).splitlines()
+    assert any(line.split()[:4] == ["0,0", "malloc", "3", "0"] for line in lines)
+
+
+@recipe("a verb of the manager")
+def add_manager_verb(copy: Copy) -> None:
+    file = "manager/manager_messages.py"
+    copy.insert_after(file, "VERBS: ", '    "greet": GreetArguments,')
+    copy.replace(
+        file,
+        "@dataclass(frozen=True, slots=True)\nclass NoArguments:",
+        """\
+@dataclass(frozen=True, slots=True)
+class GreetArguments:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoArguments:""",
+    )
+    file = "manager/probe_manager.py"
+    copy.replace(file, "    StopArguments,\n", "    StopArguments,\n    GreetArguments,\n")
+    copy.insert_after(
+        file,
+        "case StopArguments() as given:",
+        """\
+                return encode(self._stop(given))
+            case GreetArguments() as given:
+                return {"text": f"good morning, {given.name}"}
+            case StopArguments() as given:
+""",
+    )
+    program = """
+from pathlib import Path
+from dprobes.manager.probe_manager import Manager
+with Manager(Path("trace.dpt")) as manager:
+    print(manager.answer("greet", {"name": "Ada"}, print))
+"""
+    assert copy.python(program) == "{'text': 'good morning, Ada'}\n"
+
+
 def test_every_row_has_a_recipe() -> None:
     assert set(RECIPES) == set(ROWS)
 
