@@ -37,7 +37,7 @@ class Shadow(StubTarget):
     def __init__(self, stub: Stub, processor: Processor) -> None:
         row = processor_of(architecture(processor.name))
         assert row is not None
-        super().__init__(stub, processor.order, row.default_description())
+        super().__init__(stub, processor.order, row.default_description(), row.breakpoint)
         self.written: dict[int, bytes] = {}
 
     def write(self, address: int, data: bytes) -> bool:

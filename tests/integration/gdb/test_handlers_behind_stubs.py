@@ -49,7 +49,7 @@ class Behind:
         self.architecture: Architecture = architecture(processor.name)
         of_stubs = processor_of(self.architecture)
         assert of_stubs is not None
-        self._target = StubTarget(stub, processor.order, of_stubs.default_description())
+        self._target = StubTarget(stub, processor.order, of_stubs.default_description(), of_stubs.breakpoint)
         self._context = StubContext(self._target, self.architecture, of_stubs, lambda _: None)
         self._context.time = lambda: NOW  # type: ignore[method-assign]
         self._context.process_name = lambda: b"stubbed"  # type: ignore[method-assign]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dprobes.engines import engine_interface
 from dprobes.engines.gdb.machine.guest_kernel import described_processor, visited_kernel
 from dprobes.engines.gdb.machine.guest_processes import KernelFacts
-from dprobes.engines.gdb.machine.machine_programs import AnywhereSession, BareMachine, MachinePlaces, ProgramSession
-from dprobes.engines.gdb.machine.machine_session import MachineSession
+from dprobes.engines.gdb.machine.probed_machine import BareMachine, MachinePlaces, ProbedMachine
+from dprobes.engines.gdb.machine.probed_programs import ProbedPrograms
+from dprobes.engines.gdb.probed_process import ProbedProcess
 from dprobes.engines.gdb.shared_stub import SharedStub
 from dprobes.engines.gdb.stub_connection import StubConnection
 from dprobes.engines.gdb.stub_registers import processor_of
@@ -109,7 +111,7 @@ class GdbEngine(engine_interface.Engine):
             with shared.standing_still():
                 yield shared.members[0].kernel()
 
-    def _shared(self, sessions: Sequence[object]) -> SharedStub[StubSession] | None:
+    def _shared(self, sessions: Sequence[object]) -> SharedStub | None:
         """Return what those of some sessions share that are at the same stub; None if there are none."""
         stubs = [each.shared for each in sessions if isinstance(each, StubSession)]
         return next((each for each in stubs if each.connection.endpoint == self._endpoint and each.is_open), None)
@@ -149,15 +151,15 @@ class GdbEngine(engine_interface.Engine):
         job, places = plan.job, plan.places
         shared = self._shared(job.beside)
         if shared is not None:
-            is_machine = isinstance(shared.members[0], MachineSession)
+            is_machine = shared.members[0].is_machine
         else:
-            shared = SharedStub[StubSession](self._connection or StubConnection(self._endpoint, self._command))
+            shared = SharedStub(self._connection or StubConnection(self._endpoint, self._command))
             is_machine = not self._command and places is None and shared.connection.open().is_machine
-        if places is not None and plan.machine is not None:
-            return AnywhereSession(job, places, shared, plan.machine)
         if places is not None:
-            return MachineSession(job, places, shared, self._facts)
+            machine = partial(ProbedMachine, facts=self._facts, bare=plan.machine)
+            return StubSession(job, places, shared, machine)
         assert job.resolved is not None, "the plan refuses what has no module"
         if is_machine:
-            return ProgramSession(job, job.resolved, shared)
-        return StubSession(job, job.resolved, shared, self._core_directory)
+            return StubSession(job, job.resolved, shared, ProbedPrograms)
+        process = partial(ProbedProcess, core_directory=self._core_directory)
+        return StubSession(job, job.resolved, shared, process)

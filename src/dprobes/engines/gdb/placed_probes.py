@@ -111,16 +111,8 @@ class ProbedEntry(NamedTuple):
 class PlacedProbes:
     """The probepoints of a program that are in the target, by their addresses."""
 
-    def __init__(
-        self,
-        target: StubTarget,
-        breakpoint_: bytes,
-        program: Program,
-        placed: StubProgram,
-        resolved: Resolved,
-    ) -> None:
+    def __init__(self, target: StubTarget, program: Program, placed: StubProgram, resolved: Resolved) -> None:
         self._target = target
-        self._breakpoint = breakpoint_
         self._program = program
         self._placed = placed
         self._resolved = resolved
@@ -143,7 +135,7 @@ class PlacedProbes:
     def move(self, bias: int | None) -> dict[ProbeState, list[int]]:
         """Take notice of where the module is now; return what has become of probepoints by that."""
         for address in self.at.keys() | self.entries.keys():
-            self._target.forget(address, len(self._breakpoint))
+            self._target.forget(address)
         for places in (self.at, self.entries, self.raw, self.detached):
             places.clear()
         self.watched.forget()
@@ -176,7 +168,7 @@ class PlacedProbes:
         address = bias + instruction.address
         if self._is_other(address, instruction.raw):
             return ProbeState.MISMATCH
-        if not self._target.insert(address, len(self._breakpoint), self._breakpoint):
+        if not self._target.insert(address):
             return ProbeState.CONFLICT
         self.raw[address] = instruction.raw
         point = self.points[owner] = Point.of(self._program, probe.definition, probe.offset, probe.arguments)
@@ -207,7 +199,7 @@ class PlacedProbes:
         point = self.points[owner] = Point.of(self._program, probe.definition, memory.address, ())
         if memory.access is Access.EXECUTE:
             address = memory.address + (0 if memory.absolute else bias)
-            if not self._target.insert(address, len(self._breakpoint), self._breakpoint):
+            if not self._target.insert(address):
                 return ProbeState.CONFLICT
             self.at.setdefault(address, []).append((owner, point))
             owner.state = ProbeState.ACTIVE

@@ -1,8 +1,14 @@
 """
-What the sessions at one stub share: its connection, what stands behind it, and the turns that they take in driving it.
+The stub that sessions share: its connection, what stands behind it, and who drives that.
 
-A target stops for all of them at once, so one thread at a time waits for that and sees to it: whichever asks for its
-session's events first. The first member leads: what concerns the target as a whole is done by its methods.
+A target stops for all programs at once, so one thread at a time waits for that and sees to it: whichever asks for its
+session's events first::
+
+    let it run ─► stop ─► which is it?
+        ▲                    │
+        └── step over it ◄── handlers, or new files
+
+The first member leads: what stands behind the stub is what its program is about.
 """
 
 from __future__ import annotations
@@ -11,67 +17,54 @@ import contextlib
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
+from dprobes.engines.gdb.remote_protocol import Exited, NoThreads, Stopped, ThreadId
+from dprobes.engines.gdb.stub_transports import ConnectionLostError
+from dprobes.engines.hits.probe_hits import is_last, skipping
+from dprobes.engines.hits.probe_hits import CORE_DUMP
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.gdb.remote_protocol import ThreadId
+    from dprobes.engines.gdb.remote_protocol import StopReply
     from dprobes.engines.gdb.stub_connection import StubConnection
-    from dprobes.engines.gdb.stub_program import StubProbe, StubProgram
+    from dprobes.engines.gdb.stub_member import Inferior, StubMember
+    from dprobes.engines.gdb.stub_program import StubProgram
+    from dprobes.engines.gdb.stub_registers import Registers
+    from dprobes.engines.gdb.stub_requests import Stub
     from dprobes.engines.gdb.stub_target import StubTarget
     from dprobes.engines.gdb.stub_transports import DebuggerRelay
+    from dprobes.engines.hits.probe_hits import Handled
 
-__all__ = ["Member", "SharedStub"]
+__all__ = ["SharedStub", "TargetDriver"]
 
 _LOOK = 0.1
 """Seconds after which a session looks whether others have something for it."""
-_PATIENCE = 20.0
+_STILL_PATIENCE = 20.0
 """Seconds in which a target has to stop so that a program can be inserted or removed."""
 _NEXT = 0.001
+_PATIENCE = 2.0
+"""Seconds after which it is said that a target does not stop."""
+_UNDER_WAY = 0.5
+"""Seconds within which an interrupt has reached a target that goes on."""
+_TRAP, _INTERRUPT = 5, 2
+"""How GDB numbers SIGTRAP and SIGINT (include/gdb/signals.def)."""
+_CHANGES = ("fork", "vfork", "vforkdone", "exec")
+"""Stops for what has become of a process."""
+_FAULTS = frozenset({4, 8, 10, 11})
+"""SIGILL, SIGFPE, SIGBUS and SIGSEGV."""
 
 
-class Member(Protocol):
-    """A session whose probepoints are in the target."""
-
-    @property
-    def program(self) -> StubProgram:
-        """Its program."""
-
-    @property
-    def own_needed(self) -> set[int]:
-        """Where breakpoints have to be for it."""
-
-    @property
-    def wants_stop(self) -> bool:
-        """Whether the target has to stop for what was asked of it."""
-
-    @property
-    def due(self) -> float:
-        """When it will want the target to stop by itself, by the clock that never goes back."""
-
-    def turn(self) -> bool:
-        """Wait for the target to stop, for a short time, and see to that; return whether it did."""
-
-    def forget_request(self) -> None:
-        """Take notice that the target has stopped: whoever wants it to stop again has to ask again."""
-
-    def warn(self, message: str, hint: str | None = None) -> None:
-        """Tell its user something, and what to do about it."""
-
-
-MemberT = TypeVar("MemberT", bound=Member)
-
-
-class SharedStub(Generic[MemberT]):
-    """The stub behind a ``connection``; ``members`` are the sessions whose probepoints are in the target."""
+class SharedStub:
+    """The stub of a ``connection``; ``members`` are the programs whose probepoints are in the target."""
 
     def __init__(self, connection: StubConnection) -> None:
         self.connection = connection
         connection.warn = self.warn
-        self.members: list[MemberT] = []
+        self.members: list[StubMember] = []
+        self.driver = TargetDriver(self)
         self.lock = threading.Lock()
         """Held while handlers run."""
         self.is_over = False
@@ -95,7 +88,7 @@ class SharedStub(Generic[MemberT]):
     def target(self) -> StubTarget:
         """What stands behind the stub."""
         target = self.connection.target
-        assert target is not None, "a member has set it"
+        assert target is not None, "the driver has set it"
         return target
 
     @property
@@ -107,12 +100,17 @@ class SharedStub(Generic[MemberT]):
     def needed(self) -> set[int]:
         """Where breakpoints have to be."""
         first, *others = self.members
-        return first.own_needed.union(*(each.own_needed for each in others))
+        return first.needed.union(*(each.needed for each in others))
 
     @property
     def is_wanted(self) -> bool:
         """Whether the target has to stop."""
         return bool(self._holds) or any(each.wants_stop for each in self.members)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the end of all was asked for."""
+        return all(each.is_stopping for each in self.members)
 
     def patience(self) -> float:
         """Return how long a stop can be awaited before a member may want one; 0.1 s at most."""
@@ -121,16 +119,27 @@ class SharedStub(Generic[MemberT]):
         due = min((each.due for each in self.members), default=math.inf)
         return max(0.0, min(_LOOK, due - time.monotonic()))
 
-    def owner(self, probe: StubProbe) -> MemberT:
-        """Return the member whose probepoint that is."""
-        return next(each for each in self.members if each.program is probe.program)
-
     def warn(self, message: str, hint: str | None = None) -> None:
         """Tell the user of the first member something."""
         if self.members:
-            self.members[0].warn(message, hint)
+            self.members[0].events.warn(message, hint)
 
-    # Driving
+    # Coming and going
+
+    def join(self, member: StubMember) -> None:
+        """Insert the probepoints of a program beside those of others, while the target stands still."""
+        self.members.append(member)
+        try:
+            self.driver.begin(member)
+        except BaseException:
+            self.withdraw(member)
+            raise
+
+    def withdraw(self, member: StubMember) -> None:
+        """Take the probepoints of a program out, while the target stands still; those of others stay."""
+        member.withdraw()
+        self.members.remove(member)
+        self.driver.remove_unneeded()
 
     def begin(self) -> None:
         """Let the target go on from where the first members have begun, unless it was let go on already."""
@@ -163,7 +172,7 @@ class SharedStub(Generic[MemberT]):
         if self.is_over or not self.members:
             return True
         try:
-            return self.members[0].turn()
+            return self.driver.turn()
         except BaseException:
             self.is_over = True
             raise
@@ -175,7 +184,7 @@ class SharedStub(Generic[MemberT]):
             self._holds += 1
         try:
             with self._driving:
-                until = time.monotonic() + _PATIENCE
+                until = time.monotonic() + _STILL_PATIENCE
                 while self.target.is_running and not self.is_over and time.monotonic() < until:
                     self._turn()
                 if self.is_over or self.target.is_over:
@@ -185,8 +194,7 @@ class SharedStub(Generic[MemberT]):
                         f"the target behind the stub {self.target.stub.name} does not stop",
                         hint="QEMU's emulation of a process stops at probepoints only",
                     )
-                if self.members:
-                    self.members[0].forget_request()
+                self.driver.forget_request()
                 yield
         finally:
             with self._counting:
@@ -195,3 +203,329 @@ class SharedStub(Generic[MemberT]):
                 if not self._holds and self._delayed is not None and not self.is_over:
                     delayed, self._delayed = self._delayed, None
                     self.target.resume(*delayed)
+
+
+class TargetDriver:
+    """Interrupt the target of a ``shared`` stub, see to its stops for all members, and let it go on."""
+
+    _inferior: Inferior
+
+    def __init__(self, shared: SharedStub) -> None:
+        self._shared = shared
+        self._asked_at: float | None = None
+        """When the target was interrupted, None if that is not needed."""
+        self._is_overtaken = False
+        """Whether the target has stopped for something else since then."""
+        self._has_complained = False
+
+    def set_up(self, stub: Stub) -> None:
+        """Find what stands behind the stub, and insert the probepoints of all members in it."""
+        shared, members = self._shared, self._shared.members
+        self._inferior = members[0].find(stub, shared.connection.tell, shared.warn)
+        shared.connection.target = self._inferior.target
+        for each in members:
+            each.take_over(self._inferior)
+        for each in members:
+            self._begin(each)
+
+    def begin(self, member: StubMember) -> None:
+        """Insert the probepoints of another member, while the target stands still."""
+        member.take_over(self._inferior)
+        self._begin(member)
+
+    def _begin(self, member: StubMember) -> None:
+        member.begin()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Have breakpoints where members need them after one of these has placed its own."""
+        self.remove_unneeded()
+        target = self._inferior.target
+        for address in sorted(self._shared.needed - target.inserted):  # which others had where a module was
+            target.insert(address)
+
+    def remove_unneeded(self) -> None:
+        """Take the breakpoints out that nobody needs any more."""
+        shared, target = self._shared, self._inferior.target
+        for address in sorted(target.inserted - shared.needed):
+            target.remove(address)
+        self._inferior.stepper.sees_accesses = any(each.watches for each in shared.members)
+
+    # Stops
+
+    def turn(self) -> bool:
+        """Wait for the target to stop, for a short time, and see to that; return whether it did."""
+        shared = self._shared
+        try:
+            self._ask_to_stop()
+            reply = self._inferior.target.await_stop(shared.patience())
+            is_over = isinstance(reply, Exited | NoThreads) or (reply is not None and self._on_stop(reply))
+        except ConnectionLostError as error:
+            reply, is_over = None, not self._has_returned(error)
+        if reply is not None:
+            self._is_overtaken = True
+            if shared.members[0].is_machine and any(each.due < math.inf for each in shared.members):
+                self.forget_request()  # QEMU forgets an interrupt that comes when the machine has just stopped
+        if isinstance(reply, Exited):
+            shared.status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
+        shared.is_over |= is_over
+        return reply is not None
+
+    def _has_returned(self, error: ConnectionLostError) -> bool:
+        """Return whether a stub whose connection was lost could be reached again; then the run goes on."""
+        shared = self._shared
+        stub = None if shared.is_stopping else shared.connection.reopen()
+        if stub is None:
+            self._inferior.target.is_over = True
+            for each in shared.members:
+                each.events.warn(f"{error.message}: the run ends")
+            return False
+        for each in shared.members:
+            each.events.warn(f"{error.message}, and was reached again: hits meanwhile are missed")
+            each.forget_calls()
+        self.set_up(stub)
+        shared.resume()
+        return True
+
+    def _ask_to_stop(self) -> None:
+        """Interrupt the target if it has to stop, once."""
+        now = time.monotonic()
+        if not self._shared.is_wanted:
+            self._asked_at = None
+        elif self._asked_at is None:
+            self._asked_at, self._is_overtaken = now, False
+            self._inferior.target.interrupt()
+        elif self._is_overtaken and now > self._asked_at + _UNDER_WAY:
+            # The interrupt came when the target had just stopped: it is lost, else it would have come by now.
+            self._is_overtaken = False
+            self._inferior.target.interrupt()
+        elif now > self._asked_at + _PATIENCE and not self._has_complained:
+            self._has_complained = True
+            self._shared.warn(
+                "the target does not stop when it is interrupted: it is waited for until it comes to a probepoint"
+            )
+
+    def forget_request(self) -> None:
+        """Take notice that the target has stopped: whoever wants it to stop again has to ask again."""
+        self._asked_at = None
+
+    def _on_stop(self, reply: StopReply) -> bool:
+        """See to a stop, and let the target go on; return whether the run is over instead."""
+        assert isinstance(reply, Stopped)
+        target, stepper = self._inferior.target, self._inferior.stepper
+        with self._shared.lock:
+            if reply.reason in _CHANGES:
+                self._on_change(reply)
+                self._shared.resume()
+                return False
+            thread = reply.thread or target.stub.current_thread()
+            registers = target.registers(thread)
+            if reply.address is not None:
+                self._on_access(reply, thread, registers)
+                return self._after_step(reply, thread)
+            at = stepper.breakpoint_of(reply, registers, self._shared.needed)
+            is_ours = target.has_answered(reply)
+            if at is None:
+                return self._on_signal(reply, thread, is_ours=is_ours)
+            return self._on_hit(at, thread, registers)
+
+    def _on_signal(self, reply: Stopped, thread: ThreadId | None, *, is_ours: bool) -> bool:
+        """Do what waits for a stop, and let the target go on, with its signal if that is not ours."""
+        self._take_samples()
+        if self._shared.is_left:
+            return True
+        self._carry_out_wishes()
+        if self._may_end():
+            return True
+        self._shared.resume(0 if is_ours or reply.signal == _TRAP else reply.signal, thread)
+        return False
+
+    def _on_hit(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
+        """Run what is to be run at a breakpoint, and let the target go on; return whether the run is over instead."""
+        if self._goes_on_before(at, thread, registers):
+            return False
+        shared = self._shared
+        for each in shared.members:
+            each.select(thread, registers)
+        for each in shared.members:
+            if at in each.own_places:
+                each.place_probes()
+                self._settle()
+        for each in shared.members:
+            self._see_returns(each, at, thread, registers)
+            if shared.is_left:
+                return True
+            each.see_entry(at, thread, registers)
+        owners = [owner for each in shared.members for owner in each.placed.at.get(at, ())]
+        outcome = self._inferior.runner.run(owners) if owners else ()
+        leader = shared.members[0]
+        if self._hand_over(leader, outcome, at, registers):
+            return True  # before the instruction
+        uncounted = self._leave_core(leader, outcome, at, registers)
+        return self._leave_breakpoint(at, thread, registers, outcome, uncounted)
+
+    def _leave_breakpoint(
+        self,
+        at: int,
+        thread: ThreadId | None,
+        registers: Registers,
+        outcome: Sequence[Handled[StubProgram]],
+        uncounted: Sequence[Handled[StubProgram]],
+    ) -> bool:
+        """Have the instruction under a breakpoint executed, or its function left, and let the target go on."""
+        target, stepper = self._inferior.target, self._inferior.stepper
+        if (skip := skipping(outcome)) is not None and skip.outcome is not None:
+            reply: StopReply = stepper.leave_function(skip.outcome.value, thread, registers)
+        elif stepper.carries_out(at, self._raw(at), registers):
+            if not (self._shared.is_wanted or is_last(outcome)):
+                target.resume_with(thread, registers, stepper.processor.pc)
+                self._count(uncounted)
+                return False
+            target.write_back(thread, registers)
+            reply = Stopped(_TRAP, thread, {})
+        else:
+            reply = stepper.step_over(at, self._raw(at), thread, registers, self._shared.needed)
+        self._count(uncounted, has_faulted=isinstance(reply, Stopped) and reply.signal in _FAULTS)
+        if isinstance(reply, Stopped) and reply.address is not None:
+            self._on_access(reply, thread, target.registers(thread))
+        self._carry_out_wishes()
+        return self._after_step(reply, thread)
+
+    def _raw(self, at: int) -> bytes | None:
+        """Return the instruction under a breakpoint, as whoever has a probepoint there knows it."""
+        return next((raw for each in self._shared.members if (raw := each.placed.raw.get(at)) is not None), None)
+
+    def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
+        """
+        Let the target go on before handlers run that need but the registers; return whether that was done.
+
+        QEMU then translates the code anew, as it does after each stop, while they run.
+        """
+        (member, *others), stepper = self._shared.members, self._inferior.stepper
+        is_ours = member.awaits_return_at(at) or at in member.own_places
+        if not stepper.runs_ahead or at not in member.placed.detached or is_ours or self._shared.is_wanted or others:
+            return False
+        before = registers.copy()
+        if not stepper.carries_out(at, self._raw(at), registers):
+            return False
+        self._inferior.target.resume_with(thread, registers, stepper.processor.pc)
+        member.select(thread, before)
+        self._count(self._inferior.runner.run(member.placed.at[at]))
+        return True
+
+    def _on_change(self, reply: Stopped) -> None:
+        """Take notice of a process that was forked, which is not in scope, or of another program in this one."""
+        target, members = self._inferior.target, self._shared.members
+        match reply.reason:
+            case "fork" | "vfork":
+                target.leave_fork(ThreadId.parse(reply.data), shares_memory=reply.reason == "vfork")
+            case "vforkdone":
+                target.end_sharing()
+            case "exec":
+                target.begin_anew()
+                for each in members:
+                    each.leave_places()
+                for each in members:
+                    self._begin(each)
+
+    def _see_returns(self, member: StubMember, at: int, thread: ThreadId | None, registers: Registers) -> None:
+        """Run the handlers of returns to an address."""
+        context = self._inferior.context
+        for call in member.returned_calls(at, thread, registers):
+            context.entry = call.entry
+            handled = self._inferior.runner.run([(call.probe, member.placed.points[call.probe])])
+            context.entry = None
+            if self._hand_over(member, handled, at, registers):
+                return
+            self._count(self._leave_core(member, handled, at, registers))
+
+    def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
+        """Run the handlers of those who watch the memory that was accessed."""
+        assert reply.address is not None
+        members, target = self._shared.members, self._inferior.target
+        for each in members:
+            each.select(thread, registers)
+        owners = [owner for each in members for owner in each.concerned(reply.address, reply.reason)]
+        outcome = self._inferior.runner.run(owners)
+        pc = registers[self._inferior.stepper.processor.pc]
+        if not self._hand_over(members[0], outcome, pc, registers):
+            uncounted = self._leave_core(members[0], outcome, pc, registers)
+            target.write_back(thread, registers)
+            self._count(uncounted)
+
+    def _take_samples(self) -> None:
+        """Run the handlers of samplers that are due."""
+        pc = self._inferior.stepper.processor.pc
+        for each in self._shared.members:
+            for thread, registers, owners in each.samples():
+                outcome = self._inferior.runner.run(owners)
+                if self._hand_over(each, outcome, registers[pc], registers):
+                    return
+                self._inferior.target.write_back(thread, registers)
+                self._count(outcome)
+
+    def _hand_over(
+        self, member: StubMember, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers
+    ) -> bool:
+        """Leave the target as it stands if handlers want that; return whether the run is over by that."""
+        if not member.is_handed_over(handled):
+            return False
+        where = next((each.probe.program.place_of(each.probe) for each in handled), "")
+        self._count(handled)
+        self._inferior.target.write_back(self._inferior.context.thread, registers)
+        self._shared.relay = member.hand_over(at, where, registers)
+        self._shared.is_left = True
+        return True
+
+    def _leave_core(
+        self, member: StubMember, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers
+    ) -> Sequence[Handled[StubProgram]]:
+        """Write the core of a process if a handler wants that; return the hits that are still to be counted."""
+        if member.is_machine or not any(each.outcome and each.outcome.exit_code == CORE_DUMP for each in handled):
+            return handled
+        self._count(handled)
+        self._inferior.target.write_back(self._inferior.context.thread, registers)
+        member.write_core(at, registers)
+        return ()
+
+    def _count(self, handled: Sequence[Handled[StubProgram]], *, has_faulted: bool = False) -> None:
+        """Count hits, each for its program, and take out what has become inactive by that."""
+        members = self._shared.members
+        if len(members) == 1:
+            has_gone = members[0].count(handled, has_faulted=has_faulted)
+        else:
+            has_gone = False
+            for member in members:
+                own = [each for each in handled if each.probe.program is member.program]
+                has_gone |= member.count(own, has_faulted=has_faulted)
+        if has_gone:
+            self.remove_unneeded()
+
+    def _carry_out_wishes(self) -> None:
+        """Remove what is to be removed, and those programs whose end was asked for while others stay."""
+        members = self._shared.members
+        if any([each.carry_out_removals() for each in members]):  # noqa: C419 - of all
+            self.remove_unneeded()
+        for each in [each for each in members if each.is_stopping]:
+            if len(members) > 1:
+                self._shared.withdraw(each)
+
+    def _may_end(self) -> bool:
+        """
+        Return whether the run can end here: nothing of ours is still to reach the target.
+
+        An interrupt that came when the target had just stopped is lost, or raises its signal as soon as that goes on.
+        """
+        if not self._shared.is_stopping:
+            return False
+        target, asked = self._inferior.target, self._asked_at
+        is_under_way = target.interrupts > 0 and target.stub.raises_signals
+        return not is_under_way or asked is None or time.monotonic() > asked + _UNDER_WAY
+
+    def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:
+        """Let the target go on after a hit, a process with its signal; return whether the run is over instead."""
+        if not isinstance(reply, Stopped) or self._shared.is_left or self._may_end():
+            return True
+        is_ours = self._shared.members[0].is_machine or reply.signal in (_TRAP, _INTERRUPT)
+        self._shared.resume(0 if is_ours else reply.signal, reply.thread or thread)
+        return False

@@ -319,7 +319,7 @@ class StubProcess:
         if reply is not None and not isinstance(reply, Stopped):
             self._target.is_over = True
         else:
-            self._target.remove(entry, len(self._processor.breakpoint))
+            self._target.remove(entry)
         if not isinstance(reply, Stopped):
             raise EngineError(f"the program behind the stub {self._endpoint} has not come to its entry {entry:#x}")
         registers = self._target.registers(reply.thread or thread)
@@ -329,7 +329,7 @@ class StubProcess:
 
     def insert(self, address: int) -> None:
         """Insert a breakpoint of the engine's own; raise ``EngineError`` if that cannot be done."""
-        if not self._target.insert(address, len(self._processor.breakpoint), self._processor.breakpoint):
+        if not self._target.insert(address):
             raise EngineError(f"the stub {self._endpoint} inserts no breakpoint at {address:#x}")
 
     def headers(self) -> tuple[int, ...]:

@@ -223,6 +223,9 @@ class StubProgram:
         self.keyed_tables = tables
         self.symbols = dict(resolved.symbols)
         self.bias = 0
+        self.removals: list[int] = []
+        """The probepoints whose removal was asked for."""
+        self._places = [each.where for each in resolved.probepoints]
         self.tallies = [_Tally() for _ in resolved.probepoints]
         self.probes = [self._probe(number, probe, job) for number, probe in enumerate(resolved.probepoints)]
 
@@ -235,6 +238,10 @@ class StubProgram:
             isinstance(definition.location, MANY_PLACES),
         )
         return StubProbe(self, number, probe.number, limits, (0, 0), self.tallies[number])
+
+    def place_of(self, probe: StubProbe) -> str:
+        """Return the place of a probepoint, for people."""
+        return self._places[probe.number]
 
     def variables_of(self, tid: int) -> MutableSequence[int]:
         """Return the variables of a thread."""
@@ -249,8 +256,8 @@ class StubProgram:
         zeros = [0] * len(self.cpu_variables)
         return [list(self._of_cpus.get(cpu, zeros)) for cpu in range(max(count, *self._of_cpus, 0))]
 
-    def reset_variables_of_cpus(self, first: int, last: int | None) -> None:
-        """Set variables of all CPUs to zero."""
-        for cells in self._of_cpus.values():
+    def reset_variables(self, first: int, last: int | None) -> None:
+        """Set local variables, and those of all CPUs, to zero."""
+        for cells in (self.local_variables, self.cpu_variables, *self._of_cpus.values()):
             count = len(cells[first : None if last is None else last + 1])
             cells[first : first + count] = [0] * count

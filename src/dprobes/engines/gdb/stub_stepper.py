@@ -210,24 +210,16 @@ _X86_LENGTH_MAX = 15
 
 
 class Stepper:
-    """
-    Have instructions of a target executed that are under breakpoints; ``names`` are its registers by our index.
+    """Have instructions of a target executed that are under breakpoints; ``names`` are its registers by our index."""
 
-    ``is_exact`` is whether a step always executes an instruction.
-    """
+    runs_ahead = True
+    """Whether the target may go on while handlers run that need but the registers."""
 
     def __init__(
-        self,
-        target: StubTarget,
-        processor: StubProcessor,
-        architecture: Architecture,
-        names: Mapping[int, str],
-        *,
-        is_exact: bool = True,
+        self, target: StubTarget, processor: StubProcessor, architecture: Architecture, names: Mapping[int, str]
     ) -> None:
         self._target = target
-        self._is_exact = is_exact
-        self._processor = processor
+        self.processor = processor
         self._architecture = architecture
         self._names = names
         self._steps_through: bool | None = None
@@ -240,8 +232,21 @@ class Stepper:
         elif architecture.name in MODES:
             self._emulator = EffectEmulator(target, architecture, names)
 
-    def carries_out(self, raw: bytes | None, registers: Registers) -> bool:
-        """Carry out an instruction here, where that can be done; return whether it was."""
+    def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
+        """Return the breakpoint that a thread has come to, None if that is not why it stopped; correct its pc."""
+        if reply.signal != _TRAP:
+            return None
+        pc = registers[self.processor.pc]
+        if pc in known:
+            return pc
+        before = pc - self.processor.moved
+        if before in known and reply.reason != "swbreak":
+            registers[self.processor.pc] = before
+            return before
+        return None
+
+    def carries_out(self, at: int, raw: bytes | None, registers: Registers) -> bool:  # noqa: ARG002 - for machines
+        """Carry out the instruction under a breakpoint here, where that can be done; return whether it was."""
         emulator = None if self.sees_accesses else self._emulator
         return raw is not None and emulator is not None and emulator.carry_out(raw, registers)
 
@@ -253,27 +258,26 @@ class Stepper:
 
         ``raw`` are its bytes if they are known.
         """
-        instruction, size = self._processor.breakpoint, len(self._processor.breakpoint)
         self._target.write_back(thread, registers)
         if self._target.stub.has_steps():
             if (through := self._step_through(at, raw, thread, registers, needed)) is not None:
                 return through
-            self._target.remove(at, size)
-            reply = self._target.step(thread, at, self._processor.pc, is_exact=self._is_exact)
+            self._target.remove(at)
+            reply = self._target.step(thread, at, self.processor.pc, is_exact=True)
         else:
             places = self._places_after(at, raw, registers) - self._target.inserted
-            self._target.remove(at, size)
-            reply = self._target.run_to(places, thread, instruction)
+            self._target.remove(at)
+            reply = self._target.run_to(places, thread)
             self._correct_pc(reply, places)
         if isinstance(reply, Stopped) and at in needed:
-            self._target.insert_again(at, size, instruction)
+            self._target.insert_again(at)
         return reply
 
     def return_place(self, registers: Registers) -> tuple[int | None, int]:
         """Return where a function that has just begun returns, if that can be read, and the stack pointer then."""
-        frame, size = registers[self._processor.sp], self._architecture.word_size
-        if self._processor.link:
-            return registers[self._processor.link], frame
+        frame, size = registers[self.processor.sp], self._architecture.word_size
+        if self.processor.link:
+            return registers[self.processor.link], frame
         return self._target.word(frame, size), frame + size
 
     def leave_function(self, value: int, thread: ThreadId | None, registers: Registers) -> StopReply:
@@ -281,9 +285,9 @@ class Stepper:
         address, top = self.return_place(registers)
         result = self._architecture.register("retval")
         if address is None or result is None:
-            raise EngineError(f"the return address at {registers[self._processor.sp]:#x} cannot be read for 'skip'")
+            raise EngineError(f"the return address at {registers[self.processor.sp]:#x} cannot be read for 'skip'")
         registers[self._names[result.index]] = value
-        registers[self._processor.pc], registers[self._processor.sp] = address, top
+        registers[self.processor.pc], registers[self.processor.sp] = address, top
         self._target.write_back(thread, registers)
         return Stopped(_TRAP, thread, {})
 
@@ -299,19 +303,19 @@ class Stepper:
         if self._steps_through is False or at not in needed or not self._target.stub.knows_breakpoints:
             return None
         is_known = self._steps_through is not None
-        if not is_known and (not self._is_exact or at in self._places_after(at, raw, registers)):
+        if not is_known and at in self._places_after(at, raw, registers):
             return None
-        reply = self._target.step(thread, at, self._processor.pc, is_exact=True)
+        reply = self._target.step(thread, at, self.processor.pc, is_exact=True)
         if not is_known:
             is_at_it = isinstance(reply, Stopped) and reply.signal == _TRAP
-            self._steps_through = not is_at_it or self._target.registers(thread)[self._processor.pc] != at
+            self._steps_through = not is_at_it or self._target.registers(thread)[self.processor.pc] != at
         return reply if self._steps_through else None
 
     def _correct_pc(self, reply: StopReply, places: Container[int]) -> None:
         """Let a thread that has run into one of our breakpoints be at the instruction there."""
-        if isinstance(reply, Stopped) and self._processor.moved and reply.reason != "swbreak":
-            registers, name = self._target.registers(reply.thread), self._processor.pc
-            before = registers[name] - self._processor.moved
+        if isinstance(reply, Stopped) and self.processor.moved and reply.reason != "swbreak":
+            registers, name = self._target.registers(reply.thread), self.processor.pc
+            before = registers[name] - self.processor.moved
             if registers[name] not in places and before in places:
                 registers[name] = before
                 self._target.write_back(reply.thread, registers)

@@ -44,27 +44,29 @@ def _is_for_interrupt(reply: StopReply) -> bool:
 
 class StubTarget:
     """
-    The target that a ``stub`` stands for; ``order`` is that of its bytes.
+    The target that a ``stub`` stands for.
 
-    ``tell`` gets lines of what is done to it, for ``restorer``.
+    ``breakpoint_`` is the instruction of its processor for that, ``default`` what holds where the stub describes no
+    registers. ``tell`` gets lines of what is done to the target, for ``stub_restorer``.
     """
 
     def __init__(
         self,
         stub: Stub,
-        order: Literal["little", "big"],
+        byte_order: Literal["little", "big"],
         default: TargetDescription,
+        breakpoint_: bytes,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.stub = stub
         self.tell: Callable[[str], None] = (lambda _: None) if tell is None else tell
-        self._order = order
+        self.byte_order = byte_order
         described = parse_description(lambda name: stub.read_object("features", name))
         self.description = default if described is None or not described.registers else described
         self._blocks: dict[int, bytes] = {}
         self._originals: dict[int, bytes] = {}
         """The bytes under breakpoints that are written into memory, as the stub knows none."""
-        self._breakpoint = b""
+        self._breakpoint = breakpoint_
         self.inserted: set[int] = set()
         self._watched: Counter[tuple[int, int, BreakpointKind]] = Counter()
         """The memory that is watched, with how many want that."""
@@ -82,11 +84,6 @@ class StubTarget:
         self.interrupts = 0
         """How many interrupts have not stopped the target yet."""
 
-    @property
-    def byte_order(self) -> Literal["little", "big"]:
-        """The order of bytes in its words."""
-        return self._order
-
     def reason(self) -> StopReply:
         """Return why it stands still. The stub is asked once: QEMU's takes all breakpoints out when it is asked."""
         if self._last is None:
@@ -98,7 +95,9 @@ class StubTarget:
     def registers(self, thread: ThreadId | None) -> Registers:
         """Return the registers of a thread."""
         data = self.stub.read_registers(thread)
-        return Registers(self.description, data, self._order, lambda number: self.stub.read_register(thread, number))
+        return Registers(
+            self.description, data, self.byte_order, lambda number: self.stub.read_register(thread, number)
+        )
 
     def write_back(self, thread: ThreadId | None, registers: Registers) -> None:
         """Let a thread have the registers that were changed."""
@@ -147,7 +146,7 @@ class StubTarget:
     def word(self, address: int, size: int) -> int | None:
         """Return an unsigned number in memory, None if it cannot be read."""
         data = self.read(address, size)
-        return int.from_bytes(data, self._order) if len(data) == size else None
+        return int.from_bytes(data, self.byte_order) if len(data) == size else None
 
     def accesses_as_program(self, code: int) -> bool:
         """
@@ -167,14 +166,16 @@ class StubTarget:
 
     # Breakpoints
 
-    def insert(self, address: int, size: int, instruction: bytes) -> bool:
+    def insert(self, address: int) -> bool:
         """
         Insert a breakpoint at an instruction; return whether that could be done.
 
-        A stub that knows none gets the breakpoint ``instruction`` of its processor written into memory.
+        A stub that knows none gets the processor's instruction written into memory.
         """
         if address in self.inserted:
             return True
+        instruction = self._breakpoint
+        size = len(instruction)
         if self.stub.knows_breakpoints:
             self.tell(f"+ {address} {size}")
         answer = self.stub.insert(BreakpointKind.SOFTWARE, address, size)
@@ -191,8 +192,11 @@ class StubTarget:
         self.inserted.add(address)
         return True
 
-    def remove(self, address: int, size: int) -> None:
+    def remove(self, address: int) -> None:
         """Remove it if it is there; raise ``EngineError``, at once or later, if that cannot be done."""
+        self._remove(address, len(self._breakpoint))
+
+    def _remove(self, address: int, size: int) -> None:
         if address not in self.inserted:
             return
         self.inserted.discard(address)
@@ -204,7 +208,7 @@ class StubTarget:
         else:
             raise EngineError(f"the bytes at {address:#x} cannot be put back through the stub {self.stub.name}")
 
-    def forget(self, address: int, size: int) -> None:
+    def forget(self, address: int) -> None:
         """Remove it if it is there, and if its memory still is."""
         if address in self.inserted:
             self.inserted.discard(address)
@@ -212,14 +216,14 @@ class StubTarget:
                 self.stub.write(address, original)
                 self.tell(f"- {address}")
             else:
-                self.stub.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{size:x}")
+                self.stub.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{len(self._breakpoint):x}")
 
-    def insert_again(self, address: int, size: int, instruction: bytes) -> None:
+    def insert_again(self, address: int) -> None:
         """Insert a breakpoint that was there a moment ago."""
         if self.stub.knows_breakpoints:
-            self.stub.insert_again(BreakpointKind.SOFTWARE, address, size)
+            self.stub.insert_again(BreakpointKind.SOFTWARE, address, len(self._breakpoint))
             self.inserted.add(address)
-        elif not self.insert(address, size, instruction):
+        elif not self.insert(address):
             raise EngineError(f"the breakpoint at {address:#x} cannot be put back through the stub {self.stub.name}")
 
     def watch(self, kind: BreakpointKind, address: int, length: int) -> bool | None:
@@ -249,22 +253,22 @@ class StubTarget:
             self._watched[place] = 1
             self.unwatch(*place)
 
-    def leave_fork(self, child: ThreadId, size: int, *, shares_memory: bool) -> None:
+    def leave_fork(self, child: ThreadId, *, shares_memory: bool) -> None:
         """
         Let a process go that was forked, without breakpoints; where it ``shares_memory`` there are none meanwhile.
 
         A breakpoint that nobody sees to would end it.
         """
-        self.stub.leave_copy(child, sorted(self.inserted), size)
+        self.stub.leave_copy(child, sorted(self.inserted), len(self._breakpoint))
         if shares_memory:
             self._taken_out |= self.inserted
             self.inserted.clear()
 
-    def end_sharing(self, instruction: bytes) -> None:
+    def end_sharing(self) -> None:
         """Insert again what was taken out for a process that shared the memory."""
         shared, self._taken_out = self._taken_out, set()
         for address in sorted(shared):
-            self.insert(address, len(instruction), instruction)
+            self.insert(address)
 
     def begin_anew(self) -> None:
         """Take notice of another program in the place of the one there was: its memory is gone, and what was in it."""
@@ -320,16 +324,16 @@ class StubTarget:
                 break
         return reply
 
-    def run_to(self, places: Iterable[int], thread: ThreadId | None, instruction: bytes) -> StopReply:
+    def run_to(self, places: Iterable[int], thread: ThreadId | None) -> StopReply:
         """Let a thread run to one of some places, with breakpoints there for that long; return why it stops."""
-        inserted = [place for place in sorted(places) if self.insert(place, len(instruction), instruction)]
+        inserted = [place for place in sorted(places) if self.insert(place)]
         self._blocks.clear()
         self._set_running()
         self.stub.resume([("c", thread)])
         reply = self.await_stop(_STEP_PATIENCE) or self.stop()
         if isinstance(reply, Stopped):
             for place in inserted:
-                self.remove(place, len(instruction))
+                self.remove(place)
         return reply
 
     def await_stop(self, timeout: float) -> StopReply | None:
@@ -375,7 +379,7 @@ class StubTarget:
     def clear(self) -> None:
         """Take all breakpoints out, while the target stands still."""
         for address in sorted(self.inserted):
-            self.remove(address, 1)
+            self._remove(address, 1)
         self._watch_nothing()
 
     def let_go(self) -> None:

@@ -30,7 +30,7 @@ def watched_places(fake: FakeStub, told: list[str]) -> WatchedPlaces:
     assert processor is not None
     stub = Stub(fake.transport, 5)
     stub.start()
-    return WatchedPlaces(StubTarget(stub, "little", processor.default_description(), told.append))
+    return WatchedPlaces(StubTarget(stub, "little", processor.default_description(), processor.breakpoint, told.append))
 
 
 def memory(access: Access, address: int = 0x20, *, absolute: bool = False) -> WatchedMemory:

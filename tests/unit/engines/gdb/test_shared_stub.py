@@ -34,13 +34,18 @@ class FakeTarget:
 
 
 class FakeMember:
-    """A session that interrupts the target once for each request, as ``StubSession`` does."""
+    """A program that wants a stop now and then."""
 
     wants_stop = False
     due = math.inf
+
+
+class FakeDriver:
+    """What interrupts the target once for each request, as ``TargetDriver`` does."""
+
     has_asked = False
 
-    def __init__(self, shared: SharedStub[Any], target: FakeTarget) -> None:
+    def __init__(self, shared: SharedStub, target: FakeTarget) -> None:
         self._shared, self._target = shared, target
 
     def turn(self) -> bool:
@@ -64,13 +69,14 @@ class FakeConnection:
 
 
 @pytest.fixture
-def shared() -> SharedStub[Any]:
-    made: SharedStub[Any] = SharedStub(cast("Any", FakeConnection()))
-    made.members.append(FakeMember(made, cast("FakeTarget", made.target)))
+def shared() -> SharedStub:
+    made: SharedStub = SharedStub(cast("Any", FakeConnection()))
+    made.members.append(cast("Any", FakeMember()))
+    made.driver = cast("Any", FakeDriver(made, cast("FakeTarget", made.target)))
     return made
 
 
-def test_each_request_interrupts_the_target(shared: SharedStub[Any]) -> None:
+def test_each_request_interrupts_the_target(shared: SharedStub) -> None:
     """Also if nobody has looked between two of them."""
     target = cast("FakeTarget", shared.target)
     for number in (1, 2, 3):
@@ -80,7 +86,7 @@ def test_each_request_interrupts_the_target(shared: SharedStub[Any]) -> None:
         assert target.interrupts == number
 
 
-def test_the_target_goes_on_when_the_last_one_lets_it(shared: SharedStub[Any]) -> None:
+def test_the_target_goes_on_when_the_last_one_lets_it(shared: SharedStub) -> None:
     target = cast("FakeTarget", shared.target)
     with shared.standing_still():
         with shared.standing_still():
@@ -89,7 +95,7 @@ def test_the_target_goes_on_when_the_last_one_lets_it(shared: SharedStub[Any]) -
     assert target.is_running
 
 
-def test_requests_of_many_threads_are_counted(shared: SharedStub[Any]) -> None:
+def test_requests_of_many_threads_are_counted(shared: SharedStub) -> None:
     def hold() -> None:
         for _ in range(200):
             with shared.standing_still():
@@ -104,7 +110,7 @@ def test_requests_of_many_threads_are_counted(shared: SharedStub[Any]) -> None:
     assert shared.target.is_running
 
 
-def test_a_target_that_has_ended_cannot_stand_still(shared: SharedStub[Any]) -> None:
+def test_a_target_that_has_ended_cannot_stand_still(shared: SharedStub) -> None:
     shared.is_over = True
     shared.target.stub = cast("Any", type("Stub", (), {"name": "tcp:1"}))
     with (
@@ -114,8 +120,8 @@ def test_a_target_that_has_ended_cannot_stand_still(shared: SharedStub[Any]) -> 
         pass
 
 
-def test_a_stop_is_awaited_until_a_member_wants_one(shared: SharedStub[Any]) -> None:
-    (member,) = shared.members
+def test_a_stop_is_awaited_until_a_member_wants_one(shared: SharedStub) -> None:
+    member = cast("Any", shared.members[0])
     member.due = time.monotonic() + 3600
     assert shared.patience() == pytest.approx(0.1)
     member.due = time.monotonic() - 1

@@ -159,7 +159,7 @@ def test_what_is_too_long_is_sent_as_always() -> None:
         stub = started(emulator)
         processor = processor_of(architecture("aarch64"))
         assert processor is not None
-        target = StubTarget(stub, "little", processor.default_description())
+        target = StubTarget(stub, "little", processor.default_description(), processor.breakpoint)
         registers = target.registers(THREAD)
         for name in ("x0", "x1", "x2", "x3", "pc"):
             registers[name] = 1

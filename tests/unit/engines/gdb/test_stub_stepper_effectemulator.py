@@ -63,7 +63,7 @@ def emulator_of(process: Process) -> Iterator[tuple[EffectEmulator, Registers]]:
         fake.transport.peer = "qemu-aarch64"
         stub = Stub(fake.transport, 5)
         stub.start()
-        target = StubTarget(stub, "little", processor.default_description())
+        target = StubTarget(stub, "little", processor.default_description(), processor.breakpoint)
         registers = target.registers(None)
         registers["pc"], registers["sp"], registers["x2"] = CODE, STACK + 0x100, DATA
         registers["x29"], registers["x30"] = 0x1122, 0x3344

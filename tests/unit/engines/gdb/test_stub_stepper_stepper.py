@@ -80,7 +80,7 @@ def stepper_of(machine: Machine) -> Iterator[tuple[Stepper, StubTarget]]:
     with FakeStub(machine.answer) as fake:
         stub = Stub(fake.transport, 5)
         stub.start()
-        target = StubTarget(stub, "big", processor.default_description())
+        target = StubTarget(stub, "big", processor.default_description(), processor.breakpoint)
         yield Stepper(target, processor, arch, registers_of(arch, processor, target.description)), target
 
 
@@ -90,7 +90,7 @@ THREAD = ThreadId(0, 1)
 def step(machine: Machine, raw: bytes | None = None) -> set[int]:
     """Step over the breakpoint at the first instruction, which stays; return where breakpoints are then."""
     with stepper_of(machine) as (stepper, target):
-        target.insert(BASE, 4, b"trap")
+        target.insert(BASE)
         reply = stepper.step_over(BASE, raw, THREAD, target.registers(THREAD), {BASE})
         assert reply == Stopped(5, THREAD, {})
         target.stub.ask("?")
@@ -109,7 +109,7 @@ def test_a_step_from_a_breakpoint_that_is_taken_out() -> None:
     machine.sticks = True
     with stepper_of(machine) as (stepper, target):
         for _ in range(3):
-            target.insert(BASE, 4, b"trap")
+            target.insert(BASE)
             stepper.step_over(BASE, None, THREAD, target.registers(THREAD), {BASE})
             target.stub.ask("?")
             machine.set_register(PC, BASE)

@@ -87,7 +87,7 @@ def target_of(machine: Machine) -> Iterator[tuple[StubTarget, FakeStub]]:
     with FakeStub(machine.answer) as fake:
         stub = Stub(fake.transport, 5)
         stub.start()
-        yield StubTarget(stub, "little", processor.default_description()), fake
+        yield StubTarget(stub, "little", processor.default_description(), processor.breakpoint), fake
 
 
 def test_registers_by_name() -> None:
@@ -127,22 +127,22 @@ def test_memory_is_read_in_blocks_and_once() -> None:
 def test_breakpoints(knows_breakpoints: bool) -> None:
     machine = Machine(knows_breakpoints=knows_breakpoints)
     with target_of(machine) as (target, _):
-        assert target.insert(BASE + 70, 1, b"\xcc")
-        assert target.insert(BASE + 70, 1, b"\xcc")
+        assert target.insert(BASE + 70)
+        assert target.insert(BASE + 70)
         assert (machine.breakpoints == {BASE + 70}) == knows_breakpoints
         assert (machine.memory[70] == 0xCC) != knows_breakpoints
         assert target.read(BASE + 64, 10) == bytes(range(64, 74))
-        target.remove(BASE + 70, 1)
-        target.remove(BASE + 70, 1)
+        target.remove(BASE + 70)
+        target.remove(BASE + 70)
         target.stub.ask("?")
         assert not machine.breakpoints
         assert machine.memory[70] == 70
-        target.insert_again(BASE + 70, 1, b"\xcc")
+        target.insert_again(BASE + 70)
         target.stub.ask("?")
         assert BASE + 70 in target.inserted
-        target.forget(BASE + 70, 1)
+        target.forget(BASE + 70)
         assert not target.inserted
-        assert target.insert(BASE + 80, 1, b"\xcc")
+        assert target.insert(BASE + 80)
         target.let_go()
         assert not machine.breakpoints
         assert machine.memory[80] == 80
@@ -150,7 +150,7 @@ def test_breakpoints(knows_breakpoints: bool) -> None:
 
 def test_nothing_is_written_where_nothing_is() -> None:
     with target_of(Machine(knows_breakpoints=False)) as (target, _):
-        assert not target.insert(0x10, 1, b"\xcc")
+        assert not target.insert(0x10)
         assert not target.inserted
 
 

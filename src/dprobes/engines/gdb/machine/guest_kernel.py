@@ -507,7 +507,7 @@ def _visited(endpoint: str) -> Iterator[MachineTarget]:
 def _target_of(stub: Stub) -> MachineTarget:
     processor = processor_of(architecture(_PROCESSOR))
     assert processor is not None
-    target = MachineTarget(stub, "little", processor.default_description())
+    target = MachineTarget(stub, "little", processor.default_description(), processor.breakpoint)
     reply = stub.reason()
     thread = (reply.thread if isinstance(reply, Stopped) else None) or stub.current_thread()
     target.process = 0 if thread is None else thread.process

@@ -164,11 +164,12 @@ class MachineTarget(StubTarget):
     def __init__(
         self,
         stub: Stub,
-        order: Literal["little", "big"],
+        byte_order: Literal["little", "big"],
         default: TargetDescription,
+        breakpoint_: bytes,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(stub, order, default, tell)
+        super().__init__(stub, byte_order, default, breakpoint_, tell)
         self._has_physical = stub.is_machine
         self._is_physical = False
         self._paged: tuple[int, Paging] | None = None
@@ -321,7 +322,7 @@ class MachineTarget(StubTarget):
         self._set_back()
         self._watch_nothing()
         for address in sorted(self.inserted):
-            self.remove(address, 1)
+            self._remove(address, 1)
         self.stub.flush()
         self.tell("end")
         self.is_over = True

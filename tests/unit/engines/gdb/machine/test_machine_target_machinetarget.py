@@ -92,7 +92,7 @@ def target() -> Iterator[tuple[MachineTarget, Machine, FakeStub]]:
     with FakeStub(machine.answer) as fake:
         stub = Stub(fake.transport)
         stub.start()
-        yield MachineTarget(stub, "little", DESCRIPTION), machine, fake
+        yield MachineTarget(stub, "little", DESCRIPTION, b"\xcc"), machine, fake
 
 
 def test_addresses_are_the_processors_unless_physical_ones_are_asked_for() -> None:

@@ -6,7 +6,7 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
-from dprobes.engines.gdb.machine.machine_session import SampleClocks
+from dprobes.engines.gdb.machine.probed_machine import SampleClocks
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import ProbeKind
 
