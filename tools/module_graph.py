@@ -32,7 +32,6 @@ EXCUSED: dict[str, str] = {
     "dprobes.cli.external_cpp": "Only --cpp imports it.",
     "dprobes.dwarf.inlined_names": "A table for outputs; the rest of the debug information is imported late.",
     "dprobes.engines.ebpf.inkernel.kprobe_guard": "A process of its own.",
-    "dprobes.engines.ebpf.read.stop_guard": "A process of its own.",
     "dprobes.engines.ebpf.read.stopped_processes": "A concept with tests of its own; the session has 500 lines.",
     "dprobes.platform.linux.map_query": "One file for each kernel interface: ioctl(PROCMAP_QUERY).",
     "dprobes.engines.packed_entries": "Imported when there are records, with the codec of packed ones.",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.attach.code_conflicts import PATCHED, Conflict, Conflicts, Place, _Memory, find_conflicts
-from dprobes.engines.ebpf.attach.code_mappers import Mappers, find_mappers
+from dprobes.engines.ebpf.attach.code_conflicts import PATCHED, Conflict, Place, _Memory, find_conflicts
+from dprobes.engines.ebpf.attach.code_mappers import find_mappers
 from dprobes.target.code.machine_code import decode_at
 from dprobes.target.probed_module import Module
 from dprobes.target.process_maps import run_time_address
@@ -42,7 +42,7 @@ def places(module: Module) -> list[Place]:
 
 
 def conflicts(module: Module) -> tuple[Conflict, ...]:
-    return find_conflicts(str(module.path), places(module)).found
+    return tuple(find_conflicts(str(module.path), places(module)))
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Target:
         return self.process.pid
 
     def address_of(self, name: str) -> int:
-        (mapper,) = find_mappers(self.module.path, [self.pid]).found
+        (mapper,) = find_mappers(self.module.path, [self.pid])
         address = run_time_address(mapper.mappings, offset_of(self.module, name))
         assert address is not None
         return address
@@ -144,7 +144,7 @@ def test_a_jump_that_ends_in_later_instructions_is_a_conflict_at_those(module: M
     wanted = [Place(offset, code[offset : offset + 1], code[offset - 7 : offset]) for offset in behind]
     with running(module) as target:
         target.patch("first", jump)
-        found = find_conflicts(str(module.path), wanted).found
+        found = tuple(find_conflicts(str(module.path), wanted))
     covered = tuple(offset for offset in behind if offset < start + ends)
     assert found == ((Conflict(target.pid, covered, PATCHED),) if covered else ())
 
@@ -154,7 +154,7 @@ def test_a_breakpoint_before_it_is_no_conflict(module: Module) -> None:
     place = Place(start + 3, code[start + 3 : start + 4], code[start - 4 : start + 3])
     with running(module) as target:
         target.patch("first", b"\xcc")
-        assert find_conflicts(str(module.path), [place]).found == ()
+        assert find_conflicts(str(module.path), [place]) == []
 
 
 BEHIND = "name = patched\noffset = first+3\nminor = 2\nexit\n"
@@ -311,7 +311,7 @@ def test_a_call_that_leads_elsewhere_is_a_conflict(module: Module) -> None:
 def test_a_process_that_has_ended_is_passed_over(module: Module) -> None:
     with running(module) as target:
         pid = target.pid
-    assert find_conflicts(str(module.path), places(module), [pid]) == Conflicts()
+    assert find_conflicts(str(module.path), places(module), [pid]) == []
 
 
 def test_memory_that_goes_while_it_is_looked_at_is_no_conflict(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,8 +326,8 @@ def test_memory_that_goes_while_it_is_looked_at_is_no_conflict(module: Module, m
     monkeypatch.setattr(_Memory, "_page", lambda *_: b"")
     monkeypatch.setattr("dprobes.engines.ebpf.attach.code_conflicts.find_mappers", lambda *_: mappers)
     with running(module) as other:
-        stale = replace(mappers.found[0], pid=other.pid, thread=other.pid)
-        mappers = Mappers((stale,))
+        stale = replace(mappers[0], pid=other.pid, thread=other.pid)
+        mappers = [stale]
         assert conflicts(module) == ()
 
 
@@ -336,7 +336,7 @@ def test_a_process_that_executes_another_program_meanwhile_is_looked_at_anew(
 ) -> None:
     with running(module) as target:
         target.patch("second", b"\xe9\x00\x01\x00\x00")
-        answers = [find_mappers(module.path), Mappers()]
+        answers = [find_mappers(module.path), []]
         monkeypatch.setattr("dprobes.engines.ebpf.attach.code_conflicts.find_mappers", lambda *_: answers.pop(0))
         assert conflicts(module) == ()
         assert not answers
@@ -345,16 +345,16 @@ def test_a_process_that_executes_another_program_meanwhile_is_looked_at_anew(
 def test_a_process_whose_first_thread_has_ended_is_looked_at(build: Builder) -> None:
     module = Module.load(build("leaderless_reader.c"))
     with waiting(module.path) as process:
-        (mapper,) = find_mappers(module.path).found
+        (mapper,) = find_mappers(module.path)
         assert mapper.pid == process.pid
         assert mapper.thread != process.pid
         decoded = decode_at(module, offset_of(module, "main"))
-        assert find_conflicts(str(module.path), [Place(decoded.offset, decoded.raw)], [process.pid]) == Conflicts()
+        assert find_conflicts(str(module.path), [Place(decoded.offset, decoded.raw)], [process.pid]) == []
 
 
 def test_pages_that_were_never_touched_stay_out_of_memory(module: Module) -> None:
     with running(module) as target:
-        (mapper,) = find_mappers(module.path, [target.pid]).found
+        (mapper,) = find_mappers(module.path, [target.pid])
         before = present_pages(target.pid, mapper.mappings[0].start, mapper.mappings[0].end)
         assert conflicts(module) == ()
         after = present_pages(target.pid, mapper.mappings[0].start, mapper.mappings[0].end)

@@ -76,7 +76,7 @@ def test_the_library_of_a_container_is_a_file_of_its_own(build: Builder, tmp_pat
         assert theirs.identity == file_id(root / "lib/x86_64-linux-gnu" / LIBC)
         assert theirs.path.parts[:3] == ("/", "proc", str(pid))
         assert Module.load(theirs.path).address_of("malloc") > 0
-        assert [mapper.pid for mapper in find_mappers(theirs.path).found] == [pid]
+        assert [mapper.pid for mapper in find_mappers(theirs.path)] == [pid]
         # Of all processes it is found as well.
         assert theirs.identity in [file.identity for file in look(LIBC)]
 
@@ -195,7 +195,7 @@ def test_containers_of_one_image_share_a_file(build: Builder, tmp_path: Path) ->
 
 
 def code_at(pid: int, path: Path, offset: int) -> int:
-    (mapper,) = find_mappers(path, [pid]).found
+    (mapper,) = find_mappers(path, [pid])
     address = run_time_address(mapper.mappings, offset)
     assert address is not None
     with Path(f"/proc/{pid}/mem").open("rb") as memory:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dprobes.bpf.map_layouts import Entry, Status
-from dprobes.engines.ebpf.attach import fault_watch as signal_programs
-from dprobes.engines.ebpf.attach.fault_watch import watch_signals
+from dprobes.engines.ebpf.attach import process_programs as signal_programs
+from dprobes.engines.ebpf.attach.process_programs import watch_signals
 from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint, attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.bpf_objects import load
 from dprobes.engines.ebpf.kernel.kernel_features import Features

@@ -8,7 +8,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf import ebpf_engine as ebpf
-from dprobes.engines.ebpf.attach.code_mappers import Mapper, Mappers
+from dprobes.engines.ebpf.attach.code_mappers import Mapper
 from dprobes.engines.engine_choice import Selection
 from dprobes.engines.engine_interface import Job, Scope
 from dprobes.engines.engine_options import EngineOptions
@@ -34,8 +34,8 @@ def settled(
 ) -> tuple[str, str | None]:
     """Return the engine for all functions of the C library that begin with 'm', and why."""
 
-    def found(path: Path) -> Mappers:
-        return Mappers((Mapper(1, 1, (), ""),) * mappers)
+    def found(path: Path) -> list[Mapper]:
+        return [Mapper(1, 1, (), "")] * mappers
 
     monkeypatch.setattr("dprobes.engines.ebpf.attach.code_mappers.find_mappers", found)
     monkeypatch.setattr(ebpf, "MANY_PLACES", 20)

@@ -27,50 +27,52 @@ if TYPE_CHECKING:
 
 __all__ = ["examine", "examine_kernel"]
 
-# What the machine allows for programs about the kernel and its modules, found out by trying.
-
-
 _TYPES = Path("/sys/kernel/btf")
 _KERNEL = "vmlinux"
+_BTF = "use a kernel with CONFIG_DEBUG_INFO_BTF"
 
 
 def examine_kernel(features: Features, lockdown: str) -> list[Finding]:
-    """Return what was found; ``lockdown`` is a clause on it, empty where there is none."""
+    """Return what was found about the kernel and its modules; ``lockdown`` is a clause on it, empty without one."""
     kernel = RunningKernel()
-    return [
-        _kprobes(features, lockdown),
-        _kernel_feature(
-            features,
+    trampolines = (
+        "boot a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS that permits them"
+    )
+    rows = (
+        (
             Feature.KPROBE_MULTI,
             "probe thousands of functions of the kernel at once (kprobe_multi)",
             "Linux 5.18 or newer has it, with CONFIG_FPROBE; until then each function has a kprobe of its own",
+            "",
         ),
-        _kernel_feature(
-            features,
+        (
             Feature.READ_KERNEL,
             "read the kernel's memory in handlers",
             "boot with kernel lockdown 'none' or 'integrity'",
             lockdown,
         ),
-        _kernel_feature(
-            features,
+        (
             Feature.TRAMPOLINE,
             "probe functions of the kernel without kprobes (fentry, fexit)",
-            "boot a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS that permits them",
+            trampolines,
             lockdown,
         ),
-        _kernel_feature(
-            features,
+        (
             Feature.OVERRIDE_RETURN,
             "skip functions of the kernel that its source says may fail (bpf_override_return)",
             "boot a kernel with CONFIG_BPF_KPROBE_OVERRIDE",
+            "",
         ),
-        _kernel_feature(
-            features,
+        (
             Feature.MODIFY_RETURN,
             "skip functions of the kernel in which security modules decide (fmod_ret)",
-            "boot a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS that permits them",
+            trampolines,
+            "",
         ),
+    )
+    return [
+        _kprobes(features, lockdown),
+        *(_feature(features, *row) for row in rows),
         _symbols(kernel),
         _text(kernel),
         _blacklist(kernel),
@@ -84,15 +86,7 @@ def _kprobes(features: Features, lockdown: str) -> Finding:
     error = features.error(Feature.KPROBE)
     if error is not None and error.errno in (errno.EPERM, errno.EACCES):
         remedy = "boot without kernel lockdown (lockdown= and secure boot); tracepoints and samplers work"
-    return _kernel_feature(features, Feature.KPROBE, "probe instructions of the kernel (kprobes)", remedy, lockdown)
-
-
-def _kernel_feature(features: Features, feature: Feature, what: str, remedy: str, detail: str = "") -> Finding:
-    error = features.error(feature)
-    if error is None:
-        return Finding(what, works=True, detail=detail)
-    reason = reason_of_number(error.errno or 0)
-    return Finding(what, works=False, detail=f"{reason}; {detail}" if detail else reason, remedy=remedy)
+    return _feature(features, Feature.KPROBE, "probe instructions of the kernel (kprobes)", remedy, lockdown)
 
 
 def _symbols(kernel: RunningKernel) -> Finding:
@@ -137,10 +131,10 @@ def _types() -> Finding:
     try:
         names = sorted(path.name for path in _TYPES.iterdir())
     except OSError as error:
-        return Finding(what, works=False, detail=reason_of(error), remedy="use a kernel with CONFIG_DEBUG_INFO_BTF")
+        return Finding(what, works=False, detail=reason_of(error), remedy=_BTF)
     modules = len([name for name in names if name != _KERNEL])
     if _KERNEL not in names:
-        return Finding(what, works=False, detail=f"{_TYPES} is empty", remedy="use a kernel with CONFIG_DEBUG_INFO_BTF")
+        return Finding(what, works=False, detail=f"{_TYPES} is empty", remedy=_BTF)
     return Finding(what, works=True, detail=f"of the kernel and {modules} modules")
 
 
@@ -171,57 +165,48 @@ def examine() -> list[Finding]:
         typed = f"{_TREES}, and {typed}"
     else:
         found.append(Finding(_TREES, False, support.tree_problem, f"use {support.tree_remedy}, or --engine ptrace"))
-    return [
-        *found,
-        _feature(
-            features,
+    rows = (
+        (
             Feature.UPROBE_MULTI,
             "insert thousands of probepoints at once (uprobe_multi)",
             "Linux 6.6 or newer has it; until then up to 16 probepoints are inserted one by one",
         ),
-        _feature(
-            features,
+        (
             Feature.SLEEPABLE_UPROBE,
             "read memory that is not present (sleepable programs)",
             "Linux 6.0 or newer has it; until then such memory is a fault for handlers",
         ),
-        _feature(
-            features,
-            Feature.TYPED_TRACEPOINT,
-            typed,
-            "use a kernel with CONFIG_DEBUG_INFO_BTF",
-        ),
-        _feature(
-            features,
+        (Feature.TYPED_TRACEPOINT, typed, _BTF),
+        (
             Feature.PERF_EVENT,
             "watch memory and take samples of all processes (perf events)",
             "allow perf_event_open(2) in this container",
-            detail=f"kernel.perf_event_paranoid is {_sysctl('kernel/perf_event_paranoid')}",
+            f"kernel.perf_event_paranoid is {_sysctl('kernel/perf_event_paranoid')}",
         ),
-        _feature(
-            features,
+        (
             Feature.FIND_VMA,
             "take samples of one module, and tell whether memory can be written (bpf_find_vma)",
             "Linux 5.17 or newer has it",
         ),
-        _feature(
-            features, Feature.WRITE_USER, "change memory in kernel handlers", _writing_remedy(), detail=_lockdown()
+        (
+            Feature.WRITE_USER,
+            "change memory in kernel handlers",
+            "use --engine ptrace, or boot without kernel lockdown (lockdown= and secure boot)",
+            _lockdown(),
         ),
-        _feature(
-            features,
+        (
             Feature.WRITE_REGISTERS,
             "change registers in kernel handlers",
             "use --engine ptrace: this kernel lets uprobe programs only read them",
         ),
-        _feature(features, Feature.ANCESTOR_CGROUP, "probe the processes of a cgroup (--cgroup)", _OLD),
-        _feature(features, Feature.NAMESPACE_PID, "number processes as their containers do (--pid-namespace)", _OLD),
-        _map_memory(),
-        _cost(),
-        *examine_kernel(features, _lockdown()),
-    ]
+        (Feature.ANCESTOR_CGROUP, "probe the processes of a cgroup (--cgroup)", _OLD),
+        (Feature.NAMESPACE_PID, "number processes as their containers do (--pid-namespace)", _OLD),
+    )
+    found += [_feature(features, *row) for row in rows]
+    return [*found, _map_memory(), _cost(), *examine_kernel(features, _lockdown())]
 
 
-def _feature(features: Features, feature: Feature, what: str, remedy: str, *, detail: str = "") -> Finding:
+def _feature(features: Features, feature: Feature, what: str, remedy: str, detail: str = "") -> Finding:
     error = features.error(feature)
     if error is None:
         return Finding(what, works=True, detail=detail)
@@ -249,10 +234,6 @@ def _lockdown() -> str:
     return ""
 
 
-def _writing_remedy() -> str:
-    return "use --engine ptrace, or boot without kernel lockdown (lockdown= and secure boot)"
-
-
 def _map_memory() -> Finding:
     """Find out whether the kernel has room for what records wait in."""
     from dprobes.engines.ebpf.ebpf_options import RING_SIZE
@@ -268,8 +249,6 @@ def _map_memory() -> Finding:
         return Finding(what, works=False, detail=detail, remedy="raise ulimit -l, or use a smaller --ring-size")
     return Finding(what, works=True, detail=f"the limit of locked memory is {shown}")
 
-
-# What a probepoint costs a process
 
 # here: nop / mov $pause, %eax / syscall / jmp here
 _CODE = b"\x90\xb8\x22\0\0\0\x0f\x05\xeb\xf6"

@@ -179,7 +179,7 @@ def _cost(compiled: Compiled, scope: Scope) -> str | None:
         return None
     from dprobes.engines.ebpf.attach.code_mappers import find_mappers
 
-    mappers = len(find_mappers(compiled.resolved.module.path).found)
+    mappers = len(find_mappers(compiled.resolved.module.path))
     if count * mappers < MANY_BREAKPOINTS:
         return None
     return (

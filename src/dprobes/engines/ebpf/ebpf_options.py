@@ -1,4 +1,4 @@
-"""What an engine gives to each of its sessions."""
+"""What users say about the eBPF engine alone, and what an engine gives to each of its sessions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.kernel_features import Features
 
 __all__ = ["RING_SIZE", "EbpfOptions", "Settings"]
-
-# What users say about the eBPF engine alone.
-
 
 RING_SIZE = 16 << 20
 """Bytes of records that wait to be taken, if nothing else is said."""

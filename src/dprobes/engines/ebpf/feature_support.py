@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING
@@ -18,7 +19,6 @@ from dprobes.rpn.program_needs import ELAPSED, ENTRY
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
     from dprobes.rpn.rpn_program import Program
 
 __all__ = ["abilities_of", "kernel_support"]
@@ -26,6 +26,7 @@ __all__ = ["abilities_of", "kernel_support"]
 _NEEDED = (Feature.BPF, Feature.MMAPABLE_ARRAY, Feature.RING_BUFFER)
 _NO_TYPES = "this kernel shows no type information (BTF)", "a kernel with CONFIG_DEBUG_INFO_BTF"
 _NESTED = "processes have other numbers in this PID namespace than in the kernel", "the initial PID namespace"
+_ITERATOR = ("new", "next", "destroy")
 _LOOPS = (Feature.MAY_GOTO, Feature.ITERATORS, Feature.BPF_LOOP)
 
 
@@ -63,7 +64,7 @@ _WAYS = {
 
 
 class _Found:
-    """Hold the capabilities that this kernel has features for; few programs ask for any, so each is tried then."""
+    """The capabilities that this kernel has features for; few programs ask for any, so each is tried then."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
@@ -94,78 +95,56 @@ def _problem(feature: Feature, error: OSError) -> KernelSupport:
 
 def abilities_of(features: Features, program: Program) -> Abilities:
     """Return how the handlers of a program are to be written for this kernel, the best form of loops first."""
-    writes = any(i.row.writes for code in program.bodies() for i in code.instructions)
-    # Only of kernel programs: functions of others are skipped by other engines.
-    skips = space_of(program) is Space.KERNEL and any(
-        i.row.syntax == "skip" for code in program.bodies() for i in code.instructions
-    )
+    rows = [instruction.row for code in program.bodies() for instruction in code.instructions]
+    writes, in_kernel = any(row.writes for row in rows), space_of(program) is Space.KERNEL
+    verifies = any(row.operator == "vfyrw" for row in rows)
+    asks_for_entries = any(row.syntax in (ELAPSED, ENTRY) for row in rows)
+    copies_stacks = any(row.syntax.startswith("log ustack") for row in rows)
+    copies_stacks = copies_stacks or any(table.has_user_stack for table in program.tables)
     loops, iterator = LoopForm.CALLBACK, (0, 0, 0)
     if Feature.MAY_GOTO in features:
         loops = LoopForm.MAY_GOTO
     elif Feature.ITERATORS in features:
-        loops, iterator = LoopForm.ITERATOR, _iterator_ids(features.types)
+        new, following, end = (features.types.find(Kind.FUNC, f"bpf_iter_num_{what}") for what in _ITERATOR)
+        loops, iterator = LoopForm.ITERATOR, (new, following, end)
     return Abilities(
         loops=loops,
         sleepable=Feature.SLEEPABLE_UPROBE in features,
         writes_memory=writes and Feature.WRITE_USER in features,
         writes_registers=writes and Feature.WRITE_REGISTERS in features,
         iterator=iterator,
-        vma=_vma_layout(features) if _asks_for_mappings(program) else None,
+        vma=_vma_layout(features) if verifies else None,
         function_ip=Feature.FUNC_IP in features,
-        overrides_returns=skips,
-        nesting=_nesting_layout(features) if _asks_for_entries(program) else None,
-        stack=_stack_layout(features) if _asks_for_stacks(program) else None,
+        overrides_returns=in_kernel
+        and any(row.syntax == "skip" for row in rows),  # others are skipped by other engines
+        nesting=_nesting_layout(features) if asks_for_entries else None,
+        stack=_stack_layout(features) if copies_stacks else None,
         user=os.geteuid(),
-        paging=_paging_layout(features) if space_of(program) is not Space.KERNEL else None,
-    )
-
-
-def _asks_for_stacks(program: Program) -> bool:
-    """Return whether handlers copy stacks of programs."""
-    instructions = (i for code in program.bodies() for i in code.instructions)
-    return any(i.row.syntax.startswith("log ustack") for i in instructions) or any(
-        table.has_user_stack for table in program.tables
+        paging=None if in_kernel else _paging_layout(features),
     )
 
 
 def _stack_layout(features: Features) -> StackLayout | None:
-    if Feature.BTF not in features:
-        return None
-    types = features.types
-    try:
-        return StackLayout(
-            mm=types.member_offset("task_struct", "mm"),
-            base=types.member_offset("task_struct", "thread") + types.member_offset("thread_struct", "fsbase"),
-            bottom=types.member_offset("mm_struct", "start_stack"),
-        )
-    except TargetError:
-        return None
-
-
-def _asks_for_entries(program: Program) -> bool:
-    """Return whether handlers of returns want to know of the entry."""
-    return any(i.row.syntax in (ELAPSED, ENTRY) for code in program.bodies() for i in code.instructions)
+    at = features.types.member_offset
+    if Feature.BTF in features:
+        with contextlib.suppress(TargetError):
+            base = at("task_struct", "thread") + at("thread_struct", "fsbase")
+            return StackLayout(mm=at("task_struct", "mm"), base=base, bottom=at("mm_struct", "start_stack"))
+    return None
 
 
 def _nesting_layout(features: Features) -> NestingLayout | None:
-    if Feature.BTF not in features:
-        return None
-    types = features.types
-    try:
-        return NestingLayout(
-            mm=types.member_offset("task_struct", "mm"),
-            area=types.member_offset("mm_struct", "uprobes_state") + types.member_offset("uprobes_state", "xol_area"),
-            trampoline=types.member_offset("xol_area", "vaddr"),
-            task=types.member_offset("task_struct", "utask"),
-            depth=types.member_offset("uprobe_task", "depth"),
-        )
-    except TargetError:
-        return None
-
-
-def _asks_for_mappings(program: Program) -> bool:
-    """Return whether handlers have to find out what is mapped somewhere."""
-    return any(instruction.row.operator == "vfyrw" for code in program.bodies() for instruction in code.instructions)
+    at = features.types.member_offset
+    if Feature.BTF in features:
+        with contextlib.suppress(TargetError):
+            return NestingLayout(
+                mm=at("task_struct", "mm"),
+                area=at("mm_struct", "uprobes_state") + at("uprobes_state", "xol_area"),
+                trampoline=at("xol_area", "vaddr"),
+                task=at("task_struct", "utask"),
+                depth=at("uprobe_task", "depth"),
+            )
+    return None
 
 
 def _vma_layout(features: Features) -> VmaLayout | None:
@@ -182,8 +161,3 @@ def _paging_layout(features: Features) -> PagingLayout | None:
     from dprobes.engines.ebpf.kernel.task_structures import paging_layout
 
     return paging_layout(features)
-
-
-def _iterator_ids(types: KernelTypes) -> tuple[int, int, int]:
-    new, following, destroy = (types.find(Kind.FUNC, f"bpf_iter_num_{what}") for what in ("new", "next", "destroy"))
-    return new, following, destroy

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PlacedProbes", "WatchedPlaces"]
 
-# The watchpoints of a program behind a stub: which memory they watch now, and whom an access concerns.
-#
 # A stub that has none, or no more, says so when the first one is asked for. One for instructions (``x``) is a
 # breakpoint. Some stubs call every access a write: then those for reads and writes are concerned as well as those for
 # writes.

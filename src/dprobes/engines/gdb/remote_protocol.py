@@ -56,7 +56,7 @@ _PAYLOAD_MAX = 4 << 20
 
 
 class MessageKind(enum.Enum):
-    """Say what has come; the value completes "the stub sent ..."."""
+    """The kinds of what comes; the value completes "the stub sent ..."."""
 
     PACKET = "a packet"
     NOTIFICATION = "a notification"
@@ -104,7 +104,7 @@ def _escaped(payload: bytes) -> bytes:
 
 
 class PacketReader:
-    """Find the messages in what comes, in whatever pieces."""
+    """The reader of messages in what comes, in whatever pieces."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -218,12 +218,6 @@ def _meaning_of(sent: bytes) -> bytes | str:
     return bytes(meant)
 
 
-# One side of a conversation in packets: what is to be sent for what has come, and which of it is an answer.
-#
-# ::
-#
-#     ask(payload) ─► bytes to send            receive(bytes) ─► answers and notifications, and bytes to send
-#
 # Each packet is acknowledged until both sides agree that the connection loses nothing (``QStartNoAckMode``). What was
 # refused is sent again; a damaged packet is refused. Where a connection is reliable, several packets may be under way:
 # their answers come in the same order.
@@ -242,7 +236,7 @@ class Received(NamedTuple):
 
 
 class Conversation:
-    """Keep what is known of a conversation; ``has_acknowledgements`` says whether packets are acknowledged."""
+    """One side of a conversation in packets; ``has_acknowledgements`` says whether packets are acknowledged."""
 
     def __init__(self) -> None:
         self.has_acknowledgements = True
@@ -340,7 +334,7 @@ _SIGNAL_DIGITS = 2
 
 @dataclass(frozen=True, slots=True)
 class ThreadId:
-    """Name a thread as a stub does: ``process`` is 0 where it does not speak of processes."""
+    """A thread as a stub names it: ``process`` is 0 where it does not speak of processes."""
 
     process: int
     thread: int
@@ -390,7 +384,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class NoThreads:
-    """No thread is left that could go on."""
+    """The end of all threads: none is left that could go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ class SharedStub:
 
 
 class TargetDriver:
-    """Interrupt the target of a ``shared`` stub, see to its stops for all members, and let it go on."""
+    """What interrupts the target of a ``shared`` stub, sees to its stops for all members, and lets it go on."""
 
     _inferior: Inferior
 

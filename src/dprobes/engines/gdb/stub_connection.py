@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["StubCommand", "StubConnection"]
 
-# A command (``-c``) that starts a stub with its target: gdbserver, or an emulator.
-
-
 _PATIENCE = 5.0
 """Seconds in which a stub ends whose target has ended, or that is told to."""
 
 
 class StubCommand:
-    """The command as it runs; its input and output are ours."""
+    """A command (``-c``) that starts a stub with its target; its input and output are ours."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._name = arguments[0]

@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AwaitedReturns", "CallEntry", "PendingCall", "StubContext"]
 
-# Returns of functions behind a stub: a breakpoint at the address to which a call returns, for as long as that is
-# awaited.
-#
-# At the entry of a function its return address lies on top of the stack, or in a register. The call has returned when
-# the same thread arrives there with the stack as high as the return leaves it; so tail calls and recursion are told
-# apart, and nothing of the target's is changed. A call that is left by ``longjmp`` or an exception is forgotten when
-# its frame is entered again, or when there are too many.
+# A breakpoint is at the address to which a call returns, for as long as that is awaited. At the entry of a function its
+# return address lies on top of the stack, or in a register. The call has returned when the same thread arrives there
+# with the stack as high as the return leaves it; so tail calls and recursion are told apart, and nothing of the
+# target's is changed. A call that is left by ``longjmp`` or an exception is forgotten when its frame is entered again,
+# or when there are too many.
 
 
 _CALLS_MAX = 1 << 14
@@ -40,7 +38,7 @@ _CALLS_MAX = 1 << 14
 
 
 class CallEntry(NamedTuple):
-    """Hold the beginning of a call: the time, and registers by their index."""
+    """The beginning of a call: the time, and registers by their index."""
 
     time: int
     registers: Mapping[int, int]

@@ -39,12 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FoundMemory", "StubCore", "open_remote", "read_remote"]
 
-# The memory of a process whose mappings nobody tells, as its own words lead to it.
-#
-# What is loaded is known by its ELF headers in memory. Around everything else that a register or the dynamic linker's
-# list points to, pages are tried one by one until one cannot be read.
-
-
 _AROUND = 256
 """How many pages in either direction are tried around an address."""
 _STACK = 2048
@@ -65,7 +59,12 @@ _LAYOUTS = {8: _Layout(("Q", 32), 54, "IIQQQQQQ"), 4: _Layout(("I", 28), 42, "II
 
 
 class FoundMemory:
-    """The memory that was found in a ``target`` with words of ``word_size`` bytes: ``segments``, and the ``files``."""
+    """
+    The memory of a process whose mappings nobody tells, as its own words lead to it: ``segments``, and the ``files``.
+
+    What is loaded is known by its ELF headers in memory. Around everything else that a register or the dynamic linker's
+    list points to, pages are tried one by one until one cannot be read. ``word_size`` is that of the ``target``.
+    """
 
     def __init__(self, target: StubTarget, word_size: int) -> None:
         self._target = target
@@ -158,10 +157,9 @@ def _start_of(entry: tuple[int, Segment]) -> int:
     return entry[0]
 
 
-# Files of the machine that a stub runs on, by the packets of GDB manual, appendix E.7 ("Host I/O Packets").
-#
-# gdbserver has them, and QEMU since 8.1. Errors come as ``OSError``, with GDB's numbers of them, which are Linux's as
-# far as they go (appendix E.13.7, "Errno Values").
+# Files of a stub's machine are read by the packets of GDB manual, appendix E.7 ("Host I/O Packets"). gdbserver has
+# them, and QEMU since 8.1. Errors come as ``OSError``, with GDB's numbers of them, which are Linux's as far as they go
+# (appendix E.13.7, "Errno Values").
 
 
 _CHUNK = 0x1000
@@ -193,7 +191,7 @@ class RemoteFile:
 
 @contextlib.contextmanager
 def open_remote(stub: Stub, path: str) -> Iterator[RemoteFile]:
-    """Hold a file open for reading; raise OSError if there is none, or the stub knows no files."""
+    """Keep a file open for reading; raise OSError if there is none, or the stub knows no files."""
     number, _ = _asked(stub, f"open:{os.fsencode(path).hex()},0,0")
     file = RemoteFile(stub, number)
     try:

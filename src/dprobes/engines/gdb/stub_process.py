@@ -61,7 +61,7 @@ class LoadedFile(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ProcessImage:
     """
-    Hold what a process has been told by its kernel: where its program is, and where it begins.
+    What a process has been told by its kernel: where its program is, and where it begins.
 
     ``path`` is what the program was started as, "" if that is not told. ``debug_place`` is where the address of r_debug
     is, None in a program without a dynamic linker.
@@ -184,21 +184,17 @@ def _place_of_debug(target: StubTarget, dynamic: int, entry: struct.Struct) -> i
     return None
 
 
-# The files of this machine that a process behind a stub has loaded: by them addresses of its code get names.
-#
-# A stub says where a file is and what it is called there, which may be another machine, or a directory that an emulator
-# takes for its root. A file here is taken for it if it begins with the very bytes.
-
-
 _HEAD = 1024
 """Bytes that are compared: headers, and mostly the build-id."""
 
 
 class CodeFiles:
     """
-    Tell ``images`` what the process ``pid`` has loaded, which is called ``name``; ``module`` is the probed file.
+    The files of this machine that the process ``pid`` has loaded, of which ``images`` are told: so code has names.
 
-    ``program`` is the path of its program, as far as that is known.
+    A stub tells where a file is and what it is called there, which may be another machine, or a directory that an
+    emulator takes for its root. A file here is taken for it if it begins with the very bytes. The process is called
+    ``name``; ``module`` is the probed file, ``program`` the path of its program, as far as that is known.
     """
 
     def __init__(
@@ -249,9 +245,6 @@ class CodeFiles:
         first = elf.load_segments[0]
         head = bytes(elf.data[first.offset : first.offset + min(first.filesz, _HEAD)])
         return self._target.read(bias + first.vaddr, len(head)) == head
-
-
-# The process behind a stub: who it is, and where the files are that it has loaded.
 
 
 _START_PATIENCE = 30.0

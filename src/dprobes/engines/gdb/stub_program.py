@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CallStacks", "Resolved", "StubProbe", "StubProgram"]
 
-# Call stacks of threads behind a stub: its registers and memory for the walk up, by unwind tables.
-#
 # Tables are read from the target's memory, where they are those of the very code, and of the probed module from its
 # file besides. Where a function has none, the walk ends with that reason; the caller of one that has just begun is
 # known nevertheless, where calls leave the return address in a register.
@@ -44,7 +42,7 @@ _UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
 
 class CallStacks:
     """
-    Walk up the stacks of a ``target``; ``names`` are its registers by our index.
+    The walk up the stacks of a ``target``; ``names`` are its registers by our index.
 
     ``find_headers`` returns the addresses of the ELF headers of what is loaded.
     """

@@ -29,10 +29,8 @@ __all__ = [
     "registers_of",
 ]
 
-# The description of a target: its processor, and where its registers are in the answer to ``g``.
-#
-# It is XML (GDB manual, appendix G), in files that include others. What a stub does not describe has the order that GDB
-# has always given the registers of that processor.
+# The description of a target is XML (GDB manual, appendix G), in files that include others. What a stub does not
+# describe has the order that GDB has always given the registers of that processor.
 
 
 _INCLUDE = "xi:include"
@@ -44,7 +42,7 @@ _BITS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RegisterPlace:
-    """Say where a register is: its ``number``, and its ``offset`` and ``size`` in the answer to ``g``, in bytes."""
+    """The place of a register: its ``number``, and its ``offset`` and ``size`` in the answer to ``g``, in bytes."""
 
     name: str
     number: int
@@ -54,7 +52,7 @@ class RegisterPlace:
 
 @dataclass(frozen=True, slots=True)
 class TargetDescription:
-    """Hold the name that GDB gives a processor, and its registers by their names in lower case."""
+    """The name that GDB gives a processor, and its registers by their names in lower case."""
 
     architecture: str
     registers: Mapping[str, RegisterPlace]
@@ -155,9 +153,6 @@ def _number(element: _Element, key: str, default: int | None, most: int) -> int:
     return value
 
 
-# The registers of a thread behind a stub, by their names there.
-
-
 class Registers:
     """
     The registers of a stopped thread, from the answer to ``g``; what was set is written back with ``changed``.
@@ -227,7 +222,7 @@ class Registers:
 @dataclass(frozen=True, slots=True)
 class StubProcessor:
     """
-    Say how a processor looks through a stub.
+    A processor as it looks through a stub.
 
     ``descriptions`` are the names that descriptions give it, ``names`` those of our registers that have another one
     there, or several, of which a stub has one; ``pc`` and ``sp`` its names of these. ``link`` is the register that has

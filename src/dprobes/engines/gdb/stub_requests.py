@@ -36,7 +36,7 @@ _BATCH = 32
 
 
 class BreakpointKind(enum.IntEnum):
-    """Number the kinds of Z packets."""
+    """The kinds of Z packets."""
 
     SOFTWARE = 0
     HARDWARE = 1
@@ -153,7 +153,7 @@ class Stub(StubChannel):
         data = bytearray()
         while len(data) < size:
             count = min(size - len(data), self._room)
-            piece = self._read_piece(address + len(data), count)
+            piece = self._memory_in(self.ask(f"m{address + len(data):x},{count:x}"), count)
             data += piece
             if len(piece) < count:
                 break
@@ -180,9 +180,6 @@ class Stub(StubChannel):
                 if len(answer) < count:
                     return bytes(data)
         return bytes(data)
-
-    def _read_piece(self, address: int, size: int) -> bytes:
-        return self._memory_in(self.ask(f"m{address:x},{size:x}"), size)
 
     def _memory_in(self, answer: bytes, size: int) -> bytes:
         if answer.startswith(b"E") or not answer:

@@ -120,53 +120,61 @@ def main(connection: int, pipe: int, memory: int) -> None:
         restore(adopted_transport(connection), [*lines, f"{_RUNNING}{os.pread(memory, 1, 0)[0]}"])
 
 
+class Told:
+    """What the lines say: what is in the target, and how it stands."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.breakpoints: dict[int, tuple[int, bytes]] = {}
+        self.watched: set[tuple[int, int, int]] = set()
+        self.last: list[str] = []
+        self.flags = {"acknowledgements": True, "signals": False, "running": False}
+        self.process = 0
+        for line in lines:
+            self._take(line.split())
+
+    def _take(self, words: list[str]) -> None:
+        match words:
+            case ["+", address, size, *original]:
+                self.breakpoints[int(address)] = int(size), bytes.fromhex("".join(original))
+            case ["-", address]:
+                self.breakpoints.pop(int(address), None)
+            case ["watch", address, size, kind]:
+                self.watched.add((int(address), int(size), int(kind)))
+            case ["unwatch", address, size, kind]:
+                self.watched.discard((int(address), int(size), int(kind)))
+            case ["acknowledgements" | "signals" | "running" as flag, number]:
+                self.flags[flag] = number == "1"
+            case ["last", packet]:
+                self.last.append(packet)
+            case ["process", number]:
+                self.process = int(number)
+
+
 def restore(transport: Transport, lines: list[str]) -> None:
     """Take out what the lines say is in, and let the target go; an error leaves nothing that could still be done."""
-    breakpoints: dict[int, tuple[int, bytes]] = {}
-    watched: set[tuple[int, int, int]] = set()
-    last: list[str] = []
-    acknowledges, process, is_running, raises_signals = True, 0, False, False
-    for line in lines:
-        match line.split():
-            case ["+", address, size, *original]:
-                breakpoints[int(address)] = int(size), bytes.fromhex("".join(original))
-            case ["-", address]:
-                breakpoints.pop(int(address), None)
-            case ["watch", *numbers]:
-                watched.add((int(numbers[0]), int(numbers[1]), int(numbers[2])))
-            case ["unwatch", *numbers]:
-                watched.discard((int(numbers[0]), int(numbers[1]), int(numbers[2])))
-            case ["acknowledgements", number]:
-                acknowledges = number == "1"
-            case ["signals", number]:
-                raises_signals = number == "1"
-            case ["last", packet]:
-                last.append(packet)
-            case ["process", number]:
-                process = int(number)
-            case ["running", number]:
-                is_running = number == "1"
+    told = Told(lines)
     stub = Stub(transport, _PATIENCE)
     with contextlib.suppress(EngineError):
-        reply = stub.take_over(has_acknowledgements=acknowledges, patience=_STOP_LOOK)
-        is_interrupted = is_running and reply is None
+        reply = stub.take_over(has_acknowledgements=told.flags["acknowledgements"], patience=_STOP_LOOK)
+        is_interrupted = told.flags["running"] and reply is None
         if is_interrupted:
             reply = _stop(stub)
         if isinstance(reply, Exited | NoThreads):
             return
         stub.drain()
-        for place, (size_there, original_there) in breakpoints.items():
-            if original_there:
-                stub.write(place, original_there)
+        for place, (size, original) in told.breakpoints.items():
+            if original:
+                stub.write(place, original)
             else:
-                stub.ask(f"z{BreakpointKind.SOFTWARE:d},{place:x},{size_there:x}")
-        for place, length, kind in sorted(watched):
+                stub.ask(f"z{BreakpointKind.SOFTWARE:d},{place:x},{size:x}")
+        for place, length, kind in sorted(told.watched):
             stub.ask(f"z{kind:d},{place:x},{length:x}")
-        for packet in last:
+        for packet in told.last:
             stub.ask(packet)
-        if is_interrupted and raises_signals and not (isinstance(reply, Stopped) and reply.signal in (0, _INTERRUPT)):
+        has_stopped = isinstance(reply, Stopped) and reply.signal in (0, _INTERRUPT)
+        if is_interrupted and told.flags["signals"] and not has_stopped:
             stub.absorb_interrupt()
-        stub.detach(process)
+        stub.detach(told.process)
     transport.close()
 
 

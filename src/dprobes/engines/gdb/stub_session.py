@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dprobes.engines import engine_interface
 from dprobes.engines.engine_interface import Begun, Finished, Pause, carry_out
@@ -32,7 +32,7 @@ _LOOK = 0.1
 """Seconds after which somebody's wish to end is seen at the latest."""
 
 
-class StubSession(engine_interface.ControlledSession):
+class StubSession(engine_interface.Attachment):
     """
     One run at a ``shared`` stub.
 
@@ -60,14 +60,15 @@ class StubSession(engine_interface.ControlledSession):
         self.program: StubProgram = StubProgram(job, resolved, extensions, tables, self._events.warn, principal)
         self._member = probed(job, resolved, self.program, self._events)
 
-    def __enter__(self) -> Self:
+    def enter(self) -> None:
+        """Place the probepoints in what the stub stands for."""
         shared, member = self.shared, self._member
         if shared.members:
             with shared.standing_still():
                 shared.join(member)
                 if isinstance(self._replaced, StubSession) and self._replaced._member in shared.members:  # noqa: SLF001
                     shared.withdraw(self._replaced._member)  # noqa: SLF001
-            return self
+            return
         try:
             shared.members.append(member)
             shared.driver.set_up(shared.connection.open())
@@ -75,9 +76,9 @@ class StubSession(engine_interface.ControlledSession):
             shared.members.clear()
             shared.connection.abandon()
             raise
-        return self
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Take the probepoints out; the last member closes the connection."""
         shared, member = self.shared, self._member
         if member not in shared.members:
             return

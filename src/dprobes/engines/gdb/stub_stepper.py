@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EMULATED", "EffectEmulator", "Emulator", "Stepper"]
 
-# Instructions that are carried out here by what is known of their effect, of processors other than x86.
-#
 # A step costs another stop of the target, which takes QEMU longer than all that is asked of it (docs/engines.md).
 
 
@@ -48,7 +46,7 @@ class _Planned(NamedTuple):
 
 
 class EffectEmulator:
-    """Carry out instructions of a ``target``, whose registers have ``names`` by our index, as far as they are known."""
+    """What carries out instructions of a ``target`` by their known effect; ``names`` are its registers by our index."""
 
     def __init__(self, target: StubTarget, architecture: Architecture, names: Mapping[int, str]) -> None:
         self._target = target
@@ -124,11 +122,8 @@ class EffectEmulator:
         return all(self._target.write(address, bytes(data)) for address, data in pieces)
 
 
-# Instructions of x86 that are carried out here, on the registers that are sent back anyway.
-#
-# A step over a breakpoint takes four packets more, and the target stops twice. What can be emulated, and how, is what
-# the ptrace engine emulates (``platform.x86.instruction_emulation``), with the registers of a stub, and moves from and
-# to memory.
+# A step over a breakpoint takes four packets more, and the target stops twice. What is emulated of x86 is what the
+# ptrace engine emulates (``platform.x86.instruction_emulation``), and moves from and to memory.
 
 
 EMULATED = ("i386", "x86_64")
@@ -156,7 +151,7 @@ class _Words:
 
 
 class Emulator:
-    """Carry out instructions of a ``target`` with words of ``word_size`` bytes, as far as that can be done here."""
+    """What carries out instructions of an x86 ``target`` with words of ``word_size`` bytes, on its registers here."""
 
     def __init__(self, target: StubTarget, word_size: int) -> None:
         self._target = target
@@ -210,7 +205,7 @@ _X86_LENGTH_MAX = 15
 
 
 class Stepper:
-    """Have instructions of a target executed that are under breakpoints; ``names`` are its registers by our index."""
+    """What has instructions executed that are under breakpoints; ``names`` are the target's registers by our index."""
 
     runs_ahead = True
     """Whether the target may go on while handlers run that need but the registers."""

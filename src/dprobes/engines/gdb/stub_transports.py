@@ -42,7 +42,7 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid and gid
 
 
 class ConnectionLostError(EngineError):
-    """Report that a connection has ended that was there."""
+    """The end of a connection that was there."""
 
 
 class Transport(ABC):
@@ -269,8 +269,6 @@ def _start(endpoint: str) -> Transport:
     return _Command(endpoint, process)
 
 
-# A socket at which GDB takes over a stub's connection, which is passed on to it.
-#
 # Most stubs let their target go, or end it, when the connection ends: so that has to stay. GDB acknowledges packets
 # until it has agreed with the stub not to, as we may have done before: then acknowledgements are given, and taken,
 # here.
@@ -281,7 +279,7 @@ _NO_ACKNOWLEDGEMENTS = b"QStartNoAckMode"
 
 class DebuggerRelay:
     """
-    Wait for a debugger at ``path``, and pass on what it and the stub say to each other.
+    A socket at ``path`` where GDB takes over a stub's connection: what both say to each other is passed on.
 
     The stub at the other end of ``transport`` stands still and owes no answer; ``acknowledges`` is whether packets are
     acknowledged there. When the debugger leaves, the connection is to end. ``has_served`` is whether one has been

@@ -12,15 +12,14 @@ from dprobes.rpn.instruction_set import Group, OperandKind
 from dprobes.rpn.program_needs import CORE_DUMP
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from dprobes.arch import Architecture
+    from dprobes.arch.processor import Register
     from dprobes.engines.gdb.stub_registers import Registers
-    from dprobes.rpn.rpn_program import Program
+    from dprobes.rpn.rpn_program import Instruction, Program
 
 __all__ = ["no_machine", "refuse_for_process", "refuse_lacking", "refuse_lacking_registers"]
-
-# Registers that a program names, and that a stub does not have: errors at the instructions, before any breakpoint.
 
 
 def refuse_lacking_registers(
@@ -32,19 +31,22 @@ def refuse_lacking_registers(
     ``names`` are the stub's by our index, ``registers`` those of a thread.
     """
     diagnostics = Diagnostics()
+    for instruction, register in _named_registers(program, architecture):
+        if not register.selector_cells and names.get(register.index, "") not in registers:
+            span = instruction.operand_place or instruction.span
+            diagnostics.error(span, f"the stub {stub} has no register '{register.name}'")
+    diagnostics.raise_if_errors()
+
+
+def _named_registers(program: Program, architecture: Architecture) -> Iterator[tuple[Instruction, Register]]:
+    """Iterate over the instructions that name a register which is no place in memory."""
     for code in program.bodies():
         for instruction in code.instructions:
             operand = instruction.operand
-            if instruction.row.operand_kind is not OperandKind.REGISTER or not isinstance(operand, (str, int)):
-                continue
-            register = architecture.register(operand)
-            if register is None or register.memory_offset is not None or register.selector_cells:
-                continue
-            name = names.get(register.index)
-            if name is None or name not in registers:
-                span = instruction.operand_place or instruction.span
-                diagnostics.error(span, f"the stub {stub} has no register '{register.name}'")
-    diagnostics.raise_if_errors()
+            if instruction.row.operand_kind is OperandKind.REGISTER and isinstance(operand, (str, int)):
+                register = architecture.register(operand)
+                if register is not None and register.memory_offset is None:
+                    yield instruction, register
 
 
 MACHINES_ONLY = frozenset(
@@ -100,36 +102,29 @@ def refuse_lacking(
     kernel is known there, ``has_programs`` whether what its processes have mapped is.
     """
     diagnostics = Diagnostics()
-    hint = "QEMU's stub has a monitor that tells it"
     for code in program.bodies():
         for instruction in code.instructions:
-            row, operand = instruction.row, instruction.operand
+            row = instruction.row
             if row.syntax.startswith("log ustack") and not has_programs:
                 message = f"'{instruction}' needs a kernel whose processes are known, as those since Linux 6.1"
                 diagnostics.error(instruction.span, message)
             if row.syntax.startswith("log kstack") and not has_kernel:
                 message = f"'{instruction}' needs a kernel that is known, which a machine as such has not"
-                diagnostics.error(
-                    instruction.span, message, hint="write 'name = vmlinux' if a kernel of Linux runs there"
-                )
+                hint = "write 'name = vmlinux' if a kernel of Linux runs there"
+                diagnostics.error(instruction.span, message, hint=hint)
             if row.group in (Group.IO, Group.SEGMENT) and not has_monitor:
                 message = f"the stub {stub} has no monitor, which '{instruction}' needs"
                 diagnostics.error(instruction.span, message, hint="QEMU's stub has one")
             if row.group is Group.PHYSICAL and not has_physical:
                 message = f"the stub {stub} shows no physical memory, which '{instruction}' needs"
                 diagnostics.error(instruction.span, message, hint="QEMU's stub does")
-            if row.syntax == "exit <code>" and operand == CORE_DUMP:
+            if row.syntax == "exit <code>" and instruction.operand == CORE_DUMP:
                 message = f"'{instruction}' writes the core of a process, but the stub {stub} stands for a machine"
                 diagnostics.error(instruction.span, message, hint="write 'exit 2' for a dump of the machine's memory")
-            if row.operand_kind is not OperandKind.REGISTER or not isinstance(operand, (str, int)):
-                continue
-            register = architecture.register(operand)
-            if register is None or register.memory_offset is not None:
-                continue
-            name = names.get(register.index, "")
-            is_tellable = register.name in (*MONITORED, *SELECTED)
-            if name not in registers and not (has_monitor and is_tellable):
-                span = instruction.operand_place or instruction.span
-                told = hint if is_tellable else None
-                diagnostics.error(span, f"the stub {stub} has no register '{register.name}'", hint=told)
+    for instruction, register in _named_registers(program, architecture):
+        is_tellable = register.name in (*MONITORED, *SELECTED)
+        if names.get(register.index, "") not in registers and not (has_monitor and is_tellable):
+            span = instruction.operand_place or instruction.span
+            told = "QEMU's stub has a monitor that tells it" if is_tellable else None
+            diagnostics.error(span, f"the stub {stub} has no register '{register.name}'", hint=told)
     diagnostics.raise_if_errors()

@@ -29,13 +29,13 @@ from dprobes.target.code.uprobe_sites import is_replaced_by_call
 from dprobes.target.process_maps import PAGE_SIZE, parse_maps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dprobes.engines.ebpf.attach.code_mappers import Mapper
     from dprobes.engines.engine_interface import Scope, StateEvent
-    from dprobes.target.process_maps import Mapping
+    from dprobes.target.process_maps import Mapping as MemoryMapping
 
-__all__ = ["Conflict", "Conflicts", "Place", "conflict_outside", "find_conflicts", "notes_of_outsiders"]
+__all__ = ["Conflict", "Place", "conflict_outside", "find_conflicts", "notes_of_outsiders"]
 
 BEFORE = 7
 """Bytes of a jump with three prefixes, the longest that there is, that may precede one of its own bytes."""
@@ -56,7 +56,7 @@ _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 
 class Place(NamedTuple):
     """
-    File offset of a probepoint, and the bytes of the instruction in the file.
+    The file offset of a probepoint, and the bytes of the instruction in the file.
 
     ``before`` are at most ``BEFORE`` bytes in front of it: a jump that starts there may cover the instruction.
     """
@@ -68,19 +68,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Say what keeps probepoints at file offsets from being inserted in a process."""
+    """What keeps probepoints at file offsets from being inserted in a process."""
 
     pid: int
     offsets: tuple[int, ...]
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Conflicts:
-    """Hold the conflicts, and the processes whose memory is not ours to see."""
-
-    found: tuple[Conflict, ...] = ()
-    hidden: tuple[int, ...] = ()
 
 
 class _Finding(Enum):
@@ -95,9 +87,9 @@ PATCHED = "memory differs from the file: another tool has patched this code"
 
 def find_conflicts(
     path: str, places: Iterable[Place], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
-) -> Conflicts:
+) -> list[Conflict]:
     """
-    Return where the processes ``pids`` (by default all) that map the file ``path`` hold other code than it.
+    Return where the processes ``pids`` (by default all) that map the file ``path`` have other code than it.
 
     ``users`` bounds the time that is spent on processes of other users.
 
@@ -106,40 +98,36 @@ def find_conflicts(
     """
     ordered = sorted(places)
     users = users or ForeignUsers(os.path.basename(path))
-    mappers = find_mappers(path, pids, users)
-    hidden = list(mappers.hidden)
-    differing: list[tuple[Mapper, list[int], list[int]]] = []
-    found_by_pid = {mapper.pid: mapper for mapper in mappers.found}
-    for pid, _ in users.bounded(found_by_pid):
-        mapper = found_by_pid[pid]
-        try:
-            differing.append((mapper, *_certain_differences(path, mapper, ordered)))
-        except PermissionError:
-            hidden.append(mapper.pid)
-        except OSError:
-            continue  # it has ended, or unmapped the file
-    tracers = {mapper.pid: _tracer_of(mapper.pid) for mapper, breakpoints, _ in differing if breakpoints}
-    uprobes = {offset for mapper, breakpoints, _ in differing if not tracers.get(mapper.pid) for offset in breakpoints}
-    found: list[Conflict] = []
-    for mapper, breakpoints, patched in differing:
+    differing: dict[int, _Differences] = {}
+    found = {mapper.pid: mapper for mapper in find_mappers(path, pids, users)}
+    for pid, _ in users.bounded(found):
+        with contextlib.suppress(OSError):  # it is not ours to see, has ended, or unmapped the file
+            differing[pid] = _certain_differences(path, found[pid], ordered)
+    return list(_conflicts_among(differing))
+
+
+def _conflicts_among(differing: Mapping[int, _Differences]) -> Iterator[Conflict]:
+    """Iterate over what is no uprobe of what differs in processes."""
+    if not any(any(found) for found in differing.values()):
+        return
+    from dprobes.engines.refusals import jump_text, tracer_text
+
+    tracers = {pid: _tracer_of(pid) for pid, (breakpoints, _) in differing.items() if breakpoints}
+    uprobes = {offset for pid, (breakpoints, _) in differing.items() if not tracers.get(pid) for offset in breakpoints}
+    for pid, (breakpoints, patched) in differing.items():
         if others := tuple(offset for offset in breakpoints if offset not in uprobes):
-            from dprobes.engines.refusals import tracer_text
-
-            found.append(Conflict(mapper.pid, others, tracer_text(tracers[mapper.pid])))
+            yield Conflict(pid, others, tracer_text(tracers[pid]))
         if patched:
-            from dprobes.engines.refusals import jump_text
-
-            tracer = _tracer_of(mapper.pid)
+            tracer = _tracer_of(pid)
             name = process_field(tracer, "Name") if tracer else None
             detail = jump_text(tracer) or (f"{PATCHED}; process {tracer} ({name}) traces it" if name else PATCHED)
-            found.append(Conflict(mapper.pid, tuple(patched), detail))
-    return Conflicts(tuple(found), tuple(hidden))
+            yield Conflict(pid, tuple(patched), detail)
 
 
 def conflict_outside(path: str, places: Sequence[Place], scope: Scope) -> str | None:
     """Return which process outside of the scope of a process or command keeps a uprobe away; None if none does."""
     inside = _inside(scope)
-    for conflict in find_conflicts(path, places).found if places else ():
+    for conflict in find_conflicts(path, places) if places else ():
         if conflict.pid not in inside:
             name = process_field(conflict.pid, "Name")
             return (
@@ -180,7 +168,7 @@ def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> 
         mapper, found = seen, _differences(seen, places)
         if not any(found):
             break
-        seen = next(iter(find_mappers(path, [mapper.pid]).found), None)
+        seen = next(iter(find_mappers(path, [mapper.pid])), None)
         if seen is not None and seen.mappings == mapper.mappings:
             return found
     return [], []
@@ -190,7 +178,7 @@ def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
     """Return where a process has breakpoints, and where other code."""
     breakpoints: list[int] = []
     patched: list[int] = []
-    trampolines: list[Mapping] | None = None
+    trampolines: list[MemoryMapping] | None = None
     with _Memory(mapper.thread) as memory:
         for address, place in _copied(memory, mapper, places):
             found = memory.read(address, len(place.raw))
@@ -222,7 +210,7 @@ def _is_in_jump(original: bytes, before: bytes) -> bool:
     return False
 
 
-def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mapping]) -> _Finding:
+def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[MemoryMapping]) -> _Finding:
     """Return what ``found`` is, which stands at ``address`` in the place of ``raw``."""
     if found == raw:
         return _Finding.SAME
@@ -268,7 +256,7 @@ def _tracer_of(pid: int) -> int:
 
 
 class _Memory:
-    """Read the memory of a process, each page once, and what the kernel says of its pages."""
+    """The memory of a process, each page read once, and what the kernel says of its pages."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread

@@ -1,8 +1,8 @@
 """
 Which processes execute the code of a file: from ``/proc/*/maps``, in whatever mount namespace they are.
 
-A file is known by its device and inode. Processes that end meanwhile are skipped; those that this user may not
-look at are named.
+A file is known by its device and inode. Processes that end meanwhile are skipped, and those that this user may not
+look at.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dprobes.target.process_maps import Mapping
 
-__all__ = ["FileId", "Mapper", "Mappers", "RecentMaps", "file_id", "find_mappers", "processes"]
+__all__ = ["FileId", "Mapper", "RecentMaps", "file_id", "find_mappers", "processes"]
 
 _QUESTIONS_MAX = 1 << 16
 _LINE = 64
@@ -34,7 +34,7 @@ _LINE = 64
 
 
 class FileId(NamedTuple):
-    """Identify a file by the numbers that ``os.stat`` gives."""
+    """A file by the numbers that ``os.stat`` gives."""
 
     device: int
     inode: int
@@ -43,7 +43,7 @@ class FileId(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Mapper:
     """
-    Hold a process and its executable mappings of a file, in order of addresses.
+    A process and its executable mappings of a file, in order of addresses.
 
     ``thread`` is the one whose ``/proc`` entries show the memory, ``text`` what its ``maps`` file says.
     """
@@ -54,17 +54,9 @@ class Mapper:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Mappers:
-    """Hold the processes that map a file, and those of which nobody knows because they are not ours to see."""
-
-    found: tuple[Mapper, ...] = ()
-    hidden: tuple[int, ...] = ()
-
-
 class RecentMaps:
     """
-    Show what ``/proc/PID/maps`` says of processes, at most ``age`` seconds old; any thread may ask.
+    What ``/proc/PID/maps`` says of processes, at most ``age`` seconds old; any thread may ask.
 
     Many sessions look for files at the same time, and to read about a process takes longer than to search that.
     """
@@ -121,28 +113,21 @@ def processes() -> list[int]:
 
 def find_mappers(
     path: str | os.PathLike[str], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
-) -> Mappers:
+) -> list[Mapper]:
     """
-    Return which of the processes ``pids`` (by default of all) map the file ``path`` executable.
+    Return which of the processes ``pids`` (by default of all) map the file ``path`` executable, as far as we may see.
 
     ``users`` bounds the time that is spent on those of other users.
     """
     wanted = file_id(path)
     base = os.path.basename(os.path.realpath(path))
     found: list[Mapper] = []
-    hidden: list[int] = []
     question = MapQuestion.about(os.fspath(path), wanted.inode, base)
     for pid, limit in (users or ForeignUsers(base)).bounded(processes() if pids is None else pids):
-        try:
-            if not _is_likely(question, pid, limit):
-                continue
-            mapper = _mapper(pid, wanted, base, limit)
-        except PermissionError:
-            hidden.append(pid)
-            continue
-        if mapper is not None:
-            found.append(mapper)
-    return Mappers(tuple(found), tuple(hidden))
+        with contextlib.suppress(PermissionError):
+            if _is_likely(question, pid, limit) and (mapper := _mapper(pid, wanted, base, limit)) is not None:
+                found.append(mapper)
+    return found
 
 
 def _is_likely(question: MapQuestion, pid: int, limit: int | None) -> bool:
@@ -155,24 +140,11 @@ def _is_likely(question: MapQuestion, pid: int, limit: int | None) -> bool:
 
 
 def _mapper(pid: int, wanted: FileId, base: str, limit: int | None) -> Mapper | None:
-    """Return a process's mappings of the file; raise ``PermissionError`` if they are not ours to see."""
-    thread, text = pid, _maps(pid, limit)
-    if not text:
-        thread = living_thread(pid)
-        text = _maps(thread, limit) if thread != pid else ""
+    thread, text = _maps_of(pid, limit)
     if f" {wanted.inode} " not in text and base not in text:
         return None
     mappings = tuple(m for m in executable_mappings(text) if _shows(thread, m, wanted, base))
     return Mapper(pid, thread, mappings, text) if mappings else None
-
-
-def _maps(pid: int, limit: int | None) -> str:
-    try:
-        return read_maps(pid, limit)
-    except TargetError as error:
-        if isinstance(error.__cause__, PermissionError):
-            raise error.__cause__ from None
-        return ""
 
 
 def _shows(pid: int, mapping: Mapping, wanted: FileId, base: str) -> bool:

@@ -87,27 +87,29 @@ def _planned_files(planner: Planner, job: Job) -> tuple[list[PlannedFile], Findi
     found = _files(job, own, users)
     began, is_partial = time.monotonic(), False
     known: dict[FileId, int] = {}
+
+    def is_foreign(file: ModuleFile) -> bool:
+        return file.owner is not None and file.path != own
+
     with Descriptors(each for file in found for each in file.descriptors) as descriptors:
-        # Those that take unknown time come last.
-        for file in sorted(found, key=lambda file: file.owner is not None and file.path != own):
-            is_late = time.monotonic() - began > _SEARCH_TIME
-            if file.owner is not None and file.path != own and is_late and files:
+        for file in sorted(found, key=is_foreign):  # those that take unknown time come last
+            if is_foreign(file) and files and time.monotonic() - began > _SEARCH_TIME:
                 is_partial = True
                 continue
             known |= states_of(file.descriptors)
             try:
                 planned = plan_module_file(planner, job, file, users, job.resolved if file.path == own else None)
-                if planned is None:
-                    continue
-                files.append(planned)
-                known.update(dict.fromkeys(states_of(file.descriptors), KEPT))
-                if planned.plan.resolved is not job.resolved:
-                    notices += doubts_about(planned)
             except (SourceError, TargetError) as error:
                 if file.path == own:
                     raise
                 refusals.append(error)
                 notices.append(refused(file, error))
+                continue
+            if planned is not None:
+                files.append(planned)
+                known.update(dict.fromkeys(states_of(file.descriptors), KEPT))
+                if planned.plan.resolved is not job.resolved:
+                    notices += doubts_about(planned)
         if not files:
             raise (refusals[0] if refusals else _missing(job.program.name))
         for planned in files:
@@ -181,7 +183,7 @@ def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
 
     Were one of the new program behind it, a thread between the two when the programs change places would hit both.
     """
-    old = job.replaces
+    old: object = job.replaces
     return old.breakpoints_in(file.descriptor) if isinstance(old, ReplaceableSession) else frozenset()
 
 
@@ -208,28 +210,26 @@ def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
 def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile]:
     """Return the file ``found``, what the name means for the other word size, and what processes in scope execute."""
     name, scope = job.program.name, job.scope
-    paths = [] if found is None else [found]
     is_about_to_exec = bool(scope.command) or (scope.program is not None and not root_of(scope.pid or 0))
-    thread = None if scope.pid is None or is_about_to_exec else living_thread(scope.pid)
-    # What the name means for the processor of the file that was found is that file.
-    known = job.resolved.architecture.name if job.resolved is not None else None
-    others = {8: {"x86_64"}, 4: {"i386"}}.get(job.program.word_size or 0, {"x86_64", "i386"})
-    for architecture in others - {known}:
-        command = scope.command[0] if scope.command else None
-        path = find_module(name, pid=thread, command=command, architecture=architecture)
-        # A program in PATH is found for whatever processor.
-        if path is not None and path not in paths and ElfFile.open(path).machine == architecture:
-            paths.append(path)
+    pid = None if is_about_to_exec else scope.pid
+    paths = [] if found is None else [found]
+    paths += _of_other_processors(job, paths, None if pid is None else living_thread(pid))
     pids: list[int] | None = [] if is_about_to_exec else None
-    if scope.pid is not None and not is_about_to_exec:
-        pids = [scope.pid, *(descendants(scope.pid) if scope.follow else ())]
+    if pid is not None:
+        pids = [pid, *(descendants(pid) if scope.follow else ())]
     return module_files(name, paths, pids, users=users)
 
 
-# Files that the module's name means and that were not there when a run began: a thread looks for them.
-#
-# A container that is started later brings its own C library, and an upgrade a new one. To look takes time, and more if
-# somebody wants it to; so records are taken meanwhile, and what was found is inserted between two of them.
+def _of_other_processors(job: Job, known: Sequence[Path], thread: int | None) -> Iterator[Path]:
+    """Iterate over what the name means for processors; for that of the file that was found it is that file."""
+    own = job.resolved.architecture.name if job.resolved is not None else None
+    others = {8: {"x86_64"}, 4: {"i386"}}.get(job.program.word_size or 0, {"x86_64", "i386"})
+    command = job.scope.command[0] if job.scope.command else None
+    for architecture in others - {own}:
+        path = find_module(job.program.name, pid=thread, command=command, architecture=architecture)
+        # A program in PATH is found for whatever processor.
+        if path is not None and path not in known and ElfFile.open(path).machine == architecture:
+            yield path
 
 
 _FIRST_INTERVAL, _LOOK_INTERVAL = 0.1, 2.0
@@ -252,9 +252,10 @@ class NewFile:
 
 class NewFiles:
     """
-    Look for files now and then, in a thread; ``found`` gives what was found.
+    The files that the module's name means and that were not there when the run began: a thread looks for them.
 
-    Whoever has one calls ``close`` at the end.
+    A container that is started later brings its own C library, and an upgrade a new one. To look takes time, and more
+    if somebody wants it to; so records are taken meanwhile, and what was ``found`` is inserted between two of them.
     """
 
     def __init__(self, planner: Planner, job: Job, start: Findings) -> None:
@@ -296,7 +297,7 @@ class NewFiles:
                 return  # records have come meanwhile
 
     def keep(self, file: PlannedFile) -> None:
-        """Know that a file is probed, and kept open."""
+        """Remember that a file is probed, and kept open."""
         self._paths.append(Path(file.reached))
 
     def discard(self, file: PlannedFile) -> None:
@@ -305,7 +306,7 @@ class NewFiles:
         Descriptors(file.descriptors).close()
 
     def lack_room(self, file: PlannedFile) -> Iterator[Notice]:
-        """Say that there is no room for the probepoints of a file, of other users' once for each user."""
+        """Tell that there is no room for the probepoints of a file, of other users' once for each user."""
         if file.owner is None:
             yield Notice(f"{file.path} is not probed: it came when there was no room left for its probepoints")
         else:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.ebpf.attach.code_conflicts import BEFORE, Place, find_conflicts
 from dprobes.engines.ebpf.attach.code_mappers import FileId, RecentMaps, file_id, processes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.site_spec import FilePlan, Site
     from dprobes.engines.ebpf.inkernel.kernel_spec import PlannedKernel
     from dprobes.engines.engine_interface import Event
-    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedCode, ResolvedModule
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.target.elf.file_contents import Contents
     from dprobes.target.process_maps import Mapping as MemoryMapping
 
@@ -45,7 +45,6 @@ __all__ = [
     "KEPT",
     "Findings",
     "ModuleFile",
-    "PlannedCode",
     "PlannedFile",
     "conflicts_in",
     "descriptor_path",
@@ -60,7 +59,7 @@ KEPT = -1
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
     """
-    Hold a file of a module, kept open: ``path`` is for people, and may stop leading to it at any time.
+    A file of a module, kept open: ``path`` is for people, and may stop leading to it at any time.
 
     ``descriptor`` is opened with O_PATH, for the process through which the file was found may end at once; the caller
     closes it. ``aliases`` are paths to files of their own that show the same contents, as overlay file systems have
@@ -124,15 +123,12 @@ def module_files(
         thread, text, root = recent.of(pid, limit)
         for mapping in chosen.candidates(text, root):
             key = (mapping.device, mapping.inode, mapping.path)
-            if key in seen:
-                continue
-            path = _reachable(thread, root, mapping)
-            if path is None:
-                continue
-            meaning = chosen.meaning(path, mapping)
-            # Where a process has ended meanwhile, another one may show the same file.
-            if meaning is _Meaning.NONE or found.add(path, name if meaning is _Meaning.BY_SONAME else None):
-                seen.add(key)
+            path = None if key in seen else _reachable(thread, root, mapping)
+            if path is not None:
+                meaning = chosen.meaning(path, mapping)
+                # Where a process has ended meanwhile, another one may show the same file.
+                if meaning is _Meaning.NONE or found.add(path, name if meaning is _Meaning.BY_SONAME else None):
+                    seen.add(key)
     return found.files
 
 
@@ -145,7 +141,7 @@ def _executed(text: str, *parts: str) -> list[MemoryMapping]:
 
 
 class _Meaning(Enum):
-    """Say whether a file is meant by a module's name."""
+    """Whether a file is meant by a module's name."""
 
     NONE = "not at all"
     BY_NAME = "by its name"
@@ -153,7 +149,7 @@ class _Meaning(Enum):
 
 
 class _ByPath:
-    """Choose the file that a path leads to in each process."""
+    """The file that a path leads to in each process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -177,7 +173,7 @@ class _ByPath:
 
 
 class _ByName:
-    """Choose the files with a file name or SONAME, or with a link of that name beside them."""
+    """The files with a file name or SONAME, or with a link of that name beside them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -214,7 +210,7 @@ def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
 
 
 class _Collection:
-    """Gather files, each once."""
+    """The files that were found, each once."""
 
     def __init__(self, users: ForeignUsers, passed_over: Mapping[FileId, int]) -> None:
         self.files: list[ModuleFile] = []
@@ -294,7 +290,7 @@ def _share_pages(one: Path, other: Path) -> bool:
 
 
 class _FirstPage:
-    """Map the first page of a file into this process."""
+    """The first page of a file, mapped into this process."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb", opener=without_waiting) as file:
@@ -320,43 +316,6 @@ class _FirstPage:
         finally:
             os.close(descriptor)
         return int.from_bytes(entry, "little") & _PAGE_FRAME
-
-
-# A file that is to be probed: its plan, and how it is reached; and all that was found when a run begins.
-
-
-class PlannedCode(Protocol):
-    """Code that is to be probed, of a file or of the kernel: where each probepoint in it stands, and how it is told."""
-
-    @property
-    def path(self) -> str:
-        """What people call it."""
-
-    @property
-    def reached(self) -> str:
-        """A path to the very file for the kernel; empty if the code is in none."""
-
-    @property
-    def owner(self) -> str | None:
-        """Who else can change it."""
-
-    @property
-    def resolved(self) -> ResolvedCode:
-        """What is known of it."""
-
-    @property
-    def probes(self) -> Sequence[tuple[Probepoint, tuple[Site, ...]]]:
-        """The probepoints, each with its sites; without any where it is not inserted."""
-
-    def conflicts(self) -> Iterator[Conflict]:
-        """Iterate over the places where other code is found."""
-
-    def original(self) -> tuple[tuple[int, int], Contents] | None:
-        """Return device and inode of the file with its bytes; None if the code is in no file."""
-
-    @property
-    def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +384,10 @@ class PlannedFile:
         return events_in(self.plan.resolved, self.all_reached)
 
 
+if TYPE_CHECKING:
+    PlannedCode = PlannedFile | PlannedKernel
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """
@@ -447,7 +410,7 @@ def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterat
     """Iterate over the places where processes hold other code than a file; see ``find_conflicts`` for ``users``."""
     if places := places_of(file.plan):
         for path in file.all_reached:
-            yield from find_conflicts(path, places, users=users).found
+            yield from find_conflicts(path, places, users=users)
 
 
 def places_of(plan: FilePlan) -> list[Place]:

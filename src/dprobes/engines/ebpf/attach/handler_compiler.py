@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import architecture
 from dprobes.bpf.lower import host_of, lower
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerCompiler", "Part", "ProbeNumbers", "batches", "has_tickets", "joined", "largest_entry"]
 
-# The numbers of probepoints: the index in a session's ``probes``, in the probe table and in ring entries.
-
 
 class ProbeNumbers:
     """
     The probepoints of a run in the order of their numbers, through all files; ``probes`` only grows.
 
-    ``sites`` are where each of them has breakpoints, ``events`` those that are perf events.
+    A number is the index in a session's ``probes``, in the probe table and in ring entries. ``sites`` are where each of
+    them has breakpoints, ``events`` those that are perf events.
     """
 
     def __init__(self) -> None:
@@ -76,9 +75,6 @@ class ProbeNumbers:
         """Return how many hits a probepoint takes, 0 if as many as there are."""
         definition = self.probes[number].definition
         return definition.passcount + definition.maxhits if definition.maxhits else 0
-
-
-# The parts of a program in the kernel: which sites share a handler, and which handlers share a program and a link.
 
 
 ALONE_MAX = 16
@@ -173,8 +169,17 @@ def has_tickets(program: Program) -> bool:
     )
 
 
-_Key = tuple[int, "Placement", int, bool, bool, int, tuple["Argument", ...], int]
-"""What sites have in common that share code."""
+class _Kind(NamedTuple):
+    """What sites have in common that share code; ``alone`` is the probepoint that shares with no other one, or -1."""
+
+    definition: int
+    placement: Placement
+    return_bytes: int
+    is_anchored: bool
+    is_entry: bool
+    alone: int
+    pushed: tuple[Argument, ...]
+    moved: int
 
 
 def largest_entry(program: Program) -> int:
@@ -202,12 +207,6 @@ def _kept(
     return KeptEntry(tuple((each.name, each.index, each.memory_offset) for each in registers), is_uretprobe)
 
 
-def _can_share(lowered: Lowered) -> bool:
-    from dprobes.bpf.lower.hosts.handler_host import can_share
-
-    return can_share(lowered.assembled)
-
-
 class HandlerCompiler:
     """A compiler of handlers; ``request`` is what they have in common, ``items`` what records are to carry."""
 
@@ -227,62 +226,87 @@ class HandlerCompiler:
 
     def parts(self, file: PlannedCode, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
-        probes = self._numbers.probes
-        grouped: dict[_Key, list[tuple[int, Site]]] = {}
-        notes: Counter[int] = Counter()
+        grouped: dict[_Kind, list[tuple[int, Site]]] = {}
         for number in numbers:
-            pushed = self._pushed(probes[number])
             for site in self._numbers.sites[number]:
-                alone = number if site.placement.is_trampoline else -1  # a program there is for one function
-                kind = probes[number].number, site.placement, site.return_bytes
-                # Where the module lies is told by where the hit was; the cookie says it to handlers of several places.
-                is_glob = isinstance(self._program.definitions[probes[number].number].location, MANY_PLACES)
-                moved = site.moved if file.resolved.symbols and not is_glob else 0
-                key = (*kind, bool(site.anchor), site.is_entry, alone, pushed, moved)
-                grouped.setdefault(key, []).append((number, site))
-        written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, MANY_PLACES)]
+                grouped.setdefault(self._kind_of(file, number, site), []).append((number, site))
+        written = [kind for kind in grouped if not self._is_glob(kind.definition)]
         are_many = len(written) > ALONE_MAX and self._has_multi
-        nesting = {number for number, placement, *_ in grouped if placement is Placement.URETPROBE}
-        resolved = file.resolved
-        for (number, placement, return_bytes, _, is_entry, alone, _, _), sites in grouped.items():
-            definition = self._program.definitions[number]
-            is_glob = isinstance(definition.location, MANY_PLACES)
-            first, site = sites[0]
-            request = replace(
-                self._request,
-                items=self._items | Item.IP if is_glob else self._items,
-                placement=placement,
-                probe=None if is_glob and alone < 0 else first,
-                arguments=site.arguments,
-                link=self._numbers.link_address(first),
-                moved=site.moved,
-                follows_module=bool(site.anchor),
-                symbols=dict(resolved.symbols),
-                per_cpu=resolved.per_cpu,
-                passcount=definition.passcount,
-                maxhits=definition.maxhits,
-                return_bytes=return_bytes,
-                wants_tid=self._is_uncertain(number, sites),
-                note=self._note_of(number, sites, notes),
-                entry=_kept(self._program, definition, resolved.architecture, is_uretprobe=number in nesting),
-            )
-            if is_entry:
-                from dprobes.bpf.lower.hits.call_entries import entry_program
-
-                lowered = entry_program(resolved.architecture, request, host_of(request))
-                yield Part(file, number, placement, sites, lowered)
+        nesting = {kind.definition for kind in grouped if kind.placement is Placement.URETPROBE}
+        notes: Counter[int] = Counter()
+        for kind, sites in grouped.items():
+            note = self._note_of(kind.definition, sites, notes)
+            request = self._request_for(file, kind, sites, note, is_nesting=kind.definition in nesting)
+            if not kind.is_entry:
+                yield self._handler(file, kind, sites, request, are_many=are_many)
                 continue
-            probe = self._numbers.probes[first]
-            point = Point.of(self._program, definition, probe.offset, probe.arguments)
-            shared = are_many and not is_glob and alone < 0
-            asked = replace(request, probe=None, shared=True) if shared else request
-            handler = resolved.image.handlers[number]
-            lowered = lower(resolved.image, resolved.architecture, handler, point, asked)
-            if shared and not _can_share(lowered):
-                shared, lowered = False, lower(resolved.image, resolved.architecture, handler, point, request)
-            if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
-                self.giving_back |= {probe for probe, _ in sites}
-            yield Part(file, number, placement, sites, lowered, shared=shared)
+            from dprobes.bpf.lower.hits.call_entries import entry_program
+
+            lowered = entry_program(file.resolved.architecture, request, host_of(request))
+            yield Part(file, kind.definition, kind.placement, sites, lowered)
+
+    def _kind_of(self, file: PlannedCode, number: int, site: Site) -> _Kind:
+        probe = self._numbers.probes[number]
+        # Where the module lies is told by where the hit was; the cookie says it to handlers of several places.
+        moved = site.moved if file.resolved.symbols and not self._is_glob(probe.number) else 0
+        return _Kind(
+            probe.number,
+            site.placement,
+            site.return_bytes,
+            bool(site.anchor),
+            site.is_entry,
+            number if site.placement.is_trampoline else -1,  # a program there is for one function
+            self._pushed(probe),
+            moved,
+        )
+
+    def _is_glob(self, definition: int) -> bool:
+        return isinstance(self._program.definitions[definition].location, MANY_PLACES)
+
+    def _request_for(
+        self, file: PlannedCode, kind: _Kind, sites: Sequence[tuple[int, Site]], note: int | None, *, is_nesting: bool
+    ) -> Request:
+        """Return what is asked for the code of some sites."""
+        definition, resolved = self._program.definitions[kind.definition], file.resolved
+        is_glob = self._is_glob(kind.definition)
+        first, site = sites[0]
+        return replace(
+            self._request,
+            items=self._items | Item.IP if is_glob else self._items,
+            placement=kind.placement,
+            probe=None if is_glob and kind.alone < 0 else first,
+            arguments=site.arguments,
+            link=self._numbers.link_address(first),
+            moved=site.moved,
+            follows_module=kind.is_anchored,
+            symbols=dict(resolved.symbols),
+            per_cpu=resolved.per_cpu,
+            passcount=definition.passcount,
+            maxhits=definition.maxhits,
+            return_bytes=kind.return_bytes,
+            wants_tid=self._is_uncertain(kind.definition, sites),
+            note=note,
+            entry=_kept(self._program, definition, resolved.architecture, is_uretprobe=is_nesting),
+        )
+
+    def _handler(
+        self, file: PlannedCode, kind: _Kind, sites: list[tuple[int, Site]], request: Request, *, are_many: bool
+    ) -> Part:
+        """Compile the handler of some sites; where there ``are_many``, for a program with others if it can be."""
+        probe, resolved = self._numbers.probes[sites[0][0]], file.resolved
+        definition, start = self._program.definitions[kind.definition], resolved.image.handlers[kind.definition]
+        point = Point.of(self._program, definition, probe.offset, probe.arguments)
+        shared = are_many and not self._is_glob(kind.definition) and kind.alone < 0
+        asked = replace(request, probe=None, shared=True) if shared else request
+        lowered = lower(resolved.image, resolved.architecture, start, point, asked)
+        if shared:
+            from dprobes.bpf.lower.hosts.handler_host import can_share
+
+            if not can_share(lowered.assembled):
+                shared, lowered = False, lower(resolved.image, resolved.architecture, start, point, request)
+        if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
+            self.giving_back |= {number for number, _ in sites}
+        return Part(file, kind.definition, kind.placement, sites, lowered, shared=shared)
 
     def _pushed(self, probe: Probepoint) -> tuple[Argument, ...]:
         """Return where the arguments are that the handler of a USDT probe pushes: sites that differ share no code."""

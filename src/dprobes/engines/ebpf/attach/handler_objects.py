@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
 from dprobes.bpf.bpf_assembler import Assembler
-from dprobes.bpf.bpf_instructions import Register
 from dprobes.bpf.lower.lowering_request import Placement, Request
 from dprobes.diagnostics import Note
 from dprobes.engines.ebpf.attach.run_scope import refuse_stops
 from dprobes.engines.ebpf.feature_support import abilities_of
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, load, loadable
+from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, finished, load, loadable
 from dprobes.engines.ebpf.kernel.kernel_features import Features
 from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError, reason_of
 from dprobes.platform.linux.bpf_calls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
     from dprobes.source_text import Span
 
 __all__ = ["attach_nothing", "basic_request", "check_handlers", "load_handler", "rejection", "source_place", "span_in"]
-
-# What the kernel's verifier says about a handler, by the place in its source that it is about.
-
 
 _NARROW = 4
 
@@ -212,10 +208,8 @@ def load_handler(
     """
     Load a handler and return its descriptor; ``name`` names it for people.
 
-    ``span_of`` knows where the instruction at a byte of the encoded program was written.
-
-    ``attach_type`` is that of uprobes on this kernel; the handler of an EVENT has none, that of a TRACEPOINT its
-    ``form``.
+    ``span_of`` returns where the instruction at a byte of the encoded program was written. ``attach_type`` is that of
+    uprobes on this kernel; the handler of an EVENT has none, that of a TRACEPOINT its ``form``.
     """
     if placement.is_in_kernel and not placement.is_trampoline:
         from dprobes.engines.ebpf.kernel.bpf_links import kernel_attach_type
@@ -232,29 +226,19 @@ def load_handler(
             lowered.assembled, maps, kind, attach_type=attach_type, flags=flags, attach_btf_id=btf_id, name="dprobes"
         )
     except OSError as error:
-        reason = reason_of(error)
+        problem = f"the handler of {name} cannot be loaded into the kernel: {reason_of(error)}"
         if error.errno == errno.EPERM:
-            raise PrivilegeError(
-                f"the handler of {name} cannot be loaded into the kernel: {reason}",
-                hint="dprobes doctor says what is missing",
-            ) from error
+            raise PrivilegeError(problem, hint="dprobes doctor says what is missing") from error
         if error.errno in _SHORTAGES:
-            raise EngineError(
-                f"the handler of {name} cannot be loaded into the kernel: {reason}",
-                hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
-            ) from error
-
+            raise EngineError(problem, hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None) from error
         with loadable(lowered.assembled, maps, kind, attach_type, flags, btf_id) as loaded:
             raise rejection(loaded, lowered, name, error, span_of) from error
 
 
 def attach_nothing(path: str, offset: int) -> Descriptors:
     """Attach a program that does nothing to a place in a file, until the result is closed; OSError if that fails."""
-    asm = Assembler()
-    asm.mov(Register.R0, 0)
-    asm.exit()
-    features = Features()
-    program = load(asm.assemble(), {}, ProgramType.KPROBE, attach_type=uprobe_attach_type(features), name="nothing")
+    features, nothing = Features(), finished(Assembler())
+    program = load(nothing, {}, ProgramType.KPROBE, attach_type=uprobe_attach_type(features), name="nothing")
     try:
         return attach_uprobes(program, path, [(offset, 0)], features)
     except DprobesError as error:

@@ -21,7 +21,7 @@ from dprobes.engines.ebpf.attach.handler_compiler import (
     joined,
     largest_entry,
 )
-from dprobes.engines.ebpf.attach.handler_objects import basic_request, load_handler
+from dprobes.engines.ebpf.attach.handler_objects import basic_request, load_handler, span_in
 from dprobes.engines.ebpf.attach.map_objects import SharedMaps, Sizes, state_count
 from dprobes.engines.ebpf.attach.run_scope import is_in_scope
 from dprobes.engines.ebpf.attach.site_links import Attachments, Group
@@ -51,15 +51,12 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.kernel_features import Features
     from dprobes.engines.engine_interface import Event, Job, Scope
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
-    from dprobes.source_text import Span
 
 __all__ = ["Installation"]
 
-# What watches the memory of a run's modules: a ``ModuleWatch`` for each; most programs have none.
-
 
 class ModuleWatches:
-    """Own what watches modules, one for each; see ``ModuleWatch``."""
+    """What watches the memory of a run's modules: a ``ModuleWatch`` for each; most programs have none."""
 
     def __init__(self, scope: Scope, condition: Filter, shared: SharedMaps, features: Features) -> None:
         self._scope = scope
@@ -128,19 +125,22 @@ class Installation:
     ) -> None:
         features = self._features = settings.features
         self._program = job.program
-        self._numbers = numbers = ProbeNumbers()
+        self.numbers = numbers = ProbeNumbers()
+        """The probepoints with their sites."""
         self._unavailable: dict[int, str] = {}
         planned: list[PlannedCode] = [*found.files, *([found.kernel] if found.kernel is not None else ())]
         owned = [(code, numbers.enter(code)) for code in planned]
         events = numbers.enter_events(found.events)
         count = len(self.probes)
         self.bank_size = power_of_two(max(_ROOM * count, _ROOM_MIN))
+        self.entries = 2 * self.bank_size
+        """How many entries the probe table has."""
         self._foreign_room = (self.bank_size - count) // 2
-        if 2 * self.bank_size > PROBE_MAX:
+        if self.entries > PROBE_MAX:
             raise EngineError(f"{count} probepoints are too many: the ebpf engine can have {PROBE_MAX // 2 // _ROOM}")
         cpus = power_of_two(cpu_limit())
         self.budget = budget = budget_of(settings.overhead, job.scope, job.program)
-        tables = Tables(state_count(), cpus, 2 * self.bank_size)
+        tables = Tables(state_count(), cpus, self.entries)
         request = replace(
             basic_request(features, self._program),
             shared_tables=frozenset().union(*map(shared_tables, job.companions or (job.program,))),
@@ -168,7 +168,7 @@ class Installation:
             ring_size = min(ring_size, _RING_WITHOUT_RECORDS)
         self.maps = SharedMaps(
             Sizes(
-                2 * self.bank_size, state, ring_size, tables.states, cpus,
+                self.entries, state, ring_size, tables.states, cpus,
                 program.vars, program.gvars if shared is None else 0, program.cvars, program.tvars,
                 scope.processes, bool(events), settings.replaceable, job.replaces is not None, self.notes_tickets,
                 budget is not None, largest_entry(program), dumps_core(program),
@@ -181,7 +181,7 @@ class Installation:
         if job.replaces is not None:
             self.maps.set_switch_over(SwitchOver.NOT_OURS)
         self._postponed: list[Group] = []
-        self._attachments = Attachments(self.maps, self.bank_size, self._link)
+        self.attachments = Attachments(self.maps, self.bank_size, self._link)
         self._conflicting: set[int] = set()
         self._programs = Descriptors()
         self._watches = ModuleWatches(job.scope, scope, self.maps, features)
@@ -191,7 +191,7 @@ class Installation:
     @property
     def probes(self) -> Sequence[Probepoint]:
         """The probepoints; new ones come at the end."""
-        return self._numbers.probes
+        return self.numbers.probes
 
     @property
     def giving_back(self) -> AbstractSet[int]:
@@ -203,17 +203,17 @@ class Installation:
         if probe not in self.giving_back:
             return False
         if reason == REMOVE:
-            return not self._attachments.is_disabled(probe)
-        return reason == LIMIT and self._attachments.hits(probe) < self._numbers.limit(probe)
+            return not self.attachments.is_disabled(probe)
+        return reason == LIMIT and self.attachments.hits(probe) < self.numbers.limit(probe)
 
     def expired(self) -> set[int]:
         """Return the probepoints that have come to their end in the kernel, and that nobody has removed."""
         exhausted = {
             probe
             for probe in self.giving_back
-            if self._attachments.is_there(probe) and 0 < self._numbers.limit(probe) <= self._attachments.hits(probe)
+            if self.attachments.is_there(probe) and 0 < self.numbers.limit(probe) <= self.attachments.hits(probe)
         }
-        return self._attachments.expired() | exhausted
+        return self.attachments.expired() | exhausted
 
     @property
     def faulting(self) -> dict[int, int]:
@@ -235,8 +235,8 @@ class Installation:
         """
         if file.owner is not None:
             self._foreign_room -= len(file.probes)
-        numbers = self._numbers.enter(file)
-        events = self._numbers.enter_events(file.events)
+        numbers = self.numbers.enter(file)
+        events = self.numbers.enter_events(file.events)
         parts = [*self._compiler.parts(file, numbers), *self._compiler.event_parts(events)]
         self._parts += parts
         states = self._attach(parts, self._refuse_conflicting(file, conflicts))
@@ -262,7 +262,7 @@ class Installation:
             if part.file is None:
                 continue
             for probe, _ in part.sites:
-                link = self._numbers.link_address(probe)
+                link = self.numbers.link_address(probe)
                 for entry in self.entries_of(probe):
                     self.maps.set_place(entry, link, self.probes[probe].offset)
         if self.maps.load is not None:
@@ -277,14 +277,14 @@ class Installation:
     def _attach_batch(self, batch: Sequence[Part]) -> None:
         """Load the program of some parts, and attach it."""
         first = batch[0]
-        watching = self._watching_of(first)
+        watching = self._watching_of(first.sites[0][0])
         maps = watching.maps if watching is not None else self.maps.descriptors
         minors = [self._program.definitions[part.number].minor for part in (first, *batch[1:][-1:])]
         name = " to ".join(f"{self._program.major},{minor}" for minor in minors)
         attach_type = uprobe_attach_type(self._features)
         lowered = joined(batch, self.bank_size)
         form = self._form_of(first)
-        spans = partial(self._span_at, lowered.word_size)
+        spans = partial(span_in, self._program, lowered.word_size)
         program = self._programs.add(load_handler(lowered, first.placement, maps, attach_type, name, form, spans))
         for part in batch:
             part.lowered = None
@@ -296,15 +296,10 @@ class Installation:
         if self._is_postponed(sites[0][0]):
             self._postponed.append(group)
             return
-        self._attachments.attach(group)
+        self.attachments.attach(group)
         if len({probe for probe, _ in sites}) == 1 and reached:
             # It is never attached again, and the link keeps it.
             os.close(self._programs.remove(program))
-
-    def _span_at(self, word_size: int, origin: int) -> Span | None:
-        from dprobes.engines.ebpf.attach.handler_objects import span_in
-
-        return span_in(self._program, word_size, origin)
 
     def _unavailable_of(self, numbers: Iterable[int]) -> list[StateEvent]:
         found = self._unavailable
@@ -312,9 +307,9 @@ class Installation:
 
     def _is_postponed(self, number: int) -> bool:
         """Return whether a probepoint is attached when another program has made room: debug registers are few."""
-        if number not in self._numbers.events or self.maps.switch_over is not SwitchOver.NOT_OURS:
+        if number not in self.numbers.events or self.maps.switch_over is not SwitchOver.NOT_OURS:
             return False
-        return self._numbers.events[number].probe.kind is ProbeKind.WATCHPOINT
+        return self.numbers.events[number].probe.kind is ProbeKind.WATCHPOINT
 
     def attach_postponed(self) -> list[Event]:
         """Attach what had to wait for another program's end; what the kernel refuses is reported, not raised."""
@@ -325,7 +320,7 @@ class Installation:
         for group in postponed:
             ((number, _),) = group.sites
             try:
-                self._attachments.attach(group)
+                self.attachments.attach(group)
             except DprobesError as error:
                 self._unavailable[number] = error.message
         events += self._unavailable_of(number for group in postponed for number, _ in group.sites)
@@ -347,12 +342,12 @@ class Installation:
         from dprobes.target.kernel.traced_fields import entry_of
 
         number, site = part.sites[0]
-        traced = self._numbers.events[number].probe.traced
+        traced = self.numbers.events[number].probe.traced
         return form_of(entry_of(traced) if site.is_entry else traced, self._features.types)
 
-    def _watching_of(self, part: Part) -> ModuleWatch | None:
-        """Return what watches the module of a watchpoint's part; None for other parts."""
-        event = self._numbers.events.get(part.sites[0][0])
+    def _watching_of(self, number: int) -> ModuleWatch | None:
+        """Return what watches the module of a watchpoint; None for other probepoints."""
+        event = self.numbers.events.get(number)
         if event is None or event.module is None or event.probe.kind is not ProbeKind.WATCHPOINT:
             return None
         return self._watches.of(event.module, event.paths[0])
@@ -396,13 +391,12 @@ class Installation:
 
     def _link_event(self, group: Group) -> Descriptors:
         ((number, _),) = group.sites
-        event = self._numbers.events[number]
-        if event.module is not None and event.probe.kind is ProbeKind.WATCHPOINT:
-            watching = self._watches.of(event.module, event.paths[0])
+        event = self.numbers.events[number]
+        if (watching := self._watching_of(number)) is not None:
             return watching.add(number, event.probe.memory, group.program)
         from dprobes.engines.ebpf.attach.perf_probes import attach_event
 
-        links = attach_event(self._numbers.events[number], group.program)
+        links = attach_event(event, group.program)
         if isinstance(links, str):
             self._unavailable[number] = links
             return Descriptors()
@@ -428,12 +422,7 @@ class Installation:
     def attached(self) -> tuple[int, ...]:
         """The probepoints that can be hit."""
         absent = self._conflicting | self._unavailable.keys() | self.kernel.refused.keys()
-        return tuple(number for number, sites in self._numbers.sites.items() if sites and number not in absent)
-
-    @property
-    def numbers(self) -> ProbeNumbers:
-        """The probepoints with their sites."""
-        return self._numbers
+        return tuple(number for number, sites in self.numbers.sites.items() if sites and number not in absent)
 
     def attach_events(self, numbers: Iterable[int]) -> list[StateEvent]:
         """Compile and attach events whose addresses are known only now; return what cannot be attached."""
@@ -441,24 +430,14 @@ class Installation:
             self._unavailable.pop(number, None)
         return self._attach(list(self._compiler.event_parts(numbers)), [])
 
-    @property
-    def entries(self) -> int:
-        """How many entries the probe table has."""
-        return 2 * self.bank_size
-
     def entries_of(self, number: int) -> tuple[int, int]:
         """Return the two entries of a probepoint in the probe table."""
         return number, self.bank_size + number
 
-    @property
-    def attachments(self) -> Attachments:
-        """The links."""
-        return self._attachments
-
     def detach(self) -> None:
         """Give up all links; what can be counted still can."""
         self.kernel.look_at_ways()
-        self._attachments.close()
+        self.attachments.close()
 
     def breakpoints_in(self, descriptor: int) -> frozenset[int]:
         """Return the file offsets of the breakpoints in an open file."""

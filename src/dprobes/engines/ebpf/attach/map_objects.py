@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from dprobes.bpf.lower.lowering_request import Placement
 from dprobes.bpf.map_layouts import (
@@ -26,7 +26,7 @@ from dprobes.bpf.map_layouts import (
     power_of_two,
 )
 from dprobes.engines.ebpf.attach.site_spec import DEBUG_REGISTER
-from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, ArrayMap, HashMap, LruHashMap, OuterMap
+from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, ArrayMap, Descriptor, HashMap, LruHashMap, OuterMap
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.engine_interface import TableChange, VariableChange
 from dprobes.errors import EngineError, reason_of
@@ -42,13 +42,9 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Change
     from dprobes.rpn.keyed_tables import Table
 
+MapT = TypeVar("MapT", bound=Descriptor)
+
 __all__ = ["LoadMaps", "ProbeCounters", "SharedMaps", "Sizes", "state_count"]
-
-# What a hit costs besides its handler, by the way in which it comes about.
-#
-# A handler cannot see that: the trap is over before it begins, or comes after its end. The figures are those of
-# docs/engines.md, and for the kernel of a machine of today; on slower ones hits cost more.
-
 
 _STEPPED = 12_000
 _EMULATED = 500
@@ -66,7 +62,11 @@ _COSTS = {
     Placement.MODIFY_RETURN: 100,
     Placement.TRACEPOINT: 100,
 }
-"""Nanoseconds."""
+"""
+Nanoseconds that a hit costs besides its handler, which cannot see that: the trap is over before it, or comes after it.
+
+The figures are those of docs/engines.md, and for the kernel of a machine of today; on slower ones hits cost more.
+"""
 
 
 def hit_cost(site: Site) -> int:
@@ -78,11 +78,8 @@ def hit_cost(site: Site) -> int:
     return _STEPPED if site.executed == UprobeClass.STEPPED.value else _EMULATED
 
 
-# The maps of the overload guard (``layout.CpuLoad``, ``layout.ProbeLoad``).
-
-
 class LoadMaps:
-    """The times and counts that hits leave; leaving the context manager closes the maps."""
+    """The maps of the overload guard: times and counts that hits leave; leaving the context manager closes them."""
 
     def __init__(self, probes: int, cpus: int) -> None:
         """Make them for so many entries of the probe table and so many CPUs, a power of two."""
@@ -125,7 +122,7 @@ class LoadMaps:
         return cost
 
     def set_costs(self, sites: Iterable[tuple[Iterable[int], Site]]) -> None:
-        """Say what a hit costs besides its handler; ``sites`` come with the entries of their probepoints."""
+        """Enter what a hit costs besides its handler; ``sites`` come with the entries of their probepoints."""
         halves = self._probes.halves
         at_entry: dict[int, int] = {}
         for entries, site in sites:
@@ -171,7 +168,7 @@ def state_count() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Say how large the maps are to be: ``state`` and ``ring`` in bytes, variables by their number."""
+    """The sizes of the maps: ``state`` and ``ring`` in bytes, variables by their number."""
 
     probes: int
     state: int
@@ -202,7 +199,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class ProbeCounters:
-    """Hold what the probe table counts of one probepoint (``layout.ProbeField``)."""
+    """What the probe table counts of one probepoint (``map_layouts.ProbeField``)."""
 
     hits: int
     records: int
@@ -212,7 +209,12 @@ class ProbeCounters:
 
 
 class SharedMaps:
-    """Own the maps; leaving the context manager closes them."""
+    """
+    The maps; leaving the context manager closes them.
+
+    ``descriptors`` are theirs by what handlers call them. ``tables`` are the keyed ones, ``load`` those of the overload
+    guard and ``stops`` the list of stopped processes, None where there are none.
+    """
 
     def __init__(
         self,
@@ -228,89 +230,106 @@ class SharedMaps:
         ``shared_globals`` is the descriptor of the global variables, where others have them, too. ``tables`` are the
         program's keyed tables, of which all CPUs share some (``Request.shared_tables``).
         """
-        scope_size = _SCOPE_SIZE if sizes.for_tree else 1
+        self.descriptors: dict[MapName, int] = {}
+        self.tables: KernelTables | None = None
+        self.load: LoadMaps | None = None
+        self.stops: ArrayMap | None = None
+        self._crossed: ArrayMap | None = None
+        self._successor: OuterMap | None = None
+        self._counts = sizes.locals, sizes.cpu_variables
+        self._cpus = max(online_cpus()) + 1
         with contextlib.ExitStack() as stack:
+            self._stack = stack
             try:
-                self.ring = stack.enter_context(RingBuffer(sizes.ring, "dprobes_ring"))
-                self.scope = stack.enter_context(
-                    HashMap(4, SCOPE_VALUE.size, scope_size, "dprobes_scope", preallocated=sizes.for_events)
-                )
-                self._scratch = stack.enter_context(ArrayMap(sizes.state, sizes.states, "dprobes_scratch"))
-                self._claims = stack.enter_context(ArrayMap(8 * sizes.states, name="dprobes_claims"))
-                table_size = PROBE_ENTRY_SIZE * power_of_two(sizes.probes)
-                self._probes = stack.enter_context(ArrayMap(table_size, name="dprobes_probes"))
-                self._status = stack.enter_context(ArrayMap(STATUS_SIZE, name="dprobes_status"))
-                self._locals: ArrayMap = (
-                    stack.enter_context(ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
-                    if principal is None
-                    else principal._locals  # noqa: SLF001 - another of these
-                )
-                self._globals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.globals), name="dprobes_gv"))
-                per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
-                self._own: list[tuple[MapName, int]] = []
-                zeros = 0
-                self.tables: KernelTables | None = None
-                if principal is not None:
-                    self.tables, self._own = principal.tables, list(principal._common)  # noqa: SLF001
-                elif tables:
-                    from dprobes.engines.ebpf.kernel.bpf_objects import KernelTables
-                    from dprobes.engines.keyed_table_maps import zeros_size
-
-                    zeros = zeros_size(tables)
-                    self.tables = stack.enter_context(KernelTables(tables, shared_tables, sizes.cpus))
-                if sizes.thread_variables and principal is None:
-                    size = 8 * power_of_two(sizes.thread_variables)
-                    room = max(_THREADS_MIN, min(_THREADS, _THREADS_SIZE // size))
-                    variables = stack.enter_context(HashMap(8, size, room, "dprobes_tv", preallocated=True))
-                    zeros = max(zeros, size)
-                    ending = stack.enter_context(HashMap(8, 8, _ENDING, "dprobes_ending"))
-                    self._own += [(MapName.THREAD_VARIABLES, variables.fd), (MapName.ENDING, ending.fd)]
-                if zeros and principal is None:
-                    self._own.append((MapName.ZEROS, stack.enter_context(ArrayMap(zeros, name="dprobes_zeros")).fd))
-                self._common: tuple[tuple[MapName, int], ...] = tuple(self._own)
-                samples = SAMPLE_SIZE * sizes.cpus if sizes.for_events else SAMPLE_SIZE
-                self._samples = stack.enter_context(ArrayMap(samples, name="dprobes_samples"))
-                self._cpu: ArrayMap = stack.enter_context(
-                    ArrayMap(per_cpu, name="dprobes_cv")
-                    if principal is None
-                    else contextlib.nullcontext(principal._cpu)  # noqa: SLF001
-                )
-                # Mapping one takes a descriptor as well; what can be read at all can be read to the end.
-                for each, count in ((self._locals, sizes.locals), (self._cpu, sizes.cpu_variables)):
-                    if count:
-                        _ = each.words
-                if sizes.entry:
-                    entries = stack.enter_context(LruHashMap(32, sizes.entry, _ENTRIES, "dprobes_entries"))
-                    spaces = stack.enter_context(LruHashMap(4, 8, _SPACES, "dprobes_spaces"))
-                    self._own += [(MapName.ENTRIES, entries.fd), (MapName.SPACES, spaces.fd)]
-                self.stops: ArrayMap | None = None
-                if sizes.stops:
-                    from dprobes.bpf.core_stop_layout import STOPS_SIZE
-
-                    self.stops = stack.enter_context(ArrayMap(STOPS_SIZE, name="dprobes_stops"))
-                    self._own.append((MapName.STOPS, self.stops.fd))
-                self._notes: LruHashMap | None = None
-                if sizes.notes:
-                    self._notes = stack.enter_context(LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))
-                self.load: LoadMaps | None = None
-                if sizes.loads:
-                    self.load = stack.enter_context(LoadMaps(sizes.probes, sizes.cpus))
-                self._crossed: ArrayMap | None = None
-                self._successor: OuterMap | None = None
-                if sizes.replaces:
-                    self._crossed = stack.enter_context(ArrayMap(CROSSED_SIZE, name="dprobes_crossed"))
-                if sizes.replaceable:
-                    with ArrayMap(CROSSED_SIZE) as example:
-                        self._successor = stack.enter_context(OuterMap(example.fd, "dprobes_next"))
+                self._make_common(sizes)
+                if principal is None:
+                    self._make_variables(sizes, tables, shared_tables)
+                else:
+                    self._share_variables(principal)
+                if shared_globals is not None:
+                    self.descriptors[MapName.GLOBALS] = shared_globals
+                self._make_wanted(sizes)
             except OSError as error:
                 raise EngineError(
                     f"the kernel has no memory for the maps of this program: {reason_of(error)}",
                     hint=_HINTS.get(error.errno or 0, _TOO_MUCH),
                 ) from error
-            self._counts = sizes.locals, sizes.cpu_variables
-            self._cpus = max(online_cpus()) + 1
-            self._globals_fd = self._globals.fd if shared_globals is None else shared_globals
             self._stack = stack.pop_all()
+
+    def _add(self, name: MapName, made: MapT) -> MapT:
+        """Own a map, which handlers call by a name."""
+        self.descriptors[name] = made.fd
+        self._stack.enter_context(made)
+        return made
+
+    def _make_common(self, sizes: Sizes) -> None:
+        """Make the maps that every program has."""
+        self.ring = self._add(MapName.RING, RingBuffer(sizes.ring, "dprobes_ring"))
+        scope_size = _SCOPE_SIZE if sizes.for_tree else 1
+        scope = HashMap(4, SCOPE_VALUE.size, scope_size, "dprobes_scope", preallocated=sizes.for_events)
+        self.scope = self._add(MapName.SCOPE, scope)
+        self._add(MapName.SCRATCH, ArrayMap(sizes.state, sizes.states, "dprobes_scratch"))
+        self._add(MapName.CLAIMS, ArrayMap(8 * sizes.states, name="dprobes_claims"))
+        probes = ArrayMap(PROBE_ENTRY_SIZE * power_of_two(sizes.probes), name="dprobes_probes")
+        self._probes = self._add(MapName.PROBES, probes)
+        self._status = self._add(MapName.STATUS, ArrayMap(STATUS_SIZE, name="dprobes_status"))
+        self._add(MapName.GLOBALS, ArrayMap(8 * power_of_two(sizes.globals), name="dprobes_gv"))
+        samples = SAMPLE_SIZE * sizes.cpus if sizes.for_events else SAMPLE_SIZE
+        self._add(MapName.SAMPLES, ArrayMap(samples, name="dprobes_samples"))
+
+    def _make_variables(self, sizes: Sizes, tables: Sequence[Table], shared_tables: AbstractSet[int]) -> None:
+        """Make the maps of variables and tables, which others may use as well."""
+        before = set(self.descriptors)
+        self._locals: ArrayMap = self._add(MapName.LOCALS, ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
+        per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
+        self._cpu: ArrayMap = self._add(MapName.CPU_VARIABLES, ArrayMap(per_cpu, name="dprobes_cv"))
+        # Mapping one takes a descriptor as well; what can be read at all can be read to the end.
+        for each, count in ((self._locals, sizes.locals), (self._cpu, sizes.cpu_variables)):
+            if count:
+                _ = each.words
+        zeros = 0
+        if tables:
+            from dprobes.engines.ebpf.kernel.bpf_objects import KernelTables
+            from dprobes.engines.keyed_table_maps import zeros_size
+
+            zeros = zeros_size(tables)
+            self.tables = self._stack.enter_context(KernelTables(tables, shared_tables, sizes.cpus))
+            self.descriptors |= self.tables.descriptors
+        if sizes.thread_variables:
+            size = 8 * power_of_two(sizes.thread_variables)
+            room = max(_THREADS_MIN, min(_THREADS, _THREADS_SIZE // size))
+            self._add(MapName.THREAD_VARIABLES, HashMap(8, size, room, "dprobes_tv", preallocated=True))
+            zeros = max(zeros, size)
+            self._add(MapName.ENDING, HashMap(8, 8, _ENDING, "dprobes_ending"))
+        if zeros:
+            self._add(MapName.ZEROS, ArrayMap(zeros, name="dprobes_zeros"))
+        self._of_variables: AbstractSet[MapName] = self.descriptors.keys() - before
+
+    def _share_variables(self, owner: SharedMaps) -> None:
+        """Have the variables and tables of another program."""
+        self._locals, self._cpu, self.tables = owner._locals, owner._cpu, owner.tables
+        self._of_variables = owner._of_variables
+        self.descriptors |= {name: owner.descriptors[name] for name in self._of_variables}
+
+    def _make_wanted(self, sizes: Sizes) -> None:
+        """Make the maps that some programs have."""
+        if sizes.entry:
+            self._add(MapName.ENTRIES, LruHashMap(32, sizes.entry, _ENTRIES, "dprobes_entries"))
+            self._add(MapName.SPACES, LruHashMap(4, 8, _SPACES, "dprobes_spaces"))
+        if sizes.stops:
+            from dprobes.bpf.core_stop_layout import STOPS_SIZE
+
+            self.stops = self._add(MapName.STOPS, ArrayMap(STOPS_SIZE, name="dprobes_stops"))
+        if sizes.notes:
+            self._add(MapName.NOTES, LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))
+        if sizes.loads:
+            self.load = self._stack.enter_context(LoadMaps(sizes.probes, sizes.cpus))
+            self.descriptors |= self.load.descriptors
+        if sizes.replaces:
+            self._crossed = self._add(MapName.CROSSED, ArrayMap(CROSSED_SIZE, name="dprobes_crossed"))
+        if sizes.replaceable:
+            with ArrayMap(CROSSED_SIZE) as example:
+                self._successor = self._add(MapName.SUCCESSOR, OuterMap(example.fd, "dprobes_next"))
 
     def __enter__(self) -> Self:
         return self
@@ -321,34 +340,6 @@ class SharedMaps:
     def close(self) -> None:
         """Give up the maps; those that programs use live on."""
         self._stack.close()
-
-    @property
-    def descriptors(self) -> Mapping[MapName, int]:
-        """The descriptors by what handlers call the maps."""
-        descriptors = {
-            MapName.SCRATCH: self._scratch.fd,
-            MapName.CLAIMS: self._claims.fd,
-            MapName.PROBES: self._probes.fd,
-            MapName.STATUS: self._status.fd,
-            MapName.LOCALS: self._locals.fd,
-            MapName.GLOBALS: self._globals_fd,
-            MapName.CPU_VARIABLES: self._cpu.fd,
-            MapName.SAMPLES: self._samples.fd,
-            MapName.RING: self.ring.fd,
-            MapName.SCOPE: self.scope.fd,
-            **dict(self._own),
-        }
-        if self._notes is not None:
-            descriptors[MapName.NOTES] = self._notes.fd
-        if self.load is not None:
-            descriptors |= self.load.descriptors
-        if self.tables is not None:
-            descriptors |= self.tables.descriptors
-        if self._crossed is not None:
-            descriptors[MapName.CROSSED] = self._crossed.fd
-        if self._successor is not None:
-            descriptors[MapName.SUCCESSOR] = self._successor.fd
-        return descriptors
 
     @property
     def status(self) -> memoryview:
@@ -362,7 +353,7 @@ class SharedMaps:
         return count
 
     def set_alive(self, count: int) -> None:
-        """Say how many processes are in scope; only while nobody else counts."""
+        """Set how many processes are in scope; only while nobody else counts."""
         self.status[Status.ALIVE // 8] = count
 
     @property
@@ -382,7 +373,7 @@ class SharedMaps:
         return SwitchOver(self.status[Status.SWITCH_OVER // 8])
 
     def set_switch_over(self, state: SwitchOver) -> None:
-        """Say which hits are this program's, to all handlers at once."""
+        """Tell all handlers at once which hits are this program's."""
         self.status[Status.SWITCH_OVER // 8] = state
 
     def set_place(self, entry: int, link: int, offset: int) -> None:

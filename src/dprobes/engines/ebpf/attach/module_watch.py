@@ -3,8 +3,8 @@ Watchpoints in a module: debug registers of all CPUs, wherever the module lies i
 
 A symbol lies elsewhere in each process, but there are only four registers: one serves all processes that have the
 module at the same place, such as those that a process started with fork(2), and all of a program that is not
-position-independent. Programs keep which processes map the module (``module_watch``), and handlers ask for that; so
-an access in any other process does not count.
+position-independent. Programs keep in MAPPERS which processes map the module: they notice its first instruction in a
+process, and what becomes of that. Handlers ask for it; so an access in any other process does not count.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dprobes.engines.ebpf.attach.process_programs import (
 )
 from dprobes.engines.ebpf.kernel.bpf_links import (
     UprobeLinks,
-    attach_typed_tracepoint,
+    attach_tracepoints,
     attach_uprobes,
     uprobe_attach_type,
 )
-from dprobes.engines.ebpf.kernel.bpf_objects import HashMap, explained, load
+from dprobes.engines.ebpf.kernel.bpf_objects import HashMap, explained, finished, load
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleWatch", "arrival_program", "departure_program", "exec_program", "fork_program", "leave_program"]
 
-# Programs that keep MAPPERS: they notice a watched module's first instruction in a process, and what becomes of that.
-#
 # Where the module's place is a new one, its watchpoints have to be attached there first. So the program tells user
 # space of it (ARRIVALS) and lets the process wait in the kernel, for a limited time: nobody else can see that it waits.
 # What a process starts with fork(2) has the module where it was; an exec takes it away.
@@ -91,12 +89,6 @@ _BIAS_PLACE = _ENTRY + 8
 _SINCE = -32
 _STACK = -40
 """An address that the process can read: its stack pointer."""
-
-
-def _end(asm: Assembler) -> Assembled:
-    asm.mov(R0, 0)
-    asm.exit()
-    return asm.assemble()
 
 
 def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
@@ -206,7 +198,7 @@ def departure_program() -> Assembled:
     asm = Assembler()
     load_process(asm)
     _forget(asm, R0)
-    return _end(asm)
+    return finished(asm)
 
 
 def fork_program(types: KernelTypes) -> Assembled:
@@ -232,7 +224,7 @@ def fork_program(types: KernelTypes) -> Assembled:
     asm.place(full)
     add_to_status(asm, Status.LATE, 1)
     asm.place(out)
-    return _end(asm)
+    return finished(asm)
 
 
 def exec_program(types: KernelTypes) -> Assembled:
@@ -241,7 +233,7 @@ def exec_program(types: KernelTypes) -> Assembled:
     load_argument(asm, R2, 0)
     asm.load(R3, R2, types.member_offset("task_struct", "tgid"), Size.W)
     _forget(asm, R3)
-    return _end(asm)
+    return finished(asm)
 
 
 def leave_program(types: KernelTypes) -> Assembled:
@@ -252,7 +244,7 @@ def leave_program(types: KernelTypes) -> Assembled:
     asm.jump_if(Jump.JNE, R4, 0, out)
     _forget(asm, R6)
     asm.place(out)
-    return _end(asm)
+    return finished(asm)
 
 
 _PROCESSES = 1 << 14
@@ -268,7 +260,7 @@ _KNOWN = b"\1\0\0\0"
 
 class ModuleWatch:
     """
-    Watch a module's memory: ``add`` each watchpoint, then ``start``, and ask ``happened`` now and then.
+    The watch on a module's memory: ``add`` each watchpoint, then ``start``, and ask ``happened`` now and then.
 
     ``reached`` is a path to the very file. ``is_in_scope`` tells of processes that are there already.
     """
@@ -340,7 +332,7 @@ class ModuleWatch:
             self._follow()
         known: set[int] = set()
         # What one of the found has started meanwhile is found by a second look.
-        while new := [mapper for mapper in self._mapping_processes() if mapper.pid not in known]:
+        while new := [m for m in find_mappers(self._reached) if self._is_in_scope(m.pid) and m.pid not in known]:
             for mapper in new:
                 known.add(mapper.pid)
                 self._adopt(mapper)
@@ -362,17 +354,12 @@ class ModuleWatch:
         )
         self._links.add(program)
         with KernelTypes() as types:
-            for tracepoint, make in _TRACEPOINTS.items():
-                self._links.add(attach_typed_tracepoint(tracepoint, make(types), maps, types))
+            programs = {tracepoint: make(types) for tracepoint, make in _TRACEPOINTS.items()}
+            self._add_links(attach_tracepoints(programs, maps, types))
         module = self._resolved.module
         shown = str(module.path)
-        departure = load(
-            departure_program(),
-            maps,
-            ProgramType.KPROBE,
-            attach_type=uprobe_attach_type(features),
-            name="dprobes_leave",
-        )
+        kind, attach_type = ProgramType.KPROBE, uprobe_attach_type(features)
+        departure = load(departure_program(), maps, kind, attach_type=attach_type, name="dprobes_leave")
         self._links.add(departure)
         if leaving := self._places_of(last_executed_in(module)):
             self._add_links(attach_uprobes(departure, self._reached, leaving, features, shown=shown))
@@ -398,9 +385,6 @@ class ModuleWatch:
 
     # Processes
 
-    def _mapping_processes(self) -> Sequence[Mapper]:
-        return [mapper for mapper in find_mappers(self._reached).found if self._is_in_scope(mapper.pid)]
-
     def _adopt(self, mapper: Mapper) -> None:
         """Watch in a process that runs already."""
         key = _PID.pack(mapper.pid)
@@ -409,7 +393,7 @@ class ModuleWatch:
             self._watch(bias, mapper.pid)
             self._mappers[key] = _BIAS_FORMAT.pack(bias)
             # Has it executed another program meanwhile, or ended?
-            seen = find_mappers(self._reached, [mapper.pid]).found
+            seen = find_mappers(self._reached, [mapper.pid])
             now = load_bias(self._resolved.module.elf, seen[0].mappings) if seen else None
             if now == bias:
                 return

@@ -65,13 +65,6 @@ __all__ = [
     "refuse_events",
 ]
 
-# Hardware breakpoints that are there before it is known what they are to watch.
-#
-# To open a breakpoint on a CPU, the kernel waits until all CPUs have passed through user space or the scheduler
-# (``percpu_down_write`` in ``kernel/events/hw_breakpoint.c``), which takes milliseconds, and for ever if a process
-# waits in a BPF program meanwhile. To move one that is open takes microseconds.
-
-
 USER_END = (1 << 47) - 4096
 """Where the addresses of programs end on x86-64, with four levels of page tables."""
 
@@ -83,10 +76,12 @@ _NOWHERE = 0
 
 class MovableBreakpoint(Descriptors):
     """
-    Own a breakpoint on all CPUs that runs a PERF_EVENT program, for ``size`` bytes.
+    A breakpoint on all CPUs that runs a PERF_EVENT program, for ``size`` bytes.
 
-    It watches nothing until ``move``. OSError as the kernel answers: ENOSPC if the four of a CPU are in use.
-    The program must stay loaded as long as CPUs may come.
+    It watches nothing until ``move``. To open one on a CPU, the kernel waits until all CPUs have passed through user
+    space or the scheduler (``percpu_down_write`` in ``kernel/events/hw_breakpoint.c``), which takes milliseconds, and
+    for ever if a process waits in a BPF program meanwhile. To move one that is open takes microseconds. OSError as the
+    kernel answers: ENOSPC if the four of a CPU are in use. The program must stay loaded as long as CPUs may come.
     """
 
     def __init__(self, program: int, size: int, access: Access) -> None:
@@ -133,7 +128,7 @@ class MovableBreakpoint(Descriptors):
 
 class Watch(Descriptors):
     """
-    Own the breakpoints of one watchpoint, by the load bias for which they are; ``close`` ends it.
+    The breakpoints of one watchpoint, by the load bias for which they are; ``close`` ends it.
 
     One more is ready for the next place (``prepare``). ``on_close`` is called then.
     """
@@ -224,7 +219,7 @@ _NANOSECONDS = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class EventProbe:
     """
-    Hold a probepoint that is an event, with the program's code for each word size that it runs in.
+    A probepoint that is an event, with the program's code for each word size that it runs in.
 
     ``module`` is the one whose code is sampled or whose memory is watched, and ``paths`` lead to its file, and to
     others with the same contents. ``kernel`` is what a program in the kernel is about.

@@ -1,9 +1,10 @@
 """
-Programs that keep SCOPE: on the kernel's tracepoints they add the children of processes in it, and remove what ends.
+Programs on the tracepoints of processes and signals: they keep SCOPE and ENDING, and tell the reader of faults.
 
-Process ids are of the initial namespace. A child is in scope before it first runs. A process has ended for
-``Status.ALIVE`` when its last thread gets to ``sched_process_exit``; it is in scope until none of its threads can run
-any more. The members of ``task_struct`` are found in the kernel's type information.
+To keep SCOPE they add the children of processes in it, and remove what ends. Process ids are of the initial namespace.
+A child is in scope before it first runs. A process has ended for ``Status.ALIVE`` when its last thread gets to
+``sched_process_exit``; it is in scope until none of its threads can run any more. The members of ``task_struct`` are
+found in the kernel's type information.
 
 A process that has not executed its program yet has a key of its own until it does (``awaiting_key``), so that none of
 its hits before count.
@@ -11,23 +12,44 @@ its hits before count.
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, OVERWRITE, Alu, Atomic, Helper, Jump, Register, RingOutput, Size
-from dprobes.bpf.map_layouts import AWAITING, KIND_SHIFT, SCOPE_VALUE, Entry, MapName, ScopeField, Status
-from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint
-from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor, Descriptors, load
+from dprobes.bpf.map_layouts import (
+    AWAITING,
+    KIND_SHIFT,
+    NOTE_HITS,
+    PROBE_ENTRY_SIZE,
+    REMOVED_BY,
+    SCOPE_VALUE,
+    TICKETS_SHIFT,
+    Entry,
+    MapName,
+    ProbeField,
+    ScopeField,
+    Status,
+)
+from dprobes.engines.ebpf.kernel.bpf_links import attach_tracepoints, attach_typed_tracepoint
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor, finished, load
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
+from dprobes.engines.engine_interface import Notice
+from dprobes.errors import TargetError
 from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
     from dprobes.bpf.bpf_assembler import Label
+    from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
     from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 
 __all__ = [
+    "FaultWatch",
     "add_to_status",
     "begin_exit",
     "begin_fork",
@@ -37,17 +59,16 @@ __all__ = [
     "load_process",
     "own_process",
     "point_to_stack",
+    "watch_signals",
 ]
 
-# The arguments of the kernel's tracepoints, and process ids, for programs that follow processes.
-#
 # A thread executes much of the kernel's code after ``sched_process_exit``: it closes files, sends SIGCHLD, and leaves
 # its CPU for the last time. Then its parent waits for it, and its number may be given to another one.
 # ``sched_process_free`` comes after all of that, for each thread, but may come when its number has been given away. So
 # whatever is forgotten there is noted with the address of what ends, which nothing else can have until then.
 
 
-R0, R1, R2, R3, R4, R6, R7, R10 = (Register(number) for number in (0, 1, 2, 3, 4, 6, 7, 10))
+R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = (Register(number) for number in range(11))
 
 
 def load_argument(asm: Assembler, dst: Register, number: int) -> None:
@@ -98,8 +119,6 @@ def begin_exit(asm: Assembler, types: KernelTypes) -> None:
     asm.load(R4, R7, types.member_offset("signal_struct", "live"), Size.W)
 
 
-R8, R9 = Register.R8, Register.R9
-
 _VALUE = -8 - SCOPE_VALUE.size
 """Where on the stack the value of a new process is made."""
 
@@ -130,9 +149,7 @@ def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
     asm.place(outside)
     _delete_from_scope(asm)
     asm.place(end)
-    asm.mov(R0, 0)
-    asm.exit()
-    return asm.assemble()
+    return finished(asm)
 
 
 def _add_to_scope(asm: Assembler, flags: int) -> None:
@@ -168,9 +185,7 @@ def exec_program() -> Assembled:
     add_to_status(asm, Status.ALIVE, -1)
     add_to_status(asm, Status.UNFOLLOWED, 1)
     asm.place(end)
-    asm.mov(R0, 0)
-    asm.exit()
-    return asm.assemble()
+    return finished(asm)
 
 
 def _delete_awaiting(asm: Assembler, process: Register, absent: Label) -> None:
@@ -221,9 +236,7 @@ def exit_program(types: KernelTypes) -> Assembled:
     asm.mov(R4, RingOutput.FORCE_WAKEUP)
     asm.call(Helper.RINGBUF_OUTPUT)
     asm.place(end)
-    asm.mov(R0, 0)
-    asm.exit()
-    return asm.assemble()
+    return finished(asm)
 
 
 def free_program(types: KernelTypes) -> Assembled:
@@ -250,9 +263,7 @@ def free_program(types: KernelTypes) -> Assembled:
     asm.jump_if(Jump.JSGT, R8, 1, end, wide=False)
     _delete_from_scope(asm)
     asm.place(end)
-    asm.mov(R0, 0)
-    asm.exit()
-    return asm.assemble()
+    return finished(asm)
 
 
 def own_process() -> int:
@@ -277,25 +288,14 @@ def follow_processes(
     The first process is for the caller to put in: set ``Status.ALIVE`` to 1, then add the key, then see whether the
     process is still there. Needs STATUS, SCOPE and RING.
     """
-    links = Descriptors()
-    try:
-        links.add(attach_typed_tracepoint("sched_process_free", free_program(types), maps, types))
-        links.add(attach_typed_tracepoint("sched_process_exit", exit_program(types), maps, types))
-        fork = fork_program(types, children=children)
-        links.add(attach_typed_tracepoint("sched_process_fork", fork, maps, types))
-        if awaits_exec:
-            links.add(attach_typed_tracepoint("sched_process_exec", exec_program(), maps, types))
-    except BaseException:
-        links.close()
-        raise
-    return links
-
-
-# Programs that let what is known of threads and processes go with these, on the kernel's tracepoints.
-#
-# A thread loses its variables when it executes a program, and when it has left its CPU for the last time and its number
-# was given back; or else when another thread gets that number, before that first runs. A process has another space
-# (``MapName.SPACES``) with each program that it executes, so that nobody returns from its earlier calls.
+    programs = {
+        "sched_process_free": free_program(types),
+        "sched_process_exit": exit_program(types),
+        "sched_process_fork": fork_program(types, children=children),
+    }
+    if awaits_exec:
+        programs["sched_process_exec"] = exec_program()
+    return attach_tracepoints(programs, maps, types)
 
 
 if TYPE_CHECKING:
@@ -305,22 +305,28 @@ _KEY, _IDENTITY = -8, -16
 
 
 def follow_threads(maps: Mapping[MapName, int], types: KernelTypes) -> Descriptors:
-    """Do so until the result is closed, with those of THREAD_VARIABLES and SPACES that there are."""
+    """
+    Let what is known of threads and processes go with these until the result is closed.
+
+    That are those of THREAD_VARIABLES and SPACES that there are. A thread loses its variables when it executes a
+    program, and when it has left its CPU for the last time and its number was given back; or else when another thread
+    gets that number, before that first runs. A process has another space with each program that it executes, so that
+    nobody returns from its earlier calls.
+    """
     known = {name for name in (MapName.THREAD_VARIABLES, MapName.SPACES) if name in maps}
-    links = Descriptors()
-    try:
-        programs = {"sched_process_fork": _fork_program(known, types), "sched_process_exec": _exec_program(known)}
-        if MapName.THREAD_VARIABLES in known:
-            programs |= {"sched_process_free": _free_program(types), "sched_process_exit": _exit_program()}
-        for tracepoint, program in programs.items():
-            links.add(attach_typed_tracepoint(tracepoint, program, maps, types))
-    except BaseException:
-        links.close()
-        raise
-    return links
+    programs = {
+        "sched_process_fork": _thread_fork_program(known, types),
+        "sched_process_exec": _thread_exec_program(known),
+    }
+    if MapName.THREAD_VARIABLES in known:
+        programs |= {
+            "sched_process_free": _thread_free_program(types),
+            "sched_process_exit": _thread_exit_program(),
+        }
+    return attach_tracepoints(programs, maps, types)
 
 
-def _exit_program() -> Assembled:
+def _thread_exit_program() -> Assembled:
     """
     Return the program on ``sched_process_exit(task)``, which the ending thread runs.
 
@@ -341,10 +347,10 @@ def _exit_program() -> Assembled:
     asm.load(R0, R10, _KEY)
     _forget(asm, {MapName.THREAD_VARIABLES})
     asm.place(end)
-    return _ended(asm)
+    return finished(asm)
 
 
-def _free_program(types: KernelTypes) -> Assembled:
+def _thread_free_program(types: KernelTypes) -> Assembled:
     """Return the program on ``sched_process_free(task)``, which runs when the thread cannot any more."""
     asm = Assembler()
     end = asm.label()
@@ -360,19 +366,19 @@ def _free_program(types: KernelTypes) -> Assembled:
     asm.load(R0, R10, _KEY)
     _forget(asm, {MapName.THREAD_VARIABLES, MapName.ENDING})
     asm.place(end)
-    return _ended(asm)
+    return finished(asm)
 
 
-def _fork_program(known: Known, types: KernelTypes) -> Assembled:
+def _thread_fork_program(known: Known, types: KernelTypes) -> Assembled:
     """Return the program on ``sched_process_fork(parent, child)``, which runs before the new thread does."""
     asm = Assembler()
     load_argument(asm, R2, 1)
     asm.load(R0, R2, types.member_offset("task_struct", "pid"), Size.W)
     _forget(asm, known | {MapName.ENDING} if MapName.THREAD_VARIABLES in known else known)
-    return _ended(asm)
+    return finished(asm)
 
 
-def _exec_program(known: Known) -> Assembled:
+def _thread_exec_program(known: Known) -> Assembled:
     """Return the program on ``sched_process_exec(task, old_pid, ...)``; the first thread's number is the task's now."""
     asm = Assembler()
     load_argument(asm, R6, 1)
@@ -380,7 +386,7 @@ def _exec_program(known: Known) -> Assembled:
     _forget(asm, known)
     asm.mov(R0, R6, wide=False)
     _forget(asm, known)
-    return _ended(asm)
+    return finished(asm)
 
 
 def _load_thread(asm: Assembler) -> None:
@@ -398,7 +404,166 @@ def _forget(asm: Assembler, known: Known) -> None:
             asm.call(Helper.MAP_DELETE_ELEM)
 
 
-def _ended(asm: Assembler) -> Assembled:
-    asm.mov(R0, 0)
-    asm.exit()
-    return asm.assemble()
+FAULTS = frozenset({signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV})
+"""The signals that instructions bring about."""
+
+_SIGNAL_ENTRY = -24
+"""Where on the stack the entry is made: u32 kind, u32 thread id, u64 ip, u32 signal and tickets, u32 code."""
+
+
+def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, entries: int | None = None) -> Assembled:
+    """
+    Return the program on ``signal_deliver(signal, info, action)``; with ``in_scope`` only threads of SCOPE count.
+
+    It writes ``Entry.SIGNAL`` when a thread is about to get a signal for a fault: the record of the instruction is not
+    one of success. Where a uprobe had the instruction executed out of line, the kernel has set the instruction pointer
+    back by then (``arch_uprobe_abort_xol``), so ``ip`` is that of the probepoint. A fault that the kernel resolves
+    sends no signal. ``entries`` is how many the probe table has, a power of two, if there are notes of hits whose
+    tickets come back. Signals for which the ring has no room are counted in ``Status.UNSEEN``. With ``casts`` the
+    kernel need not say that ``info`` is a pointer, but have ``bpf_rdonly_cast``.
+    """
+    code, ip = types.member_offset("kernel_siginfo", "si_code"), types.member_offset("pt_regs", "ip")
+    asm = Assembler()
+    end = asm.label()
+    asm.load(R6, R1, 0)
+    asm.load(R8, R1, 8)
+    asm.mov(R3, 1)
+    asm.alu(Alu.LSH, R3, R6)
+    mask = sum(1 << number for number in FAULTS)
+    asm.alu(Alu.AND, R3, mask)
+    asm.jump_if(Jump.JEQ, R3, 0, end)
+    # What a process sends has a code of at most 0 (SI_USER, SI_TKILL), a fault a positive one.
+    if casts:
+        asm.mov(R1, R8)
+        asm.mov(R2, types.find(Kind.STRUCT, "kernel_siginfo"))
+        asm.call_kfunc(types.find(Kind.FUNC, "bpf_rdonly_cast"))
+        asm.mov(R8, R0)
+    asm.load(R7, R8, code, Size.W)
+    asm.jump_if(Jump.JSLE, R7, 0, end, wide=False)
+    asm.call(Helper.GET_CURRENT_PID_TGID)
+    asm.store(R10, _SIGNAL_ENTRY + 4, R0, Size.W)
+    if in_scope:
+        asm.alu(Alu.RSH, R0, 32)
+        asm.store(R10, _SIGNAL_ENTRY, R0, Size.W)
+        asm.load_map(R1, MapName.SCOPE)
+        point_to_stack(asm, R2, _SIGNAL_ENTRY)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, R0, 0, end)
+    asm.store(R10, _SIGNAL_ENTRY, Entry.SIGNAL << KIND_SHIFT, Size.W)
+    asm.call(Helper.GET_CURRENT_TASK_BTF)
+    asm.mov(R1, R0)
+    asm.call(Helper.TASK_PT_REGS)
+    asm.load(R0, R0, ip)
+    asm.store(R10, _SIGNAL_ENTRY + 8, R0)
+    asm.store(R10, _SIGNAL_ENTRY + 16, R6, Size.W)
+    asm.store(R10, _SIGNAL_ENTRY + 20, R7, Size.W)
+    if entries is not None:
+        _give_back(asm, entries)
+    asm.load_map(R1, MapName.RING)
+    point_to_stack(asm, R2, _SIGNAL_ENTRY)
+    asm.mov(R3, -_SIGNAL_ENTRY)
+    asm.mov(R4, RingOutput.NO_WAKEUP)
+    asm.call(Helper.RINGBUF_OUTPUT)
+    asm.jump_if(Jump.JEQ, R0, 0, end)
+    add_to_status(asm, Status.UNSEEN, 1)
+    asm.place(end)
+    return finished(asm)
+
+
+def _give_back(asm: Assembler, entries: int) -> None:
+    """
+    Give back what the last hit of the thread has drawn, if it was at the instruction that the entry names.
+
+    Takes R0-R5 and R8.
+    """
+    done = asm.label()
+    asm.load_map(R1, MapName.NOTES)
+    point_to_stack(asm, R2, _SIGNAL_ENTRY + 4)
+    asm.call(Helper.MAP_LOOKUP_ELEM)
+    asm.jump_if(Jump.JEQ, R0, 0, done)
+    asm.mov(R8, R0)
+    for pair in range(0, 16 * NOTE_HITS, 16):
+        other = asm.label()
+        asm.load(R1, R8, pair)
+        asm.load(R2, R10, _SIGNAL_ENTRY + 8)
+        asm.jump_if(Jump.JNE, R1, R2, other)
+        asm.store(R8, pair, 0)
+        asm.load(R2, R10, _SIGNAL_ENTRY + 16, Size.W)
+        asm.alu(Alu.ADD, R2, 1 << TICKETS_SHIFT)
+        asm.store(R10, _SIGNAL_ENTRY + 16, R2, Size.W)
+        asm.load(R2, R8, pair + 8)
+        asm.alu(Alu.AND, R2, entries - 1)
+        asm.alu(Alu.LSH, R2, PROBE_ENTRY_SIZE.bit_length() - 1)
+        asm.load_value(R1, MapName.PROBES)
+        asm.alu(Alu.ADD, R1, R2)
+        # Without a breakpoint nobody empties the note of the hit before.
+        asm.load(R2, R1, ProbeField.DISABLED, Size.W)
+        asm.jump_if(Jump.JEQ, R2, 1, other)
+        asm.mov(R2, -1)
+        asm.atomic(Atomic.ADD, R1, ProbeField.HITS, R2)
+        asm.load(R0, R10, _SIGNAL_ENTRY + 4, Size.W)
+        asm.alu(Alu.OR, R0, REMOVED_BY - (1 << 32), wide=False)
+        asm.mov(R2, 0)
+        asm.atomic(Atomic.CMPXCHG, R1, ProbeField.DISABLED, R2, size=Size.W)
+        asm.place(other)
+    asm.place(done)
+
+
+def watch_signals(
+    maps: Mapping[MapName, int], types: KernelTypes, *, in_scope: bool, entries: int | None = None
+) -> int:
+    """
+    Attach the program and return the descriptor of its link.
+
+    It needs STATUS and RING, ``in_scope`` SCOPE, and with ``entries`` NOTES and PROBES.
+
+    OSError if the kernel lets no program read signals, ``TargetError`` if it does not say how.
+    """
+
+    def attach(*, casts: bool) -> int:
+        program = signal_program(types, in_scope=in_scope, casts=casts, entries=entries)
+        return attach_typed_tracepoint("signal_deliver", program, maps, types)
+
+    try:
+        return attach(casts=False)
+    except PermissionError:
+        # Some kernels take the argument for a number, because it may be one that stands for no information (seen with
+        # 6.12.117 of Debian 12; the verifier says "marking pointer arg1 as scalar as it may encode error").
+        return attach(casts=True)
+
+
+_CONSEQUENCE = "records are emitted also where the instruction faults"
+
+
+class FaultWatch:
+    """
+    The watch on faults of a run, which begins as soon as one of its probepoints depends on it.
+
+    ``in_scope`` and ``entries`` are those of ``watch_signals``.
+    """
+
+    def __init__(self, maps: Mapping[MapName, int], entries: int | None, features: Features, *, in_scope: bool) -> None:
+        self._maps = maps
+        self._entries = entries
+        self._features = features
+        self._in_scope = in_scope
+        self._has_begun = False
+        self._link = Descriptor(-1)
+
+    def begin(self) -> Notice | None:
+        """Begin, once; return what is to be said if the kernel does not let us."""
+        if self._has_begun:
+            return None
+        self._has_begun = True
+        if Feature.TYPED_TRACEPOINT not in self._features:
+            return Notice(f"this kernel shows no type information (BTF): {_CONSEQUENCE}")
+        types, in_scope, entries = self._features.types, self._in_scope, self._entries
+        try:
+            self._link.fd = watch_signals(self._maps, types, in_scope=in_scope, entries=entries)
+        except (OSError, TargetError):
+            return Notice(f"this kernel does not let programs look at signals: {_CONSEQUENCE}")
+        return None
+
+    def close(self) -> None:
+        """End the watch."""
+        self._link.close()

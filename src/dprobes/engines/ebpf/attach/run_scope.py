@@ -49,8 +49,6 @@ __all__ = [
     "refuse_stops",
 ]
 
-# How a scope is filled: with a process, and with what it has started so far.
-
 
 class ScopeMap(Protocol):
     """The map of the processes in scope; their ids are keys."""

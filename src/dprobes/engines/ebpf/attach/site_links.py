@@ -37,7 +37,7 @@ _CLOSERS = 64
 @dataclass(eq=False, slots=True)
 class Group:
     """
-    Hold the sites that share a program: in one file, those of one definition that are placed alike, or of many.
+    The sites that share a program: in one file, those of one definition that are placed alike, or of many.
 
     ``program`` is its descriptor, ``path`` leads to the file, which is ``shown`` to people by another name. ``sites``
     are pairs of a probepoint and one of its sites.
@@ -61,7 +61,7 @@ Linker = Callable[[Group, Sequence[tuple[int, int]]], "Descriptors"]
 
 class Attachments:
     """
-    Attach groups, and remove probepoints.
+    What is attached: groups come, and probepoints are removed from them.
 
     ``bank_size`` is the distance of the two entries that a probepoint has in the probe table.
     """
@@ -237,12 +237,9 @@ def _cookie(entry: int, moved: int) -> int:
     return entry | (moved & 0xFFFF_FFFF) << 32
 
 
-# CPUs that come online during a run: samplers and watchpoints, which are events of each CPU, begin there.
-
-
 class CpuArrivals:
     """
-    The CPUs that come online from now on.
+    The CPUs that come online from now on: samplers and watchpoints, which are events of each CPU, begin there.
 
     The kernel takes events from a CPU that goes offline, so one that comes back counts as well.
     """

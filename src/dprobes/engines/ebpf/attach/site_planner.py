@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Planner", "Trampoline", "process_hazard", "trampoline", "uretprobe_hazard"]
 
-# How the thread that returns from a probed function enters the kernel: found out in child processes, through ctypes.
-#
-# x86-64 only. 32-bit programs use a breakpoint in any case.
-
 
 class Trampoline(enum.Enum):
-    """Say how a returning thread gets into the kernel, from the page that a uretprobe makes it return to."""
+    """
+    The ways into the kernel from the page that a uretprobe makes a thread return to, on x86-64.
+
+    32-bit programs use a breakpoint in any case.
+    """
 
     BREAKPOINT = "a breakpoint"
     FILTERED_CALL = "a system call that seccomp filters"
@@ -103,21 +103,17 @@ def _status_of_call(*, filtered: bool) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-# Whether uretprobes are safe for what is going to be probed; where not, breakpoints at the return instructions are.
-#
-# What can be known of a file is in ``target.returnsafety``; here are the processes that execute it.
-
-
 def uretprobe_hazard(
     module: Module, pids: Iterable[int] | None = None, command: str = "", reached: str = ""
 ) -> str | None:
     """
     Return why uretprobes in a module are not safe, as a clause; None if nothing is known against them.
 
-    They change return addresses in every process that executes the module, whatever the scope of the run is. ``pids``
-    restricts the look at these, for a link that is restricted. ``command`` is a program that is going to be started. Of
-    other processes that start later, or confine themselves later, nobody can know. ``reached`` leads to the file where
-    the module's path may not any more; ``TargetError`` if that does not.
+    Where they are not, breakpoints at the return instructions are. They change return addresses in every process that
+    executes the module, whatever the scope of the run is. ``pids`` restricts the look at these, for a link that is
+    restricted. ``command`` is a program that is going to be started. Of other processes that start later, or confine
+    themselves later, nobody can know. ``reached`` leads to the file where the module's path may not any more;
+    ``TargetError`` if that does not.
     """
     if (reason := return_address_user_in(module)) is not None:
         return reason
@@ -129,7 +125,7 @@ def uretprobe_hazard(
         mappers = find_mappers(reached or module.path, pids)
     except OSError as error:
         raise TargetError(f"'{module.path}' is not there any more") from error
-    for mapper in mappers.found:
+    for mapper in mappers:
         if kind is None and process_field(mapper.thread, "Seccomp") not in ("", "0"):
             kind = trampoline()
         if (reason := process_hazard(mapper.thread, kind) or programs.hazard(mapper)) is not None:
@@ -161,7 +157,7 @@ _FOREIGN_SIZE = 256 << 20
 
 
 class _Programs:
-    """Look at the programs and libraries of processes, at each file once."""
+    """The programs and libraries of processes, each file looked at once."""
 
     def __init__(self) -> None:
         self._known: dict[FileId, str | None] = {}
@@ -230,14 +226,10 @@ class Planner:
             request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
             check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
             self._refuse_events(resolved.events, diagnostics, everywhere=False)
-            hazard = partial(self._uretprobe_hazard, resolved.module, reached)
+            hazard = partial(uretprobe_hazard, resolved.module, command=self._command, reached=reached)
             plan = plan_file(program, resolved, diagnostics, exact=self.exact, kept=kept, uretprobe_hazard=hazard)
             self._plans[key] = plan
         return plan
-
-    def _uretprobe_hazard(self, module: Module, reached: str) -> str | None:
-
-        return uretprobe_hazard(module, command=self._command, reached=reached)
 
     def plan_kernel(self, program: Program, resolved: ResolvedKernel, diagnostics: Diagnostics) -> PlannedKernel:
         """Return how the probepoints in the kernel are served; raise ``SourceError`` if one cannot be."""

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DEBUG_REGISTER", "FilePlan", "Site", "plan_file"]
 
-# The plan of a file: its probepoints, and the places where breakpoints stand for them.
-
-
 DEBUG_REGISTER = "debug register"
 """What hits a watchpoint, in the words of the summary."""
 
@@ -41,7 +38,7 @@ DEBUG_REGISTER = "debug register"
 @dataclass(frozen=True, slots=True)
 class Site:
     """
-    Name one place of a breakpoint.
+    One place of a breakpoint.
 
     ``offset`` is that in the file, ``moved`` how far it is from the probepoint's written place. ``return_bytes`` is
     what the return instruction at a RET_SITE takes from the stack besides the return address. ``executed`` says for
@@ -67,7 +64,7 @@ class Site:
 @dataclass(frozen=True, slots=True)
 class FilePlan:
     """
-    Hold the probepoints of a file that get a breakpoint, each with its sites, and those that get none.
+    The probepoints of a file that get a breakpoint, each with its sites, and those that get none.
 
     A probepoint without sites is one of which the program's file says so already (its ``state``).
     """

@@ -42,11 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelGroups", "KernelMisses", "KprobeList", "parse_kprobes"]
 
-# What the kernel has made of kprobes: calls of ftrace, jumps, or breakpoints, by its list of them in debugfs.
-#
-# It makes jumps some time after kprobes were registered, and takes them back where somebody else comes near.
-
-
 _LIST = Path("/sys/kernel/debug/kprobes/list")
 _INTERVAL = 1.0
 """Seconds for which a list is good: there may be thousands of lines in it."""
@@ -55,7 +50,12 @@ _WAYS = {"FTRACE": "ftrace", "OPTIMIZED": "jump"}
 
 
 class KprobeList:
-    """The list, as it was when somebody last looked."""
+    """
+    What the kernel has made of kprobes: calls of ftrace, jumps, or breakpoints, by its list of them in debugfs.
+
+    It makes jumps some time after kprobes were registered, and takes them back where somebody else comes near. The list
+    is as it was when somebody last looked.
+    """
 
     def __init__(self, path: Path = _LIST) -> None:
         self._path = path
@@ -94,17 +94,16 @@ def parse_kprobes(text: str) -> dict[int, str]:
     return found
 
 
-# Hits in the kernel that ran no handler, as the kernel counts them.
-#
-# It may have to await more returns than it has room for, or be hit while a handler runs on that processor. It counts by
-# links and by programs: what one of many functions has missed belongs to all of them together.
-
-
 _MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
 
 
 class KernelMisses:
-    """The misses of a run, by the probepoints that share a link or a program; any thread may ask."""
+    """
+    The hits of a run that ran no handler, by the probepoints that share a link or a program; any thread may ask.
+
+    The kernel may have to await more returns than it has room for, or be hit while a handler runs on that processor.
+    What one of many functions has missed belongs to all of them together.
+    """
 
     def __init__(self, features: Features) -> None:
         self._features = features
@@ -259,7 +258,7 @@ class KernelGroups:
         return self._misses.watch(Descriptors([*links.detach(), *counting.detach()]), group)
 
     def _link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        from dprobes.engines.ebpf.kernel.bpf_links import attach_kernel, attach_pattern
+        from dprobes.engines.ebpf.kernel.bpf_links import attach_kernel
 
         first, _ = group.sites[0]
         if group.placement.is_trampoline:
@@ -274,7 +273,8 @@ class KernelGroups:
                 self.refused[first] = reason
                 group.sites[:] = []
                 return Descriptors()
-        links, refused = attach_pattern(group.program, places, group.placement)
+        refused: dict[int, str] = {}
+        links = attach_kernel(group.program, places, group.placement, refused)
         if refused:
             self.refused |= {probe: refused[site.offset] for probe, site in group.sites if site.offset in refused}
             group.sites[:] = [pair for pair in group.sites if pair[1].offset not in refused]

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SINGLE_KPROBES_MAX", "PlannedKernel", "plan_kernel", "refuse_reading", "refuse_skips", "refuse_waiting"]
 
-# Functions of the kernel that a handler skips: which of them the kernel lets be skipped, and how.
-#
 # Where its source says of a function that it may fail (ALLOW_ERROR_INJECTION), a program at a kprobe can override its
 # return. Where security modules decide, a program at a BPF trampoline can decide as well, with any value but 0.
 
@@ -96,12 +94,6 @@ def is_overridden(probe: Probepoint, resolved: ResolvedKernel, features: Feature
     return skippable is None or probe.where in skippable
 
 
-# The probepoints that BPF trampolines serve: those of kernels without kprobes, and of functions that are to be skipped.
-#
-# A trampoline is where a function begins, or behind its return, and knows the function's arguments and its result. The
-# kernel finds functions by the names in its type information (BTF), so a name must be of one function only.
-
-
 _ALWAYS = ("eip",)
 """What every trampoline knows besides: the function's address."""
 
@@ -112,7 +104,13 @@ def replaces_kprobes(features: Features) -> bool:
 
 
 class TrampolinePlan:
-    """A plan for a program; what is wrong is added to ``diagnostics``, but for what patterns match."""
+    """
+    The probepoints that BPF trampolines serve: those of kernels without kprobes, and of functions that are skipped.
+
+    A trampoline is where a function begins, or after its return, and knows the function's arguments and its result. The
+    kernel finds functions by the names in its type information (BTF), so a name must be of one function only. What is
+    wrong is added to ``diagnostics``, but for what patterns match.
+    """
 
     def __init__(
         self, program: Program, resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics

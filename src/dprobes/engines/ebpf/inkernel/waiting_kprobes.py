@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.attach.run_scope import is_initial_namespace
 from dprobes.engines.ebpf.inkernel.kprobe_guard import Guard, remove_lines
-from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, Descriptors
-from dprobes.errors import EngineError, PrivilegeError, reason_of
+from dprobes.engines.ebpf.kernel.bpf_links import KPROBE_REMEDY, link_event
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors, refused
+from dprobes.errors import EngineError, reason_of
 from dprobes.platform.linux import perf_calls
-from dprobes.platform.linux.bpf_calls import link_perf_event
 from dprobes.platform.linux.procfs import start_time
 from dprobes.target.kernel.tracefs import open_trace_files
 
@@ -74,12 +74,7 @@ class WaitingProbes:
         try:
             files.append(_LINES, f"{'r' if at_return else 'p'}:{name} {self._module}:{anchor}")
             links.lines.append(name)
-            event = perf_calls.open_tracepoint(int(files.read(f"events/{name}/id")))
-            try:
-                links.add(link_perf_event(program, event, cookie))
-                perf_calls.enable(event)
-            finally:
-                os.close(event)
+            link_event(links, program, perf_calls.open_tracepoint(int(files.read(f"events/{name}/id"))), cookie)
         except OSError as error:
             raise self._refusal(error, anchor) from error
 
@@ -123,27 +118,24 @@ class WaitingProbes:
 
     def _refusal(self, error: OSError, anchor: str) -> EngineError:
         what = f"the probepoint at {self._module}:{anchor}"
-        match error.errno:
-            case errno.EPERM | errno.EACCES:
-                return PrivilegeError(
-                    f"the kernel does not permit {what}", hint="run as root; kernel lockdown may forbid kprobes as well"
-                )
-            case errno.EILSEQ:
-                return EngineError(f"{what} is inside an instruction")
-            case errno.EINVAL:
-                return EngineError(
-                    f"the kernel excludes {what} from probes: it is in code that handles them, or in none"
-                )
-            case errno.EADDRNOTAVAIL | errno.ENOENT:
-                return EngineError(f"{what} is in no function that may be probed")
-        return EngineError(
-            f"{what} cannot be attached: {reason_of(error)}",
-            hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
-        )
+        if (problem := _PROBLEMS.get(error.errno or 0)) is not None:
+            return EngineError(problem.format(what))
+        problem, denied = f"{what} cannot be attached: {reason_of(error)}", f"the kernel does not permit {what}"
+        return refused(error, problem, denied, KPROBE_REMEDY)
+
+
+_NOT_IN_FUNCTION = "{} is in no function that may be probed"
+_PROBLEMS = {
+    errno.EILSEQ: "{} is inside an instruction",
+    errno.EINVAL: "the kernel excludes {} from probes: it is in code that handles them, or in none",
+    errno.EADDRNOTAVAIL: _NOT_IN_FUNCTION,
+    errno.ENOENT: _NOT_IN_FUNCTION,
+}
+"""What the kernel's refusal of a line means."""
 
 
 class WaitingLinks(Descriptors):
-    """Own the links to some lines, and the ``lines``."""
+    """The links to some lines, and the ``lines``."""
 
     def __init__(self, owner: WaitingProbes) -> None:
         super().__init__()

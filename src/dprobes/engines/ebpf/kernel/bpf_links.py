@@ -1,8 +1,8 @@
 """
-Attach loaded programs: to many places of a file at once, and to tracepoints; ``bpf_links`` has what each CPU has.
+Loaded programs attached: to places of a file, functions and places of the kernel, tracepoints, clocks and breakpoints.
 
-Everything lasts until the ``Descriptors`` that hold the links are closed; what was attached halfway is taken away again
-before an error is raised.
+Everything lasts until the ``Descriptors`` that hold the links are closed, also if this process is killed; what was
+attached halfway is taken away again before an error is raised.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import os
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dprobes.bpf.bpf_assembler import Assembler
-from dprobes.bpf.bpf_instructions import Register
 from dprobes.bpf.lower.lowering_request import Placement
-from dprobes.engines.ebpf.kernel.bpf_objects import PERF_REMEDY, TOO_MANY_FILES, Descriptors, load
+from dprobes.engines.ebpf.kernel.bpf_objects import PERF_REMEDY, Descriptors, finished, load, refused
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
-from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError, reason_of, reason_of_number
+from dprobes.errors import EngineError, NotSupportedError, TargetError, reason_of, reason_of_number
 from dprobes.platform.linux import perf_calls
 from dprobes.platform.linux.bpf_calls import (
     AttachType,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCESSES",
+    "KPROBE_REMEDY",
     "SINGLE_UPROBES_MAX",
     "CpuLinks",
     "EntryKprobes",
@@ -54,8 +54,8 @@ __all__ = [
     "attach_breakpoint",
     "attach_clock",
     "attach_kernel",
-    "attach_pattern",
     "attach_tracepoint",
+    "attach_tracepoints",
     "attach_trampoline",
     "attach_typed_tracepoint",
     "attach_uprobes",
@@ -75,7 +75,7 @@ Each takes the kernel about 0.1 s to detach, one after the other, because each w
 
 
 class UprobeLinks(Descriptors):
-    """Own the links of uprobes, which are removed completely whoever is killed meanwhile."""
+    """The links of uprobes, which are removed completely if somebody is killed meanwhile."""
 
     def close(self) -> None:
         """Remove the uprobes."""
@@ -138,7 +138,6 @@ def _single_uprobes(
     counters: Sequence[int],
     shown: str,
 ) -> UprobeLinks:
-
     offset = 0
 
     def events() -> Iterator[tuple[int, int]]:
@@ -182,11 +181,15 @@ def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -
     return links
 
 
+def _what(offsets: Sequence[int]) -> str:
+    return f"the probepoint at {offsets[0]:#x}" if len(offsets) == 1 else f"the {len(offsets)} probepoints"
+
+
 def _uprobe_error(
     error: OSError, path: str, offsets: Sequence[int], *, counts: bool = False
 ) -> EngineError | TargetError:
-    """Say what the kernel's refusal of uprobes means."""
-    what = f"the probepoint at {offsets[0]:#x}" if len(offsets) == 1 else f"the {len(offsets)} probepoints"
+    """Return what the kernel's refusal of uprobes means; ``counts`` is whether they are to raise semaphores."""
+    what, reason = _what(offsets), reason_of_number(error.errno or 0)
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
             return TargetError(f"'{path}' is not there any more")
@@ -194,11 +197,6 @@ def _uprobe_error(
             return TargetError(f"'{path}' is not a regular file")
         case errno.ESRCH:
             return TargetError("the process has ended")
-        case errno.EPERM | errno.EACCES:
-            return PrivilegeError(
-                f"the kernel does not permit to attach uprobes to '{path}'",
-                hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
-            )
         case errno.EOPNOTSUPP if counts:
             return NotSupportedError(
                 f"this kernel cannot raise the semaphore of the USDT probe of {what} in '{path}'",
@@ -217,13 +215,12 @@ def _uprobe_error(
             )
         case errno.EIO | errno.EINVAL:
             return EngineError(
-                f"the kernel refuses {what} in '{path}' ({reason_of_number(error.errno or 0)})",
+                f"the kernel refuses {what} in '{path}' ({reason})",
                 hint="the file may be on a file system that uprobes cannot read, or have changed",
             )
-    return EngineError(
-        f"{what} in '{path}' cannot be attached: {reason_of_number(error.errno or 0)}",
-        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
-    )
+    denied = f"the kernel does not permit to attach uprobes to '{path}'"
+    remedy = "run as root, or with the capabilities CAP_BPF and CAP_PERFMON"
+    return refused(error, f"{what} in '{path}' cannot be attached: {reason}", denied, remedy)
 
 
 def attach_typed_tracepoint(
@@ -244,14 +241,22 @@ def attach_typed_tracepoint(
         os.close(fd)
 
 
-# Programs at tracepoints of the kernel: on their records, by perf events, or on their arguments, with the kernel's
-# types.
-#
-# The kernel takes all of it away when the descriptors are closed, also if this process is killed.
+def attach_tracepoints(
+    programs: Mapping[str, Assembled], maps: Mapping[MapName, int], types: KernelTypes
+) -> Descriptors:
+    """Attach programs to tracepoints likewise, in their order."""
+    links = Descriptors()
+    try:
+        for tracepoint, program in programs.items():
+            links.add(attach_typed_tracepoint(tracepoint, program, maps, types))
+    except BaseException:
+        links.close()
+        raise
+    return links
 
 
 class ProgramForm(NamedTuple):
-    """How the kernel is to take a program: its type, what it attaches to, and the number of the type that names it."""
+    """What the kernel takes a program for: its type, what it attaches to, and the number of the type that names it."""
 
     kind: ProgramType
     attach_type: AttachType
@@ -273,24 +278,9 @@ def attach_tracepoint(traced: TracedEvent, program: int) -> Descriptors:
         # One event runs the program on every CPU (perf_trace_run_bpf_submit in kernel/events/core.c).
         return link_events(program, ((perf_calls.open_tracepoint(each), 0) for each in (traced.event,)), Descriptors())
     except OSError as error:
-        raise _tracepoint_refusal(error, traced) from error
-
-
-def _tracepoint_refusal(error: OSError, traced: TracedEvent) -> EngineError:
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return PrivilegeError(
-            f"the kernel does not permit to attach to the tracepoint '{traced.name}'",
-            hint=PERF_REMEDY,
-        )
-    return EngineError(
-        f"the tracepoint '{traced.name}' cannot be attached to: {reason_of(error)}",
-        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
-    )
-
-
-# Loaded programs at functions of the kernel by BPF trampolines, which need no kprobes: one program for each function.
-#
-# The kernel takes all of it away when the descriptors are closed, also if this process is killed.
+        problem = f"the tracepoint '{traced.name}' cannot be attached to: {reason_of(error)}"
+        denied = f"the kernel does not permit to attach to the tracepoint '{traced.name}'"
+        raise refused(error, problem, denied, PERF_REMEDY) from error
 
 
 _ATTACH_TYPES = {
@@ -311,11 +301,9 @@ def trampoline_form(placement: Placement, function: str, types: KernelTypes) -> 
 def is_refused(placement: Placement, function: str, types: KernelTypes) -> bool:
     """Return whether the kernel takes no program for a function, found out with one that does nothing."""
     kind, attach_type, identifier = trampoline_form(placement, function, types)
-    asm = Assembler()
-    asm.mov(Register.R0, 0)
-    asm.exit()
+    program = finished(Assembler())
     try:
-        os.close(load(asm.assemble(), {}, kind, attach_type=attach_type, attach_btf_id=identifier, name="trial"))
+        os.close(load(program, {}, kind, attach_type=attach_type, attach_btf_id=identifier, name="trial"))
     except OSError as error:
         if error.errno not in _OF_THE_PLACE:
             raise _trampoline_refusal(error, function) from error
@@ -324,7 +312,7 @@ def is_refused(placement: Placement, function: str, types: KernelTypes) -> bool:
 
 
 def attach_trampoline(program: int, function: str, *, is_one_of_many: bool) -> Descriptors | str:
-    """Attach a program to its function; return why the kernel refuses ``is_one_of_many``."""
+    """Attach a program to its function by a BPF trampoline; return why the kernel refuses ``is_one_of_many``."""
     try:
         return Descriptors((open_raw_tracepoint(program),))
     except OSError as error:
@@ -334,22 +322,9 @@ def attach_trampoline(program: int, function: str, *, is_one_of_many: bool) -> D
 
 
 def _trampoline_refusal(error: OSError, function: str) -> EngineError:
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return PrivilegeError(
-            f"the kernel does not permit a trampoline at '{function}'",
-            hint="run as root; 'dprobes doctor' says what this kernel has",
-        )
-    return EngineError(
-        f"the kernel puts no trampoline at '{function}': {reason_of(error)}",
-        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
-    )
-
-
-# Attach loaded programs to clocks and hardware breakpoints, mostly to one of each CPU.
-#
-# A CPU that goes offline takes its events with it: the kernel removes them from the CPU for good
-# (``perf_event_exit_cpu_context`` in ``kernel/events/core.c``), though their descriptors stay, and the debug registers
-# that are reserved for them. So a CPU that comes online needs new ones, whether it was there before or not.
+    problem = f"the kernel puts no trampoline at '{function}': {reason_of(error)}"
+    denied = f"the kernel does not permit a trampoline at '{function}'"
+    return refused(error, problem, denied, "run as root; 'dprobes doctor' says what this kernel has")
 
 
 ACCESSES = {
@@ -362,9 +337,12 @@ ACCESSES = {
 
 class CpuLinks(Descriptors):
     """
-    Own the links of a program to an event of each CPU, which ``open_event`` opens. OSError as the kernel answers.
+    The links of a program to an event of each CPU, which ``open_event`` opens. OSError as the kernel answers.
 
-    The program must stay loaded as long as CPUs may come.
+    A CPU that goes offline takes its events with it: the kernel removes them from the CPU for good
+    (``perf_event_exit_cpu_context`` in ``kernel/events/core.c``), though their descriptors stay, and the debug
+    registers that are reserved for them. So a CPU that comes online needs new ones, and the program must stay loaded as
+    long as CPUs may come.
     """
 
     def __init__(self, program: int, open_event: Callable[[int], int], cookie: int = 0) -> None:
@@ -425,11 +403,8 @@ def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int =
     return CpuLinks(program, lambda cpu: perf_calls.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
 
 
-# Loaded programs attached to places in the kernel: one by one through the kprobe PMU, or to many functions at once.
-#
-# The kernel takes all of it away when the descriptors are closed, also if this process is killed.
-
-
+KPROBE_REMEDY = "run as root; kernel lockdown may forbid kprobes as well"
+"""What to do about a kprobe that the kernel permits to nobody here."""
 _MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
 
 
@@ -438,61 +413,41 @@ def kernel_attach_type(placement: Placement) -> AttachType:
     return AttachType.TRACE_KPROBE_MULTI if placement in _MANY else AttachType.NONE
 
 
-def attach_kernel(program: int, places: Sequence[tuple[int, int]], placement: Placement) -> Descriptors:
-    """Attach a program to ``places``, addresses of the kernel with the cookie that the program gets there."""
-    if placement in _MANY:
-        try:
-            return _link_functions(program, places, placement)
-        except OSError as error:
-            raise _kprobe_refusal(error, [address for address, _ in places]) from error
-    address = 0
-
-    def events() -> Iterator[tuple[int, int]]:
-        nonlocal address
-        unit = perf_calls.kprobe_unit()
-        for address, cookie in places:
-            yield perf_calls.open_kprobe(unit, address, is_return=placement.is_return), cookie
-
-    try:
-        return link_events(program, events(), Descriptors())
-    except OSError as error:
-        raise _kprobe_refusal(error, [address]) from error
-
-
-def attach_pattern(
-    program: int, places: Sequence[tuple[int, int]], placement: Placement
-) -> tuple[Descriptors, dict[int, str]]:
+def attach_kernel(
+    program: int, places: Sequence[tuple[int, int]], placement: Placement, refusals: dict[int, str] | None = None
+) -> Descriptors:
     """
-    Attach a program to those of ``places`` that the kernel takes; return the addresses of others with the reason.
+    Attach a program to ``places``, addresses of the kernel with the cookie that the program gets there.
 
-    Raise an error of ours if the kernel takes none for a reason that is not the place's.
+    What the kernel does not take because of the place goes to ``refusals``, with the reason, if these are given.
     """
+    addresses = [address for address, _ in places]
     if placement in _MANY:
+        flags = KprobeMulti.RETURN if placement.is_return else KprobeMulti.NONE
         try:
-            return _link_functions(program, places, placement), {}
+            return Descriptors((link_kprobes(program, addresses, [cookie for _, cookie in places], flags),))
         except OSError as error:
-            if error.errno not in _REASONS:
-                raise _kprobe_refusal(error, [address for address, _ in places]) from error
-        refused = _refused_by_ftrace([address for address, _ in places])
-        kept = [(address, cookie) for address, cookie in places if address not in refused]
-        return (attach_kernel(program, kept, placement) if kept else Descriptors()), refused
-    links, refused = Descriptors(), {}
-    address = 0
+            if refusals is None or error.errno not in _REASONS:
+                raise _kprobe_refusal(error, addresses) from error
+        refusals |= _refused_by_ftrace(addresses)
+        kept = [(address, cookie) for address, cookie in places if address not in refusals]
+        return attach_kernel(program, kept, placement) if kept else Descriptors()
+    links, address = Descriptors(), 0
     try:
         unit = perf_calls.kprobe_unit()
         for address, cookie in places:
             try:
-                _link_kprobe(links, program, unit, address, cookie, placement)
+                link_event(links, program, perf_calls.open_kprobe(unit, address, is_return=placement.is_return), cookie)
             except OSError as error:
-                if error.errno not in _REASONS:
+                if refusals is None or error.errno not in _REASONS:
                     raise
-                refused[address] = _REASONS[error.errno]
+                refusals[address] = _REASONS[error.errno]
     except BaseException as error:
         links.close()
         if isinstance(error, OSError):
             raise _kprobe_refusal(error, [address]) from error
         raise
-    return links, refused
+    return links
 
 
 class EntryKprobes:
@@ -521,26 +476,16 @@ class EntryKprobes:
             os.close(self._events.pop()[0])
 
 
-def _link_functions(program: int, places: Sequence[tuple[int, int]], placement: Placement) -> Descriptors:
-    flags = KprobeMulti.RETURN if placement.is_return else KprobeMulti.NONE
-    addresses, cookies = [address for address, _ in places], [cookie for _, cookie in places]
-    return Descriptors((link_kprobes(program, addresses, cookies, flags),))
-
-
-def _link_kprobe(
-    links: Descriptors, program: int, unit: perf_calls.ProbeUnit, address: int, cookie: int, placement: Placement
-) -> None:
-    link_event(links, program, perf_calls.open_kprobe(unit, address, is_return=placement.is_return), cookie)
-
-
 def _refused_by_ftrace(addresses: Sequence[int]) -> dict[int, str]:
     """
     Return the functions that the kernel does not take for a link with many, with the reason.
 
     It refuses a list as a whole. So halves of it are tried, with a program that does nothing.
     """
-    refused: dict[int, str] = {}
-    program = load(_nothing(), {}, ProgramType.KPROBE, attach_type=AttachType.TRACE_KPROBE_MULTI, name="trial")
+    found: dict[int, str] = {}
+    program = load(
+        finished(Assembler()), {}, ProgramType.KPROBE, attach_type=AttachType.TRACE_KPROBE_MULTI, name="trial"
+    )
     waiting = [addresses]
     try:
         while waiting:
@@ -551,20 +496,13 @@ def _refused_by_ftrace(addresses: Sequence[int]) -> dict[int, str]:
                 if error.errno not in _REASONS:
                     raise _kprobe_refusal(error, tried) from error
                 if len(tried) == 1:
-                    refused[tried[0]] = _REASONS[error.errno]
+                    found[tried[0]] = _REASONS[error.errno]
                 else:
                     middle = len(tried) // 2
                     waiting += (tried[:middle], tried[middle:])
     finally:
         os.close(program)
-    return refused
-
-
-def _nothing() -> Assembled:
-    asm = Assembler()
-    asm.mov(Register.R0, 0)
-    asm.exit()
-    return asm.assemble()
+    return found
 
 
 _REASONS = {
@@ -580,15 +518,6 @@ _REASONS = {
 
 
 def _kprobe_refusal(error: OSError, addresses: Sequence[int]) -> EngineError:
-    """Say what the kernel's refusal of kprobes means."""
-    what = f"the probepoint at {addresses[0]:#x}" if len(addresses) == 1 else f"the {len(addresses)} probepoints"
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return PrivilegeError(
-            f"the kernel does not permit {what}", hint="run as root; kernel lockdown may forbid kprobes as well"
-        )
-    if (reason := _REASONS.get(error.errno or 0)) is not None:
-        return EngineError(f"{what} in the kernel cannot be attached: {reason}")
-    return EngineError(
-        f"{what} in the kernel cannot be attached: {reason_of(error)}",
-        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
-    )
+    what = _what(addresses)
+    problem = f"{what} in the kernel cannot be attached: {_REASONS.get(error.errno or 0) or reason_of(error)}"
+    return refused(error, problem, f"the kernel does not permit {what}", KPROBE_REMEDY)

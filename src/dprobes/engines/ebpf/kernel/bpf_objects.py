@@ -1,5 +1,5 @@
 """
-Maps: memory that BPF programs and this process share.
+Programs and maps in the kernel, the memory that programs and this process share, and their descriptors.
 
 A map lives as long as its object here is open, or a program that uses it is loaded.
 """
@@ -7,16 +7,16 @@ A map lives as long as its object here is open, or a program that uses it is loa
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import struct
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Self
 
-from dprobes.bpf.bpf_instructions import INSN_SIZE, encode
+from dprobes.bpf.bpf_instructions import INSN_SIZE, Register, encode
 from dprobes.engines.keyed_table_maps import TableMaps
-from dprobes.errors import EngineError, reason_of_number
+from dprobes.errors import EngineError, PrivilegeError, reason_of_number
 from dprobes.platform.linux.bpf_calls import (
     AttachType,
     MapFlag,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.bpf.bpf_assembler import Assembled, Assembler
     from dprobes.bpf.map_layouts import MapName
     from dprobes.rpn.keyed_tables import Table
 
@@ -53,13 +53,12 @@ __all__ = [
     "KernelTables",
     "OuterMap",
     "explained",
+    "finished",
     "load",
     "loadable",
+    "refused",
     "with_descriptors",
 ]
-
-# What the kernel refuses, as an error for people.
-
 
 PERF_REMEDY = "run as root, or with the capabilities CAP_BPF and CAP_PERFMON; a container must allow perf_event_open(2)"
 """What to do about an event or a tracepoint that the kernel permits to nobody here."""
@@ -81,11 +80,15 @@ def explained(what: str) -> Iterator[None]:
         ) from error
 
 
-# Descriptors of kernel objects, owned by somebody who closes them.
+def refused(error: OSError, problem: str, denied: str, remedy: str) -> EngineError:
+    """Return the error that there is a ``problem``, or that the kernel has ``denied`` something to this process."""
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return PrivilegeError(denied, hint=remedy)
+    return EngineError(problem, hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None)
 
 
 class Descriptor:
-    """Own a descriptor; leaving the context manager closes it, as often as one likes. A closed one is -1."""
+    """A descriptor of ours; leaving the context manager closes it, as often as one likes. A closed one is -1."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -109,7 +112,7 @@ class Descriptor:
 
 
 class Descriptors:
-    """Own many descriptors, and close them together."""
+    """Descriptors of ours that are closed together."""
 
     def __init__(self, descriptors: Iterable[int] = ()) -> None:
         self._descriptors = list(descriptors)
@@ -139,7 +142,7 @@ class Descriptors:
         """Give up the kernel objects, the last one first."""
         while self._descriptors:
             # The kernel frees a descriptor also when close(2) reports an error.
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 os.close(self._descriptors.pop())
 
     def __enter__(self) -> Self:
@@ -149,20 +152,24 @@ class Descriptors:
         self.close()
 
 
-# Assembled programs into the kernel: the descriptors of maps come in the place of their names.
-
-
 _IMMEDIATE = struct.Struct("=i")
 _IMMEDIATE_OFFSET = 4  # in struct bpf_insn
 _FUNCTION_RECORD = struct.Struct("=II")  # struct bpf_func_info
 
 
 def with_descriptors(assembled: Assembled, maps: Mapping[MapName, int]) -> bytes:
-    """Return the bytes of a program that uses these maps."""
+    """Return the bytes of a program, with the descriptors of maps in the place of their names."""
     code = bytearray(encode(assembled.code))
     for reference in assembled.maps:
         _IMMEDIATE.pack_into(code, reference.index * INSN_SIZE + _IMMEDIATE_OFFSET, maps[reference.map])
     return bytes(code)
+
+
+def finished(asm: Assembler) -> Assembled:
+    """Return the program that was written, which ends here and returns 0."""
+    asm.mov(Register.R0, 0)
+    asm.exit()
+    return asm.assemble()
 
 
 def load(
@@ -210,7 +217,7 @@ def loadable(
 
 class ArrayMap(Descriptor):
     """
-    Hold an array whose elements this process sees as memory.
+    An array whose elements this process sees as memory.
 
     Views of the memory must not be kept beyond ``close``; any thread may ask for them before that. In a map with one
     element programs may address the value directly; elements of others begin at multiples of ``stride``.
@@ -266,21 +273,21 @@ class ArrayMap(Descriptor):
 
 class OuterMap(Descriptor):
     """
-    Hold one map for programs that are loaded before it exists; it is like the one with the descriptor ``example``.
+    The place of one map for programs that are loaded before it exists; it is like that of the descriptor ``example``.
 
-    The map lives as long as it is held.
+    The map lives as long as it is there.
     """
 
     def __init__(self, example: int, name: str = "") -> None:
         super().__init__(create_map(MapType.ARRAY_OF_MAPS, 4, 4, 1, name=name, inner=example))
 
     def put(self, descriptor: int) -> None:
-        """Hold a map from now on; programs find it when this returns."""
+        """Keep a map from now on; programs find it when this returns."""
         update_element(self.fd, bytes(4), descriptor.to_bytes(4, "little"))
 
 
 class LruHashMap(Descriptor):
-    """Hold a hash that programs alone use, and that forgets what was not used for longest when it is full."""
+    """A hash that programs alone use, and that forgets what was not used for longest when it is full."""
 
     def __init__(self, key_size: int, value_size: int, entries: int, name: str = "") -> None:
         super().__init__(create_map(MapType.LRU_HASH, key_size, value_size, entries, MapFlag.NONE, name))
@@ -288,7 +295,7 @@ class LruHashMap(Descriptor):
 
 class HashMap(Descriptor):
     """
-    Hold a hash from keys to values of fixed sizes in bytes, with room for so many entries.
+    A hash from keys to values of fixed sizes in bytes, with room for so many entries.
 
     ``preallocated`` takes all the memory at once, which programs on perf events want before Linux kernel commit
     34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1). With
@@ -331,11 +338,8 @@ class HashMap(Descriptor):
         return delete_element(self.fd, key)
 
 
-# The maps of keyed tables as the kernel has them.
-
-
 class _KernelMaps:
-    """Make maps in the kernel."""
+    """The maker of maps in the kernel."""
 
     def array(self, size: int, name: str) -> ArrayMap:
         """Return an array of one element; mapping it takes a descriptor as well, so it is mapped."""
@@ -349,7 +353,7 @@ class _KernelMaps:
 
 
 class KernelTables(TableMaps[ArrayMap, HashMap]):
-    """Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1."""
+    """The maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1."""
 
     def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int) -> None:
         super().__init__(tables, shared, cpus, _KernelMaps())

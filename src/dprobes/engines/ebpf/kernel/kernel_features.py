@@ -45,7 +45,7 @@ R10 = Register.R10
 
 
 class Feature(Enum):
-    """Name what a kernel may offer; the value completes "this kernel has no ..."."""
+    """What a kernel may offer; the value completes "this kernel has no ..."."""
 
     BPF = "BPF programs on uprobes"
     MMAPABLE_ARRAY = "BPF arrays that can be mapped"
@@ -81,7 +81,7 @@ class Feature(Enum):
 
 class Features:
     """
-    Find out what the kernel offers, each feature when it is first asked for, once in the life of the object.
+    What the kernel offers: each feature is tried when it is first asked for, once in the life of the object.
 
     ``overrides`` says for features what is to be answered without a trial, as tests want it.
     """
@@ -173,17 +173,12 @@ def _on_stack(helper: Helper, before: tuple[int, ...], size: int, *after: int) -
     return _end(asm)
 
 
-def _with_context(helper: Helper) -> Assembler:
-    """Return a program that calls a helper with its context, which is in R1 from the start."""
+def _with_context(helper: Helper, *arguments: int) -> Assembler:
+    """Return a program that calls a helper with its context, which is in R1 from the start, and numbers."""
     asm = Assembler()
+    for register, argument in zip((R2, R3, R4, R5), arguments, strict=False):
+        asm.mov(register, argument)
     asm.call(helper)
-    return _end(asm)
-
-
-def _override_return() -> Assembler:
-    asm = Assembler()
-    asm.mov(R2, 0)
-    asm.call(Helper.OVERRIDE_RETURN)
     return _end(asm)
 
 
@@ -194,14 +189,6 @@ def _loads(
     flags: ProgramFlag = ProgramFlag.NONE,
 ) -> Callable[[KernelTypes], None]:
     return lambda _: os.close(_load(make(), kind, attach_type=attach_type, flags=flags))
-
-
-def _try_array(_: KernelTypes) -> None:
-    os.close(create_map(MapType.ARRAY, 4, 8, 1, MapFlag.MMAPABLE))
-
-
-def _try_ring(_: KernelTypes) -> None:
-    os.close(create_map(MapType.RINGBUF, 0, 0, mmap.PAGESIZE))
 
 
 def _link_nowhere(pid: int) -> int:
@@ -309,10 +296,6 @@ def _write_register() -> Assembler:
     return _end(asm)
 
 
-def _try_btf(types: KernelTypes) -> None:
-    types.require()
-
-
 def _try_typed_tracepoint(types: KernelTypes) -> None:
     kind, attach_type = ProgramType.TRACING, AttachType.TRACE_RAW_TP
     identifier = types.tracepoint("sched_process_exit")
@@ -384,8 +367,8 @@ _SIGNAL_NONE = 0
 
 _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
     Feature.BPF: _loads(_nothing),
-    Feature.MMAPABLE_ARRAY: _try_array,
-    Feature.RING_BUFFER: _try_ring,
+    Feature.MMAPABLE_ARRAY: lambda _: os.close(create_map(MapType.ARRAY, 4, 8, 1, MapFlag.MMAPABLE)),
+    Feature.RING_BUFFER: lambda _: os.close(create_map(MapType.RINGBUF, 0, 0, mmap.PAGESIZE)),
     Feature.UPROBE_MULTI: _try_uprobe_multi,
     Feature.UPROBE_MULTI_PROCESS: _try_uprobe_multi_process,
     Feature.ATTACH_COOKIE: _loads(lambda: _with_context(Helper.GET_ATTACH_COOKIE)),
@@ -404,7 +387,7 @@ _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
     Feature.ANCESTOR_CGROUP: _loads(lambda: _call(Helper.GET_CURRENT_ANCESTOR_CGROUP_ID, 0)),
     Feature.PERF_EVENT: _loads(_nothing, ProgramType.PERF_EVENT),
     Feature.PERF_EVENT_COOKIE: _loads(lambda: _with_context(Helper.GET_ATTACH_COOKIE), ProgramType.PERF_EVENT),
-    Feature.BTF: _try_btf,
+    Feature.BTF: KernelTypes.require,
     Feature.RAW_TRACEPOINT: _loads(_nothing, ProgramType.RAW_TRACEPOINT),
     Feature.TYPED_TRACEPOINT: _try_typed_tracepoint,
     Feature.KPROBE: _try_kprobe,
@@ -413,6 +396,6 @@ _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
     Feature.LINK_MISSED: _try_link_missed,
     Feature.TRAMPOLINE: _try_trampoline,
     Feature.MODIFY_RETURN: _try_modify_return,
-    Feature.OVERRIDE_RETURN: _loads(_override_return),
+    Feature.OVERRIDE_RETURN: _loads(lambda: _with_context(Helper.OVERRIDE_RETURN, 0)),
     Feature.READ_KERNEL: _loads(lambda: _on_stack(Helper.PROBE_READ_KERNEL, (), 8, 8, 0)),
 }

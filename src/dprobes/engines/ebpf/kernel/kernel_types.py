@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["KERNEL_BTF", "KeptAnswers", "KernelTypes"]
 
-# Numbers about the running kernel that take long to find out, kept in a file until the next boot.
-#
-# The file is one in the user's cache directory (``cache_files``). It is a text: the kernel's boot id, and lines of a
-# key and a number. What cannot be read or written is found out again.
-
 
 class KeptAnswers:
-    """Look up numbers and add new ones; ``directory`` is by default the user's."""
+    """
+    Numbers about the running kernel that take long to find out, kept in a file until the next boot.
+
+    The file is a text: the kernel's boot id, and lines of a key and a number. What cannot be read or written is found
+    out again. ``directory`` is by default the user's cache directory.
+    """
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
         self._directory = cache_directory() if directory is None else str(directory)
@@ -73,7 +73,7 @@ def _contents(path: str) -> bytes | mmap.mmap:
 
 class KernelTypes:
     """
-    Look up the types of the running kernel; see ``Btf`` for what the methods return.
+    The types of the running kernel; see ``Btf`` for what the methods return.
 
     They raise OSError where the kernel shows none (FileNotFoundError: built without them). The look-ups of a start
     take some 10 ms: so what was found is kept until the next boot, but with another ``path``. Any thread may ask, and

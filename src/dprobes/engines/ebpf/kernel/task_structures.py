@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FileIdentifier", "mapped_module", "paging_layout", "task_layout", "vma_layout"]
 
-# Whether programs can read of the running thread what records say of it, and where that is.
-
 
 def task_layout(features: Features) -> TaskLayout | None:
     """Return where programs find what records say of a thread; None where they cannot read it."""
@@ -46,13 +44,9 @@ def task_layout(features: Features) -> TaskLayout | None:
 
 
 def _layout(types: KernelTypes) -> TaskLayout:
-    return TaskLayout(
-        tid=types.member_offset("task_struct", "pid"),
-        pid=types.member_offset("task_struct", "tgid"),
-        name=types.member_offset("task_struct", "comm"),
-        cred=types.member_offset("task_struct", "cred"),
-        uid=types.member_offset("cred", "uid"),
-    )
+    task, members = "task_struct", ("pid", "tgid", "comm", "cred")
+    tid, pid, name, cred = (types.member_offset(task, member) for member in members)
+    return TaskLayout(tid=tid, pid=pid, name=name, cred=cred, uid=types.member_offset("cred", "uid"))
 
 
 def _is_readable(features: Features) -> bool:
@@ -150,7 +144,7 @@ def _identification(layout: VmaLayout) -> Assembled:
 
 
 class FileIdentifier(Descriptor):
-    """Find out how the kernel identifies files."""
+    """The program that finds out how the kernel identifies files."""
 
     def __init__(self, layout: VmaLayout) -> None:
         program = _identification(layout)

@@ -4,7 +4,7 @@
 ``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS`` is that process: it traces the threads while it writes
 the file that is its standard output, with the original bytes of breakpoints that it reads from its standard input, and
 says on standard error what went wrong. The kernel lets the threads go when it ends. STOPS is the descriptor of the list
-in which it notes that the process has gone on (``corestops``).
+in which it notes that the process has gone on (``stop_guard``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.ebpf.read.core_stops import CoreStops, await_stop
+from dprobes.engines.ebpf.read.stop_guard import CoreStops, await_stop
 from dprobes.errors import reason_of
 from dprobes.target.process_maps import code_mappings
 
@@ -33,7 +33,7 @@ _I386_REGISTERS_SIZE = 17 * 4
 
 @dataclass(slots=True, eq=False)
 class Dump:
-    """Hold a core file that is being written."""
+    """A core file that is being written."""
 
     pid: int
     name: str

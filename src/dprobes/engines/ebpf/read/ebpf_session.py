@@ -16,15 +16,23 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.map_layouts import LIMIT, MapName
 from dprobes.engines.debugger_start import LOOK, Debuggers
 from dprobes.engines.ebpf.attach.code_conflicts import notes_of_outsiders
-from dprobes.engines.ebpf.attach.fault_watch import FaultWatch
 from dprobes.engines.ebpf.attach.file_search import NewFiles, find_probes
 from dprobes.engines.ebpf.attach.installation import Installation
+from dprobes.engines.ebpf.attach.process_programs import FaultWatch
 from dprobes.engines.ebpf.attach.run_scope import ProcessTree, filter_of, is_initial_namespace, pid_namespace_of
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
-from dprobes.engines.ebpf.read.run_control import ControlledRun, Readings
-from dprobes.engines.ebpf.read.session_switchover import ReplaceableSession, Replacement, session_to_replace
+from dprobes.engines.ebpf.read.run_control import Readings, Requests
+from dprobes.engines.ebpf.read.session_switchover import Replacement, session_to_replace
 from dprobes.engines.ebpf.read.stopped_processes import CORE_DUMP, DEBUGGER, StoppedProcesses
-from dprobes.engines.engine_interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
+from dprobes.engines.engine_interface import (
+    Attachment,
+    Begun,
+    Finished,
+    Notice,
+    Pause,
+    RecordBatch,
+    StateEvent,
+)
 from dprobes.engines.refusals import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probe_state import ProbeState
@@ -34,12 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dprobes.engines.command_launcher import Command
+    from dprobes.engines.ebpf.attach.file_spec import Findings
     from dprobes.engines.ebpf.attach.site_links import CpuArrivals
     from dprobes.engines.ebpf.ebpf_options import Settings
     from dprobes.engines.ebpf.inkernel.module_follower import ModuleFollower
     from dprobes.engines.ebpf.read.held_records import Ended
     from dprobes.engines.ebpf.read.user_stacks import UserStacks
-    from dprobes.engines.engine_interface import Event, Job
+    from dprobes.engines.engine_interface import Change, Counts, Event, Job
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.kernel_places import ResolvedKernel
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
@@ -66,15 +75,16 @@ _LEAVING_SLEEP = 0.005
 """Seconds between two looks whether ended processes have left the kernel."""
 
 
-class EbpfSession(ControlledRun, ReplaceableSession):
+class EbpfSession(Attachment):
     """One program in the kernel."""
 
     def __init__(self, settings: Settings, job: Job) -> None:
-        super().__init__()
         self._settings = settings
         self._features = settings.features
         self._job = job
         self._program = job.program
+        self._requests = Requests()
+        self._readings = Readings()
         self._stack = contextlib.ExitStack()
         self._installation: Installation | None = None
         self._given_up: Counter[int] = Counter()
@@ -97,6 +107,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._stopped: set[int] = set()
         self._user_stacks: UserStacks | None = None
         self._last_look = float("-inf")
+        self._look_at_images: Callable[[], None] = lambda: None
 
     @property
     def probes(self) -> Sequence[Probepoint]:
@@ -114,11 +125,6 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         return self._left_out
 
     @property
-    def mapped_files(self) -> dict[str, str]:
-        """Nothing: the kernel is not asked for files with other names than the module's."""
-        return {}
-
-    @property
     def _installed(self) -> Installation:
         assert self._installation is not None, "the session has not begun"
         return self._installation
@@ -131,67 +137,15 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             self._requests.open()
             stack.callback(self._requests.close)
             stack.callback(self._settings.planner.forget)
-            scope = self._job.scope
             replaced = session_to_replace(self._features, self._job)
             found = find_probes(self._settings.planner, self._job)
-            self._notices += found.notices
-            if found.files:
-                self._new_files = NewFiles(self._settings.planner, self._job, found)
-                stack.callback(self._new_files.close)
-            if found.kernel is not None:
-                self._left_out += found.kernel.left_out
-            for file in found.files:
-                stack.enter_context(Descriptors(file.descriptors))
-                self._left_out += file.plan.left_out
-            self._sees_the_kernel = found.kernel is not None or bool(found.events)
-            namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
-            principal = self._job.principal
-            common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
-            stack.callback(self._stopped_processes.close)  # when no handler is left
-            types = self._features.types
-            stack.callback(types.close)
-            installed = Installation(self._settings, self._job, found, filter_of(scope), namespace, common)
-            self._installation = installed
-            stack.callback(installed.close)
-            faulting = installed.faulting
-            maps = installed.maps
-            if maps.stops is not None:
-                self._stopped_processes.begin(maps.stops.fd)
-            if scope.command:
-                from dprobes.engines.command_launcher import Command
-
-                self._command = Command(scope.command, output=scope.output)
-                stack.callback(self._command.close)
-            if scope.is_tree:
-                self._tree = ProcessTree(installed.maps, types, scope, self._command)
-                stack.callback(self._tree.close)
-                self._tree.plant()
+            self._take_findings(found, stack)
+            installed = self._install(found, stack)
+            self._begin_command(installed, stack)
             self._look_at_images = self._watch_images(stack)
-            if not {MapName.THREAD_VARIABLES, MapName.SPACES}.isdisjoint(maps.descriptors):
-                from dprobes.engines.ebpf.attach.process_programs import follow_threads
-
-                stack.enter_context(follow_threads(maps.descriptors, types))
-            self._faults = FaultWatch(installed, self._features, in_scope=scope.is_tree)
-            stack.callback(self._faults.close)
-            if faulting and (notice := self._faults.begin()) is not None:
-                self._notices.append(notice)
-            if any(probe.kind.is_on_each_cpu for probe in installed.probes):
-                from dprobes.engines.ebpf.attach.site_links import CpuArrivals
-
-                self._cpus = CpuArrivals()
-                stack.callback(self._cpus.close)
+            self._follow_threads(installed, stack)
             with Replacement.of(replaced, self._features) as replacement:
-                states = installed.attach()
-                self._notices += [*states, *notes_of_outsiders(states, scope)]
-                if scope.is_command and not installed.attached and states:
-                    _refuse_command(states)
-                self._left_out += installed.kernel.left_out
-                if replacement is not None:
-                    if not installed.attached:
-                        raise nothing_to_insert(
-                            installed.probes, (f"{each.state.value}: {each.detail}" for each in states)
-                        )
-                    replacement.take_over(installed)
+                self._attach(installed, replacement)
             self._begin_reading(installed, stack)
             self._notices += installed.attach_postponed()
             if found.kernel is not None and found.kernel.resolved.module.name:
@@ -204,6 +158,77 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 self._command.go()
             self._notices.append(Begun())
             self._stack = stack.pop_all()
+
+    def _take_findings(self, found: Findings, stack: contextlib.ExitStack) -> None:
+        """Keep the files that were found open, and look for others from now on."""
+        self._notices += found.notices
+        if found.files:
+            self._new_files = NewFiles(self._settings.planner, self._job, found)
+            stack.callback(self._new_files.close)
+        if found.kernel is not None:
+            self._left_out += found.kernel.left_out
+        for file in found.files:
+            stack.enter_context(Descriptors(file.descriptors))
+            self._left_out += file.plan.left_out
+        self._sees_the_kernel = found.kernel is not None or bool(found.events)
+
+    def _install(self, found: Findings, stack: contextlib.ExitStack) -> Installation:
+        """Make the maps of the program, and compile its handlers."""
+        scope, principal = self._job.scope, self._job.principal
+        namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
+        common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
+        stack.callback(self._stopped_processes.close)  # when no handler is left
+        stack.callback(self._features.types.close)
+        installed = Installation(self._settings, self._job, found, filter_of(scope), namespace, common)
+        self._installation = installed
+        stack.callback(installed.close)
+        if installed.maps.stops is not None:
+            self._stopped_processes.begin(installed.maps.stops.fd)
+        return installed
+
+    def _begin_command(self, installed: Installation, stack: contextlib.ExitStack) -> None:
+        """Start the command, which waits, and follow the processes of a tree."""
+        scope = self._job.scope
+        if scope.command:
+            from dprobes.engines.command_launcher import Command
+
+            self._command = Command(scope.command, output=scope.output)
+            stack.callback(self._command.close)
+        if scope.is_tree:
+            self._tree = ProcessTree(installed.maps, self._features.types, scope, self._command)
+            stack.callback(self._tree.close)
+            self._tree.plant()
+
+    def _follow_threads(self, installed: Installation, stack: contextlib.ExitStack) -> None:
+        """Begin to see what happens to threads and CPUs, as far as the program wants to know."""
+        maps = installed.maps.descriptors
+        if not {MapName.THREAD_VARIABLES, MapName.SPACES}.isdisjoint(maps):
+            from dprobes.engines.ebpf.attach.process_programs import follow_threads
+
+            stack.enter_context(follow_threads(maps, self._features.types))
+        entries = installed.entries if installed.notes_tickets else None
+        self._faults = FaultWatch(maps, entries, self._features, in_scope=self._job.scope.is_tree)
+        stack.callback(self._faults.close)
+        if installed.faulting and (notice := self._faults.begin()) is not None:
+            self._notices.append(notice)
+        if any(probe.kind.is_on_each_cpu for probe in installed.probes):
+            from dprobes.engines.ebpf.attach.site_links import CpuArrivals
+
+            self._cpus = CpuArrivals()
+            stack.callback(self._cpus.close)
+
+    def _attach(self, installed: Installation, replacement: Replacement | None) -> None:
+        """Attach the handlers, in the place of those of another session if there is one."""
+        scope = self._job.scope
+        states = installed.attach()
+        self._notices += [*states, *notes_of_outsiders(states, scope)]
+        if scope.is_command and not installed.attached and states:
+            _refuse_command(states)
+        self._left_out += installed.kernel.left_out
+        if replacement is not None:
+            if not installed.attached:
+                raise nothing_to_insert(installed.probes, (f"{each.state.value}: {each.detail}" for each in states))
+            replacement.take_over(installed)
 
     def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
         """Begin to read what handlers write; probes are armed before the modules for that are imported."""
@@ -251,13 +276,6 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         pid = scope.pid if self._command is None else self._command.pid
         return stack.enter_context(contextlib.closing(ImageWatch(self._job.images, scope, pid))).look
 
-    def tables(self) -> tuple[TableContents, ...]:
-        """Return what its keyed tables hold, when it is known what has the addresses in their keys."""
-        contents = super().tables()
-        if self._readings is not None:
-            self._look_at_images()
-        return contents
-
     def close(self) -> None:
         """Remove the program, and wait for that."""
         self.stop()
@@ -282,6 +300,45 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     def end_command(self) -> int | None:
         """Ask the command to end; see ``Attachment``."""
         return None if self._command is None else self._command.end()
+
+    # What others may look at and change
+
+    def wake(self) -> None:
+        """Have ``poll`` look at the ring at once."""
+        self._requests.wake()
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far, in the order of ``probes``; records on their way to ``poll`` included."""
+        return self._readings.counts()
+
+    def local_variables(self) -> list[int]:
+        """Return the program's local variables."""
+        return self._readings.local_variables()
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return its CPU variables, a list for each CPU up to the last one that is online."""
+        return self._readings.cpu_variables()
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what its keyed tables hold, when it is known what has the addresses in their keys."""
+        contents = self._readings.tables()
+        self._look_at_images()
+        return contents
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and CPU variables with these indices to zero; what is added at that moment may be lost."""
+        self._readings.reset_variables(first, last)
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Change local variables and tables; what handlers do to the same ones at that moment may be lost."""
+        self._readings.change(changes)
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Remove probepoints; ``poll`` reports those that were there as REMOVED."""
+        for probe in probes:
+            if not 0 <= probe < len(self.probes):
+                raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
+        self._requests.remove(probes)
 
     # What a session may do that replaces this one
 
@@ -469,6 +526,23 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             installed.detach()
         self._look_at_images()  # tables may name addresses of processes that made no record
         yield from (*installed.happened(), *installed.kernel.notices())
+        yield from self._rest()
+        if gone := tuple(probe for probe in sorted(unheard) if installed.attachments.take_away(probe)):
+            yield StateEvent(gone, 0, ProbeState.DISABLED)
+        yield from self._stopped_processes.abandon()
+        while not self._debuggers.is_idle:
+            yield Pause()
+            yield from self._debuggers.look()
+            time.sleep(LOOK)
+        yield from self._tables.finish()
+        status = None
+        if self._command is not None and (not self._stopping or self._command.has_ended):
+            status = self._command.wait()
+        yield Finished(self.counts(), status)
+
+    def _rest(self) -> Iterator[Event]:
+        """Give out what came before the end; nothing hits any more."""
+        installed = self._installed
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():
             self._look_at_images()
@@ -485,18 +559,6 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                     yield _state_after(each)
                 if each.reason in (DEBUGGER, CORE_DUMP):
                     yield from self._stopped_processes.take(each)
-        if gone := tuple(probe for probe in sorted(unheard) if installed.attachments.take_away(probe)):
-            yield StateEvent(gone, 0, ProbeState.DISABLED)
-        yield from self._stopped_processes.abandon()
-        while not self._debuggers.is_idle:
-            yield Pause()
-            yield from self._debuggers.look()
-            time.sleep(LOOK)
-        yield from self._tables.finish()
-        status = None
-        if self._command is not None and (not self._stopping or self._command.has_ended):
-            status = self._command.wait()
-        yield Finished(self.counts(), status)
 
 
 def _refuse_command(states: Sequence[Event]) -> None:

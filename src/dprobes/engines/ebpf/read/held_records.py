@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BEYOND", "HOLDING", "SETTLING", "Ended", "HeldRecords", "ItemQueue", "Progress", "progress"]
 
-# What is held back, by numbers that only grow: records one by one or packed, and what is between them.
-#
-# A part of the queue is a list or packed records. To drop one of the latter is to cut them in two.
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -51,7 +47,12 @@ Part = list[Item] | RecordTable
 
 
 class ItemQueue:
-    """Hold items; ``first`` is the number of the first one, ``end`` the number behind the last one."""
+    """
+    What is held back, by numbers that only grow: records one by one or packed, and what is between them.
+
+    A part of the queue is a list or packed records. To drop one of the latter is to cut them in two. ``first`` is the
+    number of the first item, ``end`` the number after the last one.
+    """
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
@@ -118,12 +119,6 @@ class ItemQueue:
         return taken
 
 
-# Whether a thread has got beyond the instruction before which its handler ran, seen from outside.
-#
-# A signal follows a fault at once, but the thread may have to give way to others between the handler and the
-# instruction, on a busy machine for long. Thread ids are of the initial PID namespace.
-
-
 BEYOND = -1
 """What ``progress`` returns when the thread is beyond the instruction, or nothing can be learnt of it."""
 
@@ -138,7 +133,9 @@ def progress(tid: int, mark: int | None = None) -> int:
     """
     Return ``BEYOND``, or a mark to be handed in when the same thread is looked at again.
 
-    The first look must come later than the handler.
+    A signal follows a fault at once, but the thread may have to give way to others between the handler and the
+    instruction, on a busy machine for long. The first look must come later than the handler. Thread ids are of the
+    initial PID namespace.
     """
     number = system_call_of(tid)
     if number is not None and number >= 0:
@@ -320,7 +317,7 @@ class HeldRecords:
 
     def drop(self, tid: int, ip: int, *, has_tickets: bool) -> None:
         """
-        Know of a signal: drop the last records of a thread if the instruction at ``ip`` can be that of their hit.
+        Drop the last records of a thread for a signal, if the instruction at ``ip`` can be that of their hit.
 
         ``has_tickets`` says that the kernel gave tickets of the hit back.
         """

@@ -50,7 +50,7 @@ _TIME = struct.Struct("=Q")
 
 
 class RecordType(enum.IntEnum):
-    """Name the records that are of interest (PERF_RECORD_*)."""
+    """The records that are of interest (PERF_RECORD_*)."""
 
     COMM = 3
     FORK = 7
@@ -182,12 +182,11 @@ def _parsed(data: bytes) -> Iterator[News]:
         position = end
 
 
-# The mappings of the processes of a scope, from the kernel's news of them: for names and stacks of those that end.
-
-
 class ImageWatch:
     """
     The watch that enters in ``images`` what the processes of a scope map, execute and fork from now on.
+
+    That is for names and stacks of those that end.
 
     Of a tree, ``pid`` is the process that it begins with, or is to begin with when that executes its program: no other
     process than those of the tree is told of. Where the kernel does not tell us there are no names for what has ended,

@@ -184,13 +184,12 @@ class EntryReader:
         return data[start : data.index(0, name) + 1] + data[name + NAME_SIZE : stop]
 
 
-# Bytes that nobody has had time to look at, in a file without a name: first in, first out.
-#
-# Writing is one copy, from the ring's memory to the file's, and what waits does not grow our memory.
-
-
 class Overflow:
-    """Hold up to ``limit`` bytes in a temporary file (TMPDIR), made when it is needed."""
+    """
+    Up to ``limit`` bytes that nobody has had time to look at, in a temporary file (TMPDIR): first in, first out.
+
+    Writing is one copy, from the ring's memory to the file's, and what waits does not grow our memory.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -231,11 +230,6 @@ class Overflow:
             self._file = None
 
 
-# What was taken from the ring and has not been given out: pieces of it in memory or in a file, then records.
-#
-# Taking a piece is one copy, so that the ring is emptied a hundred times faster than records are formatted.
-
-
 _MEMORY = 8 << 20
 _OVERFLOW = 1 << 30
 """Bytes that are kept in memory, and beyond that in a file, before anybody has looked at them."""
@@ -252,10 +246,11 @@ class _Piece(NamedTuple):
 
 class Spool:
     """
-    Take over what the ring held, and give it out in order; records go through ``held``.
+    What was taken from the ring and has not been given out: pieces of it in memory or in a file, then records.
 
-    ``limit`` is how many bytes are kept in memory before ``is_full``, where no file can take more. ``bank_size`` and
-    ``stacks`` are those of an ``EntryReader``.
+    Taking a piece is one copy, so that the ring is emptied a hundred times faster than records are formatted. Records
+    go through ``held``. ``limit`` is how many bytes are kept in memory before ``is_full``, where no file can take more.
+    ``bank_size`` and ``stacks`` are those of an ``EntryReader``.
     """
 
     def __init__(
@@ -321,8 +316,6 @@ class Spool:
         self._overflow.close()
 
 
-# The records of a run: taken from the ring into a spool as fast as possible, and given out in turns.
-#
 # Where the kernel finds no room a record is lost, and counted; so the ring is emptied before anything else, whatever
 # becomes of the records then. While records come, it is looked at every few milliseconds; a handler wakes us only if
 # nothing came for a while, because waking up costs it ten times as much as the record.
@@ -345,7 +338,7 @@ _BUSY_SLEEP = 0.005
 
 
 class RecordStream:
-    """The reader of a ring; ``status`` are the words by which handlers know whether it sleeps."""
+    """The records of a run, from its ring and in turns; ``status`` are the words that say whether it sleeps."""
 
     def __init__(
         self,

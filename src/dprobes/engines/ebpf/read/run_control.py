@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -23,21 +22,18 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.installation import Installation
     from dprobes.engines.engine_interface import Change
     from dprobes.keyed.table_layout import TableContents
-    from dprobes.resolve.probepoints import Probepoint
 
-__all__ = ["ControlledRun", "ProbeCounts", "Readings"]
-
-# What happened at each probepoint: put together from the probe table, the kernel's counts, and what became of records.
-#
-# There may be thousands of probepoints, and most of them are not hit: those cost next to nothing here.
+__all__ = ["ProbeCounts", "Readings", "Requests"]
 
 
 class ProbeCounts:
     """
     The counts of an installation; any thread may ask.
 
-    By probepoint, ``faults`` are hits that did not complete their instruction, ``dropped`` their records, which were
-    not given out, and ``given_up`` those that nobody waited for at the end.
+    They are put together from the probe table, the kernel's counts, and what became of records. Of thousands of
+    probepoints most are not hit: those cost next to nothing here. By probepoint, ``faults`` are hits that did not
+    complete their instruction, ``dropped`` their records, which were not given out, and ``given_up`` those that nobody
+    waited for at the end.
     """
 
     def __init__(
@@ -139,10 +135,13 @@ class Readings:
     """
     The counts and variables of a program in the kernel, and what they were at the end once ``close`` was called.
 
-    ``count`` returns the counts of all probepoints, and is called by any thread.
+    ``count`` returns the counts of all probepoints, and is called by any thread. Without an installation there is
+    nothing to read.
     """
 
-    def __init__(self, installed: Installation, count: Callable[[], tuple[Counts, ...]]) -> None:
+    def __init__(
+        self, installed: Installation | None = None, count: Callable[[], tuple[Counts, ...]] = lambda: ()
+    ) -> None:
         self._installed = installed
         self._count = count
         self._lock = threading.Lock()
@@ -150,7 +149,6 @@ class Readings:
         self._locals: list[int] = []
         self._cpu_variables: list[list[int]] = []
         self._tables: tuple[TableContents, ...] = ()
-        self._is_closed = False
 
     def counts(self) -> tuple[Counts, ...]:
         """Return the counts of all probepoints."""
@@ -180,16 +178,16 @@ class Readings:
         """Set the local and CPU variables with the indices from ``first`` to ``last`` to zero."""
         some = slice(first, None if last is None else last + 1)
         with self._lock:
-            if self._is_closed:
-                for variables in (self._locals, *self._cpu_variables):
-                    variables[some] = [0] * len(variables[some])
-            else:
+            if self._installed is not None:
                 self._installed.maps.reset_variables(some)
+                return
+            for variables in (self._locals, *self._cpu_variables):
+                variables[some] = [0] * len(variables[some])
 
     def change(self, changes: Sequence[Change]) -> None:
         """Change local variables and tables."""
         with self._lock:
-            if not self._is_closed:
+            if self._installed is not None:
                 self._installed.maps.change(changes)
                 return
             from dprobes.engines.engine_interface import TableChange
@@ -201,16 +199,16 @@ class Readings:
             )
 
     def _read_counts(self) -> None:
-        if not self._is_closed:
+        if self._installed is not None:
             self._counts = self._count()
 
     def _read_variables(self) -> None:
-        if not self._is_closed:
+        if self._installed is not None:
             maps = self._installed.maps
             self._locals, self._cpu_variables = maps.local_variables(), maps.cpu_variables()
 
     def _read_tables(self) -> None:
-        if not self._is_closed and (maps := self._installed.maps.tables) is not None:
+        if self._installed is not None and (maps := self._installed.maps.tables) is not None:
             self._tables = maps.contents()
 
     def close(self) -> None:
@@ -219,59 +217,4 @@ class Readings:
             self._read_counts()
             self._read_variables()
             self._read_tables()
-            self._is_closed = True
-
-
-class ControlledRun(ABC):
-    """A run of which others may ask for changes, and look at its counts and variables once ``_readings`` is set."""
-
-    def __init__(self) -> None:
-        self._requests = Requests()
-        self._readings: Readings | None = None
-
-    @property
-    @abstractmethod
-    def probes(self) -> Sequence[Probepoint]:
-        """The probepoints."""
-
-    @property
-    def tracer(self) -> None:
-        """Nobody traces a process for it."""
-        return None
-
-    def wake(self) -> None:
-        """Have ``poll`` look at the ring at once."""
-        self._requests.wake()
-
-    def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far, in the order of ``probes``; records on their way to ``poll`` included."""
-        return self._readings.counts() if self._readings is not None else ()
-
-    def local_variables(self) -> list[int]:
-        """Return the program's local variables."""
-        return self._readings.local_variables() if self._readings is not None else []
-
-    def cpu_variables(self) -> list[list[int]]:
-        """Return its CPU variables, a list for each CPU up to the last one that is online."""
-        return self._readings.cpu_variables() if self._readings is not None else []
-
-    def tables(self) -> tuple[TableContents, ...]:
-        """Return what its keyed tables hold, in the order of its header."""
-        return self._readings.tables() if self._readings is not None else ()
-
-    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set its local and CPU variables with these indices to zero; what is added at that moment may be lost."""
-        if self._readings is not None:
-            self._readings.reset_variables(first, last)
-
-    def change(self, changes: Sequence[Change]) -> None:
-        """Change local variables and tables; what handlers do to the same ones at that moment may be lost."""
-        if self._readings is not None:
-            self._readings.change(changes)
-
-    def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints; ``poll`` reports those that were there as REMOVED."""
-        for probe in probes:
-            if not 0 <= probe < len(self.probes):
-                raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
-        self._requests.remove(probes)
+            self._installed = None

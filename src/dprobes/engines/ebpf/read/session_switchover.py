@@ -12,15 +12,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Alu, Atomic, Register
 from dprobes.bpf.map_layouts import MapName, SwitchOver
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptor, explained, load
-from dprobes.engines.engine_interface import Attachment
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptor, explained, finished, load
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.platform.linux.bpf_calls import ProgramType
 from dprobes.platform.linux.call_proxy import map_file
@@ -33,18 +31,19 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.installation import Installation
     from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
     from dprobes.engines.ebpf.kernel.kernel_features import Features
-    from dprobes.engines.engine_interface import Job
+    from dprobes.engines.engine_interface import Attachment, Job
 
 __all__ = ["Barrier", "ReplaceableSession", "Replacement", "runs_newest_first", "session_to_replace"]
-
-# A site for uprobes that no other process executes: a few instructions in a file in memory.
-
 
 _CODE = bytes.fromhex("55 5d c3")  # push %rbp; pop %rbp; ret
 
 
 class PrivateSite(Descriptor):
-    """Such a site; what is raised is what the kernel answers, or an error of ours."""
+    """
+    A site for uprobes that no other process executes: a few instructions in a file in memory.
+
+    What is raised is what the kernel answers, or an error of ours.
+    """
 
     def __init__(self, features: Features) -> None:
         super().__init__(os.memfd_create("dprobes-site"))
@@ -75,29 +74,25 @@ class Barrier:
 
     def __init__(self, features: Features) -> None:
         """Attach a program that is never hit; raise what the kernel answers, or an error of ours."""
-        asm = Assembler()
-        asm.mov(Register.R0, 0)
-        asm.exit()
         with PrivateSite(features) as place:
-            self._links = place.attach(asm.assemble(), {})
+            self._links = place.attach(finished(Assembler()), {})
 
     def wait(self) -> None:
         """Wait; a second call does nothing."""
         self._links.close()
 
 
-# The order in which the kernel runs the programs at one place, found out by a trial in memory of our own.
-#
-# Replacing a program depends on it (``bpf.lower.hits.hit_prologue``), and no document promises it: the list of a
-# uprobe's consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``, before and since Linux kernel
-# commit cc01bd044e6a ("uprobes: travers uprobe's consumer list locklessly under SRCU protection") (in v6.12)).
-
-
 _PROGRAMS = 3
 
 
 def runs_newest_first(features: Features) -> bool:
-    """Return whether a uprobe runs programs that were attached later before others; raise what the kernel answers."""
+    """
+    Return whether a uprobe runs programs that were attached later before others; raise what the kernel answers.
+
+    Replacing a program depends on it (``bpf.lower.hits.hit_prologue``), and no document promises it: the list of a
+    uprobe's consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``, before and since Linux kernel
+    commit cc01bd044e6a ("uprobes: travers uprobe's consumer list locklessly under SRCU protection") (in v6.12)).
+    """
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(PrivateSite(features))
         table = stack.enter_context(ArrayMap(8 * (1 + _PROGRAMS), name="dprobes_order"))
@@ -115,31 +110,23 @@ def _noting(number: int) -> Assembled:
     asm.atomic(Atomic.ADD, Register.R1, 0, Register.R2, fetch=True)
     asm.alu(Alu.ADD, Register.R2, 1)
     asm.store(Register.R1, 8 * (1 + number), Register.R2)
-    asm.mov(Register.R0, 0)
-    asm.exit()
-    return asm.assemble()
+    return finished(asm)
 
 
-# What a session lets another one do that takes its place.
-
-
-class ReplaceableSession(Attachment):
-    """A session that another one may take the place of, if it says so; see ``switchover``."""
+@runtime_checkable
+class ReplaceableSession(Protocol):
+    """A session that another one may take the place of, if it says so."""
 
     @property
-    @abstractmethod
     def is_replaceable(self) -> bool:
         """Whether another session may replace this one."""
 
-    @abstractmethod
     def held_still(self) -> AbstractContextManager[Installation | None]:
         """Change nothing in the kernel meanwhile; return what is there, or None if the session is at its end."""
 
-    @abstractmethod
     def end_replaced(self) -> None:
         """Come to the end, because another session has taken the place of this one."""
 
-    @abstractmethod
     def breakpoints_in(self, descriptor: int) -> frozenset[int]:
         """Return the file offsets of the breakpoints in an open file."""
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.debugger_start import Debuggers
     from dprobes.engines.ebpf.read.core_dumper import Dump
-    from dprobes.engines.ebpf.read.core_stops import CoreStops
     from dprobes.engines.ebpf.read.held_records import Ended
-    from dprobes.engines.ebpf.read.stop_guard import StopGuard
+    from dprobes.engines.ebpf.read.stop_guard import CoreStops, StopGuard
     from dprobes.engines.engine_interface import Event
 
 __all__ = ["CORE_DUMP", "DEBUGGER", "StoppedProcesses"]
@@ -58,8 +57,7 @@ class StoppedProcesses:
 
     def begin(self, descriptor: int) -> None:
         """Be ready for processes whose core is wanted; ``descriptor`` is that of their list. Before any handler is."""
-        from dprobes.engines.ebpf.read.core_stops import CoreStops
-        from dprobes.engines.ebpf.read.stop_guard import StopGuard
+        from dprobes.engines.ebpf.read.stop_guard import CoreStops, StopGuard
 
         self._stops = CoreStops(descriptor)
         try:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OverloadWatch", "TableWatch"]
 
-# The overload guard of a run: it looks at the time that hits take, and carries out what the policy decides.
-
-
 _SECOND = 1e9
 
 
@@ -37,7 +34,7 @@ class _Stock:
 
 
 class OverloadWatch:
-    """The watch on the hits of one program in the kernel; ``budget`` is the share of a CPU that they may take."""
+    """The overload guard of one program in the kernel: ``budget`` is the share of a CPU that they may take."""
 
     def __init__(self, program: Program, installed: Installation, budget: float) -> None:
         load = installed.maps.load
@@ -133,7 +130,7 @@ class TableWatch:
         yield from self._not_known()
 
     def _unhandled_exceptions(self) -> Iterator[Event]:
-        """Say once for each definition which exceptions end its handlers."""
+        """Tell once for each definition which exceptions end its handlers."""
         program = self._program
         if program.autostacktrace:
             return
@@ -165,7 +162,7 @@ class TableWatch:
         self._expired = expired
 
     def _not_known(self) -> Iterator[Event]:
-        """Say what the kernel had no room to tell."""
+        """Tell what the kernel had no room to tell."""
         maps = self._installed.maps
         if maps.unfollowed:
             yield Notice(

@@ -50,16 +50,13 @@ __all__ = [
     "visited_kernel",
 ]
 
-# Where the kernel keeps what is asked of it: members of its structures, by its own type information (BTF).
-
-
 _MODULE_TABLES = ("orc_unwind_ip", "orc_unwind", "num_orcs")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLayout:
     """
-    Hold where members begin in their structures.
+    Where members begin in the kernel's structures, by its own type information (BTF).
 
     ``tgid``, ``pid``, ``comm``, ``cred``, ``mm``, ``parent`` and ``stack`` are those of a task, ``uid`` that of its
     credentials, ``pgd`` that of an address space. A loaded module has its place in the list at ``module_list``, its
@@ -141,13 +138,8 @@ def _module_memory(types: Btf) -> tuple[int, int]:
         return types.member_offset("module", "core_layout.base"), types.member_offset("module", "core_layout.size")
 
 
-# The modules that a kernel in a machine has loaded, by its own list, and their symbols.
-#
-# ::
-#
-#     modules ─► list_head in a struct module ─► … ─► modules
-#
-# A module that is just being loaded is listed before its code is complete; its state says so (``enum module_state``).
+# The list of modules: ``modules ─► list_head in a struct module ─► … ─► modules``. A module that is just being loaded
+# is listed before its code is complete; its state says so (``enum module_state``).
 
 
 _LIVE = 0
@@ -262,10 +254,9 @@ def _symbols_of(memory: GuestMemory, layout: KernelLayout, module: GuestModule, 
     return _Listed(b"".join(lines), left_out, read)
 
 
-# Kernels of machines that were seen before: their symbols and types, in the user's cache directory.
-#
-# To read them takes seconds, in which the machine stands still. A kernel is known by where it lies and by its banner,
-# which says who has built it, of what, and when; a file's name has both, with the place of the banner::
+# Kernels of machines that were seen before are kept in the user's cache directory: to read one takes seconds, in which
+# the machine stands still. A kernel is known by where it lies and by its banner, which says who has built it, of what,
+# and when; a file's name has both, with the place of the banner::
 #
 #     guestkernel-BASE-BANNER-DIGEST    u64 size of the symbols │ symbols │ types
 
@@ -397,10 +388,6 @@ class GuestKernel(RunningKernel):
             return {}
         return sources_in_kernel(kernel_of_build(build_id), name, self.base_of(""))
 
-    def loaded_modules(self) -> dict[str, LoadedModule]:
-        """Return the modules that are loaded now."""
-        return {each.loaded.name: each.loaded for each in self._read_modules().found}
-
     @property
     def has_started(self) -> bool:
         """Whether the kernel gives back what it needs at its start only, or has done so."""
@@ -458,9 +445,6 @@ class _GuestText:
         return False
 
 
-# A short visit to a machine: it stands still while its kernel is looked at, and goes on behind that.
-
-
 _PROCESSOR = "x86_64"
 """The only one whose kernel is found in memory."""
 
@@ -473,7 +457,7 @@ def described_processor(connection: StubConnection) -> Architecture | None:
 
 @contextlib.contextmanager
 def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
-    """Let the machine at an endpoint stand still meanwhile; raise ``EngineError`` if no kernel is found there."""
+    """Visit the machine at an endpoint, which stands still meanwhile; raise ``EngineError`` if no kernel is there."""
     processor = processor_of(architecture(_PROCESSOR))
     assert processor is not None
     with _visited(endpoint) as target:

@@ -64,7 +64,7 @@ _PAGES = b"\0\0"
 
 @dataclass(frozen=True, slots=True)
 class SymbolTables:
-    """Say where the tables begin in some bytes, and how many symbols they have."""
+    """Where the tables begin in some bytes, and how many symbols they have."""
 
     count: int
     names: int
@@ -86,10 +86,6 @@ class SearchEffort:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _aligned_down(size: int) -> int:
-    return size // _ALIGNMENT * _ALIGNMENT
 
 
 def find_tables(data: bytes | bytearray, start: int = 0, effort: SearchEffort | None = None) -> SymbolTables | None:
@@ -119,18 +115,13 @@ def _tables_at(data: bytes | bytearray, digits: int, effort: SearchEffort) -> Sy
             return None
     for index in range(at, at + _ALIGNMENT):
         if data[index : index + 2 * _TOKENS] == struct.pack(f"<{_TOKENS}H", *starts):
-            return _with_names(data, begin, index, effort)
+            found = _before_markers(data, begin, effort) or _after_base(data, begin, effort)
+            return None if found is None else SymbolTables(*found, begin, index)
     return None
 
 
-def _with_names(data: bytes | bytearray, tokens: int, index: int, effort: SearchEffort) -> SymbolTables | None:
-    """Find the names in front of the tokens."""
-    found = _before_markers(data, tokens, effort) or _behind_base(data, tokens, effort)
-    return None if found is None else SymbolTables(*found, tokens, index)
-
-
-def _behind_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
-    """Return how many names there are, and where, in the older order: behind an address in the kernel's image."""
+def _after_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
+    """Return how many names there are, and where, in the older order: after an address in the kernel's image."""
     base = data.rfind(_UPPER_HALF, 0, tokens)
     while base >= _LONG.size and effort.take(1):
         count_place = base + len(_UPPER_HALF)
@@ -150,7 +141,7 @@ def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int, eff
     if second < 0:
         return False
     end = _skip(data, second, count - _MARKED, tokens, effort)
-    markers = tokens - _aligned_down(tokens - end)
+    markers = tokens - (tokens - end) // _ALIGNMENT * _ALIGNMENT
     return end >= 0 and data[markers : markers + 2 * _WORD.size] == struct.pack("<II", 0, second - names)
 
 
@@ -233,8 +224,8 @@ def listed_symbols(data: bytes | bytearray, tables: SymbolTables) -> bytes | Non
 def _addresses(data: bytes | bytearray, tables: SymbolTables) -> Sequence[int] | None:
     size = _aligned(_WORD.size * tables.count)
     before = tables.names - _ALIGNMENT - _LONG.size
-    behind = _aligned_from(tables.index + 2 * _TOKENS, tables.tokens)
-    for base_place, place in ((before, before - size), (behind + size, behind)):
+    after = tables.tokens + _aligned(tables.index + 2 * _TOKENS - tables.tokens)
+    for base_place, place in ((before, before - size), (after + size, after)):
         if place < 0 or base_place + _LONG.size > len(data):
             continue
         base = _LONG.unpack_from(data, base_place)[0]
@@ -247,10 +238,6 @@ def _addresses(data: bytes | bytearray, tables: SymbolTables) -> Sequence[int] |
     return None
 
 
-def _aligned_from(place: int, origin: int) -> int:
-    return origin + _aligned(place - origin)
-
-
 def _token_strings(data: bytes | bytearray, tables: SymbolTables) -> list[bytes]:
     """Return what each token stands for, as far as it can be part of a name."""
     starts = struct.unpack_from(f"<{_TOKENS}H", data, tables.index)
@@ -261,8 +248,6 @@ def _token_strings(data: bytes | bytearray, tables: SymbolTables) -> list[bytes]
     return strings
 
 
-# The image of a Linux kernel in the memory of a machine that stands still: where it is, and what it says of itself.
-#
 # A kernel of x86-64 lies somewhere between two addresses, wherever it has chosen to (KASLR). Nothing else is mapped
 # there, so its page tables say where it begins, and which part of it is data that nobody writes. There the symbols are.
 

@@ -61,7 +61,7 @@ _ENTRIES_MAX = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class MapleLayout:
-    """Say where pivots and slots begin: in nodes, leaves among them, and in those that know of gaps."""
+    """Where pivots and slots begin: in nodes, leaves among them, and in those that know of gaps."""
 
     root: int
     pivots: int
@@ -146,13 +146,10 @@ class MapleTree:
                 waiting += [(child, last, depth + 1) for child, last in reversed(slots)]
 
 
-# Where a kernel keeps what its processes have mapped: members of its structures, by its own type information (BTF).
-
-
 @dataclass(frozen=True, slots=True)
 class SpaceLayout:
     """
-    Hold where members begin in their structures.
+    Where members begin in the structures for what processes have mapped, by the kernel's type information (BTF).
 
     ``tasks`` is the place of a process in the list of all, ``mappings`` the tree of an address space, ``space`` to
     ``file`` what a mapping says, ``dentry`` and ``inode`` what a file says, and ``name`` the name in a directory.
@@ -191,9 +188,6 @@ class SpaceLayout:
         )
 
 
-# What is known of the kernel of a machine while a program runs: where it keeps its tasks, CPUs and page tables.
-
-
 _CURRENT = ("current_task", "pcpu_hot")
 """
 Where each CPU has its task. Linux kernel commit e57ef2ed97c1 ("x86: Put hot per CPU variables into a struct") (in v6.2)
@@ -210,7 +204,7 @@ _ELEMENT = 4
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """
-    Hold addresses of a kernel.
+    What is known of the kernel of a machine while a program runs: where its tasks, CPUs and page tables are.
 
     ``current`` is that of each CPU's task, without the CPU's offset, and ``cpu_offsets`` where these are. ``tables`` is
     where its own page tables, of the form ``paging``, are in physical memory, None if that is not known. ``text`` is
@@ -262,11 +256,7 @@ class KernelFacts:
         )
 
 
-# The processes of a machine and what they have mapped, by its kernel's own structures.
-#
-# ::
-#
-#     init_task ─► tasks ─► task_struct ─► mm_struct ─► mm_mt ─► vm_area_struct ─► file ─► dentry, inode
+# ``init_task ─► tasks ─► task_struct ─► mm_struct ─► mm_mt ─► vm_area_struct ─► file ─► dentry, inode``
 
 
 _SPACE_WORD = 8
@@ -297,7 +287,7 @@ class MappedFile(NamedTuple):
 
 
 class AddressSpaces:
-    """Look at the processes of a ``target`` that stands still, whose kernel is known by ``facts``."""
+    """The processes of a ``target`` that stands still, with what they have mapped; its kernel is known by ``facts``."""
 
     def __init__(self, target: MachineTarget, facts: KernelFacts, layout: SpaceLayout) -> None:
         self._target, self._facts, self._layout = target, facts, layout
@@ -316,10 +306,6 @@ class AddressSpaces:
             if space := self._word(task + task_layout.mm):
                 yield AddressSpace(space, self._target.word(task + task_layout.tgid, 4) or 0)
             at = self._word(at)
-
-    def of_task(self, task: int) -> int:
-        """Return where the address space of a task is, 0 if it has none."""
-        return self._word(task + self._facts.layout.mm) if task else 0
 
     def _tree(self, space: int) -> MapleTree:
         return MapleTree(self._target.read, self._layout.tree, space + self._layout.mappings)
@@ -373,12 +359,6 @@ class AddressSpaces:
         return self._target.read_large(root.physical, self._facts.paging, address, size)
 
 
-# The module of a program in the processes of a machine: who has mapped it, and how far above its link addresses.
-#
-# A machine's files cannot be asked for. A file is the module if it has its name, and the module's build-id where that
-# has it; of memory that nobody has looked at yet that is not known, and the instructions decide when they are executed.
-
-
 _PAGE = 4096
 _MODULE_NAME_MAX = 255
 
@@ -392,7 +372,13 @@ class ModulePlace(NamedTuple):
 
 
 class MappedModule:
-    """The module whose file on this machine is ``elf``, and that a program calls ``name``, in ``spaces``."""
+    """
+    The module whose file on this machine is ``elf``, and that a program calls ``name``, in ``spaces``.
+
+    A machine's files cannot be asked for. A file is the module if it has its name, and the module's build-id where that
+    has it; of memory that nobody has looked at yet that is not known, and the instructions decide when they are
+    executed.
+    """
 
     def __init__(self, spaces: AddressSpaces, elf: ElfFile, name: str) -> None:
         self._spaces, self._elf = spaces, elf
@@ -455,9 +441,6 @@ class MappedModule:
         return self.bias_in(mapped, 0) == bias
 
 
-# Who runs on a processor of a machine: the kernel's task, and what that says of its process.
-
-
 _TASK_WORD = 8
 _ANCESTORS_MAX = 1 << 10
 _NAME = 16
@@ -490,7 +473,7 @@ _SAVED_SIZE = 168
 
 
 class TaskReader:
-    """Find out who runs on processors of a machine whose kernel is known by ``facts``."""
+    """The tasks on processors of a machine whose kernel is known by ``facts``."""
 
     def __init__(self, target: MachineTarget, facts: KernelFacts, processors: int) -> None:
         self._target, self._facts, self._processors = target, facts, processors

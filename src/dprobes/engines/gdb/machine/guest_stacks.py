@@ -62,7 +62,7 @@ class _Frame(NamedTuple):
 
 class KernelStacks:
     """
-    Walk up stacks of the kernel.
+    The walk up stacks of the kernel.
 
     ``word`` reads memory, and ``entry_at`` returns the entry for an address, None if there is none. ``is_entered`` is
     whether an address is the first one of a function.
@@ -145,12 +145,6 @@ class KernelStacks:
         return frame.bp
 
 
-# Call stacks of programs in a machine, by the unwind tables of files on this machine.
-#
-# Tables in a program's memory are seldom there: nothing reads them before an exception is thrown. A file of this
-# machine takes their place where it is the one that is mapped: it has the name, and the build-id in memory is its own.
-
-
 _UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
 _ARCHITECTURE = "x86_64"
 
@@ -172,9 +166,12 @@ class _KnownFile:
 
 class ProgramStacks:
     """
-    Walk up stacks of programs, in the address space ``space``; ``names`` are the stub's of registers by our index.
+    The walk up stacks of programs, by the unwind tables of files on this machine.
 
-    ``files`` are those that are known besides what is found here by name.
+    Tables in a program's memory are seldom there: nothing reads them before an exception is thrown. A file of this
+    machine takes their place where it is the one that is mapped: it has the name, and the build-id in memory is its
+    own. ``names`` are the stub's of registers by our index, ``files`` those that are known besides what is found here
+    by name.
     """
 
     word_size = 8
@@ -229,9 +226,6 @@ class ProgramStacks:
             return None if path is None else _KnownFile(self._spaces, ElfFile.open(path), name)
         except TargetError:
             return None
-
-
-# Which of a kernel's unwind tables is about an address: its own, or that of a module.
 
 
 _MODULES_START = 0xFFFFFFFFC0000000

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GuestMemory", "MachineTarget", "Paging", "Region", "Translation", "paging_of", "regions", "translate"]
 
-# Page tables of x86: where a linear address is in physical memory, and what may be done there.
-#
-# A walk starts at cr3, and takes 9 bits of the address at each level (AMD64 APM, volume 2, chapter 5)::
+# A walk through page tables of x86 starts at cr3, and takes 9 bits of the address a level (AMD64 APM, volume 2, ch. 5)::
 #
 #     47..39      38..30      29..21      20..12      11..0
 #     PML4E   ─►  PDPE    ─►  PDE     ─►  PTE     ─►  byte of a page of 4 KiB
@@ -76,10 +74,6 @@ class Region(NamedTuple):
     end: int
     is_writable: bool
     is_executable: bool
-
-
-ReadEntry = "Callable[[int], int | None]"
-"""What returns an entry of a table by its physical address, None if it cannot be read."""
 
 
 def paging_of(cr0: int, cr4: int, efer: int) -> Paging:
@@ -170,7 +164,8 @@ class MachineTarget(StubTarget):
         tell: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(stub, byte_order, default, breakpoint_, tell)
-        self._has_physical = stub.is_machine
+        self.has_physical = stub.is_machine
+        """Whether the stub shows physical memory."""
         self._is_physical = False
         self._paged: tuple[int, Paging] | None = None
         """The page tables of the processor that was asked for its registers last."""
@@ -184,14 +179,9 @@ class MachineTarget(StubTarget):
         """What was held during steps before we came, None if that need not be set back."""
 
     @property
-    def has_physical(self) -> bool:
-        """Whether the stub shows physical memory."""
-        return self._has_physical
-
-    @property
     def can_walk(self) -> bool:
         """Whether page tables can be read, which lie in physical memory."""
-        return self._has_physical and "cr3" in self.description.registers
+        return self.has_physical and "cr3" in self.description.registers
 
     def _be_physical(self, is_physical: bool) -> None:
         if self._is_physical is not is_physical:
@@ -341,14 +331,11 @@ class MachineTarget(StubTarget):
             self._step_mask = None
 
 
-# The memory of a machine as its kernel sees it, whatever its processors do at the moment.
-
-
 _TEXT_MAX = 4096
 
 
 class GuestMemory:
-    """What page tables at ``root`` show of a machine that stands still."""
+    """The memory of a machine that stands still as page tables at ``root`` show it, whatever its processors do."""
 
     def __init__(self, target: MachineTarget, root: int, paging: Paging) -> None:
         self._target, self._root, self.paging = target, root, paging

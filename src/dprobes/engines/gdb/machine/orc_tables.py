@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 
 
 class OrcRegister(IntEnum):
-    """Number the registers that an entry names (ORC_REG_*)."""
+    """The registers that an entry names (ORC_REG_*)."""
 
     UNDEFINED = 0
     PREV_SP = 1
@@ -47,7 +47,7 @@ class OrcRegister(IntEnum):
 
 
 class OrcKind(IntEnum):
-    """Say what an entry describes, by the numbers since Linux 6.4."""
+    """What an entry describes, by the numbers since Linux 6.4."""
 
     UNDEFINED = 0
     END_OF_STACK = 1
@@ -65,7 +65,7 @@ Linux kernel commit fb799447ae29 ("x86,objtool: Split UNWIND_HINT_EMPTY in two")
 
 
 class OrcEntry(NamedTuple):
-    """How to find the frame above that of some code."""
+    """The way to the frame above that of some code."""
 
     sp_register: int
     sp_offset: int
@@ -76,7 +76,7 @@ class OrcEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OrcLayout:
-    """Say where the type of an entry is, and the bit for the end of a stack, None where that is a type."""
+    """Where the type of an entry is, and the bit for the end of a stack, None where that is a type."""
 
     type_place: int
     type_width: int

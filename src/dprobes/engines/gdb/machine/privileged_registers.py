@@ -36,8 +36,6 @@ __all__ = [
     "fault_entries",
 ]
 
-# Where a processor goes on when an instruction faults: the first entries of its interrupt descriptor table.
-#
 # A gate of 64-bit mode has 16 bytes (AMD64 APM, volume 2, section 4.8.4)::
 #
 #     0..1 offset 0-15 │ 2..3 selector │ 4 IST │ 5 type, present │ 6..7 offset 16-31 │ 8..11 offset 32-63 │ 12..15
@@ -62,11 +60,10 @@ def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> 
     return frozenset(found)
 
 
-# Single instructions that a processor of a machine executes for us: those that tell what no stub does.
-#
-# Its registers are set to what the instruction takes, and its program counter to where the kernel has such one; after
-# one step they are what they were. If the instruction faults, the step leads to the kernel's entry for that, of
-# which nothing is executed: then there is no result. Interrupts are held meanwhile.
+# A processor executes instructions for us that tell what no stub does. Its registers are set to what the instruction
+# takes, and its program counter to where the kernel has such one; after one step they are what they were. If the
+# instruction faults, the step leads to the kernel's entry for that, of which nothing is executed: then there is no
+# result. Interrupts are held meanwhile.
 
 
 RDMSR: Final = b"\x0f\x32"
@@ -77,7 +74,7 @@ _RESTORED = ("rax", "rbx", "rcx", "rdx", "rsp", "eflags", "rip")
 
 
 class Executor:
-    """Execute instructions on processors of a ``target``; the kernel's code begins at ``text``."""
+    """The execution of single instructions on processors of a ``target``; the kernel's code begins at ``text``."""
 
     def __init__(self, target: MachineTarget, text: int, tables: int, paging: Paging) -> None:
         self._target = target

@@ -49,6 +49,6 @@ def test_the_processes_that_map_a_file_are_the_same_whether_the_kernel_answers_o
                 with monkeypatch.context() as patch:
                     patch.setattr(code_mappers, "_is_likely", lambda *_: True)
                     assert find_mappers(path, pids) == answered
-                assert len(answered.found) == 1
+                assert len(answered) == 1
         finally:
             process.kill()

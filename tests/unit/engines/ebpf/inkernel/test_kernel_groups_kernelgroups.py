@@ -27,7 +27,6 @@ from dprobes.target.code.machine_code import DecodedInstruction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 
 COUNT = 9
 REASON = "the kernel excludes it from probes: it is in code that handles them, or in none"
@@ -72,9 +71,6 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         check(addresses)
         return opened()
 
-    def link_one(_links: Descriptors, _program: int, _unit: object, address: int, _cookie: int, _: Placement) -> None:
-        check([address])
-
     def open_one(_unit: object, address: int, **_: object) -> int:
         check([address])
         return opened()
@@ -82,7 +78,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     monkeypatch.setattr(bpf_links, "link_kprobes", link)
     monkeypatch.setattr(bpf_links, "load", opened)
     monkeypatch.setattr(perf_calls, "open_kprobe", open_one)
-    monkeypatch.setattr(bpf_links, "_link_kprobe", link_one)
+    monkeypatch.setattr(bpf_links, "link_perf_event", opened)
+    monkeypatch.setattr(perf_calls, "enable", lambda _: None)
     monkeypatch.setattr(perf_calls, "kprobe_unit", lambda: None)
     return lists
 

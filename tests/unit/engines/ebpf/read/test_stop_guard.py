@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.core_stop_layout import COUNT, FIRST, STOP_SIZE, STOPS_MAX, STOPS_SIZE
-from dprobes.engines.ebpf.read.core_stops import CoreStops, await_stop, is_stop_pending
-from dprobes.engines.ebpf.read.stop_guard import StopGuard, release
+from dprobes.engines.ebpf.read.stop_guard import CoreStops, StopGuard, await_stop, is_stop_pending, release
 from integration.support import await_true, kernel_state
 
 if TYPE_CHECKING:
