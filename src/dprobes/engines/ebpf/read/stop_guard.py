@@ -1,5 +1,5 @@
 """
-The processes that ``exit 3`` has stopped, and who lets those go on should dprobes be killed before their cores are there.
+The processes that ``exit 3`` has stopped, and who lets those go on should dprobes be killed before their core is there.
 
 The engine, the process that writes a core, and a guard share the list that handlers keep (``bpf.core_stop_layout``).
 Who lets a process go on says so in the list right afterwards: one that is killed in between may let it go on twice, but

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GuestMemory", "MachineTarget", "Paging", "Region", "Translation", "paging_of", "regions", "translate"]
 
-# A walk through page tables of x86 starts at cr3, and takes 9 bits of the address a level (AMD64 APM, volume 2, ch. 5)::
+# A walk through page tables of x86 begins at cr3, and takes 9 bits of the address a level (AMD64 APM, volume 2, 5)::
 #
 #     47..39      38..30      29..21      20..12      11..0
 #     PML4E   ─►  PDPE    ─►  PDE     ─►  PTE     ─►  byte of a page of 4 KiB
