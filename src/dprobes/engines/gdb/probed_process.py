@@ -14,8 +14,7 @@ from dprobes.engines.gdb.stub_program import CallStacks
 from dprobes.engines.gdb.stub_stepper import Stepper
 from dprobes.engines.gdb.stub_target import StubTarget
 from dprobes.engines.gdb.unmet_needs import refuse_for_process, refuse_lacking_registers
-from dprobes.engines.hits.probe_hits import HandlerRunner
-from dprobes.engines.hits.probe_hits import CORE_DUMP, HANDING_OVER
+from dprobes.engines.hits.probe_hits import CORE_DUMP, HANDING_OVER, HandlerRunner
 from dprobes.errors import EngineError, reason_of
 
 if TYPE_CHECKING:

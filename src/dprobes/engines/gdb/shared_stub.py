@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.gdb.remote_protocol import Exited, NoThreads, Stopped, ThreadId
 from dprobes.engines.gdb.stub_transports import ConnectionLostError
-from dprobes.engines.hits.probe_hits import is_last, skipping
-from dprobes.engines.hits.probe_hits import CORE_DUMP
+from dprobes.engines.hits.probe_hits import CORE_DUMP, is_last, skipping
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from dprobes.engines.gdb.remote_protocol import Stopped, ThreadId
 from dprobes.engines.gdb.stub_member import Inferior, Sample, StubMember
 from dprobes.engines.gdb.stub_stepper import EMULATED, Emulator, Stepper
 from dprobes.engines.gdb.unmet_needs import no_machine, refuse_lacking
-from dprobes.engines.hits.probe_hits import HandlerRunner
-from dprobes.engines.hits.probe_hits import DEBUGGER
+from dprobes.engines.hits.probe_hits import DEBUGGER, HandlerRunner
 from dprobes.errors import EngineError, TargetError
 from dprobes.resolve.kernel_places import ResolvedKernel
 from dprobes.resolve.probe_state import ProbeState
