@@ -1,7 +1,7 @@
 """
-RISC-V (64 bit): a table like those of the man page's appendices; the processor is younger than it.
+The processors other than x86: appendices B and C of the man page, and tables like them of those that are younger.
 
-Registers are x0 to x31 and f0 to f31; the names of the calling convention stand for the same ones.
+Of PowerPC and zSeries no engine runs there; the gdb engine probes what a stub has of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from dprobes.arch.processor import Architecture, parse_register_table
 
 __all__ = ["AARCH64", "ABI_NAMES", "FLOATING_ABI_NAMES", "PPC", "PPC64", "RISCV64", "S390", "S390X"]
 
-# AArch64 (64 bit, little endian): a table like those of the man page's appendices; the processor is younger than it.
-#
-# The names are the assembler's; ``pstate`` is what debuggers call ``cpsr``.
+# AArch64 (64 bit, little endian): the names are the assembler's; ``pstate`` is what debuggers call ``cpsr``.
 
 
 # index, name, bits, allowed: push u, push r, pop u, pop r
@@ -36,8 +34,6 @@ AARCH64 = Architecture("aarch64", 8, "little", parse_register_table(_TABLE), _NA
 
 
 # PowerPC, 32 and 64 bit: appendix C of the man page, its dotted rows (R3-R31, FPR3-FPR31) written out.
-#
-# No engine runs on these processors; the gdb engine probes what a stub has of them.
 
 
 # index, name, bits, allowed: push u, push r, pop u, pop r
@@ -116,10 +112,8 @@ _RISCV_NAMES = (
 RISCV64 = Architecture("riscv64", 8, "little", parse_register_table(_RISCV_TABLE), _RISCV_NAMES, unprobeable={})
 
 
-# S/390 (31 bit) and zSeries (64 bit): appendix B of the man page.
-#
-# The man page lost ACR7-15 and CR_14-15 in page breaks; they continue the sequence (section 3.4 of the recovered
-# reference). No engine runs on these processors; the gdb engine probes what a stub has of them.
+# S/390 (31 bit) and zSeries (64 bit): appendix B of the man page, which lost ACR7-15 and CR_14-15 in page breaks; they
+# continue the sequence (section 3.4 of the recovered reference).
 
 
 # index, name, bits, allowed: push u, push r, pop u, pop r

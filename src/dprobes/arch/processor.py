@@ -16,7 +16,7 @@ ByteOrder = Literal["little", "big"]
 
 
 class Direction(Enum):
-    """Name the four ways in which a handler accesses a register, as the columns of the man page's appendices do."""
+    """The four ways in which a handler accesses a register: the columns of the man page's appendices."""
 
     PUSH_USER = "push u"
     PUSH_CURRENT = "push r"
@@ -25,7 +25,7 @@ class Direction(Enum):
 
 
 class RegisterClass(Enum):
-    """Name the kinds of register that engines have, or have not, each as a whole; the value heads its rows."""
+    """The kinds of register that engines have, or have not, each as a whole; the value heads its rows."""
 
     GENERAL = "general"
     SEGMENT = "segment"
@@ -37,7 +37,7 @@ class RegisterClass(Enum):
 @dataclass(frozen=True, slots=True)
 class Register:
     """
-    Describe one register of an appendix.
+    A register of an appendix.
 
     ``index`` is the number in the encoded program. ``bits`` is the width of the value, which takes
     ``ceil(bits / word)`` cells, least significant on top. A register made of several values (``cpuid``, ``gdtr``)
@@ -72,7 +72,7 @@ class Register:
 @dataclass(frozen=True)
 class Architecture:
     """
-    Describe a processor as far as the language depends on it.
+    A processor, as far as the language depends on it.
 
     ``word_size`` is in bytes. ``unprobeable`` maps the opcode bytes that can never carry a probe to their mnemonic
     (man page, "Probe-Point Header", ``opcode``).

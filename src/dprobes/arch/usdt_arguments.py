@@ -31,7 +31,7 @@ _TEXT_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class RegisterPart:
-    """Name a part of a register: ``bits`` of it from bit ``shift`` on; ``name`` is that of the processor's table."""
+    """A part of a register: ``bits`` of it from bit ``shift`` on; ``name`` is that of the processor's table."""
 
     name: str
     shift: int
@@ -41,7 +41,7 @@ class RegisterPart:
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
     """
-    Name a place in memory: the sum of everything that is given, modulo the size of a word.
+    A place in memory: the sum of everything that is given, modulo the size of a word.
 
     ``base`` and ``index`` are registers of the processor's table, or empty; ``symbol`` is one of the module, or empty.
     """
@@ -56,7 +56,7 @@ class MemoryPlace:
 @dataclass(frozen=True, slots=True)
 class Argument:
     """
-    Describe one argument: ``size`` bytes that are ``signed`` or not, in an operand that ``text`` shows as in the note.
+    An argument: ``size`` bytes that are ``signed`` or not, in an operand that ``text`` shows as in the note.
 
     ``operand`` is a number, or where the value is; None if there is no value that a word can have, with the reason in
     ``obstacle``, a clause about ``it``.

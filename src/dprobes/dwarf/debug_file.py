@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_THERE", "DebugFile", "debug_file_of", "find_alternate_file", "number_of", "split_files"]
 
-# Which unit covers an address (``.debug_aranges``; DWARF 5, 6.1.2).
-#
-# ::
-#
+# Which unit covers an address (``.debug_aranges``; DWARF 5, 6.1.2):
 #     length | u16 version (2) | offset of the unit | u8 address size | u8 segment size | padding to two addresses
 #     (address, size)*; 0 0 ends
 
@@ -87,8 +84,7 @@ def unit_covering(section: SectionBytes, prefix: str, address: int) -> int | Non
     return None
 
 
-# Files of debug information that the compiler has put aside, one for each unit (``-gsplit-dwarf``; DWARF 5, 7.3.2).
-#
+# Files that the compiler has put aside, one for each unit (``-gsplit-dwarf``; DWARF 5, 7.3.2).
 # The program has a *skeleton* of the unit, with its addresses, lines and the name of the file; a number that both have
 # says that they belong together. DWARF 4 has that in GNU's forms.
 
@@ -115,13 +111,8 @@ def split_files(program: ElfFile, name: str, directory: str) -> Iterator[ElfFile
             continue
 
 
-# The file of entries that the debug files of a package share (dwz).
-#
-# ::
-#
-#     .gnu_debugaltlink   path of the file, NUL | its build-id
-#
-# The path is absolute in Debian's files, elsewhere relative to the file that has it.
+# The file of entries that the debug files of a package share (dwz): ``.gnu_debugaltlink`` has its path, NUL and
+# its build-id. The path is absolute in Debian's files, elsewhere relative to the file that has it.
 
 
 def find_alternate_file(elf: ElfFile, directory: Path | None = None) -> ElfFile:

@@ -92,7 +92,7 @@ def _is_elsewhere(function: Entry) -> bool:
 
 
 class _Search:
-    """Look for calls of a function; ``places`` are where references to it may be, None if they may be anywhere."""
+    """A search for calls of a function; ``places`` are where references to it may be, None if they may be anywhere."""
 
     def __init__(self, abstract: Entry, places: Sequence[int] | None) -> None:
         self._abstract = abstract

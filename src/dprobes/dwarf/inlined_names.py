@@ -34,7 +34,7 @@ class _Known:
 
 
 class InlinedNames:
-    """Find what was inlined into functions (``target.codenames.InliningFinder``)."""
+    """What was inlined into the functions of modules (``code_names.InliningFinder``)."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         """Read debug information of a module no longer than ``seconds`` in all."""

@@ -1,8 +1,7 @@
 """
-Resolution: a program against the files of its module gives probepoints.
+Resolution: a program against the files of its module, or the kernel, gives probepoints.
 
-``resolution`` puts them together. Each kind of probepoint has a module that finds it: ``breakpoints`` (with returns),
-``watchpoints``, ``samplers``. A new kind (a USDT marker, say) is a member of ``ProbeKind``, the data that only it has,
-and a module here. ``spaces`` says what a program is about; places in kernels and kernel modules are to be found by one
-more module here, behind ``Space.KERNEL``.
+``probed_space`` says what a program is about, and ``local_module`` puts the rest together. Each kind of probepoint has
+a function that finds it, in ``breakpoints`` (with returns), ``usdt_probes`` or ``codeless_probes``; those of kernels
+are in ``kernel_places``. A new kind is a member of ``ProbeKind``, the data that only it has, and such a function.
 """

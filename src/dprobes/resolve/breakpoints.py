@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GoConventions", "inlined_places", "movable_probes", "resolve_breakpoints", "told_of_inlining"]
 
-# The probepoints whose breakpoints may stand at a cheaper instruction beside the one that is named.
-
 
 def movable_probes(resolved: ResolvedModule) -> list[Probepoint]:
     """Return the probepoints whose breakpoints may stand at a neighbouring instruction, if that is cheaper."""
@@ -60,18 +58,18 @@ def _is_named(probe: Probepoint) -> bool:
     return False
 
 
-# Whose arguments handlers see in a Go program: ``arg0`` and so on are registers of Go's there, and of C's in what is C.
-#
-# Where a function takes its arguments in no register, a handler that asks for one is refused, or a match left out.
-
-
 _ARGUMENT = re.compile(r"arg\d+")
 
 _STACK_HINT = "push what is on the stack: 'push r, sp', 'push 8', 'add', 'push mem, u64' is the first word there"
 
 
 class GoConventions:
-    """The conventions of the functions that a program probes; ``is_go`` says whether the module is one of Go."""
+    """
+    The conventions of the functions that a program probes; ``is_go`` says whether the module is one of Go.
+
+    In a Go program ``arg0`` and so on are registers of Go's, and of C's in what is C. Where a function takes its
+    arguments in no register, a handler that asks for one is refused, or a match left out.
+    """
 
     def __init__(self, program: Program, *, is_go: bool) -> None:
         self._program = program
@@ -139,9 +137,6 @@ class GoConventions:
                     hint="push the argument in the handler, and let the procedure take it from the stack",
                 )
                 return
-
-
-# What to say of a function that has no symbol because all of its calls were inlined: where.
 
 
 _LISTED = 4
@@ -271,7 +266,7 @@ def _warn_of_mismatch(diagnostics: Diagnostics, span: Span | None, difference: s
 
 
 class _Matches:
-    """Find the probepoints of a definition whose place is a pattern."""
+    """The probepoints of a definition whose place is a pattern."""
 
     def __init__(
         self,
@@ -371,7 +366,7 @@ class _Matches:
 
 
 class _Resolver:
-    """Find the probepoint of a definition whose place is written out."""
+    """The probepoint of a definition whose place is written out."""
 
     def __init__(
         self,

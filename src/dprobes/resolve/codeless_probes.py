@@ -1,5 +1,5 @@
 """
-The watchpoints of a program: which bytes they watch, and whether the processor can.
+The watchpoints, samplers and tracepoints of a program: those that leave the code as it is.
 
 A symbol gives a link address, which becomes another address in each process; a number is an address in the process.
 """
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.tracepoints import KernelTracepoints
 
 __all__ = ["length_problem", "resolve_samplers", "resolve_tracepoints", "resolve_watchpoints"]
-
-# The samplers of a program: they have a frequency, and no place in the module's file.
 
 
 def resolve_samplers(program: Program, path: str) -> tuple[Probepoint, ...]:
@@ -169,9 +167,6 @@ def _suggestion(access: Access, low: Expression, address: int, length: int) -> s
     first = Expression(low.addend + start - address, low.symbol)
     last = Expression(first.addend + size - 1, low.symbol)
     return f"address = {first}" if size == 1 else f"address = {first} : {last}"
-
-
-# The tracepoints and system calls of a program, as the running kernel has them, with the ways to their fields.
 
 
 def resolve_tracepoints(program: Program, path: str, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:

@@ -50,9 +50,6 @@ __all__ = [
     "resolve_kernel",
 ]
 
-# The kernel and its modules as spaces with symbols, which programs about the kernel name.
-
-
 _BITS = 64
 
 KERNEL_CODE = 1 << 63, (1 << 64) - 1

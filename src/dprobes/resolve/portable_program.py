@@ -194,9 +194,6 @@ def needs_write(program: Program) -> bool:
     return any(extension.writes for extension in load_extensions(called_extensions(program)).values())
 
 
-# Programs for several modules that were written as one, and blocks of the tool, as one ``Ppdf`` for other machines.
-
-
 def build_joined(
     programs: Sequence[Program],
     files: Sequence[Sequence[Path]],
@@ -261,11 +258,8 @@ def _is_file_of(path: Path, program: Program) -> bool:
     return path.name.startswith("vmlinu")
 
 
-# A part of a compiled program: some of its definitions, with what is carried for them.
-
-
 def selected(ppdf: Ppdf, program: Program, chosen: Program) -> Ppdf:
-    """Return the file of a part of its program."""
+    """Return the file of a part of its program: some definitions, with what is carried for them."""
     kept = [n for n, each in enumerate(program.definitions) if any(each is other for other in chosen.definitions)]
     numbers = {old: new for new, old in enumerate(kept)}
     builds = tuple(

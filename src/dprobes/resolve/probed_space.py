@@ -1,8 +1,7 @@
 """
 What the probepoints of a program are in: the files of a module, every process, or the whole system.
 
-The space of a program decides who finds its probepoints: ``resolution`` has a case for each. The kernel and its modules
-are a space as well; no engine places probepoints there, so programs for them have none.
+The space of a program decides who finds its probepoints: ``local_module`` has a case for each.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ class Probepoint:
     """
     A place where the handler of a probe definition runs.
 
-    ``number`` is that of the definition. ``path`` names the file that the place is in, or what takes the place of a
-    file (``spaces``). ``where`` names the place in it for people: a function and an offset in it, if a symbol is known.
+    ``number`` is that of the definition. ``path`` names the file that the place is in, or what takes its place
+    (``probed_space``). ``where`` names the place in it for people: a function and an offset, if a symbol is known.
     ``subject`` is what only probepoints of this ``kind`` have. ``state`` is COMPILED, or says why the probepoint will
     not be inserted; ``detail`` says what differs in a MISMATCH. ``function`` is the name of the function where a
     pattern or 'return = yes' was written, else empty.
@@ -267,9 +267,6 @@ class ResolvedModule:
     def events(self) -> tuple[Probepoint, ...]:
         """The others, which leave the code as it is: a debug register or a clock interrupts it."""
         return tuple(probe for probe in self.probepoints if probe.kind not in _IN_CODE)
-
-
-# Places of probepoints and the files that these are in, as records' sources and formatters know them.
 
 
 def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list[Place]:

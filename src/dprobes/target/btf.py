@@ -38,7 +38,7 @@ _VERSION = 1
 
 
 class Kind(IntEnum):
-    """Number the kinds of type (BTF_KIND_*)."""
+    """The kinds of type (BTF_KIND_*)."""
 
     INT = 1
     PTR = 2
@@ -122,7 +122,7 @@ def _steps() -> list[int]:
 
 class Btf:
     """
-    Look up types in the bytes of a BTF blob, such as ``/sys/kernel/btf/vmlinux``.
+    The types in the bytes of BTF, such as ``/sys/kernel/btf/vmlinux``.
 
     Raises ``FormatError`` if they are none, and wherever what is looked up makes no sense: they may be what somebody
     else has written. ``close`` lets go of ``data``.
@@ -443,19 +443,13 @@ def encode_functions(names: Sequence[str], called: Sequence[int] = ()) -> tuple[
     return header + types + strings, tuple(range(first, first + len(names)))
 
 
-# BTF of the kernel's modules: what a module adds to the types of the kernel.
-#
-# Numbers of types and places of strings go on where those of the kernel end (Documentation/bpf/btf.rst, "split BTF"):
-# so the types of both, one behind the other, are one BTF::
-#
-#     header | types of the kernel | types of the module | strings of the kernel | strings of the module
-
-
 class ModuleBtf(Btf):
     """
-    Look up types of a module, or else of the kernel, in the bytes of both.
+    The types of a module of the kernel, and of the kernel, in the bytes of both.
 
-    Raises ``FormatError`` if one of them is no BTF.
+    Numbers of types and places of strings go on where those of the kernel end (Documentation/bpf/btf.rst, "split
+    BTF"): so the types of both, one after the other, and their strings, are one BTF. Raises ``FormatError`` if one of
+    them is no BTF.
     """
 
     def __init__(self, kernel: bytes, module: bytes) -> None:
@@ -490,9 +484,6 @@ def _parts(data: bytes) -> tuple[bytes, bytes]:
     *_, length, types, types_size, strings, strings_size = _HEADER.unpack_from(data)
     start, end = length + types, length + strings
     return data[start : start + types_size], data[end : end + strings_size]
-
-
-# The types of a kernel (BTF) in a file: a ``vmlinux``, or a copy of a kernel's ``/sys/kernel/btf/vmlinux``.
 
 
 _SECTION = ".BTF"

@@ -1,7 +1,7 @@
 """
 What a compiled file carries of the modules that it was built for, and how that serves the files of a machine.
 
-A file of the same build needs no symbols of its own then. Each build of a module has an identity (``identity``); with
+A file of the same build needs no symbols of its own then. Each build of a module has an identity; with
 the symbols the bytes of the probed instructions are carried, so that a wrong file shows.
 """
 
@@ -30,7 +30,7 @@ __all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "NeededSymbols", "O
 @dataclass(frozen=True, slots=True)
 class CarriedPlace:
     """
-    Say which instruction is at a file offset; ``where`` names the place for people.
+    The instruction at a file offset; ``where`` names the place for people.
 
     ``definition`` is the number of the probe definition that it is for; with ``is_exit`` it leaves the function whose
     return is probed.
@@ -46,7 +46,7 @@ class CarriedPlace:
 @dataclass(frozen=True, slots=True)
 class CarriedBuild:
     """
-    Hold what a program needs to know of one build of its module.
+    What a program needs to know of one build of its module.
 
     ``path`` is that of the file that it was taken from, for people. ``machine`` is as in ``ElfFile``.
     """
@@ -59,7 +59,7 @@ class CarriedBuild:
 
 
 class OtherBuild(enum.Enum):
-    """Say what becomes of a file that none of the carried builds is."""
+    """The fate of a file that none of the carried builds is."""
 
     REFUSE = "refuse"
     OWN_SYMBOLS = "own symbols"
@@ -71,7 +71,7 @@ class OtherBuild(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class CarriedSymbols:
     """
-    Give the files of a module the symbols that were carried for their builds, and no others.
+    The symbols that were carried for the builds of a module; its files get no others.
 
     ``source`` names what carries them in errors. With ``verify_opcodes`` the instructions must be the carried ones.
     ``kernels`` are what is carried of the kernel or a module of it, in the place of ``builds``.
@@ -122,7 +122,7 @@ class CarriedSymbols:
 
 
 class _Listed(ListedSymbols):
-    """Give also what has no type as code, as the symbols of a file do."""
+    """Symbols of which those without a type count as code, too, as in a file."""
 
     def code(self) -> Iterator[tuple[int, int, int]]:
         kinds = ("func", "ifunc", "notype")
@@ -133,14 +133,13 @@ def _holds(elf: ElfFile, place: CarriedPlace) -> bool:
     return elf.data[place.offset : place.offset + len(place.raw)] == place.raw
 
 
-# Which symbols of a module answer the questions of a program: those that a compiled file carries.
-#
-# The answers are the same from these symbols alone. A question that had an answer keeps it, because what was nearer to
-# an address did not cover it then and does not now; one that had none is settled by the symbol that stands before.
-
-
 class NeededSymbols(SymbolTable):
-    """Answer questions as every table of symbols, and remember the answers."""
+    """
+    A table of symbols that remembers its answers, which are the same from these symbols alone.
+
+    A question that had an answer keeps it, because what was nearer to an address did not cover it then and does not
+    now; one that had none is settled by the symbol that stands before.
+    """
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ __all__ = [
 
 class CodeName(NamedTuple):
     """
-    Name an address: ``distance`` is from the start of the function, of the module's file where that is empty.
+    The name of an address: ``distance`` is from the start of the function, of the module's file where that is empty.
 
     ``inlined`` are the functions whose code is there because their calls were inlined, the innermost first.
     """
@@ -53,7 +53,7 @@ class CodeName(NamedTuple):
 
 
 class MappedCode(NamedTuple):
-    """Say that a process shows the file of a module, from byte ``offset`` on, from ``start`` up to ``end``."""
+    """The place where a process shows the file of a module: from byte ``offset`` on, from ``start`` up to ``end``."""
 
     start: int
     end: int
@@ -63,7 +63,7 @@ class MappedCode(NamedTuple):
 
 
 class InlinedCode(NamedTuple):
-    """Name a function whose code is in another one, from byte ``start`` of the file up to ``end``."""
+    """The code of a function in another one, from byte ``start`` of the file up to ``end``."""
 
     start: int
     end: int
@@ -72,7 +72,7 @@ class InlinedCode(NamedTuple):
 
 class LocatedFunction(NamedTuple):
     """
-    Name the bytes of a module's file from ``start`` up to ``end``.
+    A function: the bytes of a module's file from ``start`` up to ``end``.
 
     ``inlined`` are the pieces of calls in it that were inlined, each before those in it.
     """
@@ -85,7 +85,7 @@ class LocatedFunction(NamedTuple):
 
 class LocatedCode(NamedTuple):
     """
-    Say where an address is.
+    The place of an address.
 
     ``since`` is when the process began what it executes, in nanoseconds of CLOCK_MONOTONIC; ``pid`` None is the kernel.
     """
@@ -110,7 +110,7 @@ def name_in(mapped: MappedCode, function: LocatedFunction | None, address: int) 
 
 
 class InliningFinder(Protocol):
-    """Find what was inlined into functions."""
+    """What was inlined into functions."""
 
     def inlined_in(
         self, module: Module, start: int, end: int, name_of: Callable[[str], str]

@@ -42,7 +42,7 @@ _REGISTERS_SINCE = (1, 17)
 
 
 class Convention(Enum):
-    """Say by which convention a function of a Go program takes its arguments."""
+    """The conventions by which functions of a Go program take their arguments."""
 
     GO = "Go's registers (ABIInternal)"
     ABI0 = "the stack (Go's ABI0)"

@@ -22,7 +22,7 @@ __all__ = ["Function", "LeftOut", "matching_functions", "written_names"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Name a function; ``address`` is its link address, and ``size`` 0 if the symbols do not tell it."""
+    """A function; ``address`` is its link address, and ``size`` 0 if the symbols do not tell it."""
 
     name: str
     address: int
@@ -32,7 +32,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Say why something that matches a pattern is no place for a probepoint; ``reason`` is a clause about ``it``."""
+    """Something that matches a pattern and is no place for a probepoint; ``reason`` is a clause about ``it``."""
 
     name: str
     reason: str
@@ -113,7 +113,7 @@ def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[s
 
 
 class _Boundaries:
-    """Tell whether symbols are starts of instructions where they lie within the range of another function."""
+    """The starts of instructions where symbols lie within the range of another function."""
 
     def __init__(self, module: Module, functions: Sequence[Symbol]) -> None:
         self._module = module

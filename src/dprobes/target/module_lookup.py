@@ -417,12 +417,9 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-# By which name people know a file that a process maps: **the** rule, for all outputs.
-
-
 def module_name(path: str, soname: str | None, known: Iterable[str], root: str = "") -> str:
     """
-    Return the name of a mapped file.
+    Return the name by which people know a mapped file: **the** rule, for all outputs.
 
     It is the first of the ``known`` ones, those of programs and processes, that means the file: 'redis-server' is a
     link to the file that is mapped. Else it is the SONAME, by which others are linked with it, or the name of the file.
@@ -434,11 +431,7 @@ def module_name(path: str, soname: str | None, known: Iterable[str], root: str =
     return soname if soname and "/" not in soname else path.rpartition("/")[2] or path
 
 
-# From a command to the file that it runs, as ``execve`` and the shell find it: ``PATH``, then ``#!`` lines. Rules:
-# execve(2), "Interpreter scripts"; env(1). And which file a library's name stands for: the dynamic loader's cache.
-
 # The dynamic loader's cache, ``/etc/ld.so.cache``: which file a library name stands for.
-#
 # Reads the format ``glibc-ld.so.cache1.1``, also behind the older table that some systems still write before it.
 # Rules: glibc, ``sysdeps/generic/dl-cache.h`` and ``ldconfig.h``.
 
@@ -457,7 +450,7 @@ _HOSTS = {"i486": "i386", "i586": "i386", "i686": "i386", "ppc64le": "ppc64", "a
 
 @dataclass(frozen=True, slots=True)
 class CachedLibrary:
-    """Say that programs for ``architecture`` get the file ``path`` when they need ``name``."""
+    """The file ``path`` that programs for ``architecture`` get when they need ``name``."""
 
     name: str
     path: str

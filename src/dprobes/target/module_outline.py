@@ -39,13 +39,11 @@ __all__ = [
 ]
 
 # Whether the code of a file bears uretprobes: it does not if something besides the ``ret`` looks at return addresses.
-#
 # A uretprobe replaces the return address of a running function by that of a page of the kernel's. Go's runtime meets
 # there what it does not know when it moves or walks a stack. An exception or a panic that is to pass through such a
 # frame finds the end of the stack there, and ends the program. When another stack comes into use, the kernel takes the
 # probed calls of the old one for abandoned, and a return from such a one gets SIGILL. A breakpoint at the function's
-# return instructions (``exits``) does none of this. ``tests/integration/ebpf/test_uretprobes.py`` shows what happens.
-#
+# return instructions (``function_exits``) does none of this; ``tests/integration/ebpf/test_uretprobes.py`` shows that.
 # The marks are names that toolchains leave in a file, also when it is stripped.
 
 
@@ -86,7 +84,6 @@ def stack_user(data: Contents) -> str | None:
 
 
 # Where the first of a module's own code is executed in a process, when it is mapped and relocated, and where the last.
-#
 # A program starts at its entry. A library's initialisation functions are called, once it is relocated, before any other
 # code of it (System V ABI, "Initialization and Termination Functions"), but for IFUNC resolvers and libraries that
 # depend on each other.
@@ -156,7 +153,7 @@ def _relocated(elf: ElfFile, place: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Outline:
     """
-    Hold what is known of a file of ``size`` bytes.
+    What is known of a file of ``size`` bytes.
 
     ``pieces`` are the bytes of instructions by file offset. ``starts`` are the file offsets, of those that were asked
     about, at which functions start, ``moves`` by how many bytes a uprobe may move there (``uprobe_sites``).
@@ -182,7 +179,7 @@ class Outline:
 
 
 class OutlinedModule(Module):
-    """Answer for a module from its outline, at ``path`` for people; it has no symbols."""
+    """A module by its outline, at ``path`` for people; it has no symbols."""
 
     def __init__(self, path: Path, outline: Outline) -> None:
         headers = Headers(
@@ -219,12 +216,12 @@ def cheap_sites_in(module: Module, instructions: Sequence[DecodedInstruction]) -
 
 
 def first_executed_in(module: Module) -> tuple[int, ...]:
-    """Return the link addresses of the instructions of which one is executed first; see ``starts``."""
+    """Return the link addresses of the instructions of which one is executed first."""
     return module.outline.first_executed if isinstance(module, OutlinedModule) else first_executed(module.elf)
 
 
 def last_executed_in(module: Module) -> tuple[int, ...]:
-    """Return the link address of the last function that is called before a library is unmapped; see ``starts``."""
+    """Return the link address of the last function that is called before a library is unmapped."""
     return module.outline.last_executed if isinstance(module, OutlinedModule) else last_executed(module.elf)
 
 

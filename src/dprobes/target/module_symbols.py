@@ -35,9 +35,6 @@ __all__ = [
     "only_clones",
 ]
 
-# Functions that compilers made of others, by their names: specialized copies ("clones"), and parts.
-
-
 _SUFFIXES = r"(?:\.(?:constprop|part|isra|cold|lto_priv|localalias|llvm|clone)(?:\.\d+)?)+"
 """What GCC and Clang append to the name of a function."""
 
@@ -84,9 +81,6 @@ def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
     )
 
 
-# Shell patterns for names of functions: of linkers, or where scopes are written, as people read them.
-
-
 def name_matcher(pattern: str) -> Callable[[str], bool]:
     """
     Return what says whether a linker's name matches a pattern; upper and lower case differ.
@@ -119,7 +113,7 @@ _FEW = 16
 @dataclass(frozen=True, slots=True)
 class Symbol:
     """
-    Name a link address and ``size`` bytes from there on (0: unknown).
+    The name of a link address and ``size`` bytes from there on (0: unknown).
 
     ``kind`` is ``func``, ``object``, ``ifunc``, ``tls``, ``common`` or ``notype``; ``binding`` is ``local``,
     ``global`` or ``weak``. ``default_version`` is false for a name that only old programs get (``name@VERSION``).
@@ -139,7 +133,7 @@ class Symbol:
 
 
 class SymbolSource(Protocol):
-    """Give the symbols of one table."""
+    """The symbols of one table."""
 
     @property
     def complete(self) -> bool:
@@ -176,7 +170,7 @@ CodeRange = tuple[int, int]
 
 class SymbolTable:
     """
-    Answer questions about symbols from several sources.
+    The symbols of several sources.
 
     ``code_range`` gives the area of code that holds a link address; a symbol without a size never reaches past it.
     ``later`` gives further sources that are costly to find; it is called once, and only when the first ones lack
@@ -378,7 +372,7 @@ class SymbolTable:
 
 
 class _CodeIndex:
-    """Find the function at an address by binary search."""
+    """The code of all sources, sorted by address."""
 
     def __init__(self, sources: Sequence[SymbolSource]) -> None:
         self._sources = sources

@@ -13,7 +13,7 @@ __all__ = ["Allowance", "foreign_owner"]
 
 
 class Allowance:
-    """Hold up to ``size`` units, of which ``rate`` come back in a second; it is full at first."""
+    """Up to ``size`` units, of which ``rate`` come back in a second; it is full at first."""
 
     def __init__(self, size: float, rate: float) -> None:
         self._size = size
@@ -33,14 +33,13 @@ class Allowance:
         self._left -= units
 
 
-# Whose a file is, as far as it matters: whether another user than root and ourselves decides what is in it.
-#
-# Such a *foreign* owner may have made a file only to keep us busy. Names of users are not looked up: that may ask a
-# server.
-
-
 def foreign_owner(status: os.stat_result) -> str | None:
-    """Return who besides root and the user of this process can change a file; None if nobody."""
+    """
+    Return who besides root and the user of this process can change a file; None if nobody.
+
+    Such a *foreign* owner may have made a file only to keep us busy. Names of users are not looked up: that may ask a
+    server.
+    """
     if status.st_uid not in {0, os.geteuid()}:
         return f"user {status.st_uid}"
     if status.st_mode & stat.S_IWOTH:

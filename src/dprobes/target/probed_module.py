@@ -36,9 +36,6 @@ __all__ = [
     "providers_of",
 ]
 
-# The files that a program is linked with: what the dynamic loader maps before the program begins.
-
-
 _FILES_MAX = 500
 """How many libraries of a program are looked at."""
 
@@ -74,9 +71,6 @@ def _beside(elf: ElfFile, name: str) -> Path | None:
     return next((path.resolve() for path in paths if is_library_for(path, elf.machine)), None)
 
 
-# Which other files have functions of the same names: the dynamic loader gives callers the first one that it finds.
-
-
 def providers_of(names: Sequence[str], files: Iterable[Path]) -> dict[str, list[Path]]:
     """Return the files that provide functions for others, by the names of these; what cannot be read provides none."""
     found: dict[str, list[Path]] = {}
@@ -109,7 +103,7 @@ _CHOOSING = re.compile(r"_chk|_ifunc$|_resolver$")
 
 class Module:
     """
-    Bundle an ELF file and what is known of its symbols; made by ``load``, or by a ``SymbolProvider``.
+    An ELF file and what is known of its symbols; made by ``load``, or by a ``SymbolProvider``.
 
     ``expected`` are the bytes of instructions that are to be in the file, by file offset, where somebody knows them.
     """
@@ -358,7 +352,7 @@ def _alternatives(names: list[str]) -> str:
 
 
 class SymbolProvider(Protocol):
-    """Know the symbols of the files that a module's name means."""
+    """The symbols of the files that a module's name means."""
 
     def module_of(self, elf: ElfFile) -> Module:
         """Return the module in a file with its symbols; raise ``TargetError`` if they cannot be given."""

@@ -89,7 +89,7 @@ _READ_SIZE = 1 << 16
 
 class Mapping(NamedTuple):
     """
-    Say that ``start`` to ``end`` (excluded) shows the file from byte ``offset`` on.
+    The addresses from ``start`` to ``end`` (excluded), which show a file from byte ``offset`` on.
 
     ``permissions`` are four letters (``r-xp``); ``device`` is the number that ``os.stat`` gives for most file systems.
     ``path`` is empty for anonymous memory, and in brackets for the kernel's own areas (``[vdso]``); ``deleted`` says
@@ -118,7 +118,7 @@ class Mapping(NamedTuple):
 
 class Growth(NamedTuple):
     """
-    Say how far the memory of a process may grow.
+    The bounds up to which the memory of a process may grow.
 
     The ``heap`` begins there (None: behind the program), and grows as far as the next mapping. The ``stack`` may come
     to need so many bytes below those that it has (None: as far down as the mapping before it).

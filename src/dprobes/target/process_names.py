@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["PROCESSES_MAX", "JitMap", "NamedProcess", "ProcessNames", "make_room"]
 
 # The functions that just-in-time compilers have made, as they list them for perf: ``/tmp/perf-PID.map``.
-#
 # A line is ``START SIZE name``, in hexadecimal. The file is the process's own, in its mount namespace, by its own
 # number; others can write into ``/tmp``, so only a file counts that belongs to the user of the process, or to root.
 
@@ -187,7 +186,7 @@ class _Look(NamedTuple):
 
 class ProcessNames:
     """
-    Find the processes that records are of.
+    The processes that records are of.
 
     ``images`` know what those had mapped that have ended, ``inlining`` what was inlined into functions. ``called`` are
     names that programs give to modules.
@@ -239,7 +238,7 @@ class ProcessNames:
 
 class NamedProcess:
     """
-    Name addresses by what a process maps.
+    A process whose addresses have names, by what it maps.
 
     It can be looked at, or its ``image`` is known, or both. ``called`` are names that may be those of its modules.
     """
@@ -340,7 +339,7 @@ class NamedProcess:
 
 
 class _Modules:
-    """Keep the files that processes map, with their symbols and builds."""
+    """The files that processes map, with their symbols and builds."""
 
     def __init__(self, inlining: InliningFinder | None) -> None:
         self._inlining = inlining

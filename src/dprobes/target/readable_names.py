@@ -73,7 +73,7 @@ def _plain(part: str) -> str:
 
 
 class _Reader:
-    """Read a name of RFC 2603; ValueError, IndexError and KeyError say that it is none."""
+    """A name of RFC 2603; ValueError, IndexError and KeyError say that it is none."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -323,7 +323,6 @@ class _Reader:
 
 
 # Names of functions as people write them, from those that compilers give linkers.
-#
 # Those of C++ are read by the C++ library of this machine, as ``__cxa_demangle`` of the Itanium ABI, where it has one.
 # It knows no limits, so it gets names of files only that nobody but root and ourselves can have made.
 
@@ -335,7 +334,7 @@ _NAME_MAX = 4096
 
 
 class Demangler:
-    """Find readable names; the library for those of C++ is loaded with the first one."""
+    """Readable names of symbols; the library for those of C++ is loaded with the first one."""
 
     def __init__(self) -> None:
         self._cpp: Callable[[str], str | None] | None = None
@@ -383,7 +382,6 @@ def _library() -> Callable[[str], str | None]:
 
 
 # Names as people write them, looked for among those that C++ and Rust compilers give linkers.
-#
 # A readable name is taken by as much of it as is written: whole, or without its parameters, without the scopes before
 # it, without the arguments of templates, without tags of the ABI. The more is the same, the better; of what is equally
 # good there must be one. Names that compilers give to something beside a function, as to thunks, are meant only as a
@@ -400,7 +398,7 @@ _NEAR_MAX = 200_000
 
 class ReadableName(NamedTuple):
     """
-    Join a linker's name with what it reads as.
+    A linker's name with what it reads as.
 
     ``rank`` says how much of it was written: -1 is all, as a demangler writes it, and 0 all but for white space.
     """
@@ -416,7 +414,7 @@ class ReadableName(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Hold a readable name without its return type: ``path`` before the parameters, ``parameters`` with the rest."""
+    """A readable name without its return type: ``path`` before the parameters, ``parameters`` with the rest."""
 
     path: str
     parameters: str

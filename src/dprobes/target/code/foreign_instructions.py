@@ -1,4 +1,9 @@
-"""Instructions of RISC-V, 64 bit: Unprivileged ISA, chapters 2 (RV32I), 5 (RV64I) and 16 (compressed)."""
+"""
+Instructions of processors other than x86: how long each is, how it reads, and what it does.
+
+Lengths are in the first bytes of an instruction, by rules that no extension of the processor changes, and so are
+certain. The text is capstone's, where that is installed and knows the instruction; else it is the bytes.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +29,6 @@ __all__ = [
     "instruction_length",
     "instruction_text",
 ]
-
-# Instructions of processors other than x86: how long each is, and how it reads.
-#
-# Lengths are in the first bytes of an instruction, by rules that no extension of the processor changes, and so are
-# certain. The text is capstone's, where that is installed and knows the instruction; else it is the bytes.
-
 
 LENGTH_MAX = 6
 """How many bytes an instruction of these processors has at most."""
@@ -302,6 +301,9 @@ def _of_registers(word: int) -> Effect | None:
     return Effect((Sum(second, first, 0),)) if is_move else None  # mr; of a register to itself it sets priorities
 
 
+# Instructions of RISC-V, 64 bit: Unprivileged ISA, chapters 2 (RV32I), 5 (RV64I) and 16 (compressed).
+
+
 _STACK = "x2"
 
 
@@ -459,9 +461,6 @@ def _of_six(word: int, address: int) -> Effect | None:
                 return Effect(loads=[Load(name, base, at, _WORD) for name, at in places])
             return Effect(stores=[Store(name, base, at, _WORD) for name, at in places])
     return None
-
-
-# What an instruction of a processor does: the processors that it is known of.
 
 
 class Mode(NamedTuple):

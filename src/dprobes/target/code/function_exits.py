@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CallFrames", "Exit", "ExitKind", "Exits", "function_exits"]
 
-# How deep the stack is at an instruction, from the unwind table (``.eh_frame``) of a file.
-#
-# Bytes that are not as they should be count as no answer.
-
 
 class CallFrames:
-    """Answer questions about the call frames of one file."""
+    """The call frames of one file, by its unwind table; bytes that are not as they should be count as no answer."""
 
     def __init__(self, elf: ElfFile) -> None:
         self._elf = elf
@@ -66,7 +62,7 @@ class CallFrames:
 
 
 class ExitKind(Enum):
-    """Say how an instruction leaves a function."""
+    """The ways in which an instruction leaves a function."""
 
     RETURN = "return"
     JUMP = "jump"
@@ -75,7 +71,7 @@ class ExitKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """Hold one instruction that leaves a function; ``address`` is its link address and ``offset`` its file offset."""
+    """An instruction that leaves a function; ``address`` is its link address and ``offset`` its file offset."""
 
     kind: ExitKind
     address: int
@@ -86,7 +82,7 @@ class Exit:
 @dataclass(frozen=True, slots=True)
 class Exits:
     """
-    Hold the exits of a function, and the ranges of link addresses (end excluded) that are the function.
+    The exits of a function, and the ranges of link addresses (end excluded) that are the function.
 
     ``goes_back`` says that it jumps to its own first instruction, which is then executed without a call. ``are_known``
     is False for processors whose functions return through a register: where they do is seen when it happens.

@@ -46,11 +46,10 @@ __all__ = [
     "unprobeable",
 ]
 
-# The decoder (iced-x86), imported without its forty modules of names.
-#
-# The package's own start imports a module for each of its enumerations, which takes four times as long as the machine
-# code that decodes; a run needs two of them. So the package is made here from its machine code, and everything else of
-# it comes when somebody asks for it: to others it is the same package.
+# The decoder (iced-x86), imported without its forty modules of names. The package's own start imports a module for each
+# of its enumerations, which takes four times as long as the machine code that decodes; a run needs two of them. So the
+# package is made here from its machine code, and everything else of it comes when somebody asks for it: to others it is
+# the same package.
 
 
 _PACKAGE = "iced_x86"
@@ -133,7 +132,7 @@ _UNPROBEABLE = {
 @dataclass(frozen=True, slots=True)
 class DecodedInstruction:
     """
-    Describe one instruction; ``address`` is its link address and ``offset`` its file offset.
+    An instruction; ``address`` is its link address and ``offset`` its file offset.
 
     ``text`` is in lower case, that of x86 in Intel syntax; ``opcode_byte`` is the first byte, even if that is a prefix.
     An invalid instruction has the mnemonic ``(bad)``.
@@ -149,7 +148,7 @@ class DecodedInstruction:
 
 
 class Boundary(Enum):
-    """Say how an offset lies to the instructions around it."""
+    """The ways in which an offset lies to the instructions around it."""
 
     ON_BOUNDARY = "on boundary"
     INSIDE = "inside"
@@ -158,7 +157,7 @@ class Boundary(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryCheck:
-    """Hold the verdict on an offset, and if it is inside an instruction the file offsets of that and of the next."""
+    """The verdict on an offset, and if it is inside an instruction the file offsets of that and of the next."""
 
     status: Boundary
     before: int | None = None
@@ -297,7 +296,7 @@ def unprobeable(decoded: DecodedInstruction) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Say from which file offset to which one instruction reaches."""
+    """The file offsets from which to which one instruction reaches."""
 
     offset: int
     end: int
@@ -436,12 +435,9 @@ def _code_end(module: Module, file_offset: int) -> int:
     raise TargetError(f"file offset 0x{file_offset:x} of '{module.path}' is not in its code")
 
 
-# An offset in a module's file as a place for a probepoint: code, at the start of an instruction.
-
-
 class ProbedInstruction(NamedTuple):
     """
-    Hold the instruction at a place.
+    The instruction at a place.
 
     ``certain`` is False where nothing tells whether an instruction starts there, or that there is code at all.
     """

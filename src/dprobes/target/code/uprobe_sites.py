@@ -42,8 +42,6 @@ __all__ = [
     "uprobe_class",
 ]
 
-# The faults that an instruction of x86 can raise: memory, division, privilege, and floating-point exceptions.
-
 
 def may_fault(raw: bytes, bits: int) -> bool:
     """
@@ -81,7 +79,7 @@ def _examiner() -> Callable[[Instruction], bool]:
 
 
 class UprobeClass(Enum):
-    """Say what the kernel does with an instruction that carries a uprobe."""
+    """The ways in which the kernel treats an instruction that carries a uprobe."""
 
     EMULATED = "emulated"
     STEPPED = "single-stepped"
@@ -142,7 +140,7 @@ _UNKNOWN_FORM = "not every kernel can decode it"
 @dataclass(frozen=True, slots=True)
 class _Parsed:
     """
-    Hold what the kernel looks at.
+    The parts of an instruction that the kernel looks at.
 
     ``map`` is 0 for one-byte opcodes, else the bytes 0f, 0f 38 and 0f 3a as a number. With a VEX or EVEX prefix, which
     holds the map as ``vector_map``, it is 0 as well: the kernel looks the opcode up as if it were one byte.
@@ -328,12 +326,10 @@ def _is_emulated(parsed: _Parsed, length: int) -> bool:
 
 
 # A neighbour of a function's first instruction where a uprobe costs a twentieth: the cheap site.
-#
 # Functions often begin with an instruction that has no effect and that kernels step (``endbr64``, long nops), and go on
 # with one that they emulate (``push %rbp``). A breakpoint on the second one sees what one on the first would, unless
 # the code is entered between the two. So a site is moved only if nothing can get there but by way of the first
 # instruction: no other symbol, no direct branch of the module, and no indirect jump of the function.
-#
 # The search for branches looks for their bytes wherever they may stand. It so finds more than there are, which costs
 # nothing but a cheap site, and never fewer.
 
@@ -356,7 +352,7 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Hold a possible move: from the link address ``entry`` over ``boundaries``, of which the last is the new site."""
+    """A possible move: from the link address ``entry`` over ``boundaries``, of which the last is the new site."""
 
     index: int
     entry: int

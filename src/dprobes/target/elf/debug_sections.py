@@ -79,7 +79,7 @@ NO_SECTION = SectionBytes(b"", 0, 0)
 
 
 class SectionSource(Protocol):
-    """Give the bytes of a section as far as somebody asks."""
+    """The bytes of a section, as far as somebody asks."""
 
     @property
     def size(self) -> int:
@@ -286,17 +286,14 @@ def _unpacked(elf: ElfFile, section: Section, data: bytes, size: int) -> bytes:
     return found
 
 
-# Packages of debug information: what compilers have put aside for all units of a program, in one file (``dwp``).
-#
-# ::
+# Packages: what compilers have put aside for all units of a program, in one file (``dwp``). A row of an index says
+# which part of each section is of one unit (DWARF 5, 7.3.5; https://gcc.gnu.org/wiki/DebugFissionDWP)::
 #
 #     .debug_cu_index, .debug_tu_index
 #         DWARF 5: u16 5, u16 0 | GNU, for DWARF 4: u32 2
 #         u32 columns | u32 units | u32 slots
 #         slots times u64 signature | slots times u32 row, 0: none
 #         columns times u32 section | units times columns times u32 offset | as many u32 size
-#
-# A row says which part of each section is of one unit (DWARF 5, 7.3.5; https://gcc.gnu.org/wiki/DebugFissionDWP).
 
 
 _SECTIONS = {

@@ -1,8 +1,8 @@
 """
 The structure of one ELF file: what it is, where it is loaded, how link addresses and file offsets correspond.
 
-``elfheaders`` reads headers, segments, sections and notes. Symbols are in ``elfsymbols``, which reads the tables in
-bulk; this module knows only where they lie. Whatever the bytes are, nothing but ``TargetError`` comes out.
+``elf_headers`` reads headers, segments, sections and notes, ``symbol_table`` the tables of symbols in bulk; this module
+knows only where they lie. Whatever the bytes are, nothing but ``TargetError`` comes out.
 Rules: System V ABI (gABI) chapters 4 and 5.
 """
 
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from dprobes.target.elf.file_contents import Contents
 
 __all__ = ["CODE_PREFIX", "Dynamic", "ElfFile", "FrameTable", "module_identity"]
-
-# Where functions start, from the binary-search table of ``.eh_frame_hdr``: the one map of functions that strip leaves.
-#
-# Programs linked with ``-static`` have no such table; for them ``.eh_frame`` itself is read.
-#
-# Only the encodings that linkers write are read; anything else counts as no table, since it is a help and never needed.
-# Rules: Linux Standard Base 5.0, "Exception Frames"; DWARF pointer encodings.
-
 
 _ROWS_MAX = 1 << 22
 """Functions of a table; the largest programs have a million."""
@@ -64,7 +56,13 @@ class Image(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FrameTable:
-    """Hold the sorted link addresses at which functions start, and of each the address of its frame description."""
+    """
+    The sorted link addresses at which functions start, and of each the address of its frame description.
+
+    They are in the search table of ``.eh_frame_hdr``: the one map of functions that strip leaves. Programs linked with
+    ``-static`` have no such table; for them ``.eh_frame`` itself is read. What linkers do not write counts as no table,
+    since it is a help and never needed. Rules: Linux Standard Base 5.0, "Exception Frames".
+    """
 
     starts: tuple[int, ...] = ()
     descriptions: tuple[int, ...] = field(default=(), repr=False)
@@ -167,7 +165,7 @@ _DT_NEEDED, _DT_SONAME, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 14, 5, 15, 29
 @dataclass(frozen=True, slots=True)
 class Dynamic:
     """
-    Hold the dynamic section: each tag's last value, and the names that ``DT_NEEDED`` and ``DT_SONAME`` give.
+    The dynamic section: each tag's last value, and the names that ``DT_NEEDED`` and ``DT_SONAME`` give.
 
     ``run_path`` has the directories of ``DT_RUNPATH``, or else of ``DT_RPATH``, as they are written.
     """
@@ -185,7 +183,7 @@ class Dynamic:
 
 class ElfFile:
     """
-    Describe one ELF file; made by ``open``.
+    An ELF file; made by ``open``.
 
     ``word_size`` is 4 or 8 bytes. ``machine`` is ``x86_64``, ``i386``, ``s390``, ``s390x``, ``ppc``, ``ppc64``,
     ``aarch64``, ``riscv64``, or ``em_`` and the number. ``type`` is ``exec``, ``dyn``, ``rel`` or ``core``.
@@ -363,9 +361,6 @@ class ElfFile:
         run_path = values.get(_DT_RUNPATH, values.get(_DT_RPATH))
         directories = self.string_at(strings + run_path, len(self.data)) if run_path is not None else None
         return Dynamic(values, names, soname or None, tuple(directories.split(":")) if directories else ())
-
-
-# The identity of a module's build: the build-id, or a hash of the code.
 
 
 CODE_PREFIX = "code-"

@@ -69,7 +69,7 @@ _SEGMENT = {4: "IIIIIIII", 8: "IIQQQQQQ"}
 
 @dataclass(frozen=True, slots=True)
 class LoadSegment:
-    """Say that ``filesz`` bytes at file offset ``offset`` are loaded at ``vaddr``, followed by zeros to ``memsz``."""
+    """The ``filesz`` bytes at file offset ``offset`` that are loaded at ``vaddr``, followed by zeros to ``memsz``."""
 
     vaddr: int
     memsz: int
@@ -86,7 +86,7 @@ class LoadSegment:
 @dataclass(frozen=True, slots=True)
 class Section:
     """
-    Hold one section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes.
+    A section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes.
 
     ``link`` and ``info`` mean what the type says: of relocations the symbol table, and the section that they are for.
     """
@@ -119,7 +119,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Hold what the headers say; pairs are file offset and size, except ``eh_frame_header``: a link address."""
+    """The headers of a file; pairs are file offset and size, except ``eh_frame_header``: a link address."""
 
     word_size: int
     byte_order: ByteOrder
@@ -178,7 +178,7 @@ class _Segment(NamedTuple):
 
 
 class _Parser:
-    """Walk one file's headers; what no check foresees is an exception that ``parse_headers`` sorts out."""
+    """The headers of one file; what no check foresees is an exception that ``parse_headers`` sorts out."""
 
     def __init__(self, path: Path, data: Contents, word_size: int, byte_order: ByteOrder) -> None:
         self._path = path

@@ -26,7 +26,7 @@ __all__ = ["READ_LIMIT", "Contents", "KnownBytes", "file_contents", "file_head"]
 
 
 class KnownBytes:
-    """Stand for a file of ``size`` bytes of which only the ``pieces`` at some offsets are known."""
+    """A file of ``size`` bytes of which only the ``pieces`` at some offsets are known."""
 
     def __init__(self, size: int, pieces: Mapping[int, bytes]) -> None:
         self._size = size
@@ -105,7 +105,7 @@ def file_head(path: Path, count: int) -> bytes:
 
 
 class _Opened:
-    """Open a regular file for the length of a ``with``, and turn every failure in it into ``TargetError``."""
+    """A regular file that is open for the length of a ``with``; every failure in it becomes ``TargetError``."""
 
     def __init__(self, path: Path, expected: str, shown: Path) -> None:
         self._path = path

@@ -161,7 +161,6 @@ def targets_in(elf: ElfFile, name: str) -> Iterator[tuple[int, int, int]]:
 
 
 # Addresses in the data of a file that lead into its code: what relocations write, and what stands there already.
-#
 # Only x86-64. A word that is an address by chance is given as well: what is asked is where control may come to.
 # Rules: System V ABI, AMD64 supplement, "Relocation"; relative relocations as bitmaps (RELR): gABI, "Relocation".
 

@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 # Symbols from text: ``System.map``, the output of ``nm``, and the map file of the GNU linker.
-#
 # All three list link addresses. They carry no build-id, so nothing can show that they belong to a module; names in them
 # may contain spaces (demangled C++). Formats: nm(1), ``ld -Map`` (binutils ldlang.c).
 
@@ -54,7 +53,7 @@ _MAP_CODE = re.compile(r"^\.(?:text|init|fini)\b")
 
 
 class ListedSymbols:
-    """Hold symbols that were listed, with the names that were listed as undefined."""
+    """Symbols that were listed, with the names that were listed as undefined."""
 
     complete = True
 
@@ -131,7 +130,7 @@ def parse_linker_map(text: str) -> ListedSymbols | None:
 
 
 class _MapReader:
-    """Follow the lines of a linker map, knowing the section that each symbol stands in."""
+    """The lines of a linker map, with the section that each symbol stands in."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], Symbol] = {}

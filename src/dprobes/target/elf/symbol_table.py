@@ -75,7 +75,7 @@ def sysv_hash_count(elf: ElfFile, offset: int) -> int:
 
 
 class GnuHash:
-    """Read the ``.gnu.hash`` table of ``elf`` at a file offset."""
+    """The ``.gnu.hash`` table of ``elf`` at a file offset."""
 
     def __init__(self, elf: ElfFile, offset: int) -> None:
         self._elf = elf
@@ -200,7 +200,7 @@ def _without_sections(elf: ElfFile) -> ElfSymbols | None:
 
 class ElfSymbols:
     """
-    Read one symbol table of ``elf``; ``table`` and ``strings`` are file offset and size.
+    A symbol table of ``elf``; ``table`` and ``strings`` are file offset and size.
 
     ``versions`` and ``gnu_hash`` are the file offsets of ``.gnu.version`` and ``.gnu.hash``, which belong to
     ``.dynsym``.

@@ -77,9 +77,8 @@ def build_id_in(notes: bytes) -> str | None:
     return build_id_among(notes_in(notes, "<"))
 
 
-# Files of the kernel as distributions install them: compressed, and the image in a wrapper of its own.
-#
-# An image for x86 (bzImage) is code that unpacks the kernel, with the kernel as its payload::
+# Files of the kernel as distributions install them: compressed, and the image in a wrapper of its own. An image for x86
+# (bzImage) is code that unpacks the kernel, with the kernel as its payload::
 #
 #     0x1F1  u8   setup_sects: how many sectors of 512 bytes stand before the code, after the first
 #     0x202  "HdrS"
@@ -337,17 +336,13 @@ def sources_in_module(name: str, module: str, sections: str = _SECTIONS) -> dict
     )
 
 
-# The text of the running kernel as its files have it, where it does not show its memory. Where its code is patched at
-# run time, nothing is known.
-
-# Which instructions of the kernel's files are not those that run: the kernel patches its code when it starts, and
-# later.
-#
-# Sites that are replaced as a whole by others, *alternatives*, are listed in a section of the file. All else that is
-# patched is known by its form: calls and jumps (of ftrace, static calls, jump labels, thunks against speculation), what
-# stands where there is none of them (``nop``), ``endbr64``, ``lock`` prefixes. The places are those of Linux 5.11 to
-# 6.18: ``apply_alternatives``, ``apply_retpolines``, ``apply_returns``, ``apply_seal_endbr``, ``apply_paravirt``, and
-# ``alternatives_smp_unlock`` in arch/x86/kernel/alternative.c, ftrace.c, static_call.c and jump_label.c beside it.
+# The text of the running kernel as its files have it, where it does not show its memory. The kernel patches its code
+# when it starts, and later. Sites that are replaced as a whole by others, *alternatives*, are listed in a section of the
+# file. All else that is patched is known by its form: calls and jumps (of ftrace, static calls, jump labels, thunks
+# against speculation), what stands where there is none of them (``nop``), ``endbr64``, ``lock`` prefixes. The places
+# are those of Linux 5.11 to 6.18: ``apply_alternatives``, ``apply_retpolines``, ``apply_returns``,
+# ``apply_seal_endbr``, ``apply_paravirt``, and ``alternatives_smp_unlock`` in arch/x86/kernel/alternative.c, ftrace.c,
+# static_call.c and jump_label.c beside it.
 
 
 _ALTERNATIVES = ".altinstructions"

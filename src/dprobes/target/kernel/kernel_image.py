@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelFile", "UnloadedModule", "moved_kernel", "open_unloaded_module", "running_areas"]
 
-# A carried build of the kernel, or of a module, at the addresses where it lies on the machine that runs it.
-
-
 _SECTIONS = "/sys/module/{}/sections"
 _MASK = (1 << 64) - 1
 

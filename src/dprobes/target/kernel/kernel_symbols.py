@@ -248,14 +248,13 @@ def _familiarity(symbol: KernelSymbol) -> tuple[bool, int, int, str]:
 
 
 # What a compiled file carries of a kernel, or of a module of one.
-#
 # Addresses are those of the file that it was taken from. After each boot the kernel lies elsewhere as a whole (KASLR),
 # and each section of a module on its own. So *areas* are carried: what moves as one, by a name that shows where it is.
 
 
 class KernelArea(NamedTuple):
     """
-    Say what moves as one: ``size`` bytes from an address on.
+    A part of a kernel that moves as one: ``size`` bytes from an address on.
 
     ``name`` is that of a module's section; the kernel's only area has the name of the symbol at its start.
     """
@@ -267,7 +266,7 @@ class KernelArea(NamedTuple):
 
 class KernelPlace(NamedTuple):
     """
-    Say which instruction is at an address; nothing where it could not be read. ``where`` names the place for people.
+    The instruction at an address; nothing where it could not be read. ``where`` names the place for people.
 
     ``definition`` is the number of the probe definition that it is for.
     """
@@ -281,7 +280,7 @@ class KernelPlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CarriedKernel:
     """
-    Hold what a program needs to know of one build of the kernel, or of a module of it.
+    What a program needs to know of one build of the kernel, or of a module of it.
 
     ``identity`` is the build-id in hex, ``path`` that of the file, for people. ``module`` is what the kernel calls the
     module, "" for itself. The first area is the one that offsets count from.
@@ -307,13 +306,12 @@ def listed(symbols: Iterable[KernelSymbol]) -> bytes:
     return "".join((*core, *modules)).encode()
 
 
-# Which symbols of a kernel answer the questions of a program: those that a compiled file carries.
-#
-# The answers are the same from these symbols alone: what was nearest before an address is so among fewer as well.
-
-
 class NeededKallsyms(Kallsyms):
-    """Answer questions as every list of symbols, and remember the answers."""
+    """
+    A list of symbols that remembers its answers.
+
+    They are the same from these symbols alone: what was nearest before an address is so among fewer as well.
+    """
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)

@@ -57,7 +57,7 @@ _NEVER_MOVED = b"\x2e\x67"
 
 
 class KprobeWay(enum.Enum):
-    """Name the ways, the cheapest first; the value is for people."""
+    """The ways to a kprobe, the cheapest first; the value is for people."""
 
     FTRACE = "ftrace"
     """ftrace calls the handler: no exception is raised."""

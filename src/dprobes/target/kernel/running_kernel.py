@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 # Names that the kernel's functions had in 2000 to 2004, and what they are called today.
-#
 # Programs of that time go on working: a former name that the kernel has no symbol for stands for the present one, in
 # code only. Data that is no more has no name that stands for it, because another thing is there: programs get advice.
 
@@ -115,11 +114,9 @@ def advice_on_data(former: str) -> str | None:
 
 
 # Lists of the kernel that take long to be made, kept in the user's cache directory for the next reader.
-#
 # The kernel writes ``/proc/kallsyms`` and the lists of ftrace anew, line by line, for each who reads them. What they
 # say changes only with the boot and the modules that are loaded, but for code that the kernel generates, which has the
-# names of modules that are none: that is left out here. A file is::
-#
+# names of modules that are none: that is left out here. A file is:
 #     64 hex digits: the digest of what the list depends on │ newline │ the list
 
 
@@ -178,7 +175,6 @@ def _without_generated(data: bytes) -> bytes:
 
 
 # The text of the running kernel, as it is in memory: patched for this processor, and with breakpoints that stand in it.
-#
 # ``/proc/kcore`` shows it as an ELF core file whose segments lie at the kernel's addresses. Lockdown closes it
 # (integrity forbids nothing here, confidentiality does), and so does the lack of CAP_SYS_RAWIO.
 

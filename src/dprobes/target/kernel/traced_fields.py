@@ -25,7 +25,7 @@ SYSTEM_CALL_ENTRY, SYSTEM_CALL_END = "sys_enter", "sys_exit"
 
 
 class Form(Enum):
-    """Say what the value is of the place that a field names."""
+    """The value of a field, by the place that it names."""
 
     NUMBER = "the number there"
     ADDRESS = "its address"
@@ -53,7 +53,7 @@ class TracedField:
 
 
 class Source(Enum):
-    """Say what a program's argument is, in words for people."""
+    """A program's argument, in words for people."""
 
     RECORD = "the tracepoint's record"
     ARGUMENTS = "the tracepoint's arguments"

@@ -22,17 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordField", "TraceFiles", "TraceFormat", "open_trace_files", "parse_format"]
 
-# The format of a tracepoint's record, as the kernel describes it in ``events/SUBSYSTEM/NAME/format`` of tracefs.
-#
-# ::
+# The format of a tracepoint's record: ``events/SUBSYSTEM/NAME/format`` (Documentation/trace/events.rst, section 3).
 #
 #     name: sched_process_exec
 #     ID: 365
 #     format:
 #             field:unsigned short common_type;       offset:0;       size:2; signed:0;
 #             field:__data_loc char[] filename;       offset:8;       size:4; signed:0;
-#
-# Source: Documentation/trace/events.rst of the kernel, section 3.
 
 
 _ID = re.compile(r"^ID: (\d+)$", re.MULTILINE)

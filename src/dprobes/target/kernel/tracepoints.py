@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FieldError", "KernelTracepoints", "system_calls"]
 
-# The system calls of x86-64 and i386, by name: ``tracepoints.txt`` beside this module.
-
-
 ARGUMENT_COUNT = 6
 """How many arguments a system call can have."""
 
@@ -60,7 +57,7 @@ class SystemCall:
 
 @cache
 def system_calls() -> Mapping[str, SystemCall]:
-    """Return all system calls, by name."""
+    """Return all system calls of x86-64 and i386, by name."""
     text = resources.files(__package__).joinpath("systemcalls.txt").read_text(encoding="ascii")
     calls = (_call(line) for line in text.splitlines() if not line.startswith("#"))
     return {call.name: call for call in calls}
@@ -115,7 +112,7 @@ _NARROW_REGISTERS = ("bx", "cx", "dx", "si", "di", "bp")
 
 
 class FieldError(TargetError):
-    """Report that a tracepoint or system call has no such ``field``, or none that a program can load."""
+    """A tracepoint or system call has no such ``field``, or none that a program can load."""
 
     def __init__(self, field: str, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

@@ -220,7 +220,7 @@ _ROWS_MAX, _RULES_MAX, _DEPTH_MAX = 1 << 13, 64, 64
 
 
 class RuleKind(enum.Enum):
-    """Say where the caller's value of a register is."""
+    """The places where the caller's value of a register may be."""
 
     UNDEFINED = enum.auto()
     """Lost; of the return address: nothing called."""
@@ -239,7 +239,7 @@ class RuleKind(enum.Enum):
 
 
 class RegisterRule(NamedTuple):
-    """Say where the caller's value of one register is; ``expression`` is of the kinds that have one."""
+    """The place of the caller's value of one register; ``expression`` is of the kinds that have one."""
 
     kind: RuleKind
     number: int = 0
@@ -247,7 +247,7 @@ class RegisterRule(NamedTuple):
 
 
 class FrameAddress(NamedTuple):
-    """Say that the frame address is a register, by DWARF's number, plus an offset; register None: an expression."""
+    """The frame address: a register, by DWARF's number, plus an offset; without a register an expression."""
 
     register: int | None
     offset: int
@@ -255,7 +255,7 @@ class FrameAddress(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Say what holds from an address on."""
+    """The rules that hold from an address on."""
 
     start: int
     frame: FrameAddress
@@ -277,7 +277,7 @@ def rows_of(description: FrameDescription, word_size: int) -> list[Row]:
 
 
 class _Machine:
-    """Carry out call frame instructions."""
+    """A machine for call frame instructions."""
 
     def __init__(self, description: FrameDescription, word_size: int) -> None:
         self._common = description.common

@@ -83,7 +83,7 @@ class CodeRules(NamedTuple):
 
 class MemoryFrameTable:
     """
-    Find the rules for addresses of a module that is in memory; all addresses are run-time ones.
+    The rules for the code of a module that is in memory; all addresses are run-time ones.
 
     ``numbers`` are pairs of a function's start and its description, both from ``origin`` on, sorted.
     """
@@ -179,7 +179,7 @@ _FILES_KEPT_MAX = 4096
 
 
 class FrameRules(Protocol):
-    """Find the rules for addresses of a module."""
+    """The rules for the code of a module."""
 
     def rules_at(self, address: int) -> CodeRules | None:
         """Return the rules of the function that covers an address; None if there is none; ValueError if unreadable."""
@@ -334,10 +334,7 @@ def bias_of(elf: ElfFile, mapping: Mapping) -> int | None:
     return None
 
 
-# Where exceptions are caught: the landing pads that the tables in ``.gcc_except_table`` name, a table for each
-# function.
-#
-# ::
+# Where exceptions are caught: the landing pads in the tables of ``.gcc_except_table``, one for each function::
 #
 #     encoding, start of the landing pads    (0xff: they count from the function's start)
 #     encoding, ULEB128 size of the types    (0xff: none)

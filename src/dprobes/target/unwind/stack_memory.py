@@ -1,8 +1,4 @@
-"""
-The memory of a process that has ended, as far as its files show it: code and unwind tables, which nobody changes.
-
-They are those of the very code if a file is still what the process had mapped, which its inode tells.
-"""
+"""The memory of a process as the walk up a stack sees it: bytes, and the unwind tables of the modules that it maps."""
 
 from __future__ import annotations
 
@@ -40,12 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FileSpace", "MappedFiles", "ProcessSpace"]
 
-# The memory of a process as the walk up a stack sees it: bytes, and the unwind tables of the modules that it maps.
-#
-# Tables are read from the memory and not from files: so they are those of the very code, also of files that are gone or
-# that are other ones in this mount namespace, and of the ``[vdso]``.
-
-
 _OWN_AREAS = ("[vdso]",)
 
 _ANSWERS_MAX = 1 << 14
@@ -54,7 +44,10 @@ _ANSWERS_MAX = 1 << 14
 
 class ProcessSpace:
     """
-    One address space; ``read_memory`` raises ``TargetError`` for what is not there.
+    The address space of a process; ``read_memory`` raises ``TargetError`` for what is not there.
+
+    Tables are read from the memory and not from files: so they are those of the very code, also of files that are gone
+    or that are other ones in this mount namespace, and of the ``[vdso]``.
 
     ``forget`` is to be called when mappings may have changed. What lies at an address that no known mapping has is
     looked for once more. ``open_file`` returns the tables of a mapped file, None if it cannot be had: they are asked
@@ -165,7 +158,7 @@ _SIZE_MAX, _FOREIGN_MAX = 1 << 30, 64 << 20
 
 
 class MappedFiles:
-    """Keep the files that processes had mapped."""
+    """The files that processes have, or had, mapped."""
 
     def __init__(self) -> None:
         self._frames: WeakKeyDictionary[ElfFile, FileFrames] = WeakKeyDictionary()
@@ -219,7 +212,9 @@ class _Loaded(NamedTuple):
 
 class FileSpace:
     """
-    The address space of a process that has ended.
+    The address space of a process that has ended, as far as its files show it: code and unwind tables.
+
+    They are those of the very code if a file is still what the process had mapped, which its inode tells.
 
     ``read_stack`` returns bytes of a stack that somebody has copied; it raises ``TargetError`` for others.
     """
