@@ -302,39 +302,57 @@ def addresses_of_lines(sections: LineSections, path: str, first: int, last: int)
 
     Raise ``TargetError`` if there is no such file, several, or none of its instructions is of those lines.
     """
-    starts: dict[int, tuple[set[int], set[int]]] = {}  # statements, and the rest
-    owners: dict[int, int] = {}
-    paths: set[str] = set()
-    lines: set[int] = set()
+    found = _Statements(path, first, last)
     for program in line_programs(sections):
-        files = {number for number, each in enumerate(program.files) if _ends_with(each, path)}
-        if not files:
-            continue
+        found.look_in(program)
+    return found.by_line()
+
+
+class _Statements:
+    """The statements of lines from ``first`` to ``last`` of a file."""
+
+    def __init__(self, path: str, first: int, last: int) -> None:
+        self._path = path
+        self._first = first
+        self._last = last
+        self._starts: dict[int, tuple[set[int], set[int]]] = {}
+        """By line where statements begin, and where the rest does."""
+        self._owners: dict[int, int] = {}
+        self._paths: set[str] = set()
+        self._lines: set[int] = set()
+
+    def look_in(self, program: LineProgram) -> None:
+        """Enter what the line table of a unit has of them."""
+        files = {number for number, each in enumerate(program.files) if _ends_with(each, self._path)}
         before: LineRow | None = None
-        for row in program.rows():
+        for row in program.rows() if files else ():
             if row.file in files and not row.ends and row.line:
-                paths.add(_normal(program.files[row.file]))
-                lines.add(row.line)
-                if first <= row.line <= last:
-                    owners[row.address] = row.line
+                self._paths.add(_normal(program.files[row.file]))
+                self._lines.add(row.line)
+                if self._first <= row.line <= self._last:
+                    self._owners[row.address] = row.line
                     if before is None or (before.file, before.line) != (row.file, row.line):
-                        statements, others = starts.setdefault(row.line, (set(), set()))
+                        statements, others = self._starts.setdefault(row.line, (set(), set()))
                         (statements if row.begins_statement else others).add(row.address)
             before = None if row.ends else row
-    if not lines:
-        raise TargetError(f"no source file '{path}' is known to the debug information")
-    if len(paths) > 1:
-        raise TargetError(
-            f"{len(paths)} source files are named '{path}'",
-            hint=f"write more of its path: {', '.join(sorted(paths))}",
-        )
-    if not starts:
-        what = f"line {first} of '{path}' has" if first == last else f"lines {first} to {last} of '{path}' have"
-        raise TargetError(f"{what} no instructions", hint=_near(lines, first))
-    found = {line: sorted(statements or others) for line, (statements, others) in sorted(starts.items())}
-    if first != last:
-        found = {line: [each for each in addresses if owners[each] == line] for line, addresses in found.items()}
-    return {line: addresses for line, addresses in found.items() if addresses}
+
+    def by_line(self) -> dict[int, list[int]]:
+        """Return the addresses; raise ``TargetError`` if there are none."""
+        path, first, last = self._path, self._first, self._last
+        if not self._lines:
+            raise TargetError(f"no source file '{path}' is known to the debug information")
+        if len(self._paths) > 1:
+            raise TargetError(
+                f"{len(self._paths)} source files are named '{path}'",
+                hint=f"write more of its path: {', '.join(sorted(self._paths))}",
+            )
+        if not self._starts:
+            what = f"line {first} of '{path}' has" if first == last else f"lines {first} to {last} of '{path}' have"
+            raise TargetError(f"{what} no instructions", hint=_near(self._lines, first))
+        found = {line: sorted(statements or others) for line, (statements, others) in sorted(self._starts.items())}
+        if first != last:
+            found = {line: [each for each in places if self._owners[each] == line] for line, places in found.items()}
+        return {line: addresses for line, addresses in found.items() if addresses}
 
 
 def _ends_with(path: str, end: str) -> bool:

@@ -8,6 +8,7 @@ matches and is no place for a probepoint is left out, with the reason.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.rpn_program import Instruction, ProbeDefinition, Program
     from dprobes.source_text import Span
+    from dprobes.target.matching_functions import Function
     from dprobes.target.probed_module import Module
 
 __all__ = ["GoConventions", "inlined_places", "movable_probes", "resolve_breakpoints", "told_of_inlining"]
@@ -211,7 +213,7 @@ def resolve_breakpoints(
         if asks_for_entry and conventions.moves_stacks:
             diagnostics.error(definition.span("return"), f"the entries of calls cannot be told: {_MOVES}")
             continue
-        resolver = _Resolver(program, number, definition, module, frames, diagnostics, asks_for_entry=asks_for_entry)
+        resolver = _Resolver(program, number, definition, module, frames, diagnostics, asks_for_entry)
         if (probe := resolver.probepoint()) is not None:
             _check_unique(probe, places, diagnostics)
             places.setdefault((probe.offset, probe.at_return), probe)
@@ -228,7 +230,7 @@ def resolve_breakpoints(
         if isinstance(definition.location, Glob):
             asks_for_entry = bool(entry_instructions(program, definition))
             pattern = definition.location.pattern
-            found = _Matches(number, definition, pattern, module, frames, conventions, asks_for_entry=asks_for_entry)
+            found = _Matches(number, definition, pattern, module, frames, conventions, asks_for_entry)
             found.add_to(places, left_out)
             found.check(diagnostics)
     return sorted(places.values(), key=lambda probe: probe.number), left_out
@@ -245,8 +247,17 @@ def _check_unique(probe: Probepoint, earlier: _Places, diagnostics: Diagnostics)
         )
 
 
-def _kind_of(definition: ProbeDefinition) -> ProbeKind:
-    return ProbeKind.RETURN if definition.at_return else ProbeKind.BREAKPOINT
+def _made(
+    number: int,
+    definition: ProbeDefinition,
+    module: Module,
+    code: ProbedCode,
+    where: str,
+    state: ProbeState,
+    detail: str,
+) -> Probepoint:
+    kind, function = (ProbeKind.RETURN, where) if definition.at_return else (ProbeKind.BREAKPOINT, "")
+    return Probepoint(kind, number, definition, str(module.path), where, code, state, function, detail)
 
 
 def _exits_difference(module: Module, exits: Exits) -> str:
@@ -265,261 +276,237 @@ def _warn_of_mismatch(diagnostics: Diagnostics, span: Span | None, difference: s
     )
 
 
+@dataclass(slots=True)
 class _Matches:
     """The probepoints of a definition whose place is a pattern."""
 
-    def __init__(
-        self,
-        number: int,
-        definition: ProbeDefinition,
-        pattern: str,
-        module: Module,
-        frames: CallFrames,
-        conventions: GoConventions,
-        *,
-        asks_for_entry: bool,
-    ) -> None:
-        self._conventions = conventions
-        self._frames = frames
-        self._number = number
-        self._definition = definition
-        self._pattern = pattern
-        self._module = module
-        self._path = str(module.path)
-        self._taken = 0
-        self._asks_for_entry = asks_for_entry
-        self._names: list[str] = []
-        self._mismatches: list[tuple[str, str]] = []
+    number: int
+    definition: ProbeDefinition
+    pattern: str
+    module: Module
+    frames: CallFrames
+    conventions: GoConventions
+    asks_for_entry: bool
+    taken: int = 0
+    names: list[str] = field(default_factory=list)
+    mismatches: list[tuple[str, str]] = field(default_factory=list)
 
     def add_to(self, places: _Places, left_out: list[LeftOutProbe]) -> None:
         """Add a probepoint for each matching function, and what else matches."""
         from dprobes.target.matching_functions import matching_functions
 
-        functions, others = matching_functions(self._module, self._pattern)
+        functions, others = matching_functions(self.module, self.pattern)
         refused = [(other.name, other.reason) for other in others]
-        decoded = first_instructions(self._module, (function.offset for function in functions))
+        decoded = first_instructions(self.module, (function.offset for function in functions))
         for function, instruction in zip(functions, decoded, strict=True):
-            key = (function.offset, self._definition.at_return)
-            difference = self._module.difference_at(function.offset) or ""
+            key = (function.offset, self.definition.at_return)
+            difference = self.module.difference_at(function.offset) or ""
             is_other = bool(difference) and difference != NOT_EXPECTED
             reason = _TAKEN if key in places else None if is_other else self._reason_against(instruction, function.name)
             exits = NO_EXITS
-            if reason is None and not is_other and self._definition.at_return:
-                try:
-                    exits = function_exits(self._module, self._frames, function.address, function.size)
-                    reason = NEVER_RETURNS if exits.are_missing else None
-                    if exits.goes_back and self._asks_for_entry:
-                        reason = _GOES_BACK
-                    difference = difference or _exits_difference(self._module, exits)
-                except TargetError as error:
-                    reason = error.message
+            if reason is None and not is_other and self.definition.at_return:
+                exits, reason = self._exits(function)
+                difference = difference or _exits_difference(self.module, exits)
             if reason is not None:
                 refused.append((function.name, reason))
-                self._taken += reason is _TAKEN
+                self.taken += reason is _TAKEN
                 continue
-            self._taken += 1
-            places[key] = Probepoint(
-                _kind_of(self._definition),
-                self._number,
-                self._definition,
-                self._path,
-                function.name,
-                ProbedCode(instruction, exits),
-                ProbeState.MISMATCH if difference else ProbeState.COMPILED,
-                function.name,
-                difference,
-            )
-            self._mismatches += [(function.name, difference)] if difference else []
-        left_out += [LeftOutProbe(self._number, self._path, name, reason) for name, reason in refused]
-        self._names = [name for name, _ in refused]
+            self.taken += 1
+            code, state = ProbedCode(instruction, exits), ProbeState.MISMATCH if difference else ProbeState.COMPILED
+            probe = _made(self.number, self.definition, self.module, code, function.name, state, difference)
+            places[key] = replace(probe, function=function.name)
+            self.mismatches += [(function.name, difference)] if difference else []
+        left_out += [LeftOutProbe(self.number, str(self.module.path), name, reason) for name, reason in refused]
+        self.names = [name for name, _ in refused]
 
     def check(self, diagnostics: Diagnostics) -> None:
         """Add an error if nothing that matches has a probepoint, and a warning if something has not the right code."""
-        if self._mismatches:
-            name, difference = self._mismatches[0]
-            more = f"; and {len(self._mismatches) - 1} more" if len(self._mismatches) > 1 else ""
-            _warn_of_mismatch(diagnostics, self._definition.span("offset"), f"{name}: {difference}{more}")
-        if self._taken:
+        if self.mismatches:
+            name, difference = self.mismatches[0]
+            more = f"; and {len(self.mismatches) - 1} more" if len(self.mismatches) > 1 else ""
+            _warn_of_mismatch(diagnostics, self.definition.span("offset"), f"{name}: {difference}{more}")
+        if self.taken:
             return
-        quoted, span = f"'{self._pattern}'", self._definition.span("offset")
-        if self._names:
-            what = f"{self._names[0]} and {len(self._names) - 1} more" if len(self._names) > 1 else self._names[0]
-            message = f"{quoted} matches no function of '{self._path}' that can carry a probe, only {what}"
+        quoted, span = f"'{self.pattern}'", self.definition.span("offset")
+        if self.names:
+            what = f"{self.names[0]} and {len(self.names) - 1} more" if len(self.names) > 1 else self.names[0]
+            message = f"{quoted} matches no function of '{self.module.path}' that can carry a probe, only {what}"
             diagnostics.error(span, message)
             return
         hint = None
-        if not self._module.symbols.complete:
+        if not self.module.symbols.complete:
             hint = "the file is stripped: give its symbols with --sym FILE, or install its debug file"
-        elif "[" in self._pattern:
+        elif "[" in self.pattern:
             hint = "brackets make a pattern: write a name that has them itself in quotes, as 'dprobes list' has it"
-        diagnostics.error(span, f"{quoted} matches no function of '{self._path}'", hint=hint)
+        diagnostics.error(span, f"{quoted} matches no function of '{self.module.path}'", hint=hint)
+
+    def _exits(self, function: Function) -> tuple[Exits, str | None]:
+        """Return the exits of a function, and why a probepoint cannot be there."""
+        try:
+            exits = function_exits(self.module, self.frames, function.address, function.size)
+        except TargetError as error:
+            return NO_EXITS, error.message
+        if exits.goes_back and self.asks_for_entry:
+            return exits, _GOES_BACK
+        return exits, NEVER_RETURNS if exits.are_missing else None
 
     def _reason_against(self, instruction: DecodedInstruction, name: str) -> str | None:
-        if not self._definition.at_return and (reason := unprobeable(instruction)) is not None:
+        if not self.definition.at_return and (reason := unprobeable(instruction)) is not None:
             return f"its first instruction is '{instruction.text}': {reason}"
-        expected = self._definition.opcode
+        expected = self.definition.opcode
         if expected is not None and expected != instruction.opcode_byte:
             return f"its opcode is not {expected:#04x}"
-        if self._asks_for_entry and self._conventions.moves_stacks:
+        if self.asks_for_entry and self.conventions.moves_stacks:
             return _MOVES
-        return self._conventions.reason_against(self._definition, name)
+        return self.conventions.reason_against(self.definition, name)
 
 
+@dataclass(slots=True)
 class _Resolver:
     """The probepoint of a definition whose place is written out."""
 
-    def __init__(
-        self,
-        program: Program,
-        number: int,
-        definition: ProbeDefinition,
-        module: Module,
-        frames: CallFrames,
-        diagnostics: Diagnostics,
-        *,
-        asks_for_entry: bool,
-    ) -> None:
-        self._program = program
-        self._number = number
-        self._definition = definition
-        self._module = module
-        self._frames = frames
-        self._diagnostics = diagnostics
-        self._span = definition.span("offset") or definition.span("address")
-        self._asks_for_entry = asks_for_entry
+    program: Program
+    number: int
+    definition: ProbeDefinition
+    module: Module
+    frames: CallFrames
+    diagnostics: Diagnostics
+    asks_for_entry: bool
+
+    @property
+    def _span(self) -> Span | None:
+        return self.definition.span("offset") or self.definition.span("address")
 
     def probepoint(self) -> Probepoint | None:
         offset = self._offset()
         if offset is None:
             return None
-        if (other := self._module.difference_at(offset)) is not None:
+        if (other := self.module.difference_at(offset)) is not None:
             return self._mismatch(offset, other)
         decoded = self._instruction(offset)
         if decoded is None:
             return None
         where, state = self._where(offset), self._opcode_state(decoded)
-        if not self._definition.at_return:
-            start = self._module.function_start(decoded.offset)
-            check_skip(self._program, self._definition, where, self._diagnostics, begins=start == decoded.address)
+        if not self.definition.at_return:
+            start = self.module.function_start(decoded.offset)
+            check_skip(self.program, self.definition, where, self.diagnostics, begins=start == decoded.address)
             self._note_semaphore(offset)
             return self._made(ProbedCode(decoded), where, state)
         exits = self._exits(decoded, where)
         if exits is None:
             return None
-        if difference := _exits_difference(self._module, exits):
-            _warn_of_mismatch(self._diagnostics, self._span, f"{where}: {difference}")
+        if difference := _exits_difference(self.module, exits):
+            _warn_of_mismatch(self.diagnostics, self._span, f"{where}: {difference}")
             state = ProbeState.MISMATCH
         return self._made(ProbedCode(decoded, exits), where, state, difference)
 
     def _made(self, code: ProbedCode, where: str, state: ProbeState, detail: str = "") -> Probepoint:
-        definition, function = self._definition, where if self._definition.at_return else ""
-        path = str(self._module.path)
-        return Probepoint(_kind_of(definition), self._number, definition, path, where, code, state, function, detail)
+        return _made(self.number, self.definition, self.module, code, where, state, detail)
 
     def _mismatch(self, offset: int, difference: str) -> Probepoint | None:
         """Return the probepoint at a place where other code is than was expected; nothing else is asked there."""
         try:
-            decoded = decode_at(self._module, offset)
+            decoded = decode_at(self.module, offset)
         except TargetError as error:
-            self._diagnostics.error(self._span, error.message, hint=error.hint)
+            self.diagnostics.error(self._span, error.message, hint=error.hint)
             return None
         where = self._where(offset)
-        _warn_of_mismatch(self._diagnostics, self._span, f"{where}: {difference}")
+        _warn_of_mismatch(self.diagnostics, self._span, f"{where}: {difference}")
         return self._made(ProbedCode(decoded), where, ProbeState.MISMATCH, difference)
 
     def _exits(self, decoded: DecodedInstruction, where: str) -> Exits | None:
-        span = self._definition.span("return")
-        start = self._module.function_start(decoded.offset)
+        span = self.definition.span("return")
+        start = self.module.function_start(decoded.offset)
         if start != decoded.address:
-            hint = f"the function starts at offset {self._module.file_offset(start):#x}" if start is not None else None
-            self._diagnostics.error(
+            hint = f"the function starts at offset {self.module.file_offset(start):#x}" if start is not None else None
+            self.diagnostics.error(
                 span, f"'return = yes' needs the start of a function, which {where} is not", hint=hint
             )
             return None
-        symbol = self._module.symbols.covering(decoded.address)
+        symbol = self.module.symbols.covering(decoded.address)
         try:
-            exits = function_exits(self._module, self._frames, start, symbol.size if symbol is not None else 0)
+            exits = function_exits(self.module, self.frames, start, symbol.size if symbol is not None else 0)
         except TargetError as error:
-            self._diagnostics.error(span, f"the returns of '{where}' cannot be found: {error.message}")
+            self.diagnostics.error(span, f"the returns of '{where}' cannot be found: {error.message}")
             return None
         if exits.are_missing:
-            self._diagnostics.warning(span, f"'{where}' never returns")
-        if exits.goes_back and self._asks_for_entry:
-            self._diagnostics.error(span, f"the entries of '{where}' cannot be told: {_GOES_BACK}")
+            self.diagnostics.warning(span, f"'{where}' never returns")
+        if exits.goes_back and self.asks_for_entry:
+            self.diagnostics.error(span, f"the entries of '{where}' cannot be told: {_GOES_BACK}")
             return None
         return exits
 
     def _where(self, offset: int) -> str:
-        symbol = self._module.symbol_at(offset)
+        symbol = self.module.symbol_at(offset)
         if symbol is None:
             return f"{offset:#x}"
         name, distance = symbol
         written = self._symbol()
-        if written is not None and written != name and written in self._module.names_at(offset - distance):
+        if written is not None and written != name and written in self.module.names_at(offset - distance):
             name = written  # of several names of a function the one that the user knows
         return f"{name}+{distance:#x}" if distance else name
 
     def _symbol(self) -> str | None:
         """Return the symbol in the place as it is written."""
-        match self._definition.location:
+        match self.definition.location:
             case Offset(Expression(_, symbol)) | Address(Expression(_, symbol)):
                 return symbol
         return None
 
     def _offset(self) -> int | None:
-        match self._definition.location:
+        match self.definition.location:
             case Offset(Expression(addend, None)):
                 return addend
             case Offset(Expression(addend, str(symbol))) | Address(Expression(addend, str(symbol))):
                 try:
-                    return self._module.code_offset_of(symbol, addend)
+                    return self.module.code_offset_of(symbol, addend)
                 except TargetError as error:
-                    told = told_of_inlining(self._module, symbol, error)
-                    self._diagnostics.error(self._span, told.message, hint=told.hint)
+                    told = told_of_inlining(self.module, symbol, error)
+                    self.diagnostics.error(self._span, told.message, hint=told.hint)
         return None
 
     def _instruction(self, offset: int) -> DecodedInstruction | None:
         try:
-            decoded, certain = instruction_at(self._module, offset)
+            decoded, certain = instruction_at(self.module, offset)
         except TargetError as error:
-            self._diagnostics.error(self._span, error.message, hint=error.hint)
+            self.diagnostics.error(self._span, error.message, hint=error.hint)
             return None
         if not certain and not self._is_vouched_for(decoded):
             return None
-        if not self._definition.at_return and (reason := unprobeable(decoded)) is not None:
-            self._diagnostics.error(self._span, f"'{decoded.text}' can never carry a probe: {reason}")
+        if not self.definition.at_return and (reason := unprobeable(decoded)) is not None:
+            self.diagnostics.error(self._span, f"'{decoded.text}' can never carry a probe: {reason}")
             return None
         return decoded
 
     def _is_vouched_for(self, decoded: DecodedInstruction) -> bool:
         """Return whether 'opcode' says that there is code at a place of which nothing else is known; say so."""
         what = f"no function is known at offset {decoded.offset:#x}"
-        if self._definition.opcode is None:
-            self._diagnostics.error(
+        if self.definition.opcode is None:
+            self.diagnostics.error(
                 self._span,
-                f"{what} of '{self._module.path}': there may be data, which a breakpoint would change",
+                f"{what} of '{self.module.path}': there may be data, which a breakpoint would change",
                 hint="look at it with 'dprobes locate'; if an instruction starts there, say so by its first byte: "
                 f"opcode = {decoded.opcode_byte:#04x}",
             )
             return False
-        self._diagnostics.warning(self._span, f"{what}: only 'opcode' says that an instruction starts there")
+        self.diagnostics.warning(self._span, f"{what}: only 'opcode' says that an instruction starts there")
         return True
 
     def _note_semaphore(self, offset: int) -> None:
         """Add a note if the program does not come by the place as long as nobody asks for its USDT probe."""
-        if (site := guards(self._module, offset)) is not None:
-            self._diagnostics.note(
+        if (site := guards(self.module, offset)) is not None:
+            self.diagnostics.note(
                 self._span,
                 f"the place is guarded by the semaphore of 'usdt:{site.probe}': it may be passed by, without a hit",
                 hint=f"'offset = usdt:{site.probe}' raises the semaphore as long as the probe is there",
             )
 
     def _opcode_state(self, decoded: DecodedInstruction) -> ProbeState:
-        expected = self._definition.opcode
+        expected = self.definition.opcode
         if expected is None or expected == decoded.opcode_byte:
             return ProbeState.COMPILED
-        self._diagnostics.warning(
-            self._definition.span("opcode"),
+        self.diagnostics.warning(
+            self.definition.span("opcode"),
             ProbeState.MISMATCH.line(
                 f"opcode {decoded.opcode_byte:#04x} ({decoded.text}) is there, not {expected:#04x}"
             ),

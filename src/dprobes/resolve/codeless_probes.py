@@ -6,6 +6,7 @@ A symbol gives a link address, which becomes another address in each process; a 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.arch.x86_processors import WATCHPOINT_LENGTHS, WATCHPOINTS
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.resolve.probed_space import SymbolSpace
     from dprobes.rpn.rpn_program import ProbeDefinition, Program
+    from dprobes.source_text import Span
     from dprobes.target.kernel.traced_fields import TracedEvent
     from dprobes.target.kernel.tracepoints import KernelTracepoints
 
@@ -60,59 +62,54 @@ def resolve_watchpoints(
     found: list[Probepoint] = []
     for number, definition in enumerate(program.definitions):
         if definition.watchpoint is not None and isinstance(definition.location, Address):
-            resolver = _Resolver(space, definition, definition.watchpoint, definition.location, diagnostics)
-            resolver.most = most
+            resolver = _Resolver(space, definition, definition.watchpoint, definition.location, diagnostics, most)
             if (watchpoint := resolver.watchpoint(number, found)) is not None:
                 found.append(watchpoint)
     return tuple(found)
 
 
+@dataclass(slots=True)
 class _Resolver:
-    def __init__(
-        self,
-        space: SymbolSpace,
-        definition: ProbeDefinition,
-        access: Access,
-        location: Address,
-        diagnostics: Diagnostics,
-    ) -> None:
-        self._space = space
-        self._definition = definition
-        self._access = access
-        self._location = location
-        self._diagnostics = diagnostics
-        self._span = definition.span("address")
-        self.most = WATCHPOINTS
+    space: SymbolSpace
+    definition: ProbeDefinition
+    access: Access
+    location: Address
+    diagnostics: Diagnostics
+    most: int
+
+    @property
+    def _span(self) -> Span | None:
+        return self.definition.span("address")
 
     def watchpoint(self, number: int, earlier: list[Probepoint]) -> Probepoint | None:
-        low, high = self._location.low, self._location.high
+        low, high = self.location.low, self.location.high
         try:
             address = self._value(low)
             length = 1 if high is None else self._value(high) - address + 1
         except TargetError as error:
-            self._diagnostics.error(self._span, error.message, hint=error.hint)
+            self.diagnostics.error(self._span, error.message, hint=error.hint)
             return None
         absolute = low.symbol is None
         if high is not None and absolute != (high.symbol is None):
-            self._diagnostics.error(
+            self.diagnostics.error(
                 self._span,
                 "one of the addresses is a number, the other one a symbol of the module",
                 hint="a number is an address in the process; a symbol lies elsewhere in each process",
             )
             return None
         if length < 1:
-            self._diagnostics.error(self._span, "the upper address is below the lower one")
+            self.diagnostics.error(self._span, "the upper address is below the lower one")
             return None
-        if address < 0 or address + length > 1 << 8 * self._space.word_size:
-            self._diagnostics.error(self._span, f"'{self._space.path}' can have no address {address:#x}")
+        if address < 0 or address + length > 1 << 8 * self.space.word_size:
+            self.diagnostics.error(self._span, f"'{self.space.path}' can have no address {address:#x}")
             return None
         watchpoint = Probepoint(
             ProbeKind.WATCHPOINT,
             number,
-            self._definition,
-            str(self._space.path),
+            self.definition,
+            str(self.space.path),
             str(low).replace(" ", ""),
-            WatchedMemory(address, length, absolute, self._access),
+            WatchedMemory(address, length, absolute, self.access),
             self._state(low, address, length, earlier),
         )
         self._check_unique(watchpoint, earlier)
@@ -121,30 +118,30 @@ class _Resolver:
     def _value(self, expression: Expression) -> int:
         if expression.symbol is None:
             return expression.addend
-        return self._space.address_of(expression.symbol) + expression.addend
+        return self.space.address_of(expression.symbol) + expression.addend
 
     def _state(self, low: Expression, address: int, length: int, earlier: list[Probepoint]) -> ProbeState:
-        if self._access is Access.IO:
+        if self.access is Access.IO:
             return ProbeState.DEBUGREG_UNAVAIL  # every engine refuses it before
-        problem = length_problem(self._access, address, length)
+        problem = length_problem(self.access, address, length)
         if problem is not None:
             state = ProbeState.WATCHPOINT_LEN_INVALID
             count = f"{length} byte{'s' if length != 1 else ''}"
-            hint = f"write '{_suggestion(self._access, low, address, length)}'"
-            self._diagnostics.warning(self._span, state.line(f"{count} at {address:#x}, but {problem}"), hint=hint)
+            hint = f"write '{_suggestion(self.access, low, address, length)}'"
+            self.diagnostics.warning(self._span, state.line(f"{count} at {address:#x}, but {problem}"), hint=hint)
             return state
         if sum(other.state is ProbeState.COMPILED for other in earlier) >= self.most:
             state = ProbeState.DEBUGREG_UNAVAIL
             before = f"{self.most} watchpoints stand before this one"
             reason = f"the processor has {self.most} debug registers, and {before}"
-            self._diagnostics.warning(self._span, state.line(reason))
+            self.diagnostics.warning(self._span, state.line(reason))
             return state
         return ProbeState.COMPILED
 
     def _check_unique(self, watchpoint: Probepoint, earlier: list[Probepoint]) -> None:
         for other in earlier:
             if other.memory == watchpoint.memory:
-                self._diagnostics.error(
+                self.diagnostics.error(
                     self._span,
                     f"two watchpoints of the same kind at address {watchpoint.memory.address:#x}",
                     notes=(Note("the first one is here", other.definition.span("address")),),

@@ -337,8 +337,8 @@ def sources_in_module(name: str, module: str, sections: str = _SECTIONS) -> dict
 
 
 # The text of the running kernel as its files have it, where it does not show its memory. The kernel patches its code
-# when it starts, and later. Sites that are replaced as a whole by others, *alternatives*, are listed in a section of the
-# file. All else that is patched is known by its form: calls and jumps (of ftrace, static calls, jump labels, thunks
+# when it starts, and later. Sites that are replaced as a whole by others, *alternatives*, are listed in a section of
+# the file. All else that is patched is known by its form: calls and jumps (of ftrace, static calls, jump labels, thunks
 # against speculation), what stands where there is none of them (``nop``), ``endbr64``, ``lock`` prefixes. The places
 # are those of Linux 5.11 to 6.18: ``apply_alternatives``, ``apply_retpolines``, ``apply_returns``,
 # ``apply_seal_endbr``, ``apply_paravirt``, and ``alternatives_smp_unlock`` in arch/x86/kernel/alternative.c, ftrace.c,

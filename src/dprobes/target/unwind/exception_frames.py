@@ -19,7 +19,7 @@ import enum
 import sys
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dprobes.target.elf.byte_reader import POINTER_SIZES, ByteReader
 
@@ -205,16 +205,6 @@ def search_table(image: FrameImage, address: int) -> array[int]:
     return numbers
 
 
-_ADVANCE, _OFFSET, _RESTORE = 1, 2, 3
-"""Operations with an operand in their lower six bits."""
-
-_OPERANDS = {
-    0x00: "", 0x01: "a", 0x02: "1", 0x03: "2", 0x04: "4", 0x05: "uu", 0x06: "u", 0x07: "u", 0x08: "u", 0x09: "uu",
-    0x0A: "", 0x0B: "", 0x0C: "uu", 0x0D: "u", 0x0E: "u", 0x0F: "b", 0x10: "ub", 0x11: "us", 0x12: "us", 0x13: "s",
-    0x14: "uu", 0x15: "us", 0x16: "ub", 0x2D: "", 0x2E: "u", 0x2F: "uu",
-}  # fmt: skip
-"""The operands of the others: a an address, a size in bytes, u and s LEB128 without and with a sign, b a block."""
-
 _ROWS_MAX, _RULES_MAX, _DEPTH_MAX = 1 << 13, 64, 64
 """Rows of one function, registers with a rule in one of them, and rows that are remembered at once."""
 
@@ -262,8 +252,24 @@ class Row(NamedTuple):
     rules: Mapping[int, RegisterRule]
 
 
-_UNDEFINED = RegisterRule(RuleKind.UNDEFINED)
-_SAME = RegisterRule(RuleKind.SAME)
+_INSTRUCTIONS: Mapping[int, tuple[str | RuleKind, str]] = {
+    0x00: ("nop", ""), 0x2D: ("nop", ""), 0x2E: ("nop", "u"),
+    0x01: ("go", "a"), 0x02: ("advance", "1"), 0x03: ("advance", "2"), 0x04: ("advance", "4"),
+    0x05: (RuleKind.AT, "ud"), 0x11: (RuleKind.AT, "uD"), 0x2F: (RuleKind.AT, "un"),
+    0x14: (RuleKind.OFFSET, "ud"), 0x15: (RuleKind.OFFSET, "uD"), 0x09: (RuleKind.REGISTER, "uu"),
+    0x07: (RuleKind.UNDEFINED, "u"), 0x08: (RuleKind.SAME, "u"), 0x06: ("restore", "u"),
+    0x10: (RuleKind.AT_EXPRESSION, "ub"), 0x16: (RuleKind.EXPRESSION, "ub"),
+    0x0A: ("remember", ""), 0x0B: ("recall", ""),
+    0x0C: ("frame", "uu"), 0x12: ("frame", "uD"), 0x0D: ("frame register", "u"), 0x0E: ("frame offset", "u"),
+    0x13: ("frame offset", "D"), 0x0F: ("frame expression", "b"),
+}  # fmt: skip
+"""
+What instructions do, or the rule that they give a register, and their operands.
+
+``a`` is an address, a digit a size in bytes, ``u`` LEB128, ``b`` a block; ``d``, ``D`` and ``n`` are LEB128 times the
+data alignment: without a sign, with one, and less than 0.
+"""
+
 _NOWHERE = FrameAddress(None, 0)
 
 
@@ -309,65 +315,49 @@ class _Machine:
                     self._extended(operation, data)
 
     def _extended(self, operation: int, data: ByteReader) -> None:
-        if operation not in _OPERANDS:
+        if operation not in _INSTRUCTIONS:
             raise ValueError(f"operation {operation:#x}")
-        common, block = self._common, b""
-        values = []
-        for form in _OPERANDS[operation]:
-            if form == "b":
-                block = data.take(data.unsigned())
-            else:
-                values.append(self._operand(data, form))
-        match operation, values:
-            case 0x01, [address]:
+        action, forms = _INSTRUCTIONS[operation]
+        match action, [self._operand(data, form) for form in forms]:
+            case RuleKind() as kind, [register, bytes(expression)]:
+                self._rules[register] = RegisterRule(kind, 0, expression)
+            case RuleKind() as kind, [register, *numbers]:
+                self._rules[register] = RegisterRule(kind, *numbers)
+            case "go", [address]:
                 self._advance(address - self._position)
-            case ((0x02 | 0x03 | 0x04), [distance]):
-                self._advance(distance * common.code_alignment)
-            case ((0x05 | 0x11), [register, offset]):
-                self._rules[register] = RegisterRule(RuleKind.AT, offset * common.data_alignment)
-            case 0x2F, [register, offset]:
-                self._rules[register] = RegisterRule(RuleKind.AT, -offset * common.data_alignment)
-            case ((0x14 | 0x15), [register, offset]):
-                self._rules[register] = RegisterRule(RuleKind.OFFSET, offset * common.data_alignment)
-            case 0x06, [register]:
+            case "advance", [distance]:
+                self._advance(distance * self._common.code_alignment)
+            case "restore", [register]:
                 self._restore(register)
-            case 0x07, [register]:
-                self._rules[register] = _UNDEFINED
-            case 0x08, [register]:
-                self._rules[register] = _SAME
-            case 0x09, [register, other]:
-                self._rules[register] = RegisterRule(RuleKind.REGISTER, other)
-            case 0x10, [register]:
-                self._rules[register] = RegisterRule(RuleKind.AT_EXPRESSION, 0, block)
-            case 0x16, [register]:
-                self._rules[register] = RegisterRule(RuleKind.EXPRESSION, 0, block)
-            case 0x0A, _:
+            case "remember", _:
                 if len(self._kept) >= _DEPTH_MAX:
                     raise ValueError("too many rows to remember")
                 self._kept.append((self._frame, dict(self._rules)))
-            case 0x0B, _:
+            case "recall", _:
                 self._frame, self._rules = self._kept.pop()
-            case 0x0C, [register, offset]:
+            case "frame", [register, offset]:
                 self._frame = FrameAddress(register, offset)
-            case 0x12, [register, offset]:
-                self._frame = FrameAddress(register, offset * common.data_alignment)
-            case 0x0D, [register]:
-                self._frame = FrameAddress(register, self._frame.offset)
-            case 0x0E, [offset]:
-                self._frame = FrameAddress(self._frame.register, offset)
-            case 0x13, [offset]:
-                self._frame = FrameAddress(self._frame.register, offset * common.data_alignment)
-            case 0x0F, _:
-                self._frame = FrameAddress(None, 0, block)
+            case "frame register", [register]:
+                self._frame = self._frame._replace(register=register, expression=b"")
+            case "frame offset", [offset]:
+                self._frame = self._frame._replace(offset=offset, expression=b"")
+            case "frame expression", [expression]:
+                self._frame = FrameAddress(None, 0, expression)
 
-    def _operand(self, data: ByteReader, form: str) -> int:
+    def _operand(self, data: ByteReader, form: str) -> Any:
         match form:
             case "a":
                 return data.pointer(self._common.encoding, self._word_size)
             case "u":
                 return data.unsigned()
-            case "s":
-                return data.signed()
+            case "b":
+                return data.take(data.unsigned())
+            case "d":
+                return data.unsigned() * self._common.data_alignment
+            case "D":
+                return data.signed() * self._common.data_alignment
+            case "n":
+                return -data.unsigned() * self._common.data_alignment
             case _:
                 return data.number(int(form))
 
