@@ -149,9 +149,6 @@ class TextTokens:
             self._diagnostics.error(span, f"unexpected character {shown}", hint=hint)
 
 
-# What the parts of a parser share: the next token, what is expected of it, and how to go on after an error.
-
-
 Tokens = TypeVar("Tokens", bound=TextTokens)
 
 

@@ -30,9 +30,6 @@ __all__ = [
     "statements_of",
 ]
 
-# A value of a script as DProbes C writes it: its text, how strongly that binds, and what it is.
-
-
 PRECEDENCE = {
     "||": 2, "&&": 3, "|": 4, "^": 5, "&": 6, "==": 7, "!=": 7, "<": 8, ">": 8, "<=": 8, ">=": 8, "<<": 9, ">>": 9,
     "+": 10, "-": 10, "*": 11, "/": 11, "%": 11,
@@ -76,9 +73,6 @@ class Value:
     def key(self) -> str:
         """Its text as a key of a table."""
         return f"sym({self.text})" if self.form is Form.SYMBOL and self.text not in ("func", "probe") else self.text
-
-
-# What the maps of a script keep, by all that is assigned to them.
 
 
 AGGREGATIONS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4}

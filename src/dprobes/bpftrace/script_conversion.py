@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversion", "convert"]
 
-# The lines of a script that begin with ``#``: bpftrace gives them, and definitions of structures, to a C compiler.
-#
-# We do what it would do where the kernel's types are known (BPFTRACE_HAVE_BTF). Lines that are left out are blanked, so
-# that places in the text stay what they are.
-
+# We do what a C compiler would where the kernel's types are known; lines that are left out are blanked: places stay.
 
 _KNOWN = frozenset({"BPFTRACE_HAVE_BTF"})
 _CONDITION = re.compile(r"\s*#\s*(?P<word>ifdef|ifndef|if|elif|else|endif)\b\s*(?P<rest>.*)")

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["parse"]
 
-# The tokens of a script of bpftrace, as the parser asks for them; names of probes are words of their own.
-
-
 _TOKEN = re.compile(
     r"""(?P<name>[A-Za-z_][A-Za-z0-9_]*)
       | (?P<number>[0-9][A-Za-z0-9_.]*)
@@ -264,9 +261,6 @@ def height_of(expression: script_tree.Expression) -> int:
         height += 1
         level = [inner for each in level for inner in each.children()]
     return height
-
-
-# A script of bpftrace to its tree: probes, their conditions and statements. Several errors are found in one run.
 
 
 _ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LONG_NAMES", "Machine", "Place", "PlaceKind", "places_of"]
 
-# What a conversion asks about the machine that the script is for.
-
 
 class Machine(Protocol):
     """A machine, or one of which nothing is known (``NoMachine``)."""

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StatementWriter", "asked_variable"]
 
-# ``printf`` of a script as DProbes C has it: one for each line, without the end of the line.
-
-
 _CONVERSION = re.compile(
     r"%(?:(?P<percent>%)|(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>(?:\.\d+)?)"
     r"(?:hh|h|ll|l|z|j|t)?(?P<letter>[a-zA-Z]))"
@@ -137,7 +134,6 @@ class PrintWriter:
 
 
 _FLAGS = str.maketrans("", "", "+ #")
-
 
 _ABSENT = {
     "clear": ("a table is cleared as a whole", None),

@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledSource", "compile_source", "dump_lines", "in_c"]
 
-# What later stages say of a program in DProbes C, in the words of C.
-#
-# A program is compiled to RPN, and all that is checked from then on, by the parser of RPN, the checker, the resolution
-# and the engines, speaks of instructions and of header statements. Their messages about a text in C call these as C
-# does.
-
-
 _ENDINGS = {"1": "debugger()", "2": "crash()", "3": "core()"}
 _NAMES = {"procid": "cpu", "time": "nsecs"}
 """What is pushed by other names."""

@@ -39,12 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PASSES", "Passes", "compile_text", "token_lines", "tree_lines"]
 
-# What each pass of the compiler makes of a program, as a text: for people who want to know why.
-#
-# Trees are printed with a line for each node: its class, where it is in the source, its plain fields; what it consists
-# of stands below it, indented, behind the name of the field.
-
-
 PASSES = {
     "source": "the text behind the preprocessor",
     "tokens": "its tokens",

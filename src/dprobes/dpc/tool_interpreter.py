@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ToolError", "ToolInterpreter"]
 
-# What blocks of the tool act on, as their interpreter asks for it.
-
 
 class ToolHost(Protocol):
     """What blocks of the tool act on; variables and tables are those of the probes."""

@@ -261,9 +261,6 @@ class View:
             raise PermissionError("the extension writes to the target, but is not declared with writes=True")
 
 
-# Extensions: their definition, and how one is called.
-
-
 ENTRY_POINTS = "dprobes.extensions"
 """The group of entry points that packages register extensions in."""
 

@@ -27,9 +27,6 @@ __all__ = [
     "write_kernels",
 ]
 
-# What is known of each build of the module: its symbols as far as they are needed, and the probed instructions.
-
-
 KINDS = ("func", "object", "ifunc", "tls", "common", "notype")
 BINDINGS = ("local", "global", "weak")
 """The kinds and bindings of symbols by their numbers."""
@@ -41,24 +38,13 @@ def write_builds(out: Writer, builds: Sequence[CarriedBuild]) -> None:
     """Write all builds."""
     out.u32(len(builds))
     for build in builds:
-        out.string(build.identity)
-        out.string(build.path)
-        out.string(build.machine)
-        out.u32(len(build.symbols))
+        out.row("sssI", build.identity, build.path, build.machine, len(build.symbols))
         for symbol in build.symbols:
-            out.string(symbol.name)
-            out.u64(symbol.address)
-            out.u64(symbol.size)
-            out.u8(KINDS.index(symbol.kind))
-            out.u8(BINDINGS.index(symbol.binding))
-            out.u8(symbol.default_version)
+            kind, binding = KINDS.index(symbol.kind), BINDINGS.index(symbol.binding)
+            out.row("sQQBBB", symbol.name, symbol.address, symbol.size, kind, binding, symbol.default_version)
         out.u32(len(build.places))
         for place in build.places:
-            out.u32(place.definition)
-            out.u64(place.offset)
-            out.string(place.where)
-            out.u8(place.is_exit)
-            out.u8(len(place.raw))
+            out.row("IQsBB", place.definition, place.offset, place.where, place.is_exit, len(place.raw))
             out.data += place.raw
 
 
@@ -109,25 +95,15 @@ def write_kernels(out: Writer, kernels: Sequence[CarriedKernel]) -> None:
     """Write all kernels."""
     out.u32(len(kernels))
     for kernel in kernels:
-        out.string(kernel.identity)
-        out.string(kernel.path)
-        out.string(kernel.module)
-        out.u32(len(kernel.areas))
+        out.row("sssI", kernel.identity, kernel.path, kernel.module, len(kernel.areas))
         for area in kernel.areas:
-            out.string(area.name)
-            out.u64(area.address)
-            out.u64(area.size)
+            out.row("sQQ", area.name, area.address, area.size)
         out.u32(len(kernel.symbols))
         for symbol in kernel.symbols:
-            out.string(symbol.name)
-            out.u64(symbol.address)
-            out.u8(ord(symbol.letter))
+            out.row("sQB", symbol.name, symbol.address, ord(symbol.letter))
         out.u32(len(kernel.places))
         for place in kernel.places:
-            out.u32(place.definition)
-            out.u64(place.address)
-            out.string(place.where)
-            out.u8(len(place.raw))
+            out.row("IQsB", place.definition, place.address, place.where, len(place.raw))
             out.data += place.raw
 
 
@@ -177,9 +153,6 @@ def _kernel_place(reader: Reader, definitions: int) -> KernelPlace:
     return KernelPlace(definition, address, raw, where)
 
 
-# The eBPF of the handlers, for people to look at: a machine compiles what it loads anew.
-
-
 _INSN_SIZE = 8
 """The size in bytes of an instruction slot (``linux/bpf.h``, ``struct bpf_insn``)."""
 
@@ -190,19 +163,12 @@ def write_ebpf(out: Writer, codes: Sequence[EbpfCode]) -> None:
     """Write the code of all handlers."""
     out.u32(len(codes))
     for code in codes:
-        out.string(code.machine)
-        out.u32(code.definition)
-        out.string(code.loops)
-        out.string(code.problem)
-        out.u32(code.scratch)
-        out.u8(code.sleepable)
-        out.block(code.code)
+        out.row("sIssI", code.machine, code.definition, code.loops, code.problem, code.scratch)
+        out.row("Bb", code.sleepable, code.code)
         out.data += struct.pack(f"<{len(code.origins)}i", *code.origins)
         out.u32(len(code.maps))
         for reference in code.maps:
-            out.u32(reference.index)
-            out.string(reference.name)
-            out.u8(reference.is_value)
+            out.row("IsB", reference.index, reference.name, reference.is_value)
 
 
 def read_ebpf(reader: Reader, definitions: int) -> tuple[EbpfCode, ...]:

@@ -94,15 +94,12 @@ def write_images(out: Writer, images: Mapping[str, CodeImage]) -> None:
     """Write the encodings of a program."""
     out.u32(len(images))
     for name, image in images.items():
-        out.string(name)
-        out.block(image.data)
+        out.row("sb", name, image.data)
         out.numbers(image.handlers)
         out.numbers(tuple(image.procedures.values()))
         out.u32(len(image.relocations))
         for relocation in image.relocations:
-            out.u32(relocation.offset)
-            out.string(relocation.symbol)
-            out.wide(relocation.addend)
+            out.row("Isw", relocation.offset, relocation.symbol, relocation.addend)
 
 
 def read_images(reader: Reader) -> tuple[StoredImage, ...]:

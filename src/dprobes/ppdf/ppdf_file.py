@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["IS_JOINED", "NEEDS_WRITE", "STRING_MAX", "decode", "encode"]
 
-# A compiled program to the bytes of a PPDF.
-
-
 NEEDS_WRITE = 1
 """The flag of a program that changes or stops its target."""
 
@@ -71,8 +68,7 @@ def encode(ppdf: Ppdf) -> bytes:
     write_ebpf(ebpf, ppdf.ebpf)
     templates.u32(len(ppdf.templates))
     for name, data in ppdf.templates.items():
-        templates.string(name)
-        templates.block(data)
+        templates.row("sb", name, data)
     sections = {
         "STRS": _string_table(strings),
         "INFO": info.data,

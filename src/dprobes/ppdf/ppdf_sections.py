@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from dprobes.errors import FormatError
 from dprobes.rpn.word_arithmetic import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "MAGIC",
@@ -48,7 +48,6 @@ __all__ = [
 #         24    16  for each section: name (4 ASCII letters), offset, size, CRC-32 of its bytes
 #
 # The sections follow the table and each other without gaps, so that each byte of the file counts in one checksum.
-
 
 MAGIC = b"\x89PPDF\r\n\x1a"
 MAJOR, MINOR = 1, 3
@@ -216,6 +215,15 @@ class Writer:
     def string(self, text: str | None) -> None:
         """Write the number of a string, or NONE."""
         self.u32(NONE if text is None else self.all_strings.number(text))
+
+    def row(self, forms: str, *values: Any) -> None:
+        """Write fields, each in its form: ``s`` a string, ``w`` a wide number, ``b`` a block, else as of ``struct``."""
+        writes: dict[str, Callable[[Any], None]] = {
+            "s": self.string, "w": self.wide, "b": self.block,
+            "B": self.u8, "H": self.u16, "I": self.u32, "Q": self.u64,
+        }  # fmt: skip
+        for form, value in zip(forms, values, strict=True):
+            writes[form](value)
 
     def strings(self, strings: Sequence[str]) -> None:
         """Write how many strings there are, and their numbers."""

@@ -55,10 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOCATIONS", "Spans", "read_program", "read_sources", "write_program"]
 
-# Where the parts of a program were written: the lines that messages may show, and spans in them.
-#
-# Only lines to which something refers are carried; the others are empty in the file that is made of them.
-
+# Of source files only lines are carried to which something refers; the others are empty.
 
 LINE_MAX = 1 << 22
 """The sum of all files' numbers of lines; a higher one would only fill memory."""
@@ -103,15 +100,12 @@ class Spans:
         """Write files, lines and spans."""
         out.u32(len(self._files))
         for file, lines in zip(self._files, self._lines, strict=True):
-            out.string(file.name)
-            out.u32(len(lines))
+            out.row("sI", file.name, len(lines))
             for line, text in sorted(lines.items()):
-                out.u32(line)
-                out.string(text)
+                out.row("Is", line, text)
         out.u32(len(self._rows))
         for row in self._rows:
-            for value in row:
-                out.u32(value)
+            out.row("IIIIII", *row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +178,6 @@ def _read_file(reader: Reader, lines_left: int) -> _File:
 #         u8 whether there is a range; if so, low, high and step as wide numbers
 #         u32 how many keys; for each of them: kind (string), u32 size
 
-
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _TABLE_SIZE, _KEY_SIZE = 25, 8
 
@@ -195,19 +188,14 @@ def write_tables(out: Writer, tables: Sequence[Table], spans: Spans) -> None:
     """Write the tables of a program."""
     out.u32(len(tables))
     for table in tables:
-        out.string(table.name)
-        out.string(table.kind.value if table.value is None else f"{table.kind.value} {table.value}")
-        out.u32(table.room)
-        out.string(table.unit.value)
-        out.u32(spans.number(table.span))
+        kind = table.kind.value if table.value is None else f"{table.kind.value} {table.value}"
+        out.row("ssIsI", table.name, kind, table.room, table.unit.value, spans.number(table.span))
         out.u8(table.range is not None)
         if table.range is not None:
-            for number in (table.range.low, table.range.high, table.range.step):
-                out.wide(number)
+            out.row("www", table.range.low, table.range.high, table.range.step)
         out.u32(len(table.keys))
         for key in table.keys:
-            out.string(key.kind.value)
-            out.u32(key.size)
+            out.row("sI", key.kind.value, key.size)
 
 
 def read_tables(reader: Reader, spans: Sequence[Span]) -> tuple[Table, ...]:
@@ -311,8 +299,7 @@ class _Writer:
             self._block(definition.handler, its_notes)
         out.u32(len(program.procedures))
         for procedure, its_notes in zip(program.procedures, notes[len(program.definitions) :], strict=True):
-            out.string(procedure.name)
-            out.u32(self._spans.number(procedure.span))
+            out.row("sI", procedure.name, self._spans.number(procedure.span))
             self._block(procedure.code, its_notes)
 
     def _statements(self, section: Program | ProbeDefinition, header: Header) -> None:
@@ -329,8 +316,7 @@ class _Writer:
                 written.append((keyword, value))
         out.u32(len(written))
         for keyword, value in written:
-            out.string(keyword.name)
-            out.u32(self._spans.number(section.spans.get(keyword.name)))
+            out.row("sI", keyword.name, self._spans.number(section.spans.get(keyword.name)))
             self._value(keyword, value)
 
     def _value(self, keyword: Keyword, value: Any) -> None:
@@ -358,8 +344,7 @@ class _Writer:
                 out.u8(LOCATIONS["offset"])
                 self._expression(expression)
             case Glob(pattern):
-                out.u8(LOCATIONS["pattern"])
-                out.string(pattern)
+                out.row("Bs", LOCATIONS["pattern"], pattern)
             case Address(low, None):
                 out.u8(LOCATIONS["address"])
                 self._expression(low)
@@ -368,33 +353,24 @@ class _Writer:
                 self._expression(low)
                 self._expression(high)
             case Sampler(frequency):
-                out.u8(LOCATIONS["sampler"])
-                out.u32(frequency)
+                out.row("BI", LOCATIONS["sampler"], frequency)
             case Tracepoint(subsystem, name):
-                out.u8(LOCATIONS["tracepoint"])
-                out.string(subsystem)
-                out.string(name)
+                out.row("Bss", LOCATIONS["tracepoint"], subsystem, name)
             case Usdt(provider, name):
-                out.u8(LOCATIONS["usdt"])
-                out.string(provider)
-                out.string(name)
+                out.row("Bss", LOCATIONS["usdt"], provider, name)
 
     def _expression(self, expression: Expression) -> None:
-        self._out.string(expression.symbol)
-        self._out.wide(expression.addend)
+        self._out.row("sw", expression.symbol, expression.addend)
 
     def _block(self, code: Code, notes: Notes) -> None:
         out = self._out
         out.numbers([self._spans.number(instruction.span) for instruction in code.instructions])
         out.u32(len(code.labels))
         for label, index in code.labels.items():
-            out.string(label)
-            out.u32(index)
+            out.row("sI", label, index)
         out.u32(len(notes))
         for index, note in notes.items():
-            out.u32(index)
-            out.u8(note.kind)
-            out.string(note.text)
+            out.row("IBs", index, note.kind, note.text)
 
 
 class _Reader:

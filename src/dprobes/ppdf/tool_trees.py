@@ -140,27 +140,19 @@ def write_blocks(out: Writer, tool: ToolProgram, spans: Spans) -> None:
     """Write what the tool executes; nothing of functions that no block calls."""
     trees = _TreeWriter(Writer(out.all_strings), spans, {name: n for n, name in enumerate(tool.tables)})
     for block in tool.blocks:
-        trees.out.u8(BLOCK_KINDS.index(block.block.kind))
-        trees.out.string(block.block.written)
-        trees.span(block.block.span)
-        trees.out.u64(block.block.period)
-        trees.out.u32(block.slots)
+        kind, written, span = BLOCK_KINDS.index(block.block.kind), block.block.written, spans.number(block.block.span)
+        trees.out.row("BsIQI", kind, written, span, block.block.period, block.slots)
         trees.statement(block.body)
-    written = 0
-    while written < len(trees.functions):  # each may call others
-        trees.statement(tool.functions[list(trees.functions)[written]].body)
-        written += 1
-    out.u32(len(tool.blocks))
-    out.u8(tool.word_size)
-    out.u32(tool.jmpmax)
-    out.u32(len(trees.functions))
+    number = 0
+    while number < len(trees.functions):  # each may call others
+        trees.statement(tool.functions[list(trees.functions)[number]].body)
+        number += 1
+    out.row("IBII", len(tool.blocks), tool.word_size, tool.jmpmax, len(trees.functions))
     for name in trees.functions:
         signature = tool.functions[name].signature
-        out.string(name)
-        out.u32(spans.number(signature.span))
-        out.u8(_byte_of(signature.type))
-        out.block(bytes(map(_byte_of, signature.parameters)))
-        out.u32(tool.functions[name].slots)
+        types = bytes(map(_byte_of, signature.parameters))
+        slots = tool.functions[name].slots
+        out.row("sIBbI", name, spans.number(signature.span), _byte_of(signature.type), types, slots)
     out.data += trees.out.data
 
 
@@ -227,9 +219,7 @@ class _TreeWriter:
     def tests(self, tests: Sequence[typed_program.Test]) -> None:
         self.out.u32(len(tests))
         for test in tests:
-            self.out.u8(test.value is not None)
-            self.out.wide(test.value or 0)
-            self.out.u32(test.position)
+            self.out.row("BwI", test.value is not None, test.value or 0, test.position)
 
     def table(self, name: str) -> None:
         self.out.u32(self._tables[name])

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run_directives"]
 
-# The expression of ``#if`` and ``#elif``, computed in 64-bit integers as C11 6.10.1 says.
-#
-# Operands that ``&&``, ``||`` and ``?:`` skip are read but may divide by zero. Directives are not known here.
-
-
 _DEPTH = 60
 _LEVELS = "||", "&&", "|", "^", "&", "== !=", "< <= > >=", "<< >>", "+ -", "* / %"
 _PRECEDENCE = {operator: level for level, operators in enumerate(_LEVELS) for operator in operators.split()}
@@ -184,11 +179,6 @@ def _apply(operator: str, left: _Number, right: _Number) -> _Number:
 
 def _unexpected(token: Token) -> DirectiveError:
     return DirectiveError(f"unexpected '{token.text}'", token.span())
-
-
-# ``#include`` (C11 6.10.2): where files are looked for, which are read once only, and how deep they may nest.
-#
-# What is done with the text of a file is not known here.
 
 
 _INCLUDE_DEPTH = 64

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ExternalPreprocessor", "ExternalRequest", "ExternalResult", "read_result"]
 
-# What the package and another preprocessor, such as ``gcc -E``, say to each other: plain data.
-#
-# How the other preprocessor is run is not known here; ``dprobes.cli.external_cpp`` does it.
-
 
 @dataclass(frozen=True, slots=True)
 class ExternalRequest:
@@ -49,7 +45,6 @@ class ExternalResult:
 
 ExternalPreprocessor: TypeAlias = Callable[[ExternalRequest], ExternalResult]
 """Runs another preprocessor; raises ``SourceError`` if it cannot be run."""
-
 
 _MARKER = re.compile(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"[ \d]*')
 # Directives that a preprocessor hands on to the compiler; here there is none.

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Macros", "Token", "strip", "tokenize", "would_join"]
 
-# The tokens of C11 6.4 that matter to a preprocessor, and the way each took through macros.
-#
-# A token never changes its place: the character range in the file, or in the definition, where it was written. It must
-# not know what macros are defined.
-
+# A token never changes its place: the character range in the file, or in the definition, where it was written.
 
 # A comment sign is a token because two tokens that are put together must not become one.
 _LEXEME = re.compile(
@@ -326,12 +322,8 @@ def _paste(left: Token, right: Token, place: Span) -> list[Token]:
     return [Token(kind, text, place, BODY, left.hide & right.hide) for kind, text in lex(text)]
 
 
-# The defined macros and their expansion, by Prosser's algorithm (the one that C11 6.10.3.4 was written from).
-#
-# What a macro produces goes back in front of the tokens still to be read, and each of its tokens remembers the macros
-# that must not expand it again. So expansion does not recurse, but for arguments, and it always ends; three limits keep
-# the end near. Files and directives are not known here.
-
+# Prosser's algorithm (the one that C11 6.10.3.4 was written from): what a macro produces goes back in front of what is
+# to be read, and remembers the macros that must not expand it again. So it always ends; limits keep the end near.
 
 _MACRO_DEPTH = 200
 _ARGUMENT_DEPTH = 50

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cleaned", "DirectiveError", "Piece", "Preprocessed", "StopError", "TextBuilder", "clean"]
 
-# Errors on their way to the diagnostics; what they are about is not known here.
-
 
 class Problem(NamedTuple):
     """Hold an error of ``clean`` until it is known that its line is not skipped by an ``#if``."""
@@ -202,11 +200,7 @@ def _join(first: Span, last: Span) -> Span:
     return joined
 
 
-# Translation phases 1 to 3 of C11 5.1.1.2: line ends, continued lines and comments.
-#
-# Each line of the source keeps its number in the result: newlines that must leave a line follow at its end. Apart from
-# directives, whose lines begin with ``#``, nothing is known of what the text says.
-
+# Each line of the source keeps its number: newlines that must leave a line follow at its end.
 
 _NEEDS_JOINING = re.compile(r"\A\ufeff|\\[ \t]*\n|\r")
 _LINE_END = re.compile(r"(?P<continued>\\[ \t]*\r?\n)|\r?\n|\r")

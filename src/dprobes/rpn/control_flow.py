@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["UNKNOWN", "StackEffect", "depths", "procedure_gains", "stack_effect", "successors", "unreachable"]
 
-# The effects of instructions on the depth of the RPN stack, as numbers.
-
 
 @dataclass(frozen=True, slots=True)
 class StackEffect:

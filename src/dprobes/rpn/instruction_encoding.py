@@ -183,10 +183,7 @@ class _Encoder:
         return opcode + (value & mask_of(8 * width)).to_bytes(width, self._architecture.byte_order)
 
 
-# Bytes to instructions: the inverse of ``encode``, for the interpreter, for listings, and for compiled files.
-#
 # Bytes are hostile until proven otherwise: an unknown opcode or a cut-off operand decodes to a row of None.
-
 
 _RELATIVE = (OperandKind.LABEL, OperandKind.PROCEDURE)
 

@@ -111,14 +111,12 @@ DEFAULT_EXCEPTION_MASK = 0x0FFF
 NON_MASKABLE = 0x0FFF
 """The codes that end the handler when they are not enabled; the others are then ignored."""
 
-
 UNSEEN_ENTRY = -4095
 """
 The address of INVALID_ADDR where a return's entry was not seen, modulo the word.
 
 Nothing can be there: it is the least of the numbers that the kernel returns as errors in the place of addresses.
 """
-
 
 ITEM_PREFIX_SIZE = 3
 """The bytes in front of a self-describing item in the log: its token, and its length in 16 bits."""

@@ -66,7 +66,6 @@ BYTES_SIZE = 16
 BUCKETS_MAX = 1000
 """How many buckets a linear histogram may have, apart from those below and above its range."""
 
-
 HIST_BUCKETS = 128
 """The buckets of a histogram by powers of two: 64 of negative numbers, that of 0, 63 of positive ones."""
 

@@ -342,10 +342,7 @@ def _narrow(value: Expression, bits: int, tokens: Sequence[WordToken]) -> Expres
     return Expression(value.addend & mask_of(bits))
 
 
-# Types of numbers behind a pushed value: ``push r, retval:s32``, ``push mem, s16``.
-#
-# They are spellings: the value is pushed as without a type, and an instruction behind it, ``pbl`` or ``pzl``, extends
-# its low bits to the word. A program that is printed has these two instructions.
+# ``push r, retval:s32`` is a spelling: ``pbl`` or ``pzl`` behind it extends the low bits. Programs are printed so.
 
 
 @dataclass(frozen=True, slots=True)

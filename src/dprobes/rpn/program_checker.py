@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "check_flow"]
 
-# Checks of the order in which instructions are executed, and of what the RPN stack holds then: warnings and notes only.
-#
-# What is certain follows from ``cfg``; where its bounds are open, nothing is said.
+# What is certain is said; where bounds are open, nothing is.
 
 
 def check_flow(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
@@ -142,9 +140,6 @@ def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
         if first.row.flow in (Flow.END, Flow.RETURN) and len(run) == 1:
             continue  # an "exit" or "ret" behind a jump or another "exit" is a habit, not a mistake
         diagnostics.warning(first.span, f"'{first}' is never reached")
-
-
-# Static checks of the headers of probepoints: what of a header goes together, and with the program's module.
 
 
 def check_location(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:

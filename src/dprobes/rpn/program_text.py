@@ -168,9 +168,6 @@ def keywords_of(header: Header) -> dict[str, Keyword]:
     return {keyword.name: keyword for keyword in KEYWORDS if keyword.header is header}
 
 
-# ``Program`` back to text, in the new spellings, one statement a line: ``parse(print(program)) == program``.
-
-
 _PLAIN_SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.@]*")
 
 

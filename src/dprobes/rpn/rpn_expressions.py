@@ -37,10 +37,7 @@ __all__ = [
     "unquote",
 ]
 
-# Preprocessed text to statements of tokens.
-#
-# A statement ends with its line, or with ``;`` (ours: so that a macro, which expands to one line, can hold several
-# statements). This module knows nothing of what the words mean.
+# A statement ends with its line, or with ``;`` (ours: a macro, which expands to one line, can hold several).
 
 
 class TokenKind(Enum):

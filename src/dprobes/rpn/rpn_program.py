@@ -299,9 +299,6 @@ def calls_extensions(program: Program) -> bool:
     return any(i.row.operator == "callk" for code in program.bodies() for i in code.instructions)
 
 
-# Programs for several modules that were written as one, as one program for people.
-
-
 def joined_program(programs: Sequence[Program]) -> Program:
     """Return a program with the definitions of all: its probepoints are in several modules."""
     first, *others = programs
@@ -310,10 +307,7 @@ def joined_program(programs: Sequence[Program]) -> Program:
     return replace(first, definitions=tuple(each for program in programs for each in program.definitions))
 
 
-# Which definitions of a program are inserted: those of certain groups, and of certain types.
-#
-# A group binds stronger than a type (man page, "--group", "--type"): of all definitions in one of the groups those are
-# taken that have one of the types.
+# A group binds stronger than a type (man page, "--group", "--type").
 
 
 def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = ()) -> Program:
@@ -393,9 +387,6 @@ def without_opcodes(program: Program) -> Program:
             for definition in program.definitions
         ),
     )
-
-
-# The properties of a probepoint that its handler uses, in every engine.
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TableEmitter", "WideEmitter", "procedure_lines", "wide_procedure"]
 
-# Keyed tables as RPN: their keys and what they keep in cells, and comparisons of strings that they keep.
-
 
 class Values(Protocol):
     """Write values."""

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FaultExits", "LogEmitter", "MinorCodes", "logged_size", "minor_codes"]
 
-# Exceptions that a handler does not catch: they end the hit, and are counted by code and line of the program.
-#
-# A statement that may raise one sets the exception handler to a label at the end of the handler's code, which puts the
-# code and the line into a keyed table, and ends the hit: with its record if something was printed before, else without.
+# An exception that nothing catches leads to the end of the code, where its code and line are counted in a keyed table.
 
 
 def may_raise(statement: typed_program.Statement) -> bool:
@@ -176,12 +173,6 @@ class FaultExits:
                 w.op("abort")
 
 
-# The minor codes of a probe: one for each sequence of ``printf`` that a hit may leave a record with.
-#
-# Codes of a probe follow each other. Where a handler knows at each ``printf`` what was printed before, sequences that
-# leave no record have none; else the code is computed at the hit from the number of the sequence.
-
-
 @dataclass(frozen=True, slots=True)
 class MinorCodes:
     """
@@ -219,7 +210,6 @@ _NO_NUMBERS = (
     typed_values.NetworkAddress,
 )  # fmt: skip
 """What is logged and is no number."""
-
 
 _NETWORK_ADDRESS = 16
 """Bytes of the longest address of the Internet."""

@@ -23,7 +23,6 @@ INSTRUCTIONS = {
 }
 """How instructions name the kinds of variables."""
 
-
 _LASTS = re.compile(r"(exit|abort|remove|sx .*|ux)\Z")
 _HARMLESS = re.compile(
     r"(//.*|L[0-9]+:|push (-?[0-9]\w*|sbp, .*|[lgct]v, .*)|pop (sbp|[lgct]v), .*|(inc|dec) [lgct]v, .*|setmin .*"

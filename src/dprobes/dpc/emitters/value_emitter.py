@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ValueEmitter"]
 
-# Assignments as RPN: to variables of blocks and of the program, to registers, memory, and bits of it.
-
 
 class CellEmitter(Protocol):
     """Write what leaves a value in a cell, or in two."""
@@ -187,9 +185,6 @@ class PlaceEmitter:
         self.store(target, is_wanted=is_wanted and not is_postfix)
 
 
-# Arithmetic as RPN.
-
-
 OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor"}
 """The instructions of operations that need not look at bits above those that are wanted."""
 
@@ -264,9 +259,6 @@ def _shift_right(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -
     w.drop()
 
 
-# How registers are pushed: those of the FPU and SSE in their own way, and of those wider than a word the low word.
-
-
 _PORTABLE = ("arg", "ret", "pc", "sp")
 _PROCESSORS = {4: "i386", 8: "x86_64"}
 """Those that have registers of programs only, by the size of a word."""
@@ -291,9 +283,6 @@ def _is_low_word_pushed(w: Writer, name: str, word_size: int) -> bool:
         w.op("xchg")
         w.op("ros 1", -1)
     return True
-
-
-# How the name of a symbol of the module is written as the operand of ``push``: other words mean something there.
 
 
 _NUMBERED = re.compile(r"[a-z]{1,5}[0-9]{1,3}\Z")

@@ -65,11 +65,7 @@ __all__ = [
     "value_of",
 ]
 
-# The types of a module's debug information as types of C.
-#
-# Structures are read when somebody asks for their members: what a pointer leads to may be half of the program. What a
-# program declares comes first: a structure of the module that it has declared is the program's.
-
+# Structures are read when somebody asks for their members: what a pointer leads to may be half of the program.
 
 _CHAIN_MAX = 64
 """Types that lead to each other without a structure: pointers to arrays of pointers …"""

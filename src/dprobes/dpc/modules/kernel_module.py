@@ -228,11 +228,6 @@ class BtfTypes:
         return None
 
 
-# What names mean in functions of the kernel, by its BTF: parameters with their types, and what is returned.
-#
-# ``KernelNames`` adds what debug information knows.
-
-
 _LONG = Integer("unsigned long", _WORD, is_signed=False, rank=4)
 _ARGUMENTS = 6
 """Words that are passed in registers."""
@@ -401,11 +396,7 @@ class BtfNames:
         return ModuleVariable(typed_values.Memory(typed_values.Symbol(name, _LONG), type_), type_)
 
 
-# The kernel and its modules as what is compiled for them sees them: by their types (BTF), and by debug information.
-#
-# BTF is small, and there wherever the kernel is. It knows the parameters of functions, but no variable of theirs: what
-# it does not know is asked of debug information, if that is installed. Only then it is opened.
-
+# BTF knows the parameters of functions, but no variable of theirs: debug information is opened only when it is asked.
 
 _CHARACTERS = re.compile(r"(?:const )?(?:(?:un)?signed )?char ?\[(\w*)\]")
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KERNEL", "KERNEL_MODULE", "ModuleFiles", "ProbedModules"]
 
-# The modules that a program probes, and what names mean at its points by what describes them.
-
-
 KERNEL = "kernel"
 """What the kernel is called before the colon of a place."""
 

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cursor", "ExpressionParser", "TokenStream", "number_of", "scoped_parts", "string_value"]
 
-# The tokens of DProbes C, from preprocessed text. A name of the module may have its scopes: ``shop::Cart`` is one
-# token.
-#
-# A name that C cannot write, such as ``Box<int>::last``, stands in backquotes. Names of places (``libc.so.6:SSL_*``)
-# are no tokens of C: where one may stand, the parser asks for a *place word* instead.
-
+# A name may have its scopes, ``shop::Cart``, or stand in backquotes, ``Box<int>::last``. Names of places are no tokens.
 
 _TOKEN = re.compile(
     r"""(?P<name>[A-Za-z_$][A-Za-z0-9_$]*(?:::[A-Za-z_$][A-Za-z0-9_$]*)*|`[^`\s][^`\n]*`)
@@ -74,9 +69,6 @@ def scoped_parts(name: str) -> list[str]:
     return [*parts, name[start:]]
 
 
-# The walk of the parser of DProbes C through its tokens.
-
-
 _DEPTH_MAX = 100
 """How deep expressions, statements and types may be nested."""
 
@@ -110,7 +102,6 @@ UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "k": 1 << 10
 
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]+|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "e": "\x1b"}
-
 
 _CHARACTER_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)

@@ -42,7 +42,6 @@ STORAGES = {
     "typedef": syntax_tree.Storage.TYPEDEF,
 }
 
-
 _C_STORAGES = ("static", "extern", "typedef")
 """Those of C, which stand anywhere among the words of a type; the others are names as well."""
 
@@ -270,9 +269,6 @@ class DeclarationParser:
         span = cursor.span_from(first) if name or pointers or dimensions else cursor.tokens.span(first)
         value = self.expressions.assignment() if needs_name and cursor.accept("=") else None
         return syntax_tree.Declarator(name, pointers, tuple(dimensions), span, bits, value)
-
-
-# Statements (C17 6.8), without ``goto``, and with ``try``.
 
 
 class StatementParser:

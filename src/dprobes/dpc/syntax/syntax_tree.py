@@ -370,8 +370,7 @@ Statement = (
 )  # fmt: skip
 
 
-# The tree of a whole program: its declarations and functions, and the points with their blocks.
-
+# The program
 
 PERIOD_MIN, PERIOD_MAX = 10_000_000, 86_400_000_000_000
 """How many nanoseconds there are between two executions of a block, from 10ms to one day."""

@@ -33,8 +33,6 @@ __all__ = [
     "TracedField",
 ]
 
-# Variables that have no plain value at an instruction: they are there in parts, or not at all.
-
 
 class NotKnownError(Exception):
     """

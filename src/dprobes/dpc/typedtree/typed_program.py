@@ -55,8 +55,6 @@ __all__ = [
     "statements_in",
 ]
 
-# The typed tree of statements: what handlers and functions do, with all names resolved.
-
 
 class Evaluate(Node):
     """A value for what it does."""
@@ -374,9 +372,6 @@ def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogP
     at = {key: frozenset(each) for key, each in walk.at.items()}
     ends = frozenset(last | walk.ends)
     return LogPaths(logs, ends, before, at, frozenset(last), tuple(walk.returns))
-
-
-# The parts of a program with their types: functions, probes, and blocks of the tool.
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,6 @@ __all__ = [
     "steady",
 ]
 
-# What is known when a program is compiled: values of constants are worked out, and decisions on them taken.
-
 
 def integer_of(type_: CType) -> Integer | None:
     """Return the integer type whose numbers a type's values are; None of a type that has no numbers."""

@@ -63,9 +63,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CallTyper", "NameTyper"]
 
-# Names with types: what the program declares, what every probe has, what debug information knows, in this order.
-
-
 Answer = TypeVar("Answer")
 
 _ARGUMENTS = 6

@@ -233,9 +233,6 @@ class OperatorTyper:
         return 1
 
 
-# What the parts that type expressions ask of each other.
-
-
 class TextTyper(Protocol):
     """Type what can only be printed, or be a key."""
 

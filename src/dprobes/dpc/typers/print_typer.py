@@ -51,12 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrintTyper"]
 
-# The names of what ``printf`` prints, by which records' fields are known: those of the expressions.
-#
-# Of a chain it is the last member, ``req->head.total`` is ``total``; what is only converted, dereferenced or indexed
-# keeps the name of what it is of. What is computed has the name ``value``. That two fields of a record have two names
-# is seen to by who reads the template.
-
+# A field is named by its expression: of a chain by the last member; what is computed is ``value``.
 
 NAME_MAX = 60
 """Characters of a name, so that there is room for a number behind it."""

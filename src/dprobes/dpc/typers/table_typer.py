@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TableTyper", "Tables", "is_text_choice", "text_sizes", "values_written"]
 
-# What is put into the tables of a program, as it is written: so they can be read before the place where it is.
-#
-# So it is known as well for how long strings in quotes a table has to have room, before the first one is met.
-
-
 VALUE = -1
 """The position of what a table keeps; those of keys begin with 0."""
 

@@ -188,11 +188,7 @@ def lines_of(text: str, places: list[tuple[Conversion, str]]) -> list[str]:
     return whole.removesuffix("\n").split("\n")
 
 
-# ``%S``: a structure printed whole, ``{next=0x0, state=IDLE, name="x", values=[1, 2]}``, as conversions of its members.
-#
-# The result is what somebody could have written: a longer format, and an expression for each value. An array of numbers
-# is one value, a list.
-
+# ``%S``: a structure printed whole, ``{next=0x0, state=IDLE, name="x", values=[1, 2]}``.
 
 VALUES_MAX = 64
 """Values of one structure: each is an item of the record."""
