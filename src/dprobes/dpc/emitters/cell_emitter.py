@@ -20,17 +20,29 @@ if TYPE_CHECKING:
     from dprobes.dpc.emitters.rpn_writer import Writer
     from dprobes.dpc.types.c_types import CType
 
-__all__ = ["TableEmitter", "WideEmitter", "procedure_lines", "wide_procedure"]
+__all__ = ["CellEmitter", "TableEmitter", "WideEmitter", "procedure_lines", "wide_procedure"]
 
 
-class Values(Protocol):
-    """Write values."""
+class CellEmitter(Protocol):
+    """Write what leaves a value in a cell, or in two."""
+
+    wide: WideEmitter
+    tables: TableEmitter
 
     def exact(self, value: typed_values.Value) -> None:
-        """Push a value."""
+        """Push a value, as its type holds it."""
 
-    def width(self, type_: CType) -> int:
-        """Return how many cells a value of a type takes."""
+    def low(self, value: typed_values.Value, bits: int) -> None:
+        """Push a value of which only so many low bits count."""
+
+    def cut(self, type_: CType) -> None:
+        """Let the top cell hold a number of a type."""
+
+    def index(self, variable: typed_values.Variable) -> None:
+        """Push the index of an element of an array."""
+
+    def displacement(self, slot: int) -> int:
+        """Return where a variable of a block is, counted from SBP."""
 
     def branch(self, condition: typed_values.Value, label: str, *, when: bool) -> None:
         """Go to a label if a condition is as ``when`` says."""
@@ -42,7 +54,7 @@ class Values(Protocol):
 class TableEmitter:
     """Write what tables take and give."""
 
-    def __init__(self, values: Values, writer: Writer, word_size: int) -> None:
+    def __init__(self, values: CellEmitter, writer: Writer, word_size: int) -> None:
         self._values = values
         self._w = writer
         self._word_size = word_size
@@ -64,9 +76,9 @@ class TableEmitter:
                     cells += self._text(part)
                 case typed_values.CommName() | typed_values.StackTrace() | typed_values.NetworkAddress():
                     pass
-                case _:
-                    self._values.exact(part)
-                    cells += self._values.width(part.type)
+                case value:
+                    self._values.exact(value)
+                    cells += self._values.wide.width(value.type)
         return cells
 
     def _text(self, text: typed_values.Literal | typed_values.TextChoice) -> int:
@@ -108,8 +120,7 @@ class TableEmitter:
             w.op(f"pop tsp, {below}", -1)
             w.drop(below - 1)
         if not words:  # everything begins with nothing
-            w.number(0)
-            w.op("and", -1)
+            w.code("push 0; and")
 
 
 # Procedures in RPN for numbers of two cells: 64 bits in programs with words of 32.
@@ -257,30 +268,10 @@ _WORD = (1 << WORD_BITS) - 1
 _OPERATIONS = {"+": "add", "-": "subtract", "*": "multiply", "&": "and", "|": "or", "^": "xor", "<<": "shl"}
 
 
-class Cells(Protocol):
-    """Write what leaves values in cells."""
-
-    def exact(self, value: typed_values.Value) -> None:
-        """Push a value, of one cell or two."""
-
-    def low(self, value: typed_values.Value, bits: int) -> None:
-        """Push a cell of which only so many low bits count."""
-
-    @property
-    def tables(self) -> TableEmitter:
-        """What writes keys of tables."""
-
-    def displacement(self, slot: int) -> int:
-        """Return where a variable of a block is, counted from SBP."""
-
-    def index(self, variable: typed_values.Variable) -> None:
-        """Push the number of the cell of an element of an array."""
-
-
 class WideEmitter:
     """Write wide values; ``used`` collects the procedures that are needed."""
 
-    def __init__(self, cells: Cells, writer: Writer, word_size: int, used: dict[str, None]) -> None:
+    def __init__(self, cells: CellEmitter, writer: Writer, word_size: int, used: dict[str, None]) -> None:
         self._cells = cells
         self._w = writer
         self._word_size = word_size
@@ -305,8 +296,7 @@ class WideEmitter:
             case typed_values.System(name):
                 w.op(f"push {name}", 2)
             case typed_values.Local(slot):
-                w.op(f"push sbp, {self._cells.displacement(slot + 1)}", 1)
-                w.op(f"push sbp, {self._cells.displacement(slot)}", 1)
+                w.code(f"push sbp, {self._cells.displacement(slot + 1)}; push sbp, {self._cells.displacement(slot)}")
             case typed_values.Variable():
                 self._load(value)
             case typed_values.Memory(address):
@@ -317,16 +307,9 @@ class WideEmitter:
             case typed_values.Arithmetic():
                 self._arithmetic(value)
             case typed_values.Negation(operand, _, is_complement):
-                if is_complement:
-                    w.op("push -1", 1)
-                    w.op("push -1", 1)
-                    self._cells.exact(operand)
-                    self.call("xor")
-                else:
-                    w.number(0)
-                    w.number(0)
-                    self._cells.exact(operand)
-                    self.call("subtract")
+                w.code("push -1; push -1" if is_complement else "push 0; push 0")
+                self._cells.exact(operand)
+                self.call("xor" if is_complement else "subtract")
             case typed_values.Convert(operand):
                 self._widened(operand)
             case _:
@@ -341,8 +324,7 @@ class WideEmitter:
 
     def drop_high(self) -> None:
         """Keep the low word of the number on top."""
-        self._w.op("xchg")
-        self._w.op("ros 1", -1)
+        self._w.code("xchg; ros 1")
 
     def test(self) -> None:
         """Let a cell take the place of the number on top: 0 if that is 0."""
@@ -400,8 +382,7 @@ class WideEmitter:
             return
         self.call("divide" if value.type.is_signed else "udivide")
         if operator == "%":
-            w.op("pop tsp, 2", -1)
-            w.op("pop tsp, 2", -1)
+            w.code("pop tsp, 2; pop tsp, 2")
         else:
             w.drop(2)
 
@@ -410,16 +391,10 @@ class WideEmitter:
     def _load(self, variable: typed_values.Variable) -> None:
         w, name = self._w, INSTRUCTIONS[variable.kind]
         if variable.index is None:
-            w.op(f"push {name}, {variable.first + 1}", 1)
-            w.op(f"push {name}, {variable.first}", 1)
+            w.code(f"push {name}, {variable.first + 1}; push {name}, {variable.first}")
             return
         self._cells.index(variable)
-        w.op("dup 1", 1)
-        w.number(1)
-        w.op("add", -1)
-        w.op(f"push {name}")
-        w.op("xchg")
-        w.op(f"push {name}")
+        w.code(f"dup 1; push 1; add; push {name}; xchg; push {name}")
 
     def store(self, target: typed_values.Place, *, is_wanted: bool) -> None:
         """Pop two cells into a place; with ``is_wanted`` they stay on the stack."""
@@ -428,28 +403,20 @@ class WideEmitter:
             case typed_values.Local(slot):
                 if is_wanted:
                     self._duplicate()
-                w.op(f"pop sbp, {self._cells.displacement(slot)}", -1)
-                w.op(f"pop sbp, {self._cells.displacement(slot + 1)}", -1)
+                w.code(f"pop sbp, {self._cells.displacement(slot)}; pop sbp, {self._cells.displacement(slot + 1)}")
             case typed_values.Variable(kind, first, _, None):
                 if is_wanted:
                     self._duplicate()
-                w.op(f"pop {INSTRUCTIONS[kind]}, {first}", -1)
-                w.op(f"pop {INSTRUCTIONS[kind]}, {first + 1}", -1)
+                w.code(f"pop {INSTRUCTIONS[kind]}, {first}; pop {INSTRUCTIONS[kind]}, {first + 1}")
             case typed_values.Variable(kind):
                 self._cells.index(target)
-                w.op("dup 1", 1)
-                w.op("push tsp, 2", 1)
-                w.op(f"pop {INSTRUCTIONS[kind]}", -2)
-                w.number(1)
-                w.op("add", -1)
-                w.op("push tsp, 2", 1)
-                w.op(f"pop {INSTRUCTIONS[kind]}", -2)
+                pop = f"push tsp, 2; pop {INSTRUCTIONS[kind]}"
+                w.code(f"dup 1; {pop}; push 1; add; {pop}")
                 if not is_wanted:
                     w.drop(2)
             case typed_values.Memory(address):
                 self._cells.exact(address)
-                w.op("push tsp, 2", 1)
-                w.op("push tsp, 2", 1)
+                w.code("push tsp, 2; push tsp, 2")
                 w.op("pop mem, u64", -3)
                 if not is_wanted:
                     w.drop(2)
@@ -470,8 +437,7 @@ class WideEmitter:
                 w.op("and", -1)
                 self._push_shifted(shift, bits, is_high=is_high)
                 w.number(wanted)
-                w.op("and", -1)
-                w.op("or", -1)
+                w.code("and; or")
             w.op("xchg")
         w.op("pop mem, u64", -3)
 
@@ -479,15 +445,12 @@ class WideEmitter:
         """Push a word of the number that is three cells below the top, shifted to the left."""
         w = self._w
         if not is_high or shift >= WORD_BITS:
-            w.op("push tsp, 3", 1)
-            w.op(f"shl {shift % WORD_BITS}")
+            w.code(f"push tsp, 3; shl {shift % WORD_BITS}")
             return
         if bits > WORD_BITS:
-            w.op("push tsp, 4", 1)
-            w.op(f"shl {shift}")
+            w.code(f"push tsp, 4; shl {shift}")
         if shift:
-            w.op(f"push tsp, {4 if bits > WORD_BITS else 3}", 1)
-            w.op(f"shr {WORD_BITS - shift}")
+            w.code(f"push tsp, {4 if bits > WORD_BITS else 3}; shr {WORD_BITS - shift}")
             if bits > WORD_BITS:
                 w.op("or", -1)
 
@@ -507,8 +470,7 @@ class WideEmitter:
         """Let the number on top take two cells."""
         w = self._w
         if is_signed:
-            w.op("dup 1", 1)
-            w.op(f"pbr {WORD_BITS}")
+            w.code(f"dup 1; pbr {WORD_BITS}")
         else:
             w.number(0)
         w.op("xchg")
@@ -523,5 +485,4 @@ class WideEmitter:
         self.store(target, is_wanted=is_wanted and not is_postfix)
 
     def _duplicate(self) -> None:
-        self._w.op("push tsp, 1", 1)
-        self._w.op("push tsp, 1", 1)
+        self._w.code("push tsp, 1; push tsp, 1")

@@ -136,8 +136,7 @@ class FaultExits:
         w.number(ExceptionCode.INVALID_ADDR)
         w.op("eq", -1)
         w.op(f"jnz {is_told}")
-        w.drop()
-        w.op(f"push {line}", 1)
+        w.code(f"ros 1; push {line}")
         w.op(f"tally {FAULTS}", -2)
         w.op(f"jmp {rest}")
         w.label(is_told)
@@ -363,9 +362,7 @@ class LogEmitter:
             self._faults.count(self._line)
         w.number(1)
         w.op("push x", 3)  # its code is on top of the address
-        w.drop()
-        w.op("xchg")
-        w.drop()
+        w.code("ros 1; xchg; ros 1")
         w.op(f"sx {end}")
         w.op("log mrf", -2)
 

@@ -23,12 +23,27 @@ INSTRUCTIONS = {
 }
 """How instructions name the kinds of variables."""
 
+_BINARY = frozenset(("add", "sub", "mul", "and", "or", "xor", "eq", "lt", "ltu", "shl", "shr"))
+"""Instructions that put one cell in the place of two, if they have no operand."""
+
 _LASTS = re.compile(r"(exit|abort|remove|sx .*|ux)\Z")
 _HARMLESS = re.compile(
     r"(//.*|L[0-9]+:|push (-?[0-9]\w*|sbp, .*|[lgct]v, .*)|pop (sbp|[lgct]v), .*|(inc|dec) [lgct]v, .*|setmin .*"
     r"|add|xchg)\Z"
 )
 """What ends a hit or sets another exception handler; what comes before it and raises no exception."""
+
+
+def _effect(word: str, operand: str) -> int:
+    """Return how much deeper an instruction makes the stack, one of those for words; ``mem`` and arrays pop more."""
+    if word == "ros":
+        return -int(operand)
+    is_indexed = operand in INSTRUCTIONS.values() or operand.startswith("mem")
+    if word in ("push", "dup"):
+        return 0 if is_indexed else 1
+    if word == "pop":
+        return -2 if is_indexed else -1
+    return -1 if word in _BINARY and not operand else 0
 
 
 class Line(NamedTuple):
@@ -70,6 +85,11 @@ class Writer:
         self.depth += effect
         if text.startswith("sx ") or text == "ux":
             self._guard = ""
+
+    def code(self, text: str) -> None:
+        """Write instructions between semicolons, whose words tell how much deeper the stack is."""
+        for each in text.split("; "):
+            self.op(each, _effect(*each.partition(" ")[::2]))
 
     @property
     def is_catching(self) -> bool:

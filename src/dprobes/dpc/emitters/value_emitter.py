@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dprobes.dpc.emitters.cell_emitter import TableEmitter, WideEmitter
 from dprobes.dpc.emitters.rpn_writer import INSTRUCTIONS
@@ -47,32 +47,12 @@ from dprobes.rpn.rpn_program import quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dprobes.dpc.emitters.cell_emitter import CellEmitter
     from dprobes.dpc.emitters.rpn_writer import Writer
     from dprobes.dpc.typedtree.typed_values import Place, Value
     from dprobes.dpc.types.c_types import CType
 
 __all__ = ["ValueEmitter"]
-
-
-class CellEmitter(Protocol):
-    """Write what leaves a value in a cell, or in two."""
-
-    wide: WideEmitter
-
-    def exact(self, value: Value) -> None:
-        """Push a value, as its type holds it."""
-
-    def low(self, value: Value, bits: int) -> None:
-        """Push a value of which only so many low bits count."""
-
-    def cut(self, type_: CType) -> None:
-        """Let the top cell hold a number of a type."""
-
-    def index(self, variable: Variable) -> None:
-        """Push the index of an element of an array."""
-
-    def displacement(self, slot: int) -> int:
-        """Return where a variable of a block is, counted from SBP."""
 
 
 class PlaceEmitter:
@@ -120,12 +100,10 @@ class PlaceEmitter:
                 if is_wanted:
                     w.op("dup 1", 1)
                 self._values.index(target)
-                w.op("xchg")
-                w.op(f"pop {INSTRUCTIONS[kind]}", -2)
+                w.code(f"xchg; pop {INSTRUCTIONS[kind]}")
             case Memory(address, type_):
                 self._values.exact(address)
-                w.op("push tsp, 1", 1)
-                w.op(f"pop mem, u{8 * (size_of(type_) or self._word_size)}", -2)
+                w.code(f"push tsp, 1; pop mem, u{8 * (size_of(type_) or self._word_size)}")
                 if not is_wanted:
                     w.drop()
 
@@ -150,17 +128,14 @@ class PlaceEmitter:
         w, size = self._w, 8 * (size_of(unit.type) or self._word_size)
         mask = (1 << bits) - 1
         self._values.exact(unit.address)
-        w.op("dup 1", 1)
-        w.op(f"push mem, u{size}")
+        w.code(f"dup 1; push mem, u{size}")
         w.number(((1 << size) - 1) & ~(mask << shift))
-        w.op("and", -1)
-        w.op("push tsp, 2", 1)
+        w.code("and; push tsp, 2")
         w.number(mask)
         w.op("and", -1)
         if shift:
             w.op(f"shl {shift}")
-        w.op("or", -1)
-        w.op(f"pop mem, u{size}", -2)
+        w.code(f"or; pop mem, u{size}")
 
     def step(self, target: Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
         """Add to a place."""
@@ -247,16 +222,9 @@ def _shift_right(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -
         return
     # With the sign in all bits exclusive-ored into it, a negative number is one that zeros may be shifted into.
     values.exact(value.left)
-    w.op("dup 1", 1)
-    w.op(f"pbr {bits}")
+    w.code(f"dup 1; pbr {bits}")
     values.low(value.right, bits)
-    w.op("push tsp, 2", 1)
-    w.op("push tsp, 2", 1)
-    w.op("xor", -1)
-    w.op("shr", -1)
-    w.op("xor", -1)
-    w.op("xchg")
-    w.drop()
+    w.code("push tsp, 2; push tsp, 2; xor; shr; xor; xchg; ros 1")
 
 
 _PORTABLE = ("arg", "ret", "pc", "sp")
@@ -280,8 +248,7 @@ def _is_low_word_pushed(w: Writer, name: str, word_size: int) -> bool:
     cells = register.cells(word_size)
     w.op(f"push u, {name}", cells)
     for _ in range(cells - 1):  # the low one is on top
-        w.op("xchg")
-        w.op("ros 1", -1)
+        w.code("xchg; ros 1")
     return True
 
 
@@ -372,8 +339,7 @@ class ValueEmitter:
                 self.low(operand, type_.bits)
                 w.op("neg")
                 if not is_complement:
-                    w.number(1)
-                    w.op("add", -1)
+                    w.code("push 1; add")
                 self.cut(type_)
             case Comparison(_, left) if self.wide.is_wide(left.type):
                 self.wide.compare(value)
@@ -391,12 +357,10 @@ class ValueEmitter:
                 w.op(f"push table, {table}", 1 - self.tables.cells(keys))
             case KeptTest():
                 self.tables.differs(value)
-                w.number(0)
-                w.op("eq", -1)
+                w.code("push 0; eq")
             case TextTest() | CommTest():
                 self._differs(value)
-                w.number(1)
-                w.op("xor", -1)
+                w.code("push 1; xor")
 
     def _compound(self, value: Assign | Step | Choice | Sequence | FunctionCall) -> None:
         match value:
@@ -522,20 +486,15 @@ class ValueEmitter:
     def _not(self, operand: Value) -> None:
         self._tested(operand)
         if is_truth(operand):
-            self._w.number(1)
-            self._w.op("xor", -1)
+            self._w.code("push 1; xor")
         else:
-            self._w.number(0)
-            self._w.op("eq", -1)
+            self._w.code("push 0; eq")
 
     def _truth(self, value: Value) -> None:
         """Push 1 for what is not 0, else 0."""
         self._tested(value)
         if not is_truth(value):
-            self._w.number(0)
-            self._w.op("eq", -1)
-            self._w.number(1)
-            self._w.op("xor", -1)
+            self._w.code("push 0; eq; push 1; xor")
 
     def _logical(self, value: Both | Either) -> None:
         end = self._w.new_label()
@@ -630,10 +589,6 @@ class ValueEmitter:
         self._w.drop()
 
     # Strings and functions
-
-    def width(self, type_: CType) -> int:
-        """Return how many cells a value of a type takes."""
-        return self.wide.width(type_)
 
     def _differs(self, test: TextTest | CommTest) -> None:
         """Push 0 if a string is the text that it is compared with, else 1."""
