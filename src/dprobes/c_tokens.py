@@ -22,7 +22,7 @@ __all__ = ["ParseError", "TextTokens", "Token", "TokenCursor", "TokenKind"]
 
 
 class TokenKind(Enum):
-    """Classify a token; the values are the names of groups in a language's expression."""
+    """The kind of a token; the values are the names of groups in a language's expression."""
 
     NAME = "name"
     NUMBER = "number"
@@ -38,7 +38,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Hold a token: its text as written and its place in the text; that of the end is what messages call it."""
+    """A token: its text as written and its place in the text; that of the end is what messages call it."""
 
     kind: TokenKind
     text: str
@@ -153,11 +153,11 @@ Tokens = TypeVar("Tokens", bound=TextTokens)
 
 
 class ParseError(Exception):
-    """Leave what is being parsed; the error has been reported."""
+    """The way out of what is being parsed; the error has been reported."""
 
 
 class TokenCursor(Generic[Tokens]):
-    """Walk through the tokens of a text; what is nested deeper than ``depth_max`` is an error."""
+    """A walk through the tokens of a text; what is nested deeper than ``depth_max`` is an error."""
 
     def __init__(self, tokens: Tokens, diagnostics: Diagnostics, depth_max: int) -> None:
         self.tokens = tokens

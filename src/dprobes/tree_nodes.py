@@ -6,8 +6,8 @@ A node is a frozen dataclass. Its children are the nodes in its fields, alone or
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, dataclass_transform
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, dataclass_transform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,13 +19,16 @@ __all__ = ["Node"]
 class Node:
     """A node of a tree; each class that derives from it is a frozen dataclass of the fields that it declares."""
 
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+    """The names of the fields, as every dataclass has them."""
+
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
 
     def children(self) -> Iterator[Node]:
         """Iterate over the nodes in the fields of this one."""
-        for each in fields(self):  # type: ignore[arg-type]  # of a class that derives from this one
-            value = getattr(self, each.name)
+        for name in self.__match_args__:
+            value = getattr(self, name)
             yield from (inner for inner in (value if isinstance(value, tuple) else (value,)) if isinstance(inner, Node))
 
     def walk(self) -> Iterator[Node]:

@@ -40,7 +40,7 @@ CONDITIONAL, PREFIX, ATOM = 1, 12, 13
 
 
 class Form(enum.Enum):
-    """Say what a value is: all but a number can only be printed, compared, or be a key."""
+    """The form of a value: all but a number can only be printed, compared, or be a key."""
 
     NUMBER = "a number"
     TEXT = "a string"
@@ -85,7 +85,7 @@ _TEXTS = frozenset({"str", "strftime", "ntop", "buf", "path"})
 
 
 class Kept(enum.Enum):
-    """Say what a map keeps: ``NAMES`` are strings in quotes, a dictionary."""
+    """What a map keeps: ``NAMES`` are strings in quotes, a dictionary."""
 
     NUMBER = "numbers"
     SYMBOL = "symbols"
@@ -269,7 +269,7 @@ class Fields(NamedTuple):
 
 
 class ExpressionWriter:
-    """Write the expressions of a probe at ``places``; ``variables`` are those that stand for a string or symbol."""
+    """The expressions of a probe at ``places`` as text; ``variables`` are those that stand for a string or symbol."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ _POINT = re.compile(
 
 
 class TokenStream(TextTokens):
-    """Give the tokens of a text, in which comments are blank; ``source`` is where they come from."""
+    """The tokens of a text, in which comments are blank; ``source`` is where they come from."""
 
     def __init__(self, source: SourceFile, text: str, diagnostics: Diagnostics) -> None:
         super().__init__(text, _TOKEN, partial(Span, source), diagnostics, "the end of the script")
@@ -76,14 +76,14 @@ _EXPONENT_MAX = 18
 
 
 class Cursor(TokenCursor[TokenStream]):
-    """Walk through the tokens of a script."""
+    """A walk through the tokens of a script."""
 
     def __init__(self, tokens: TokenStream, diagnostics: Diagnostics) -> None:
         super().__init__(tokens, diagnostics, _DEPTH_MAX)
 
 
 class ExpressionParser:
-    """Parse expressions. The condition of a probe stands between slashes: there a slash does not divide."""
+    """A parser of expressions. The condition of a probe stands between slashes: there a slash does not divide."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor

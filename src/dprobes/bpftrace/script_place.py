@@ -90,7 +90,7 @@ _WILD = re.compile(r"[*?\[]")
 
 
 class PlaceKind(enum.Enum):
-    """Say what a probe can know: arguments, a returned value, fields."""
+    """What a probe can know: arguments, a returned value, fields."""
 
     ENTRY = "entry"
     RETURN = "return"

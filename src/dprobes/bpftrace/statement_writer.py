@@ -34,7 +34,7 @@ def _number(digits: str) -> int:
 
 
 class PrintWriter:
-    """Collect what is printed up to the end of a line."""
+    """What is printed up to the end of a line."""
 
     def __init__(self, values: ExpressionWriter) -> None:
         self._values = values
@@ -152,7 +152,7 @@ _WAYS_MAX = 16
 
 class StatementWriter:
     """
-    Write the statements of a probe's block, or of one that is executed by the tool itself (``in_tool``).
+    A writer of the statements of a probe's block, or of one that is executed by the tool itself (``in_tool``).
 
     ``asked`` gets what hits ask the tool for: each of them sets the variable ``asked_variable`` of its number.
     """

@@ -56,7 +56,7 @@ _TYPES = (Array, Enumeration, Integer, Pointer, Record, Stack, String, Void)
 
 
 class Passes:
-    """Keep what the passes have made, by their names."""
+    """What the passes have made, by their names."""
 
     def __init__(self) -> None:
         self.found: dict[str, object] = {}

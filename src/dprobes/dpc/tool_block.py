@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed_program, typed_values
-from dprobes.dpc.typedtree.value_properties import operands_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.typedtree.typed_program import TypedBlock, TypedFunction
     from dprobes.source_text import Span
+    from dprobes.tree_nodes import Node
 
 __all__ = ["SYSTEM", "ToolProgram", "check_block"]
 
@@ -66,95 +66,37 @@ def _problems(
     body: typed_program.Statement, functions: Mapping[str, TypedFunction], seen: set[str]
 ) -> Iterator[tuple[Span, str]]:
     for statement in typed_program.statements_in(body):
-        if isinstance(statement, typed_program.Steps):
+        if isinstance(statement, typed_program.Steps | typed_program.Skip):
             continue
-        for value in _values(statement):
-            problem = _problem(value, functions, seen)
-            if problem is not None:
+        for value in statement.children():
+            if isinstance(value, typed_values.Argument) and (problem := _problem(value, functions, seen)) is not None:
                 yield statement.span, problem
                 break
 
 
-def _values(statement: typed_program.Statement) -> Iterator[typed_values.Argument]:
-    match statement:
-        case typed_program.Evaluate(value) | typed_program.Switch(value):
-            yield value
-        case typed_program.Log(_, items):
-            yield from items
-        case typed_program.Tally(_, keys, tallied):
-            yield from keys
-            if tallied is not None:
-                yield tallied
-        case typed_program.Untally(_, keys):
-            yield from keys
-        case typed_program.Select(condition):
-            yield condition
-        case typed_program.Loop(test, step):
-            yield from (each for each in (test, step) if each is not None)
-        case typed_program.Result(result) if result is not None:
-            yield result
-
-
-def _problem(value: typed_values.Argument, functions: Mapping[str, TypedFunction], seen: set[str]) -> str | None:
-    """Return what a value needs a hit for; None if it does not."""
+def _problem(value: Node, functions: Mapping[str, TypedFunction], seen: set[str]) -> str | None:
+    """Return what a value needs a hit for, itself or a part of it; None if it does not."""
     match value:
-        case (
-            typed_values.Memory()
-            | typed_values.BitField()
-            | typed_values.TextTest()
-            | typed_values.Text()
-            | typed_values.Bytes()
-            | typed_values.Symbol()
-        ):
+        case typed_values.Memory() | typed_values.BitField() | typed_values.TextTest() | typed_values.Text():
+            return "memory of a process"
+        case typed_values.Bytes() | typed_values.Symbol():
             return "memory of a process"
         case typed_values.Register():
             return "a register"
         case typed_values.StackTrace():
             return "a call stack"
-        case typed_values.NetworkAddress(_, size) if size is not None:
-            return "memory of a process"
-        case typed_values.NetworkAddress():
-            return "network addresses"
+        case typed_values.NetworkAddress(_, size):
+            return "network addresses" if size is None else "memory of a process"
         case typed_values.System(name) if name not in SYSTEM:
             return "a value of a hit"
-        case (
-            typed_values.Variable(kind)
-            | typed_values.Step(typed_values.Variable(kind))
-            | typed_values.Assign(typed_values.Variable(kind))
-        ) if kind in _ELSEWHERE:
+        case typed_values.Variable(kind) if kind in _ELSEWHERE:
             return _ELSEWHERE[kind]
-        case typed_values.Assign(typed_values.Memory() | typed_values.BitField()) | typed_values.Step(
-            typed_values.Memory() | typed_values.BitField()
-        ):
-            return "memory of a process"
-        case typed_values.Assign(typed_values.Register()) | typed_values.Step(typed_values.Register()):
-            return "a register"
-        case typed_values.FunctionCall(name, arguments):
-            found = next((p for each in arguments if (p := _problem(each, functions, seen)) is not None), None)
-            return found or _problem_of_function(name, functions, seen)
-        case (
-            typed_values.KeptTest(typed_values.Kept(_, keys))
-            | typed_values.TableValue(_, keys)
-            | typed_values.Kept(_, keys)
-        ):
-            return next((p for each in keys if (p := _problem(each, functions, seen)) is not None), None)
-        case typed_values.CommName() | typed_values.Literal():
-            return None
         case typed_values.TextChoice():
             return "a choice between strings"
-    inner = (*operands_of(value), *_indices(value))
-    return next((p for each in inner if (p := _problem(each, functions, seen)) is not None), None)
-
-
-def _indices(value: typed_values.Value) -> tuple[typed_values.Value, ...]:
-    match value:
-        case typed_values.Variable(_, _, _, index) | typed_values.Assign(typed_values.Variable(_, _, _, index)) if (
-            index is not None
-        ):
-            return (index,)
-        case typed_values.Step(typed_values.Variable(_, _, _, index)) if index is not None:
-            return (index,)
-    return ()
+    found = next((p for each in value.children() if (p := _problem(each, functions, seen)) is not None), None)
+    if found is None and isinstance(value, typed_values.FunctionCall):
+        return _problem_of_function(value.name, functions, seen)
+    return found
 
 
 def _problem_of_function(name: str, functions: Mapping[str, TypedFunction], seen: set[str]) -> str | None:

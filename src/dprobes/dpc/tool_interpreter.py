@@ -96,7 +96,7 @@ _WIDE_WORD = (1 << _WIDE_BITS) - 1
 
 
 class ToolError(Exception):
-    """Report what has ended a block; ``code`` is that of the exception, and ``span`` where it came."""
+    """What has ended a block; ``code`` is that of the exception, and ``span`` where it came."""
 
     def __init__(self, code: ExceptionCode, message: str) -> None:
         super().__init__(message)
@@ -124,7 +124,7 @@ def _is_text(found: bytes, text: str, *, is_prefix: bool) -> int:
 
 
 class ToolInterpreter:
-    """Execute the blocks of a program."""
+    """An interpreter of the blocks of a program."""
 
     def __init__(self, program: ToolProgram, host: ToolHost) -> None:
         self._program = program

@@ -29,7 +29,7 @@ _WRITE_MAX = 4096
 
 class Variables:
     """
-    Hold variables of one kind; an index that there is not raises IndexError.
+    Variables of one kind; an index that there is not raises IndexError.
 
     A value is taken modulo the word. Of a global variable, which has 64 bits, a program with 4-byte words sees and
     changes the low half.
@@ -51,7 +51,7 @@ class Variables:
 
 class View:
     """
-    Give an extension access to a hit.
+    The access of an extension to a hit.
 
     What the methods raise may be left to the caller: it becomes the RPN exception that an instruction would raise.
     Any other exception of an extension is a failure (docs/extensions.md).
@@ -271,7 +271,7 @@ FAILED = 6
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extension:
     """
-    Describe an extension by the forms that it has.
+    An extension, by the forms that it has.
 
     ``interpret`` is the one for engines that interpret handlers, ``compile`` that for engines that compile them to
     eBPF: it is called once for each place that calls the extension, and writes what is to be done there.

@@ -24,7 +24,7 @@ __all__ = ["Registration", "called_extensions", "check_extensions", "load_extens
 
 
 class Registration(NamedTuple):
-    """Name a registered extension: the module and attribute where it is, and the package that has it."""
+    """A registered extension: the module and attribute where it is, and the package that has it."""
 
     name: str
     module: str

@@ -47,7 +47,7 @@ _RELOCATION_SIZE = 24
 
 
 class NoteKind(enum.IntEnum):
-    """Number the kinds of notes on an operand."""
+    """The kinds of notes on an operand, by their numbers."""
 
     REGISTER = 1
     """The string is the register's name; without a note it was written as a number."""
@@ -59,7 +59,7 @@ class NoteKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Say what the bytes of an operand do not."""
+    """What the bytes of an operand do not say."""
 
     kind: NoteKind
     text: str | None = None
@@ -71,7 +71,7 @@ Notes = dict[int, Note]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Hold what is read of a handler or procedure besides its bytes; ``spans`` are those of the instructions."""
+    """What is read of a handler or procedure besides its bytes; ``spans`` are those of the instructions."""
 
     labels: Mapping[str, int]
     spans: Sequence[Span | None]
@@ -80,7 +80,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """Hold the encoding of a program as it is in the file, and where it is."""
+    """The encoding of a program as it is in the file, and where it is."""
 
     architecture: Architecture
     data: bytes
@@ -156,7 +156,7 @@ def _note_on(operand: Operand, encoded: EncodedInstruction, stored: _Encoded) ->
 
 
 class _Encoded:
-    """Know the instructions of one block in an encoding, as many as the source has, and their labels."""
+    """The instructions of one block in an encoding, as many as the source has, and their labels."""
 
     def __init__(self, data: bytes, target: Architecture, start: int, count: int, labels: Mapping[str, int]) -> None:
         self._bits = target.word_bits

@@ -18,7 +18,7 @@ __all__ = ["EbpfCode", "EbpfMap", "Ppdf"]
 
 @dataclass(frozen=True, slots=True)
 class EbpfMap:
-    """Say that the load at instruction ``index`` gets the descriptor, or with ``is_value`` the address, of a map."""
+    """A load, at instruction ``index``, of the descriptor of a map, or with ``is_value`` of its address."""
 
     index: int
     name: str
@@ -28,7 +28,7 @@ class EbpfMap:
 @dataclass(frozen=True, slots=True)
 class EbpfCode:
     """
-    Hold the eBPF of one handler for one processor and one form of loops; it is for people, and never loaded.
+    The eBPF of one handler for one processor and one form of loops; it is for people, and never loaded.
 
     ``code`` are instructions of 8 bytes, ``origins`` the byte offsets in the encoded program that they come from, -1
     where they belong to none. ``scratch`` is in bytes. ``problem`` says why there is no code.
@@ -48,7 +48,7 @@ class EbpfCode:
 @dataclass(frozen=True)
 class Ppdf:
     """
-    Hold a compiled program, and what it needs to know of the builds of its module, or of the ``kernels`` it is about.
+    A compiled program, and what it needs to know of the builds of its module, or of the ``kernels`` it is about.
 
     ``machines`` are the processors that the program is encoded for, named as in ``arch``. ``needs_write`` says
     that it changes or stops the target. ``templates`` maps the names of template files to their bytes. ``tool`` names

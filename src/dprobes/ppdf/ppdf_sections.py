@@ -66,7 +66,7 @@ _TABLE = _START.size + _CHECKSUM.size
 
 
 class Section(NamedTuple):
-    """Hold the bytes of a section, and where in the file they are."""
+    """The bytes of a section, and where in the file they are."""
 
     data: memoryview
     offset: int
@@ -168,7 +168,7 @@ _WIDE_BYTES = 16
 
 
 class Strings:
-    """Number strings, each once, in the order of their first use."""
+    """The numbers of strings, each once, in the order of their first use."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -184,7 +184,7 @@ class Strings:
 
 
 class Writer:
-    """Write the fields of one section."""
+    """A writer of the fields of one section."""
 
     def __init__(self, strings: Strings) -> None:
         self.data = bytearray()
@@ -244,7 +244,7 @@ class Writer:
 
 class Reader:
     """
-    Read the fields of one section.
+    A reader of the fields of one section.
 
     ``base`` is where it begins in the file, ``what`` names it in errors.
     """

@@ -70,7 +70,7 @@ _Row = tuple[int, int, int, int, int, int]
 
 
 class Spans:
-    """Number spans, each once; ``write`` writes them with the lines that they need."""
+    """The numbers of spans, each once; ``write`` writes them with the lines that they need."""
 
     def __init__(self, strings: Strings) -> None:
         self._strings = strings

@@ -259,7 +259,7 @@ class _Partial(NamedTuple):
 
 
 class _TreeReader:
-    """Read the tree of a block, or of a function with ``cells`` of parameters; it has ``slots`` variables."""
+    """A reader of the tree of a block, or of a function with ``cells`` of parameters; it has ``slots`` variables."""
 
     def __init__(self, reader: Reader, around: _Surroundings, slots: int, cells: int | None = None) -> None:
         self.reader = reader

@@ -64,7 +64,7 @@ def _replace_defined(tokens: list[Token], macros: Macros) -> list[Token]:
 
 
 class _Number(NamedTuple):
-    """Hold a 64-bit integer; ``unsigned`` if C would make it uintmax_t."""
+    """A 64-bit integer; ``unsigned`` if C would make it uintmax_t."""
 
     value: int
     unsigned: bool = False
@@ -76,7 +76,7 @@ class _Number(NamedTuple):
 
 
 class _Expression:
-    """Read and compute an expression; ``live`` says whether its value is needed."""
+    """A reader that computes an expression; ``live`` says whether its value is needed."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._rest = tokens[::-1]
@@ -185,7 +185,7 @@ _INCLUDE_DEPTH = 64
 
 
 class Includes:
-    """Find include files in ``directories`` and hold those that are open."""
+    """The include files in ``directories``, and those that are open."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = [str(directory) for directory in directories]
@@ -279,7 +279,7 @@ def run_directives(
 
 @dataclass(slots=True)
 class _Group:
-    """Hold the state of one #if … #endif."""
+    """The state of one #if … #endif."""
 
     place: Span
     name: str
@@ -290,7 +290,7 @@ class _Group:
 
 
 class _File:
-    """Hold how far one file is read, and its open conditionals."""
+    """How far one file is read, and its open conditionals."""
 
     def __init__(self, cleaned: Cleaned) -> None:
         self.source = cleaned.source

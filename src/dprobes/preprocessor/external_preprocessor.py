@@ -26,7 +26,7 @@ __all__ = ["ExternalPreprocessor", "ExternalRequest", "ExternalResult", "read_re
 
 @dataclass(frozen=True, slots=True)
 class ExternalRequest:
-    """Ask for ``text`` to be preprocessed with these definitions (name, value) and directories for ``#include``."""
+    """A request to preprocess ``text`` with these definitions (name, value) and directories for ``#include``."""
 
     text: str
     defines: tuple[tuple[str, str], ...]
@@ -35,7 +35,7 @@ class ExternalRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExternalResult:
-    """Hold what the preprocessor wrote and how it ended; ``command`` is its name in messages."""
+    """What the preprocessor wrote and how it ended; ``command`` is its name in messages."""
 
     command: str
     exit_status: int
@@ -63,7 +63,7 @@ def read_result(result: ExternalResult, source: SourceFile, diagnostics: Diagnos
 
 
 class _Files:
-    """Find the source file that a name in the preprocessor's output means."""
+    """The source file that a name in the preprocessor's output means."""
 
     def __init__(self, source: SourceFile) -> None:
         self._known = {"<stdin>": source, "-": source, "": source, source.name: source}

@@ -38,7 +38,7 @@ _LEXEME = re.compile(
 
 
 class Use(NamedTuple):
-    """Say out of which macro a token came, where that was used, and out of which macro that use came."""
+    """The macro that a token came out of, where that was used, and out of which macro that use came."""
 
     name: str
     place: Span
@@ -52,7 +52,7 @@ BODY = Use("", Span(SourceFile("", ""), 0, 0), None)
 @dataclass(slots=True, eq=False)
 class Token:
     """
-    Hold a token.
+    A token.
 
     ``kind`` is the name of a group of the pattern above; ``hide`` names the macros that must not expand it again.
     """
@@ -123,7 +123,7 @@ _QUOTED = re.compile(r'["\\]')
 @dataclass(frozen=True, slots=True)
 class Macro:
     """
-    Hold a macro; ``parameters`` is None for one without parentheses, and the last takes the rest if ``variadic``.
+    A macro; ``parameters`` is None for one without parentheses, and the last takes the rest if ``variadic``.
 
     To the kinds of tokens a body adds ``parameter``, ``stringise`` (a parameter after ``#``), ``paste`` (``##``), and
     ``optional`` and ``end`` around what ``__VA_OPT__`` has in its parentheses.
@@ -331,7 +331,7 @@ _EXPANSION_LIMIT = 4 << 20  # characters that macros may produce; a token counts
 
 
 class Macros:
-    """Hold and expand the macros of one program; uses with a wrong number of arguments go to ``diagnostics``."""
+    """The macros of one program, and their expansion; uses with a wrong number of arguments go to ``diagnostics``."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics

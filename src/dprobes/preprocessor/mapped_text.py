@@ -21,7 +21,7 @@ __all__ = ["Cleaned", "DirectiveError", "Piece", "Preprocessed", "StopError", "T
 
 
 class Problem(NamedTuple):
-    """Hold an error of ``clean`` until it is known that its line is not skipped by an ``#if``."""
+    """An error of ``clean``, kept until it is known that its line is not skipped by an ``#if``."""
 
     offset: int
     span: Span
@@ -45,16 +45,16 @@ class PreprocessError(Exception):
 
 
 class DirectiveError(PreprocessError):
-    """Say what is wrong with a directive; the lines after it are still read."""
+    """What is wrong with a directive; the lines after it are still read."""
 
 
 class StopError(PreprocessError):
-    """Say why preprocessing ends here."""
+    """The reason why preprocessing ends here."""
 
 
 class Piece(NamedTuple):
     """
-    Say where the characters from ``start`` to the next piece came from.
+    The origin of the characters from ``start`` to the next piece.
 
     Copied characters have no ``span``: they are ``file.text[source:]``. Others, such as the output of a macro, all
     come from ``span``.
@@ -68,7 +68,7 @@ class Piece(NamedTuple):
 
 class Preprocessed:
     """
-    Hold preprocessed text and answer where its characters came from.
+    A preprocessed text that knows where its characters came from.
 
     All pieces of a text that has a ``presented_as`` come from one file, and messages show that one in its place.
     """
@@ -216,7 +216,7 @@ _EVENT_OR_NEWLINE = re.compile(_EVENT.pattern + r"|(?P<newline>\n)", re.VERBOSE)
 
 
 class Cleaned(NamedTuple):
-    """Hold a file after ``clean``, with the errors found on the way."""
+    """A file after ``clean``, with the errors found on the way."""
 
     source: SourceFile
     text: Preprocessed

@@ -23,7 +23,7 @@ __all__ = ["CompileOptions", "check_program", "parse_file", "parse_source"]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Hold what the command line says about compilation; ``cpp`` runs another preprocessor than the built-in one."""
+    """What the command line says about compilation; ``cpp`` runs another preprocessor than the built-in one."""
 
     defines: tuple[tuple[str, str], ...] = ()
     include_dirs: tuple[Path, ...] = field(default=())

@@ -120,7 +120,7 @@ _ENDS = (Flow.RETURN, Flow.RAISE, Flow.END)
 
 @dataclass(frozen=True, slots=True)
 class Underflow:
-    """Say that the instruction at ``index`` pops ``needed`` cells where at most ``depth`` were pushed."""
+    """An instruction, at ``index``, that pops ``needed`` cells where at most ``depth`` were pushed."""
 
     index: int
     needed: int

@@ -35,7 +35,7 @@ __all__ = ["CodeImage", "EncodedInstruction", "Relocation", "closed", "decode_al
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """Say that the word at ``offset`` of the image is to become the run-time address of ``symbol`` plus ``addend``."""
+    """A word, at ``offset`` of the image, that is to become the run-time address of ``symbol`` plus ``addend``."""
 
     offset: int
     symbol: str
@@ -45,7 +45,7 @@ class Relocation:
 @dataclass(frozen=True)
 class CodeImage:
     """
-    Hold the encoded code of a program.
+    The encoded code of a program.
 
     ``handlers`` are the start offsets of the handlers, in the order of the definitions; ``procedures`` maps a name to
     its start. ``instructions`` lists (offset, instruction) in order, added ``exit`` and ``ret`` included.
@@ -191,7 +191,7 @@ _RELATIVE = (OperandKind.LABEL, OperandKind.PROCEDURE)
 @dataclass(frozen=True, slots=True)
 class EncodedInstruction:
     """
-    Hold one decoded instruction.
+    A decoded instruction.
 
     ``operand`` is the number as encoded (two's complement resolved for signed kinds), the absolute target offset for
     jumps, calls and ``sx``, or the name of an extension or a field. ``row`` is None where the bytes are no instruction.

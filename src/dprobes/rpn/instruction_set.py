@@ -90,7 +90,7 @@ OURS = "dprobes 0.1"
 
 
 class ExceptionCode(IntEnum):
-    """Number the exceptions (man page, "RPN Exception Handling"; recovered reference 1.7)."""
+    """The exceptions by their numbers (man page, "RPN Exception Handling"; recovered reference 1.7)."""
 
     INVALID_ADDR = 0x0001
     SEG_FAULT = 0x0002
@@ -126,7 +126,7 @@ LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "lo
 
 
 class Token(IntEnum):
-    """Number the prefixes of self-describing log items and of the parts of a stack trace (recovered reference 1.4)."""
+    """The prefixes of self-describing log items and of the parts of a stack trace (recovered reference 1.4)."""
 
     SELECTOR_FAULT = 0xFE
     ADDRESS_FAULT = 0xFF
@@ -146,7 +146,7 @@ class Token(IntEnum):
 
 class StackEnd(IntEnum):
     """
-    Say why the call stack of a program ends where it does.
+    The reason why the call stack of a program ends where it does.
 
     From NO_TABLE on they stand in a logged stack behind its last address: no code has addresses that low.
     """
@@ -170,7 +170,7 @@ class StackEnd(IntEnum):
 
 
 class OperandKind(Enum):
-    """Name the kinds of variable operand; the value is the spelling in a row's syntax."""
+    """The kinds of variable operand; the value is the spelling in a row's syntax."""
 
     LABEL = "label"
     PROCEDURE = "procname"
@@ -240,7 +240,7 @@ _WIDTHS = {
 
 
 class Flow(Enum):
-    """Say where control goes after an instruction, exceptions apart."""
+    """Where control goes after an instruction, exceptions apart."""
 
     NEXT = "the next instruction"
     JUMP = "the label"
@@ -252,7 +252,7 @@ class Flow(Enum):
 
 
 class Group(Enum):
-    """Name the groups of the man page's section "Instruction set", in its order."""
+    """The groups of the man page's section "Instruction set", in its order."""
 
     EXECUTION = "Execution"
     LOGGING = "Logging"
@@ -278,7 +278,7 @@ class Group(Enum):
 @dataclass(frozen=True, slots=True)
 class Row:
     """
-    Describe one instruction.
+    An instruction of the language.
 
     ``faults`` are the exceptions that it can raise; ``writes`` says that it needs ``--allow-write``.
     """
@@ -320,7 +320,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Map an old spelling to the row that it means; ``since`` is the version that renamed it, if it is known."""
+    """An old spelling, and the row that it means; ``since`` is the version that renamed it, if it is known."""
 
     syntax: str
     canonical: str

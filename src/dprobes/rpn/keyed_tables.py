@@ -77,7 +77,7 @@ MEMORY_MAX = 64 << 20
 
 
 class TableKind(Enum):
-    """Say what a table keeps for a key; the value is the word in the statement."""
+    """What a table keeps for a key; the value is the word in the statement."""
 
     COUNT = "count"
     SUM = "sum"
@@ -96,7 +96,7 @@ class TableKind(Enum):
 
 
 class KeyKind(Enum):
-    """Say what a key is; the value is the word in the statement."""
+    """The kind of a key; the value is the word in the statement."""
 
     WORD = "word"
     SIGNED = "signed"
@@ -182,7 +182,7 @@ VALUE_KINDS = (
 
 
 class Unit(Enum):
-    """Say what the values of a table are, for people."""
+    """The unit of the values of a table, for people."""
 
     NONE = ""
     NANOSECONDS = "ns"

@@ -62,7 +62,7 @@ _SHORT = 16
 
 
 class StatementError(Exception):
-    """Say what is wrong with a statement; ``tokens`` are the ones to underline (empty: all of it)."""
+    """What is wrong with a statement; ``tokens`` are the ones to underline (empty: all of it)."""
 
     def __init__(self, message: str, tokens: Sequence[WordToken] = (), hint: str | None = None) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class StatementError(Exception):
 @dataclass(frozen=True, slots=True)
 class Match:
     """
-    Hold what a statement means.
+    The meaning of a statement.
 
     ``operand_tokens`` are those of the variable operand; ``alias`` is the old spelling that the statement has, if any.
     """

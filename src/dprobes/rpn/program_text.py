@@ -47,14 +47,14 @@ U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
 
 
 class Header(Enum):
-    """Say in which header a keyword stands."""
+    """The header that a keyword stands in."""
 
     FILE = "the file header"
     POINT = "a probepoint header"
 
 
 class ValueKind(Enum):
-    """Name the forms of a value; the text is what an error message says was expected."""
+    """The forms of a value; the text is what an error message says was expected."""
 
     MODULE = "a module name, in double quotes unless it is made of letters and digits only"
     MODTYPE = "user, kernel, kmod or tracepoint"
@@ -73,7 +73,7 @@ class ValueKind(Enum):
 @dataclass(frozen=True, slots=True)
 class Keyword:
     """
-    Describe one header statement.
+    A statement of headers.
 
     ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that holds the value; ``default`` is what holds
     when the statement is absent. ``minimum`` and ``maximum`` bound a number.

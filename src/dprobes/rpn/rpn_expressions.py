@@ -41,7 +41,7 @@ __all__ = [
 
 
 class TokenKind(Enum):
-    """Classify a token."""
+    """The kind of a token."""
 
     NAME = "name"
     NUMBER = "number"
@@ -52,7 +52,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WordToken:
-    """Hold one token: its text as written and its place in the preprocessed text."""
+    """A token: its text as written and its place in the preprocessed text."""
 
     kind: TokenKind
     text: str
@@ -91,7 +91,7 @@ MAX_WORDS = 10_000
 
 
 class Lexer:
-    """Split a preprocessed text into statements; ``report`` is told of characters that no token starts with."""
+    """The statements of a preprocessed text; ``report`` is told of characters that no token starts with."""
 
     def __init__(self, text: Preprocessed, report: Callable[[Span, str], None]) -> None:
         self._preprocessed = text
@@ -168,7 +168,7 @@ _ESCAPES = {"n": 10, "t": 9, "r": 13, "0": 0, "a": 7, "b": 8, "f": 12, "v": 11}
 
 
 class ExpressionError(Exception):
-    """Say what is wrong with an expression, and with which of its tokens (None: its end)."""
+    """What is wrong with an expression, and with which of its tokens (None: its end)."""
 
     def __init__(self, message: str, token: WordToken | None = None, hint: str | None = None) -> None:
         super().__init__(message)

@@ -55,7 +55,7 @@ MAX_INSTRUCTIONS = 100_000
 
 
 class ModuleType(Enum):
-    """Say what kind of module is probed (``modtype =``)."""
+    """The kind of module that is probed (``modtype =``)."""
 
     USER = "user"
     KERNEL = "kernel"
@@ -64,7 +64,7 @@ class ModuleType(Enum):
 
 
 class Access(Enum):
-    """Say which accesses a watchpoint probe is hit by (``watchpoint =``)."""
+    """The accesses that hit a watchpoint (``watchpoint =``)."""
 
     EXECUTE = "x"
     WRITE = "w"
@@ -74,7 +74,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Name a number, or the run-time address of ``symbol`` plus ``addend`` where ``symbol`` is not None."""
+    """A number, or the run-time address of ``symbol`` plus ``addend`` where ``symbol`` is not None."""
 
     addend: int
     symbol: str | None = None
@@ -111,7 +111,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Run the handler ``frequency`` times a second on each CPU that executes the module (ours)."""
+    """A place that is hit ``frequency`` times a second on each CPU that executes the module (ours)."""
 
     frequency: int
 
@@ -122,7 +122,7 @@ SYSTEM_CALLS = "syscall"
 
 @dataclass(frozen=True, slots=True)
 class Tracepoint:
-    """Run the handler at a tracepoint of the kernel, or, in the subsystem SYSTEM_CALLS, at a system call (ours)."""
+    """A tracepoint of the kernel, or, in the subsystem SYSTEM_CALLS, at a system call (ours)."""
 
     subsystem: str
     name: str
@@ -164,7 +164,7 @@ Operand = None | int | str | Expression
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """
-    Join a row of the instruction table with its variable operand.
+    A row of the instruction table with its variable operand.
 
     ``operand_span`` is the place of the variable operand alone, where the text is known.
     """
@@ -192,7 +192,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Code:
-    """Hold a sequence of instructions, and its labels as indices into the sequence."""
+    """A sequence of instructions, and its labels as indices into the sequence."""
 
     instructions: tuple[Instruction, ...] = ()
     labels: Mapping[str, int] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Procedure:
-    """Name a piece of code that every handler of the program may call."""
+    """A piece of code that every handler of the program may call."""
 
     name: str
     code: Code
@@ -210,7 +210,7 @@ class Procedure:
 @dataclass(frozen=True)
 class ProbeDefinition:
     """
-    Join a probepoint header with its handler.
+    A header of probepoints with its handler.
 
     ``maxhits`` 0 means without limit. ``logonfault`` and ``heap`` are None where the file header decides. ``spans``
     maps a keyword to the place of its statement.
@@ -244,7 +244,7 @@ class ProbeDefinition:
 @dataclass(frozen=True)
 class Program:
     """
-    Hold a whole probe program file.
+    A whole probe program file.
 
     ``word_size`` is that of the processors that it is for, in bytes; None if it is for those of both sizes.
     ``jmpmax`` counts jumps, ``logmax`` and ``ex_logmax`` and ``heapmax`` bytes. ``spans`` maps a keyword to the place
@@ -391,7 +391,7 @@ def without_opcodes(program: Program) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Hold what a machine needs to know of the probepoint; ``offset`` is that in the module."""
+    """What a machine needs to know of the probepoint; ``offset`` is that in the module."""
 
     module: str = ""
     offset: int = 0

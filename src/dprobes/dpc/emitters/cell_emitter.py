@@ -24,7 +24,7 @@ __all__ = ["CellEmitter", "TableEmitter", "WideEmitter", "procedure_lines", "wid
 
 
 class CellEmitter(Protocol):
-    """Write what leaves a value in a cell, or in two."""
+    """A writer of what leaves a value in a cell, or in two."""
 
     wide: WideEmitter
     tables: TableEmitter
@@ -52,7 +52,7 @@ class CellEmitter(Protocol):
 
 
 class TableEmitter:
-    """Write what tables take and give."""
+    """A writer of what tables take and give."""
 
     def __init__(self, values: CellEmitter, writer: Writer, word_size: int) -> None:
         self._values = values
@@ -269,7 +269,7 @@ _OPERATIONS = {"+": "add", "-": "subtract", "*": "multiply", "&": "and", "|": "o
 
 
 class WideEmitter:
-    """Write wide values; ``used`` collects the procedures that are needed."""
+    """A writer of wide values; ``used`` collects the procedures that are needed."""
 
     def __init__(self, cells: CellEmitter, writer: Writer, word_size: int, used: dict[str, None]) -> None:
         self._cells = cells

@@ -35,18 +35,10 @@ __all__ = ["FaultExits", "LogEmitter", "MinorCodes", "logged_size", "minor_codes
 
 def may_raise(statement: typed_program.Statement) -> bool:
     """Return whether a statement itself, without those in it, may raise an exception that a program can cause."""
-    match statement:
-        case typed_program.Evaluate(value) | typed_program.Switch(value) | typed_program.Skip(value):
-            return _raises(value)
-        case typed_program.Tally(_, keys, value):
-            return any(map(_raises, keys)) or (value is not None and _raises(value))
-        case typed_program.Untally(_, keys):
-            return any(map(_raises, keys))
-        case typed_program.Select(condition):
-            return _raises(condition)
-        case typed_program.Loop():
-            return True  # there is a limit to jumps
-    return False
+    if isinstance(statement, typed_program.Log | typed_program.Result):
+        return False
+    values = (each for each in statement.children() if isinstance(each, typed_values.Argument))
+    return isinstance(statement, typed_program.Loop) or any(map(_raises, values))  # there is a limit to jumps
 
 
 def _raises(value: typed_values.Argument) -> bool:
@@ -95,7 +87,7 @@ def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
 
 class FaultExits:
     """
-    Write what exceptions lead to in a handler.
+    A writer of what exceptions lead to in a handler.
 
     ``is_silent`` pushes what tells at the hit whether something was printed: 0 if nothing was.
     """
@@ -251,7 +243,7 @@ def _width_in_64(type_: CType) -> int:
 
 
 class LogEmitter:
-    """Write the items of records; ``faults`` counts those that count as something else, in a handler."""
+    """A writer of the items of records; ``faults`` counts those that count as something else, in a handler."""
 
     def __init__(self, writer: Writer, values: ValueEmitter, faults: FaultExits | None, word_size: int) -> None:
         self._w = writer

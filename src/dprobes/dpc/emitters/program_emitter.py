@@ -103,7 +103,7 @@ def template_file(major: int, templates: Mapping[int, str]) -> str:
 
 
 class ProgramEmitter:
-    """Write the RPN programs of a program, one for each module."""
+    """A writer of the RPN programs of a program, one for each module."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
 class Writer:
     """
-    Collect lines.
+    The lines of a program, as they are written.
 
     ``depth`` is how many cells are above SBP: variables of blocks, then what is being computed. Exceptions leave cells
     behind, so ``settle`` brings it back to what it was.

@@ -26,7 +26,7 @@ _TABLE_MIN = 5
 
 class StatementEmitter:
     """
-    Write the statements of a handler, whose ``paths``, ``codes`` and first ``minor`` code are given, or of a function.
+    A writer of the statements of a function, or of a handler with ``paths``, ``codes`` and its first ``minor`` code.
 
     ``slots`` is how many variables blocks have; a handler that has to know what it has printed has one more.
     """

@@ -56,7 +56,7 @@ __all__ = ["ValueEmitter"]
 
 
 class PlaceEmitter:
-    """Write what changes places; ``values`` writes the values."""
+    """A writer of what changes places; ``values`` writes the values."""
 
     def __init__(self, values: CellEmitter, writer: Writer, word_size: int) -> None:
         self._values = values
@@ -279,7 +279,7 @@ _BITS_MAX = 64
 
 class ValueEmitter:
     """
-    Write values of a handler or function; ``procedures`` are the names of the program's functions in RPN.
+    A writer of values of a handler or function; ``procedures`` are the names of the program's functions in RPN.
 
     ``parameters`` is how many cells those of a function have: they lie below its variables. ``used`` collects the
     procedures for wide numbers that are needed.

@@ -31,7 +31,7 @@ SOURCE_LINES = re.compile(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9
 
 
 class PlaceFinder(Protocol):
-    """Find instructions in a module, as places of points."""
+    """Instructions in a module, as places of points."""
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
         """Return those that begin lines, by line; raise ``TargetError`` if there are none."""
@@ -98,7 +98,7 @@ def _instructions(
 
 class DebugPlaces:
     """
-    Find instructions by the debug information of modules.
+    The instructions of modules by their debug information.
 
     ``file_of`` finds their files by their names, ``symbols`` are those that name the instructions.
     """

@@ -95,7 +95,7 @@ class ProbedModules:
 
 class ModuleFiles:
     """
-    Find the files of modules by their names.
+    The files of modules by their names.
 
     ``pid`` and ``command`` are where a module is looked for, ``symbols`` is a file with symbols (``--sym``). The files
     ``named`` come first. ``kernel_types`` gives the types of a kernel that is not the one that runs here.

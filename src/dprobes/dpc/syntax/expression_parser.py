@@ -31,7 +31,7 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|`[^`]*`')
 
 
 class TokenStream(TextTokens):
-    """Give the tokens of a program."""
+    """The tokens of a program."""
 
     def __init__(self, text: Preprocessed, diagnostics: Diagnostics) -> None:
         super().__init__(text.text, _TOKEN, text.span, diagnostics, "the end of the program")
@@ -74,7 +74,7 @@ _DEPTH_MAX = 100
 
 
 class Cursor(TokenCursor[TokenStream]):
-    """Walk through the tokens of a program."""
+    """A walk through the tokens of a program."""
 
     def __init__(self, tokens: TokenStream, diagnostics: Diagnostics) -> None:
         super().__init__(tokens, diagnostics, _DEPTH_MAX)
@@ -167,7 +167,7 @@ def number_of(cursor: Cursor, token: Token) -> syntax_tree.Number:
 
 
 class TypeParser(Protocol):
-    """Parse the types in expressions."""
+    """A parser of the types in expressions."""
 
     def begins_type(self, distance: int = 0) -> bool:
         """Return whether the next token, or one behind it, begins a type."""
@@ -177,7 +177,7 @@ class TypeParser(Protocol):
 
 
 class ExpressionParser:
-    """Parse expressions; ``declarations`` knows what a type is."""
+    """A parser of expressions; ``declarations`` knows what a type is."""
 
     def __init__(self, cursor: Cursor, declarations: TypeParser) -> None:
         self._cursor = cursor

@@ -49,7 +49,7 @@ _NO_NAMES = BASIC_WORDS | _UNSUPPORTED | QUALIFIERS | {*TAGGED, *_C_STORAGES}
 
 
 class DeclarationParser:
-    """Parse types and declarations."""
+    """A parser of types and declarations."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -272,7 +272,7 @@ class DeclarationParser:
 
 
 class StatementParser:
-    """Parse statements and blocks."""
+    """A parser of statements and blocks."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor

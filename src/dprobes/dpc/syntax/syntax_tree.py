@@ -249,7 +249,7 @@ class TypeName(Node):
 
 
 class Storage(Enum):
-    """Say where a variable is."""
+    """The place of a variable."""
 
     AUTO = "auto"
     STATIC = "static"
@@ -377,7 +377,7 @@ PERIOD_MIN, PERIOD_MAX = 10_000_000, 86_400_000_000_000
 
 
 class PointKind(Enum):
-    """Say what a point before a block is."""
+    """The kind of a point before a block."""
 
     CODE = "code"
     INLINE = "inline"
@@ -442,7 +442,7 @@ class Probe(Node):
 
 
 class BlockKind(Enum):
-    """Say when the tool executes a block of its own."""
+    """The time when the tool executes a block of its own."""
 
     BEGIN = "begin"
     EVERY = "every"

@@ -36,7 +36,7 @@ __all__ = [
 
 class NotKnownError(Exception):
     """
-    Report that the value of a variable is not to be had at an instruction, and why.
+    The reason why the value of a variable is not to be had at an instruction.
 
     ``hint`` says what to do instead.
     """
@@ -136,7 +136,7 @@ class FunctionSignature:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """
-    Say where an expression is.
+    The place of an expression.
 
     At a return, ``at_return``, arguments are those of the entry. A tracepoint or system call, ``is_traced``, has fields
     with names; a statically defined probe, ``is_usdt``, arguments of its own. ``watched`` is what a watchpoint watches,

@@ -159,7 +159,7 @@ class Steps(Node):
 
 
 class Jumping(Enum):
-    """Say where a statement jumps to."""
+    """Where a statement jumps to."""
 
     BREAK = "break"
     CONTINUE = "continue"
@@ -180,7 +180,7 @@ class Result(Node):
 
 
 class Ending(Enum):
-    """Say how a hit ends."""
+    """The end of a hit."""
 
     RETURN = "return"
     REMOVE = "remove"
@@ -285,7 +285,7 @@ class _TooManyError(Exception):
 
 
 class _Walk:
-    """Follow a handler: sequences go in, and come out where control goes on, breaks, continues or ends."""
+    """The way through a handler: sequences go in, and come out where control goes on, breaks, continues or ends."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics

@@ -100,7 +100,7 @@ class Local(Node):
 
 
 class VariableKind(Enum):
-    """Say which instructions access a variable."""
+    """The instructions that access a variable."""
 
     LOCAL = "lv"
     GLOBAL = "gv"

@@ -220,22 +220,18 @@ def fails_otherwise(value: typed_values.Argument) -> bool:
     return any(fails_otherwise(each) for each in operands_of(value))
 
 
+_OPERATIONS = Arithmetic | Comparison | Both | Either | Sequence | Negation | Not | Convert | Choice
+
+
 def operands_of(value: typed_values.Argument) -> tuple[typed_values.Value, ...]:
     """Return the values that a value is computed from."""
     match value:
-        case typed_values.Arithmetic(_, left, right) | typed_values.Comparison(_, left, right):
-            return (left, right)
-        case typed_values.Both(left, right) | typed_values.Either(left, right) | typed_values.Sequence(left, right):
-            return (left, right)
-        case typed_values.Negation(operand) | typed_values.Not(operand) | typed_values.Convert(operand):
-            return (operand,)
-        case typed_values.Choice(condition, yes, no):
-            return (condition, yes, no)
         case typed_values.TextChoice(condition, yes, no):
             return (condition, *operands_of(yes), *operands_of(no))
         case typed_values.Assign(_, operand):
             return (operand,)
-    return ()
+    operands = value.children() if isinstance(value, _OPERATIONS) else ()
+    return tuple(each for each in operands if isinstance(each, typed_values.Value))
 
 
 def does_something(value: typed_values.Value) -> bool:

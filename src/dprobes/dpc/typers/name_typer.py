@@ -76,7 +76,7 @@ _RETURNED = "ret"
 
 
 class NameTyper:
-    """Type the names in a handler or function; ``values`` types what they are parts of."""
+    """A typer of the names in a handler or function; ``values`` types what they are parts of."""
 
     def __init__(self, values: PlaceTyper, functions: Mapping[str, FunctionSignature], where: Surroundings) -> None:
         self._values = values
@@ -403,7 +403,7 @@ _STACK_HINT = "keep the addresses of callers to subtract from where something be
 
 class CallTyper:
     """
-    Type calls; ``values`` types their arguments.
+    A typer of calls; ``values`` types their arguments.
 
     What is hit at a return is the function that began at its entry. In a block of the tool, ``is_tool``, a text in
     quotes is a string.

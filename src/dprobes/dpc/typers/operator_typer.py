@@ -40,11 +40,11 @@ _COMPARISONS = ("==", "!=", "<", ">", "<=", ">=")
 
 
 class TypingError(Exception):
-    """Leave what is being typed; the error has been reported."""
+    """The way out of what is being typed; the error has been reported."""
 
 
 class OperatorTyper:
-    """Type operators; ``types`` knows the sizes of the target's words."""
+    """A typer of operators; ``types`` knows the sizes of the target's words."""
 
     def __init__(self, types: TypeTable, diagnostics: Diagnostics) -> None:
         self._types = types
@@ -234,7 +234,7 @@ class OperatorTyper:
 
 
 class TextTyper(Protocol):
-    """Type what can only be printed, or be a key."""
+    """A typer of what can only be printed, or be a key."""
 
     def text(self, expression: syntax_tree.Expression) -> Argument | None:
         """Return what can only be printed or be a key; None of a value."""
@@ -244,7 +244,7 @@ class TextTyper(Protocol):
 
 
 class ExpressionTyper(Protocol):
-    """Type the expressions of a handler or function."""
+    """A typer of the expressions of a handler or function."""
 
     types: TypeTable
     operators: OperatorTyper
@@ -275,7 +275,7 @@ class ExpressionTyper(Protocol):
 
 
 class PlaceTyper(ExpressionTyper, Protocol):
-    """Type places, too; ``scope`` has the names of the block."""
+    """A typer of places, too; ``scope`` has the names of the block."""
 
     scope: Scope
 

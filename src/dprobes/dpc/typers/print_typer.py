@@ -99,7 +99,7 @@ _UNSIGNED = "uxXo"
 
 
 class PrintTyper:
-    """Type what handlers print, or with ``is_tool`` what the tool does."""
+    """A typer of what handlers print, or with ``is_tool`` what the tool does."""
 
     def __init__(self, values: ValueTyper, *, is_tool: bool) -> None:
         self._values = values

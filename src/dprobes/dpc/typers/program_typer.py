@@ -59,7 +59,7 @@ _PARAMETERS_MAX = 6
 
 
 class ProgramTyper:
-    """Type the parts of a program that probes ``modules``; ``tell`` hears of the types."""
+    """A typer of the parts of a program that probes ``modules``; ``tell`` hears of the types."""
 
     def __init__(
         self,

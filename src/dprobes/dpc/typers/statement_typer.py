@@ -36,7 +36,7 @@ _ENDS = {
 
 class StatementTyper:
     """
-    Type the statements of a handler, of a function if ``result`` says what it returns, or of a block of the tool.
+    A typer of the statements of a handler, of a function if ``result`` says what it returns, or of a block of the tool.
 
     ``logs`` counts the printf statements.
     """

@@ -313,7 +313,7 @@ def _word(key: str) -> str:
 
 
 class TableTyper:
-    """Type the uses of tables; ``values`` types numbers, ``strings`` strings and stacks. ``is_tool`` is a block's."""
+    """A typer of uses of tables; ``values`` types numbers, ``strings`` strings and stacks. ``is_tool`` is a block's."""
 
     def __init__(self, values: ExpressionTyper, strings: TextTyper, tables: Tables, *, is_tool: bool) -> None:
         self._values = values

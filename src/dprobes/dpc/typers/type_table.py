@@ -46,7 +46,7 @@ _ELEMENTS_MAX = 1 << 32
 
 
 class UnknownTypeError(Exception):
-    """Leave what depends on a type that is not known; the error has been reported."""
+    """The way out of what depends on a type that is not known; the error has been reported."""
 
 
 class TypeTable:

@@ -35,7 +35,7 @@ __all__ = ["TypingError", "ValueTyper"]
 
 class ValueTyper:
     """
-    Type the expressions of a handler or function; ``where`` says which of the two, and at what kind of place.
+    A typer of the expressions of a handler or function; ``where`` says which of the two, and at what kind of place.
 
     ``tell`` is called with the type of each.
     """

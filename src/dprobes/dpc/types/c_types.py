@@ -265,7 +265,7 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class String:
     """
-    Type of ``str(p)`` and ``comm``: text that is logged, compared or a key. C has no such type.
+    The type of ``str(p)`` and ``comm``: text that is logged, compared or a key. C has no such type.
 
     ``limit`` bytes of it are read. With ``marks`` the last one only tells whether there is more.
     """

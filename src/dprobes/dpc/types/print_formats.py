@@ -104,7 +104,7 @@ def _layout(match: re.Match[str]) -> str:
 
 
 class Form(Enum):
-    """Say how a value is logged: as its bytes, as an item of its bytes, or as an item of a word."""
+    """How a value is logged: as its bytes, as an item of its bytes, or as an item of a word."""
 
     RAW = "raw"
     BYTES = "bytes"
