@@ -43,6 +43,10 @@ Column = list[Any] | int | str | None
 """The values of all records, or one that they have in common."""
 
 
+_Codes = tuple[int, int]
+"""A major and a minor code, 0 for one that records lack."""
+
+
 class NoColumnError(Exception):
     """A field without a column: the records have to be looked at one by one."""
 
@@ -113,22 +117,18 @@ class FieldColumns:
         """Return the column of a field of templates: where it is in all records, else by walking each."""
         if self._rows.column("stack_trace"):
             return _Absent.ABSENT
-        groups = self._groups()
         if isinstance(self._rows, PackedRows):
             with contextlib.suppress(NoColumnError):
-                return self._in_templates(self._rows, groups, name)
-        return self._ragged(groups, name)
+                return self._in_templates(self._rows, name)
+        return self._ragged(name)
 
-    def _groups(self) -> dict[tuple[int, int], Sequence[int]]:
-        """Return the rows with each major and minor code."""
-        count = len(self._rows)
+    def _codes(self) -> list[_Codes] | _Codes:
+        """Return the major and minor codes of each record, or those that all have in common."""
         majors, minors = (self._rows.item(code) or 0 for code in (Item.MAJOR, Item.MINOR))
         if isinstance(majors, int) and isinstance(minors, int):
-            return {(majors, minors): range(count)}
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, key in enumerate(zip(repeated(majors, count), repeated(minors, count), strict=True)):
-            groups.setdefault(key, []).append(row)
-        return {**groups}
+            return majors, minors
+        count = len(self._rows)
+        return list(zip(repeated(majors, count), repeated(minors, count), strict=True))
 
     def _template_of(self, major: int, minor: int) -> tuple[Template | None, bool]:
         """Return the template of records, and whether it was derived from a handler."""
@@ -137,7 +137,7 @@ class FieldColumns:
             return written, False
         return templates.derived(self._word_size, major, minor), True
 
-    def _ragged(self, groups: dict[tuple[int, int], Sequence[int]], name: str) -> list[Any] | _Absent:
+    def _ragged(self, name: str) -> list[Any] | _Absent:
         """Return the column of a field of records of various layouts; absent if no template or word is called so."""
         rows, word_size = self._rows, self._word_size
         numbered = NUMBERED.match(name)
@@ -151,6 +151,7 @@ class FieldColumns:
         data = RaggedData(rows, find)
         found: list[Any] = [None] * len(rows)
         is_there = numbered is not None
+        groups = _groups(self._codes(), len(rows))
         for (major, minor), wanted in groups.items():
             template, is_derived = self._template_of(major, minor)
             if template is not None and name in (names := names_of(template, word_size)):
@@ -169,20 +170,18 @@ class FieldColumns:
                 found[row] = value
         return found if is_there else _Absent.ABSENT
 
-    def _in_templates(
-        self, packed: PackedRows, groups: dict[tuple[int, int], Sequence[int]], name: str
-    ) -> Column | _Absent:
+    def _in_templates(self, packed: PackedRows, name: str) -> Column | _Absent:
         """Return the column of a field of templates of packed records; raise ``NoColumnError`` if places differ."""
-        columns = {key: self._in_template(packed, *key, name) for key in groups}
-        if len(columns) == 1 or all(column is _Absent.ABSENT for column in columns.values()):
-            return next(iter(columns.values()))
-        found: list[Any] = [None] * len(packed)
-        for key, wanted in groups.items():
-            column = columns[key]
-            if column is not _Absent.ABSENT:
-                for row in wanted:
-                    found[row] = column[row] if isinstance(column, list) else column
-        return found
+        codes = self._codes()
+        if not isinstance(codes, list):
+            return self._in_template(packed, *codes, name)
+        found = {key: self._in_template(packed, *key, name) for key in set(codes)}
+        if all(column is _Absent.ABSENT for column in found.values()):
+            return _Absent.ABSENT
+        columns = {
+            key: repeated(None if column is _Absent.ABSENT else column, len(packed)) for key, column in found.items()
+        }
+        return [columns[key][row] for row, key in enumerate(codes)]
 
     def _in_template(self, packed: PackedRows, major: int, minor: int, name: str) -> Column | _Absent:
         """Return the column as if all records had these codes; raise ``NoColumnError`` if it has no place in all."""
@@ -212,6 +211,16 @@ class FieldColumns:
         if kind != "word" or not isinstance(packed, PackedRows):
             raise NoColumnError
         return _numbers(packed, number * size, size) if (number + 1) * size <= packed.data_size else None
+
+
+def _groups(codes: list[_Codes] | _Codes, count: int) -> dict[_Codes, Sequence[int]]:
+    """Return which of so many rows have the same codes."""
+    if not isinstance(codes, list):
+        return {codes: range(count)}
+    groups: dict[_Codes, list[int]] = {}
+    for row, key in enumerate(codes):
+        groups.setdefault(key, []).append(row)
+    return {**groups}
 
 
 def _numbers(packed: PackedRows, start: int, size: int, *, is_signed: bool = False) -> Column:
