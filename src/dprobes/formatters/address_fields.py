@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.formatters.templates.data_extraction import fields_of, placeholders
+from dprobes.formatters.templates.data_extraction import fields_of, placeholders, unique_name
 from dprobes.formatters.templates.template_model import Conversion
 from dprobes.formatters.templates.template_renderer import STACK_ENDS
 from dprobes.rpn.instruction_set import StackEnd
@@ -51,11 +51,7 @@ def address_fields(template: Template, word_size: int) -> tuple[AddressField, ..
     for position, (field, part) in enumerate(zip(fields, placeholders(template), strict=True)):
         if part.conversion not in (Conversion.ADDRESS, Conversion.STACK):
             continue
-        first = f"{field.name}_names" if field.is_array else f"{field.name}_name"
-        name, number = first, 2
-        while name in taken:
-            name, number = f"{first}_{number}", number + 1
-        taken.add(name)
+        name = unique_name(f"{field.name}_names" if field.is_array else f"{field.name}_name", taken)
         found.append(AddressField(position, name, part.conversion is Conversion.STACK, field.is_array))
     return tuple(found)
 

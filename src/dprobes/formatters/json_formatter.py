@@ -24,12 +24,14 @@ from __future__ import annotations
 
 import csv
 import io
+from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dprobes.escapes import CUT, as_unicode, escaped, json_text
 from dprobes.formatters.address_fields import function_of
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields, fields_of, placeholders
-from dprobes.formatters.templates.template_model import Conversion
+from dprobes.formatters.templates.template_model import Conversion, character
 from dprobes.formatters.templates.template_renderer import STACK_ENDS, render
 from dprobes.record.boot_clock import wall_time
 from dprobes.record.log_items import UNSEEN, LogItem, split_items
@@ -37,6 +39,8 @@ from dprobes.record.log_record import decode_record
 from dprobes.rpn.instruction_set import StackEnd
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from dprobes.formatters.address_names import Symboliser
     from dprobes.formatters.templates.data_extraction import Field, Value
     from dprobes.formatters.templates.template_collection import ProgramTemplates
@@ -45,8 +49,6 @@ if TYPE_CHECKING:
     from dprobes.record.record_origin import Place
 
 __all__ = ["COLUMNS", "CsvFormatter", "JsonFormatter", "exact"]
-
-_UNICODE_MAX = 0x10FFFF
 
 PLACES_MAX = 1 << 16
 """Places that are remembered at most."""
@@ -74,8 +76,34 @@ def exact(value: Any) -> Any:
     return value
 
 
-class JsonFormatter:
-    """Print a record as one line of JSON."""
+COLUMNS = (
+    "major", "minor", "cpu", "pid", "tid", "uid", "name", "cs", "ip", "ss", "sp", "word_size", "time", "wall_time",
+    "host", "program", "module", "symbol", "function", "at_return", "placed", "stack_trace", "data", "text",
+)  # fmt: skip
+
+_HEADER_COLUMNS = COLUMNS[: COLUMNS.index("host")]
+"""What tells of the record alone."""
+
+
+def _header_values(record: LogRecord, name: str | None, wall_offset: int) -> tuple[object, ...]:
+    """Return the values of ``_HEADER_COLUMNS``; ``name`` is the process name as it is printed."""
+    return (
+        *record[:4],
+        record.tid,
+        record.uid,
+        name,
+        record.cs,
+        address_text(record.ip),
+        record.ss,
+        address_text(record.sp),
+        record.word_size,
+        record.time,
+        wall_time(record.time, wall_offset),
+    )
+
+
+class _ProgramFormatter(ABC):
+    """A formatter that prints the program and the host with each record."""
 
     heading = ""
 
@@ -90,30 +118,37 @@ class JsonFormatter:
         self.wall_offset = wall_offset
         self._templates = templates
         self._symboliser = symboliser
-        self._program = as_unicode(program) or None
-        self._host = as_unicode(host) or None
-        self._known: dict[Place, dict[str, Any]] = {}
+        self._program, self._host = program, host
+        self._known: dict[Place, Any] = {}
+
+    def _known_of(self, place: Place) -> Any:
+        """Return what is the same in all records of a place."""
+        if place not in self._known:
+            if len(self._known) >= PLACES_MAX:
+                self._known.clear()
+            self._known[place] = self._describe(place)
+        return self._known[place]
+
+    @abstractmethod
+    def _describe(self, place: Place) -> Any: ...
+
+    @abstractmethod
+    def __call__(self, record: LogRecord, place: Place) -> str:
+        """Return the text of a record."""
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        """Return the text of an encoded record."""
+        return self(decode_record(record), place)
+
+
+class JsonFormatter(_ProgramFormatter):
+    """Print a record as one line of JSON."""
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
-        line: dict[str, Any] = {
-            "major": record.major,
-            "minor": record.minor,
-            "cpu": record.cpu,
-            "pid": record.pid,
-            "tid": record.tid,
-            "uid": record.uid,
-            "name": None if record.process_name is None else as_unicode(record.process_name),
-            "cs": record.cs,
-            "ip": address_text(record.ip),
-            "ss": record.ss,
-            "sp": address_text(record.sp),
-            "word_size": record.word_size,
-            "time": record.time,
-            "wall_time": wall_time(record.time, self.wall_offset),
-        }
-        known = self._known.get(place)
-        line |= self._know(place) if known is None else known
+        name = None if record.process_name is None else as_unicode(record.process_name)
+        line: dict[str, Any] = dict(zip(_HEADER_COLUMNS, _header_values(record, name, self.wall_offset), strict=True))
+        line |= self._known_of(place)
         if not place.is_code:
             line["function"] = as_unicode(function_of(record, place, self._symboliser)) or None
         line["data"] = record.data.hex()
@@ -127,24 +162,16 @@ class JsonFormatter:
             line["cut"] = True
         return json_text({key: value for key, value in line.items() if value is not None})
 
-    def _know(self, place: Place) -> dict[str, Any]:
-        """Return what is the same in all records of a place."""
-        if len(self._known) >= PLACES_MAX:
-            self._known.clear()
-        self._known[place] = {
-            "host": self._host,
-            "program": self._program,
+    def _describe(self, place: Place) -> dict[str, Any]:
+        return {
+            "host": as_unicode(self._host) or None,
+            "program": as_unicode(self._program) or None,
             "module": as_unicode(place.module),
             "symbol": as_unicode(place.symbol),
             "function": as_unicode(place.routine) or None,
             "at_return": place.at_return or None,
             "placed": place.placed,
         }
-        return self._known[place]
-
-    def encoded(self, record: bytes, place: Place) -> str:
-        """Return the text of an encoded record."""
-        return self(decode_record(record), place)
 
     def _data(self, template: Template, record: LogRecord, place: Place) -> dict[str, Any]:
         decoded = decode_fields(template, record)
@@ -200,18 +227,14 @@ def _value(field: Field, value: Value) -> Any:
         case bytes():
             return value.hex()
         case int() if field.kind is FieldKind.CHARACTER:
-            return _characters((value,))
+            return character(value)
         case tuple() if field.kind is FieldKind.CHARACTER:
-            return _characters(value)
+            return "".join(map(character, value))
         case int() if field.kind is FieldKind.ADDRESS:
             return address_text(value)
         case tuple() if field.kind is FieldKind.ADDRESS:
             return [address_text(each) for each in value]
     return exact(value)
-
-
-def _characters(codes: tuple[int, ...]) -> str:
-    return "".join(chr(code) if code <= _UNICODE_MAX else f"<no character: {code:#x}>" for code in codes)
 
 
 def _item(item: LogItem) -> dict[str, Any]:
@@ -235,35 +258,22 @@ def _item(item: LogItem) -> dict[str, Any]:
 # lines, or without one the values by the names that the handler tells. What a record lacks is empty.
 
 
-COLUMNS = (
-    "major", "minor", "cpu", "pid", "tid", "uid", "name", "cs", "ip", "ss", "sp", "word_size", "time", "wall_time",
-    "host", "program", "module", "symbol", "function", "at_return", "placed", "stack_trace", "data", "text",
-)  # fmt: skip
-
 _FUNCTION = COLUMNS.index("function") - COLUMNS.index("host")
 """Where the function is among the columns that tell of the place."""
 
 
-class CsvFormatter:
+class CsvFormatter(_ProgramFormatter):
     """Print a record as one line of CSV."""
 
     heading = ",".join(COLUMNS) + "\r"
 
-    def __init__(
-        self,
-        wall_offset: int,
-        templates: ProgramTemplates,
-        symboliser: Symboliser | None = None,
-        program: str = "",
-        host: str = "",
-    ) -> None:
-        self.wall_offset = wall_offset
-        self._templates = templates
-        self._symboliser = symboliser
-        self._program, self._host = program, host
-        self._known: dict[Place, tuple[object, ...]] = {}
-        self._line = io.StringIO()
-        self._writer = csv.writer(self._line, lineterminator="\r\n")
+    @cached_property
+    def _line(self) -> io.StringIO:
+        return io.StringIO()
+
+    @cached_property
+    def _write(self) -> Callable[[Iterable[object]], object]:
+        return csv.writer(self._line, lineterminator="\r\n").writerow
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -275,22 +285,9 @@ class CsvFormatter:
             text = CUT
         self._line.seek(0)
         self._line.truncate()
-        self._writer.writerow(
+        self._write(
             (
-                record.major,
-                record.minor,
-                record.cpu,
-                record.pid,
-                record.tid,
-                record.uid,
-                escaped(record.process_name or ""),
-                record.cs,
-                address_text(record.ip),
-                record.ss,
-                address_text(record.sp),
-                record.word_size,
-                record.time,
-                wall_time(record.time, self.wall_offset),
+                *_header_values(record, escaped(record.process_name or ""), self.wall_offset),
                 *self._of_place(record, place),
                 1 if record.is_stack_trace else None,
                 record.data.hex(),
@@ -300,21 +297,13 @@ class CsvFormatter:
         return self._line.getvalue()[:-1]
 
     def _of_place(self, record: LogRecord, place: Place) -> tuple[object, ...]:
-        known = self._known.get(place) or self._know(place)
+        known: tuple[object, ...] = self._known_of(place)
         if place.is_code:
             return known
         function = escaped(function_of(record, place, self._symboliser))
         return (*known[:_FUNCTION], function, *known[_FUNCTION + 1 :])
 
-    def _know(self, place: Place) -> tuple[object, ...]:
-        """Return the columns that are the same in all records of a place of code."""
-        if len(self._known) >= PLACES_MAX:
-            self._known.clear()
+    def _describe(self, place: Place) -> tuple[object, ...]:
         at_return = 1 if place.at_return else None
         names = (self._host, self._program, place.module, place.symbol, place.routine)
-        self._known[place] = (*map(escaped, names), at_return, place.placed)
-        return self._known[place]
-
-    def encoded(self, record: bytes, place: Place) -> str:
-        """Return the text of an encoded record."""
-        return self(decode_record(record), place)
+        return (*map(escaped, names), at_return, place.placed)

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dprobes.escapes import CUT, escaped
-from dprobes.record.log_record import PROCESS_NAME_MAX, Item, decode_record, flag_word, header_struct
+from dprobes.record.log_record import CODES_END, PROCESS_NAME_MAX, Item, codes_in, decode_record, header_struct
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -73,12 +73,8 @@ _FURTHER = "\n    "
 _EXTRA = (("uid", "uid={}"), ("cs", "cs={:#x}"), ("ip", "ip={:#x}"), ("ss", "ss={:#x}"), ("sp", "sp={:#x}"))
 """Items that are shown where a user asked for them; the processor is not, which records have unasked."""
 
-_CODES_END = 12
-"""Where the flag word, major and minor code of a record end."""
-
-_CODES = Item.MAJOR | Item.MINOR
-_SHORT = Item.CPU | Item.PID | Item.TIME | Item.PROCESS_NAME | Item.WIDE
-"""What records may have besides codes if they are to be printed without decoding them."""
+_SHORT = Item.MAJOR | Item.MINOR | Item.CPU | Item.PID | Item.TIME | Item.PROCESS_NAME | Item.WIDE
+"""What records may have if they are to be printed without decoding them."""
 
 _CACHED_MAX = 1 << 14
 
@@ -144,7 +140,7 @@ class LineFormatter:
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""
-        begin = record[:_CODES_END]
+        begin = record[:CODES_END]
         try:
             way = self._ways[begin]
         except KeyError:
@@ -209,10 +205,10 @@ class LineFormatter:
         from dprobes.formatters.templates.data_extraction import compiled_of
 
         way = None
-        flags, byte_order = flag_word(begin)
-        if len(begin) == _CODES_END and flags & _CODES == _CODES and not flags & ~(_CODES | _SHORT):
-            _, major, minor = struct.unpack("<III" if byte_order == "little" else ">III", begin)
-            word_size = 8 if flags & Item.WIDE else 4
+        codes = codes_in(begin)
+        if codes is not None and not codes.flags & ~_SHORT:
+            flags, byte_order, major, minor = codes
+            word_size = codes.word_size
             written = self._templates.written.find(major, minor)
             template = written or self._templates.derived(word_size, major, minor)
             data = compiled_of(template, word_size, byte_order) if template is not None else None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.escapes import escaped
 from dprobes.formatters.templates.data_extraction import compiled_of
 from dprobes.formatters.templates.template_renderer import hex_dump, render
-from dprobes.record.log_record import FIXED_ITEMS, Item, decode_record, flag_word, header_struct
+from dprobes.record.log_record import CODES_END, FIXED_ITEMS, Item, codes_in, decode_record, flag_word, header_struct
 
 if TYPE_CHECKING:
     from dprobes.formatters.address_names import Symboliser
@@ -144,10 +144,13 @@ class HexFormatter:
         self.wall_offset = wall_offset
         self._headers = HeaderLines()
 
+    def _shown(self, data: bytes) -> str:
+        return data.hex(" ")
+
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
         header = header_line(record, self.wall_offset, place.function)
-        return f"{header}\n{record.data.hex(' ')}" if record.data else header
+        return f"{header}\n{self._shown(record.data)}" if record.data else header
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""
@@ -156,33 +159,18 @@ class HexFormatter:
             return self(decode_record(record), place)
         header, start = split
         data = record[start:]
-        return f"{header}\n{data.hex(' ')}" if data else header
+        return f"{header}\n{self._shown(data)}" if data else header
 
 
-class DumpFormatter:
+class DumpFormatter(HexFormatter):
     """Print the header line, and the data as a dump."""
 
-    heading = ""
-
-    def __init__(self, wall_offset: int) -> None:
-        self.wall_offset = wall_offset
-
-    def __call__(self, record: LogRecord, place: Place) -> str:
-        """Return the text of a record."""
-        header = header_line(record, self.wall_offset, place.function)
-        return f"{header}\n{hex_dump(record.data)}" if record.data else header
-
-    def encoded(self, record: bytes, place: Place) -> str:
-        """Return the text of an encoded record."""
-        return self(decode_record(record), place)
+    def _shown(self, data: bytes) -> str:
+        return hex_dump(data)
 
 
 # The format ``dprobes``: the header line, then what a template makes of the data, or without one hexadecimal bytes.
 
-
-_CODES = Item.MAJOR | Item.MINOR
-_CODES_END = 12
-"""Where the flag word, major and minor code of a record end."""
 
 _WAYS_MAX = 1 << 16
 
@@ -217,7 +205,7 @@ class TextFormatter:
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""
-        begin = record[:_CODES_END]
+        begin = record[:CODES_END]
         try:
             way = self._ways[begin]
         except KeyError:
@@ -231,12 +219,13 @@ class TextFormatter:
 
     def _way(self, begin: bytes) -> Compiled | None:
         """Find out whether records that begin so have a short way."""
+        template = None
+        codes = codes_in(begin)
+        if codes is not None and not codes.flags & (Item.STACK_TRACE | Item.CUT):
+            template = self._templates.find(codes.major, codes.minor)
         way = None
-        flags, byte_order = flag_word(begin)
-        if len(begin) == _CODES_END and flags & _CODES == _CODES and not flags & (Item.STACK_TRACE | Item.CUT):
-            _, major, minor = struct.unpack("<III" if byte_order == "little" else ">III", begin)
-            if (template := self._templates.find(major, minor)) is not None:
-                way = compiled_of(template, 8 if flags & Item.WIDE else 4, byte_order)
+        if codes is not None and template is not None:
+            way = compiled_of(template, codes.word_size, codes.byte_order)
         if len(self._ways) >= _WAYS_MAX:
             self._ways.clear()
         self._ways[begin] = way

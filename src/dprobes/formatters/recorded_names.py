@@ -6,16 +6,15 @@ These are the addresses that a template prints by name, those of call stacks, an
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import FormatError
 from dprobes.formatters.address_names import AddressSymboliser, names_itself
 from dprobes.formatters.templates.data_extraction import decode_fields, placeholders
-from dprobes.formatters.templates.template_collection import templates_in, templates_of
+from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.formatters.templates.template_model import Conversion
 from dprobes.record.log_items import KERNEL_STACK, USER_STACK
-from dprobes.record.log_record import Item, decode_record, flag_word
+from dprobes.record.log_record import CODES_END, codes_in, decode_record
 from dprobes.record.record_table import PROBE_SIZE, RecordTable, TableBytes, TablePlaces
 from dprobes.rpn.instruction_set import StackEnd
 
@@ -29,17 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordedNames"]
 
-_CODES_END = 12
-"""Where the flag word, major and minor code of a record end."""
-
-_CODES = Item.MAJOR | Item.MINOR
 _WAYS_MAX = 1 << 12
 _STACKS = (KERNEL_STACK, USER_STACK)
 _NAMED = (Conversion.ADDRESS, Conversion.STACK)
 
 
 class _Way(NamedTuple):
-    """Say where addresses are in the data of records that begin alike: in fields of a template, or in its items."""
+    """Where addresses are in the data of records that begin alike: in fields of a template, or in its items."""
 
     template: Template | None = None
     fields: tuple[tuple[int, Conversion], ...] = ()
@@ -61,8 +56,7 @@ class RecordedNames:
     def know(self, source: RecordSource) -> None:
         """Know more of the program."""
         self._ways.clear()
-        self._written = templates_of(source.templates)
-        self._derived = {size: templates_in(text, source.major) for size, text in source.derived.items()}
+        self._templates = ProgramTemplates.of_source(source)
 
     def located(self, records: Sequence[bytes], places: Iterable[Place]) -> list[LocatedCode]:
         """Return where the addresses in records are that can be located; most programs have none."""
@@ -86,7 +80,7 @@ class RecordedNames:
             known = list(places)
             records, places = [records[row] for row in rows], [known[row] for row in rows]
         for encoded, place in zip(records, places, strict=True):
-            way = ways[encoded[:_CODES_END]]
+            way = ways[encoded[:CODES_END]]
             if id(place) not in odd and not way.has_addresses:
                 continue
             try:
@@ -122,14 +116,11 @@ class RecordedNames:
         return self._ways[begin]
 
     def _find_way(self, begin: bytes) -> _Way:
-        flags, byte_order = flag_word(begin.ljust(_CODES_END, b"\0"))
-        if len(begin) < _CODES_END or flags & _CODES != _CODES:
+        codes = codes_in(begin)
+        if codes is None:
             return _Way(has_items=True)
-        _, major, minor = struct.unpack("<III" if byte_order == "little" else ">III", begin)
-        template = self._written.find(major, minor)
-        if template is None:
-            derived = self._derived.get(8 if flags & Item.WIDE else 4, {}).get(minor)
-            template = derived if derived is not None and derived.major == major else None
+        template = self._templates.written.find(codes.major, codes.minor)
+        template = template or self._templates.derived(codes.word_size, codes.major, codes.minor)
         if template is None:
             return _Way(has_items=True)
         conversions = enumerate(part.conversion for part in placeholders(template))
@@ -140,9 +131,9 @@ def _begins(records: Sequence[bytes]) -> set[bytes]:
     if isinstance(records, TableBytes):
         (packed,) = records.table.parts
         place = packed.shape.name
-        if (packed.row_size if place is None else place) >= PROBE_SIZE + _CODES_END:
-            return packed.begins(_CODES_END)
-    return {record[:_CODES_END] for record in records}
+        if (packed.row_size if place is None else place) >= PROBE_SIZE + CODES_END:
+            return packed.begins(CODES_END)
+    return {record[:CODES_END] for record in records}
 
 
 def _distinct(places: Iterable[Place]) -> Iterable[Place]:

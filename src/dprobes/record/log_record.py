@@ -42,11 +42,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABOUT_RECORDS",
+    "CODES_END",
     "PROCESS_NAME_MAX",
     "ByteOrder",
     "Item",
     "LogRecord",
     "LoggedItems",
+    "codes_in",
     "decode_record",
     "encode_record",
     "flag_word",
@@ -354,6 +356,34 @@ def flag_word(data: bytes) -> tuple[int, ByteOrder]:
     # Only 16 bits are used: the zero half of the word tells the byte order.
     byte_order: ByteOrder = "little" if data[2:4] == b"\0\0" else "big"
     return int.from_bytes(data[:4], byte_order), byte_order
+
+
+CODES_END = 12
+"""Where the flag word, major and minor code of a record end, if it has them."""
+
+_CODES_WORDS = {"little": struct.Struct("<4xII"), "big": struct.Struct(">4xII")}
+
+
+class BeginCodes(NamedTuple):
+    """The flag word of records that begin alike, and their codes."""
+
+    flags: int
+    byte_order: ByteOrder
+    major: int
+    minor: int
+
+    @property
+    def word_size(self) -> Literal[4, 8]:
+        """Bytes of a word."""
+        return 8 if self.flags & Item.WIDE else 4
+
+
+def codes_in(begin: bytes) -> BeginCodes | None:
+    """Return what the first ``CODES_END`` bytes of a record tell; None if it does not have both codes."""
+    flags, byte_order = flag_word(begin.ljust(CODES_END, b"\0"))
+    if len(begin) < CODES_END or not flags & Item.MAJOR or not flags & Item.MINOR:
+        return None
+    return BeginCodes(flags, byte_order, *_CODES_WORDS[byte_order].unpack_from(begin))
 
 
 def time_of(data: bytes) -> int | None:

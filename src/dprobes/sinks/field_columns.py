@@ -20,7 +20,6 @@ from dprobes.filters.filter_language import fail
 from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.field_values import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues, names_of
 from dprobes.formatters.templates.data_columns import RaggedData, field_places, steps_of, strings_at
-from dprobes.record.boot_clock import boot_id
 from dprobes.record.log_record import Item, decode_record
 from dprobes.record.record_table import PackedRows, repeated
 from dprobes.trace.trace_filter import FILTER_NAMES
@@ -241,7 +240,6 @@ class RecordData:
     """The fields of records of trace files (``trace.trace_filter.DataColumns``), named as ``--count`` does."""
 
     def __init__(self) -> None:
-        self._own = boot_id()
         self._values: dict[TraceProgram, tuple[object, FieldValues]] = {}
         self._names: dict[str, Name] = {}
         """The fields that filters name."""
@@ -286,8 +284,7 @@ class RecordData:
     def _values_of(self, program: TraceProgram) -> FieldValues:
         source, values = self._values.get(program, (None, None))
         if values is None or source is not program.source:
-            is_live = bool(self._own) and program.origin.boot_id == self._own
-            symboliser = AddressSymboliser(program.source, live=is_live, carried=program.names)
+            symboliser = AddressSymboliser(program.source, live=program.may_run, carried=program.names)
             values = FieldValues(program.source, program.origin.host, symboliser)
             self._values[program] = program.source, values
             for name in self._names:

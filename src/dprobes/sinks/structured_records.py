@@ -17,7 +17,7 @@ from dprobes.escapes import CUT, escaped
 from dprobes.formatters.address_fields import address_fields, code_names, code_names_of, function_of
 from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_columns import fixed_layout
-from dprobes.formatters.templates.data_extraction import Fault, Field, FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.data_extraction import Fault, Field, FieldKind, decode_fields, fields_of, unique_name
 from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.record.log_items import CUT_ITEM, UNSEEN
 from dprobes.record.log_record import decode_record
@@ -106,9 +106,7 @@ class FieldReader:
 
 def _rest_field(fields: Sequence[tuple[Field, Value]]) -> Field:
     """Return the field of the bytes that no other one takes, of which there are some if a dump was cut."""
-    names = {field.name for field, _ in fields}
-    name = next(each for each in ("rest", *(f"rest_{n}" for n in range(2, len(names) + 3))) if each not in names)
-    return Field(name, FieldKind.BYTES, 0, 16, is_array=False)
+    return _bytes_field("rest", {field.name for field, _ in fields})
 
 
 def place_items(source: RecordSource, place: Place) -> list[tuple[str, str]]:
@@ -270,7 +268,7 @@ class ArgumentReader:
                 case "":
                     fields.append(field)
                 case _:
-                    name = _unique(f"{field.name}_{mark}", taken)
+                    name = unique_name(f"{field.name}_{mark}", taken)
                     fields.append(Field(name, FieldKind.ADDRESS, self._word_size, 16, is_array=False))
         if marks[-2]:
             fields.append(_bytes_field(marks[-2], taken))
@@ -293,7 +291,7 @@ class ArgumentReader:
         return shape, [record.data, *(_item_value(item) for item in items)]
 
     def _item_field(self, item_kind: str, taken: set[str]) -> Field:
-        name = _unique(item_kind.replace(" ", "_"), taken)
+        name = unique_name(item_kind.replace(" ", "_"), taken)
         kind = _ITEM_KINDS.get(item_kind, FieldKind.UNSIGNED)
         match kind:
             case FieldKind.STRING | FieldKind.BYTES:
@@ -322,13 +320,4 @@ def _item_value(item: LogItem) -> ArgumentValue:
 
 
 def _bytes_field(name: str, taken: set[str]) -> Field:
-    return Field(_unique(name, taken), FieldKind.BYTES, 0, 16, is_array=False)
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """Return a name that is not taken yet, and take it."""
-    found, number = name, 2
-    while found in taken:
-        found, number = f"{name}_{number}", number + 1
-    taken.add(found)
-    return found
+    return Field(unique_name(name, taken), FieldKind.BYTES, 0, 16, is_array=False)

@@ -1,432 +1,92 @@
 """
-Packed records as tables, column by column: what is the same in all rows is repeated, the rest is bytes as they are.
+Rows of records as tables, column by column: what is the same in all rows is repeated, the rest is bytes as they are.
 
-There is a table of packed records if their data is what a template takes whole, or if they have none; for others
-records are decoded one by one.
+The header of records that stand one after the other is packed first. Data is bytes as they are where a template has its
+fields at fixed places, and is walked part by part where it takes nothing but strings and numbers. All other data is
+decoded record by record.
 """
 
 from __future__ import annotations
 
 from array import array
-from functools import lru_cache
-from itertools import repeat
+from functools import lru_cache, partial
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Any
 
-from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.formatters.address_fields import code_names, function_of
 from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_columns import RaggedData, fixed_places, steps_of
-from dprobes.formatters.templates.data_extraction import FieldKind
-from dprobes.record.boot_clock import boot_id
-from dprobes.record.log_items import split_items
+from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields
+from dprobes.formatters.templates.template_model import character
+from dprobes.record.log_items import UNSEEN, split_items
 from dprobes.record.log_record import Item, decode_record, header_struct
 from dprobes.record.record_table import NAME_SPACE, PROBE_SIZE, PackedRows
 from dprobes.rpn.instruction_set import Token
 from dprobes.tables.table_schema import HEADER_COLUMNS, field_columns, field_type, name_columns, name_type, table_schema
-from dprobes.trace.record_columns import RaggedRows, ragged_rows_of
 from dprobes.trace.trace_frames import RECORD_HEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from dprobes.formatters.templates.data_columns import FieldPlace
+    from dprobes.formatters.templates.data_extraction import Decoded, Field
     from dprobes.formatters.templates.template_model import Template, Value
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import Place
-    from dprobes.trace.trace_content import RecordBlock, TraceProgram
+    from dprobes.record.record_table import Rows
+    from dprobes.trace.record_columns import RaggedRows
+    from dprobes.trace.trace_content import TraceProgram
 
-__all__ = ["NameColumns", "clean", "packed_table", "place_columns", "plain_rows", "plain_table"]
+__all__ = ["NameColumns", "clean", "headers_of", "rows_table", "sparse"]
 
-# The columns that say where probepoints are, and names as tables have them.
-
-
-_PLACE_COLUMNS = ("module", "symbol", "function", "placed", "at_return")
 _UNSIGNED_MAX = (1 << 64) - 1
-
-
-def place_columns(program: TraceProgram, module: str, probes: Sequence[int]) -> dict[str, pa.Array]:
-    """Return the columns of probepoints; each place is looked up once."""
-    import pyarrow as pa
-
-    numbers = {probe: number for number, probe in enumerate(dict.fromkeys(probes))}
-    places = [program.place(probe) for probe in numbers]
-    indices = pa.array([numbers[probe] for probe in probes], pa.int32())
-    values: list[list[Any]] = [
-        clean([module] * len(places)),
-        clean([place.where or None for place in places]),
-        clean([place.routine or None for place in places]),
-        [None if place.placed is None else _unsigned(place.placed) for place in places],
-        [place.at_return for place in places],
-    ]
-    columns = {}
-    for name, shown in zip(_PLACE_COLUMNS, values, strict=True):
-        columns[name] = pa.array(shown, pa.type_for_alias(HEADER_COLUMNS[name])).take(indices)
-    return columns
-
-
-def _unsigned(number: int) -> int | None:
-    """Return a number of a file, which may say anything, if a column can hold it."""
-    return number if 0 <= number <= _UNSIGNED_MAX else None
-
-
-def clean(strings: Iterable[str | None]) -> list[str | None]:
-    """Return names as all formats have them: with escapes for what cannot be printed."""
-    strings = list(strings)
-    known = {text: text if text is None else escaped(text) for text in set(strings)}
-    return [known[text] for text in strings]
-
-
-# The columns of names: those of addresses that templates print by name, and the functions where samples and accesses
-# hit.
-#
-# Names come with the records in their trace file, and from processes of this machine that still run.
-
-
-class NameColumns:
-    """Make the columns of names for the records of a program in a trace file."""
-
-    def __init__(self, program: TraceProgram) -> None:
-        own = boot_id()
-        is_live = bool(own) and program.origin.boot_id == own
-        self._program = program
-        self._symboliser = AddressSymboliser(program.source, live=is_live, carried=program.names)
-
-    def _place(self, probe: int) -> Place:
-        return self._program.place(probe).in_module(self._program.source.module)
-
-    def _are_in_code(self, probes: Iterable[int]) -> bool:
-        return all(self._program.place(probe).routine for probe in probes)
-
-    # Records that were decoded
-
-    def of_values(
-        self, template: Template, records: Sequence[LogRecord], probes: Sequence[int], values: Sequence[Sequence[Value]]
-    ) -> dict[str, pa.Array]:
-        """Return the columns beside those of a template's fields, whose ``values`` are given by columns."""
-        import pyarrow as pa
-
-        found = {}
-        for name, each in name_columns(template):
-            names: list[str | list[str | None] | None] = []
-            for record, probe, value in zip(records, probes, values[each.position], strict=True):
-                shown = code_names(value, record, self._place(probe), self._symboliser, is_stack=each.is_stack)
-                names.append(list(clean(shown)) if isinstance(shown, tuple) else clean([shown])[0])
-            found[name] = pa.array(names, name_type(each))
-        return found
-
-    def functions(self, records: Sequence[LogRecord], probes: Sequence[int]) -> dict[str, pa.Array]:
-        """Return the column of functions if some hits may have been in any; else nothing."""
-        import pyarrow as pa
-
-        if self._are_in_code(set(probes)):
-            return {}
-        pairs = zip(records, map(self._place, probes), strict=True)
-        names = clean([function_of(record, place, self._symboliser) or None for record, place in pairs])
-        return {"function": pa.array(names, pa.string())}
-
-    # Packed records
-
-    def of_packed(self, template: Template, records: PackedRows, places: Sequence[FieldPlace]) -> dict[str, pa.Array]:
-        """Return the same of records whose fields are at fixed ``places`` of the data."""
-
-        def named(record: LogRecord, place: Place, address: int) -> str | None:
-            shown = code_names(address, record, place, self._symboliser, is_stack=False)
-            return shown if isinstance(shown, str) else None
-
-        found = {}
-        for name, each in name_columns(template):
-            place = places[each.position]
-            at = (records.shape.data + place.start, place.size)
-            found[name] = self._named(records, at, named)
-        return found
-
-    def functions_of_packed(self, records: PackedRows) -> dict[str, pa.Array]:
-        """Return the same as ``functions``."""
-        probes, at = records.probes(), records.shape.place(Item.IP)
-        if at is None or self._are_in_code({probes} if isinstance(probes, int) else set(probes)):
-            return {}
-
-        def function(record: LogRecord, place: Place, _: int) -> str | None:
-            return function_of(record, place, self._symboliser) or None
-
-        return {"function": self._named(records, at, function)}
-
-    def _named(
-        self, records: PackedRows, at: tuple[int, int], name: Callable[[LogRecord, Place, int], str | None]
-    ) -> pa.Array:
-        """Return the column of what ``name`` gives for addresses ``at`` some place; like records are named once."""
-        import pyarrow as pa
-
-        addresses = records.numbers(*at, records.shape.byte_order)
-        columns = [addresses, records.probes(), records.item(Item.PID), records.names()]
-        if self._program.names.has_changes:
-            columns.append(records.item(Item.TIME))
-        if not any(isinstance(column, list) for column in columns):
-            keys: list[tuple[Any, ...]] = [tuple(columns)]
-        else:
-            keys = list(zip(*(c if isinstance(c, list) else repeat(c, len(records)) for c in columns), strict=True))
-        numbers: dict[tuple[Any, ...], int] = {}
-        names = []
-        for row, key in enumerate(keys):
-            if key not in numbers:
-                numbers[key] = len(numbers)
-                probe, encoded = records.pair(row)
-                names.append(name(decode_record(encoded), self._place(probe), key[0]))
-        shown = pa.array(clean(names), pa.string())
-        if len(keys) == 1:
-            return pa.repeat(shown[0], len(records))
-        return shown.take(pa.array([numbers[key] for key in keys], pa.int32()))
-
+_TIME_MAX = (1 << 63) - 1
 
 _ITEMS = {
     "cpu": Item.CPU, "pid": Item.PID, "tid": Item.TID, "uid": Item.UID, "cs": Item.CS, "ip": Item.IP, "ss": Item.SS,
     "sp": Item.SP, "monotonic": Item.TIME,
 }  # fmt: skip
-_TIME_MAX = (1 << 63) - 1
-_TOKENS = bytes(byte in frozenset(Token) for byte in range(256))
-"""For each byte whether an item may begin with it."""
+
+_PLACE_COLUMNS = ("module", "symbol", "function", "placed", "at_return")
 
 
-def packed_table(
-    records: PackedRows,
-    program: TraceProgram,
-    names: NameColumns,
-    template: Template | None,
-    wall_offset: int,
-    lost: Mapping[int, int],
-    data: dict[str, pa.Array] | None = None,
-) -> pa.Table | None:
-    """
-    Return the table of records with one major and minor code; ``lost`` says how many were lost before which rows.
-
-    ``data`` are the columns of the data of records that are packed without. None if it has to be made record by record.
-    """
+def rows_table(
+    rows: Rows, wanted: Sequence[int], names: NameColumns, template: Template | None, wall_offset: int
+) -> pa.Table:
+    """Return the table of the records ``wanted``, which have one major and minor code; packed ones are all wanted."""
     import pyarrow as pa
 
-    if records.shape.flags & Item.CUT:
-        return None
-    columns = _data_columns(records, template, names) if data is None else data
-    times = _times(records, wall_offset)
-    if columns is None or times is None:
-        return None
-    count, shape = len(records), records.shape
-    for name, item in _ITEMS.items():
-        columns[name] = _numbers(records, shape.place(item), pa.type_for_alias(HEADER_COLUMNS[name]))
-    probes = records.probes()
-    if isinstance(probes, int):
-        places = place_columns(program, program.source.module, [probes])
-        columns |= {name: _repeated(column[0], count) for name, column in places.items()}
-    else:
-        columns |= place_columns(program, program.source.module, probes)
-    columns |= names.functions_of_packed(records)
-    columns["time"] = times
-    columns["process_name"] = _names(records)
-    columns["word_size"] = _repeated(pa.scalar(shape.word_size, pa.uint8()), count)
-    columns["byte_order"] = _repeated(pa.scalar(shape.byte_order), count)
-    columns["stack_trace"] = _repeated(pa.scalar(bool(shape.flags & Item.STACK_TRACE)), count)
-    columns["lost_before"] = _sparse(lost, count)
-    if data is None:
-        columns["data"] = _binary(records, shape.data, records.data_size)
+    headers = rows if isinstance(rows, PackedRows) else headers_of(rows, wanted)  # type: ignore[arg-type]
+    count, shape, program = len(headers), headers.shape, names.program
+    columns: dict[str, Any] = {
+        name: _numbers(headers, shape.place(item), pa.type_for_alias(HEADER_COLUMNS[name]))
+        for name, item in _ITEMS.items()
+    }
+    columns |= _place_columns(program, headers)
+    columns |= names.functions(headers)
+    columns["time"] = _times(headers, wall_offset)
+    columns["process_name"] = _names(headers)
+    columns["word_size"] = pa.repeat(pa.scalar(shape.word_size, pa.uint8()), count)
+    columns["byte_order"] = pa.repeat(pa.scalar(shape.byte_order), count)
+    columns["stack_trace"] = pa.repeat(pa.scalar(bool(shape.flags & Item.STACK_TRACE)), count)
+    columns["lost_before"] = pa.nulls(count, pa.uint64())
+    columns["data"] = _binary(rows, wanted)
+    columns |= (
+        _item_columns(rows, wanted) if template is None else _field_columns(rows, wanted, template, names, headers)
+    )
     schema = table_schema(template)
+    empty = {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}
+    columns |= empty
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
-def _sparse(values: Mapping[int, int], count: int) -> pa.Array:
-    """Return a column with few values."""
-    import pyarrow as pa
-
-    parts, end = [], 0
-    for row, value in values.items():
-        parts += [pa.nulls(row - end, pa.uint64()), pa.array([value], pa.uint64())]
-        end = row + 1
-    return pa.concat_arrays([*parts, pa.nulls(count - end, pa.uint64())])
-
-
-def _repeated(value: pa.Scalar, count: int) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.repeat(value, count)
-
-
-def _numbers(records: PackedRows, place: tuple[int, int] | None, kind: pa.DataType, *, signed: bool = False) -> Any:
-    """Return a column of the numbers at some place of the rows; of nothing where there is no place."""
-    import pyarrow as pa
-
-    if place is None:
-        return pa.nulls(len(records), kind)
-    start, size = place
-    order = records.shape.byte_order
-    if records.is_constant(start, size):
-        number = int.from_bytes(records.first[start : start + size], order, signed=signed)
-        return _repeated(pa.scalar(number, kind), len(records))
-    own = pa.type_for_alias(f"{'' if signed else 'u'}int{8 * size}")
-    numbers = pa.Array.from_buffers(own, len(records), [None, pa.py_buffer(records.raw(start, size, order))])
-    return numbers if own == kind else numbers.cast(kind)
-
-
-def _times(records: PackedRows, wall_offset: int) -> pa.Array | None:
-    """Return the column of the time of day; None if there are times that it cannot have."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    place = records.shape.place(Item.TIME)
-    kind = pa.timestamp("ns")
-    if place is None:
-        return pa.nulls(len(records), kind)
-    monotonic = _numbers(records, place, pa.uint64())
-    bounds = pc.min_max(monotonic).as_py()
-    if not -_TIME_MAX <= wall_offset <= _TIME_MAX or bounds["max"] > _TIME_MAX:
-        return None
-    if not (bounds["min"] + wall_offset >= -_TIME_MAX and bounds["max"] + wall_offset <= _TIME_MAX):
-        return None
-    return pc.add(monotonic.cast(pa.int64()), pa.scalar(wall_offset, pa.int64())).cast(kind)
-
-
-def _names(records: PackedRows) -> pa.Array:
-    import pyarrow as pa
-
-    names = records.names()
-    if names is None:
-        return pa.nulls(len(records), pa.string())
-    if isinstance(names, bytes):
-        (text,) = clean([_decoded(names)])
-        return _repeated(pa.scalar(text, pa.string()), len(records))
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    shown = pa.array(clean(map(_decoded, numbers)), pa.string())
-    return shown.take(pa.array([numbers[name] for name in names], pa.int32()))
-
-
-def _decoded(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
-
-
-def _binary(records: PackedRows, start: int, size: int) -> pa.Array:
-    import pyarrow as pa
-
-    buffers = [None, pa.py_buffer(_offsets(len(records), size)), pa.py_buffer(records.raw(start, size))]
-    return pa.Array.from_buffers(pa.binary(), len(records), buffers)
-
-
-@lru_cache(16)
-def _offsets(count: int, size: int) -> array[int]:
-    return array("i", range(0, count * size + 1, size) if size else [0] * (count + 1))
-
-
-# The data
-
-
-def _data_columns(records: PackedRows, template: Template | None, named: NameColumns) -> dict[str, pa.Array] | None:
-    import pyarrow as pa
-
-    schema = table_schema(template)
-    count, shape = len(records), records.shape
-    is_trace = bool(shape.flags & Item.STACK_TRACE)
-    if template is None:
-        items = None if is_trace else _items(records)
-        return {"items": pa.nulls(count, schema.field("items").type) if items is None else pa.array(
-            items, schema.field("items").type)}  # fmt: skip
-    names = [name for name, _ in field_columns(template)]
-    others = {name: pa.nulls(count, schema.field(name).type) for name in ("problems", "rest")}
-    if is_trace:
-        names += [name for name, _ in name_columns(template)]
-        return others | {name: pa.nulls(count, schema.field(name).type) for name in names}
-    word_size = shape.word_size
-    found = fixed_places(template, word_size)
-    if found is None or found[1] != records.data_size:
-        return None
-    for (name, field), (start, size, is_signed, _) in zip(field_columns(template), found[0], strict=True):
-        if field.kind is FieldKind.CHARACTER:
-            return None
-        others[name] = _numbers(records, (shape.data + start, size), field_type(field), signed=is_signed)
-    return others | named.of_packed(template, records, found[0])
-
-
-def _items(records: PackedRows) -> list[list[dict[str, str]] | None] | None:
-    """Return the items of data that describes itself; None if none does."""
-    place, size = records.shape.data, records.row_size
-    if place == size:
-        return None
-    plane = records.planes.get(place)
-    if plane is None:
-        numbers = range(len(records) if _TOKENS[records.first[place]] else 0)
-        found = list(numbers)
-    else:
-        begins = plane.translate(_TOKENS)
-        found, at = [], begins.find(1)
-        while at >= 0:
-            found.append(at)
-            at = begins.find(1, at + 1)
-    if not found:
-        return None
-    data, length, order = records.raw(place, size - place), size - place, records.shape.byte_order
-    word_size = records.shape.word_size
-    result: list[list[dict[str, str]] | None] = [None] * len(records)
-    for number in found:
-        items = split_items(bytes(data[number * length : (number + 1) * length]), word_size, order)
-        if items is not None:
-            result[number] = [{"type": item.kind, "text": item.text} for item in items]
-    return result
-
-
-# Records of various sizes, as those with strings, as tables: their headers as packed records, their data part by part.
-#
-# There is a table of records whose template takes nothing but strings and numbers, and all of their data; for others
-# records are decoded one by one.
-
-
-def plain_rows(block: RecordBlock) -> list[RaggedRows] | None:
-    """Return the rows of a block; None if one of its records is none."""
-    try:
-        rows = list(ragged_rows_of(block))
-        for each in rows:
-            each.data_bounds()
-    except FormatError:
-        return None
-    return rows
-
-
-def plain_table(
-    rows: RaggedRows,
-    wanted: Sequence[int],
-    program: TraceProgram,
-    names: NameColumns,
-    template: Template | None,
-    lost: Mapping[int, int],
-) -> pa.Table | None:
-    """
-    Return the table of the records ``wanted``, which have one major and minor code; ``lost`` as in ``packed_table``.
-
-    None if it has to be made record by record.
-    """
-    import pyarrow as pa
-
-    if template is None or name_columns(template) or rows.shape.flags & (Item.STACK_TRACE | Item.CUT):
-        return None
-    steps = steps_of(template, rows.shape.word_size)
-    described = field_columns(template)
-    if steps is None or any(field.kind is FieldKind.CHARACTER for _, field in described):
-        return None
-    ragged = RaggedData(rows, lambda _: None)
-    found = ragged.fields(steps, wanted)
-    if found is None:
-        return None
-    columns: dict[str, Any] = {
-        name: pa.array(values, field_type(field)) for (name, field), values in zip(described, found, strict=True)
-    }
-    schema = table_schema(template)
-    columns |= {name: pa.nulls(len(wanted), schema.field(name).type) for name in ("problems", "rest")}
-    body = ragged.body
-    columns["data"] = pa.array([body[ragged.starts[row] : ragged.ends[row]] for row in wanted], pa.binary())
-    return packed_table(_headers(rows, ragged, wanted), program, names, template, rows.block.wall_offset, lost, columns)
-
-
-def _headers(rows: RaggedRows, ragged: RaggedData, wanted: Sequence[int]) -> PackedRows:
-    """Return the records as packed ones without data."""
-    body, tid = ragged.body, 4 if rows.shape.flags & Item.TID else 0
-    heads = [(rows.start(row), ragged.starts[row]) for row in wanted]
+def headers_of(rows: RaggedRows, wanted: Sequence[int]) -> PackedRows:
+    """Return records that stand one after the other as packed ones without data."""
+    body, starts, _ = rows.data_bounds()
+    tid = 4 if rows.shape.flags & Item.TID else 0
+    heads = [(rows.start(row), starts[row]) for row in wanted]
     size = RECORD_HEAD.size
     if rows.shape.flags & Item.PROCESS_NAME:
         fixed = header_struct(rows.shape.flags, rows.shape.byte_order).size
@@ -441,3 +101,311 @@ def _headers(rows: RaggedRows, ragged: RaggedData, wanted: Sequence[int]) -> Pac
         parts = [body[start : start + PROBE_SIZE] + body[start + size : end] for start, end in heads]
     stride = len(parts[0])
     return PackedRows.of_table(b"".join(parts), stride, range(stride))
+
+
+# The columns of the header
+
+
+def _place_columns(program: TraceProgram, rows: PackedRows) -> dict[str, pa.Array]:
+    """Return the columns of probepoints; each place is looked up once."""
+    import pyarrow as pa
+
+    probes = rows.probes()
+    numbers = {probe: number for number, probe in enumerate(rows.probe_set())}
+    places = [program.place(probe) for probe in numbers]
+    values: list[list[Any]] = [
+        clean([program.source.module] * len(places)),
+        clean([place.where or None for place in places]),
+        clean([place.routine or None for place in places]),
+        [place.placed if place.placed is not None and 0 <= place.placed <= _UNSIGNED_MAX else None for place in places],
+        [place.at_return for place in places],
+    ]
+    columns = {}
+    indices = None if isinstance(probes, int) else pa.array([numbers[probe] for probe in probes], pa.int32())
+    for name, shown in zip(_PLACE_COLUMNS, values, strict=True):
+        column = pa.array(shown, pa.type_for_alias(HEADER_COLUMNS[name]))
+        columns[name] = pa.repeat(column[0], len(rows)) if indices is None else column.take(indices)
+    return columns
+
+
+def clean(strings: Iterable[str | None]) -> list[str | None]:
+    """Return names as all formats have them: with escapes for what cannot be printed."""
+    strings = list(strings)
+    known = {text: text if text is None else escaped(text) for text in set(strings)}
+    return [known[text] for text in strings]
+
+
+def sparse(values: Mapping[int, int], count: int) -> pa.Array:
+    """Return a column with few values."""
+    import pyarrow as pa
+
+    parts, end = [], 0
+    for row, value in values.items():
+        parts += [pa.nulls(row - end, pa.uint64()), pa.array([value], pa.uint64())]
+        end = row + 1
+    return pa.concat_arrays([*parts, pa.nulls(count - end, pa.uint64())])
+
+
+def _numbers(rows: PackedRows, place: tuple[int, int] | None, kind: pa.DataType, *, signed: bool = False) -> Any:
+    """Return a column of the numbers at some place of the rows; of nothing where there is no place."""
+    import pyarrow as pa
+
+    if place is None:
+        return pa.nulls(len(rows), kind)
+    start, size = place
+    order = rows.shape.byte_order
+    if rows.is_constant(start, size):
+        number = int.from_bytes(rows.first[start : start + size], order, signed=signed)
+        return pa.repeat(pa.scalar(number, kind), len(rows))
+    own = pa.type_for_alias(f"{'' if signed else 'u'}int{8 * size}")
+    numbers = pa.Array.from_buffers(own, len(rows), [None, pa.py_buffer(rows.raw(start, size, order))])
+    return numbers if own == kind else numbers.cast(kind)
+
+
+def _times(rows: PackedRows, wall_offset: int) -> pa.Array:
+    """Return the column of the time of day; null for times that it cannot have."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    place = rows.shape.place(Item.TIME)
+    kind = pa.timestamp("ns")
+    if place is None:
+        return pa.nulls(len(rows), kind)
+    monotonic = _numbers(rows, place, pa.uint64())
+    bounds = pc.min_max(monotonic).as_py()
+    least, most = bounds["min"] + wall_offset, bounds["max"] + wall_offset
+    if max(bounds["max"], abs(wall_offset)) <= _TIME_MAX and least >= -_TIME_MAX and most <= _TIME_MAX:
+        return pc.add(monotonic.cast(pa.int64()), pa.scalar(wall_offset, pa.int64())).cast(kind)
+    times = [time + wall_offset for time in monotonic.to_pylist()]
+    return pa.array([time if -_TIME_MAX <= time <= _TIME_MAX else None for time in times], kind)
+
+
+def _names(rows: PackedRows) -> pa.Array:
+    import pyarrow as pa
+
+    names = rows.column("name")
+    if names is None or isinstance(names, str):
+        return pa.repeat(pa.scalar(names and escaped(names), pa.string()), len(rows))
+    assert isinstance(names, list), "names are no numbers"
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    shown = pa.array(clean(map(str, numbers)), pa.string())
+    return shown.take(pa.array([numbers[name] for name in names], pa.int32()))
+
+
+# The names of addresses that templates print by name, and the functions where samples and accesses hit. They come with
+# the records in their trace file, and from processes of this machine that still run.
+
+
+class NameColumns:
+    """The columns of names for the records of a program in a trace file."""
+
+    def __init__(self, program: TraceProgram) -> None:
+        self.program = program
+        self._symboliser = AddressSymboliser(program.source, live=program.may_run, carried=program.names)
+
+    def of_fields(
+        self, template: Template, rows: PackedRows, values: Sequence[Sequence[Value] | Value]
+    ) -> dict[str, pa.Array]:
+        """Return the columns beside those of a template's fields, whose ``values`` are given by columns."""
+
+        def shown(record: LogRecord, place: Place, value: Value, *, is_stack: bool) -> str | list[str | None] | None:
+            names = code_names(value, record, place, self._symboliser, is_stack=is_stack)
+            return clean(names) if isinstance(names, tuple) else clean([names])[0]
+
+        return {
+            name: self._named(rows, values[each.position], partial(shown, is_stack=each.is_stack), name_type(each))
+            for name, each in name_columns(template)
+        }
+
+    def functions(self, rows: PackedRows) -> dict[str, pa.Array]:
+        """Return the column of functions if some hits may have been in any; else nothing."""
+        import pyarrow as pa
+
+        addresses = rows.item(Item.IP)
+        if addresses is None or all(self.program.place(probe).routine for probe in rows.probe_set()):
+            return {}
+
+        def function(record: LogRecord, place: Place, _: Value) -> str | None:
+            return clean([function_of(record, place, self._symboliser) or None])[0]
+
+        return {"function": self._named(rows, addresses, function, pa.string())}
+
+    def _named(
+        self,
+        rows: PackedRows,
+        values: Sequence[Value] | Value,
+        name: Callable[[LogRecord, Place, Value], str | list[str | None] | None],
+        kind: pa.DataType,
+    ) -> pa.Array:
+        """Return the column of what ``name`` gives for the values of records; like records are named once."""
+        import pyarrow as pa
+
+        columns = [values, rows.probes(), rows.item(Item.PID), rows.names()]
+        if self.program.names.has_changes:
+            columns.append(rows.item(Item.TIME))
+        if not any(isinstance(column, list) for column in columns):
+            keys: list[tuple[Any, ...]] = [tuple(columns)]
+        else:
+            keys = list(zip(*(c if isinstance(c, list) else repeat(c, len(rows)) for c in columns), strict=True))
+        numbers: dict[tuple[Any, ...], int] = {}
+        names = []
+        module = self.program.source.module
+        for row, key in enumerate(keys):
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                probe, encoded = rows.pair(row)
+                names.append(name(decode_record(encoded), self.program.place(probe).in_module(module), key[0]))
+        shown = pa.array(names, kind)
+        if len(keys) == 1:
+            return pa.repeat(shown[0], len(rows))
+        return shown.take(pa.array([numbers[key] for key in keys], pa.int32()))
+
+
+# The data
+
+
+def _binary(rows: Rows, wanted: Sequence[int]) -> pa.Array:
+    import pyarrow as pa
+
+    if not isinstance(rows, PackedRows):
+        body, starts, ends = rows.data_bounds()
+        return pa.array([body[starts[row] : ends[row]] for row in wanted], pa.binary())
+    start, size = rows.shape.data, rows.data_size
+    buffers = [None, pa.py_buffer(_offsets(len(rows), size)), pa.py_buffer(rows.raw(start, size))]
+    return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
+
+
+@lru_cache(16)
+def _offsets(count: int, size: int) -> array[int]:
+    return array("i", range(0, count * size + 1, size) if size else [0] * (count + 1))
+
+
+_TOKENS = bytes(byte in frozenset(Token) for byte in range(256))
+"""For each byte whether an item may begin with it."""
+_NO_TOKEN = _TOKENS.index(0)
+
+
+def _item_columns(rows: Rows, wanted: Sequence[int]) -> dict[str, pa.Array]:
+    """Return the items of data that describes itself; nothing if none does."""
+    import pyarrow as pa
+
+    if rows.shape.flags & Item.CUT:
+        records = [decode_record(rows.pair(row)[1]) for row in wanted]
+        found = [[{"type": item.kind, "text": item.text} for item in record.items()] or None for record in records]
+    else:
+        found = _items(rows, wanted)
+    kind = table_schema(None).field("items").type
+    return {"items": pa.array(found, kind)} if any(found) else {}
+
+
+def _items(rows: Rows, wanted: Sequence[int]) -> list[list[dict[str, str]] | None]:
+    if rows.shape.flags & Item.STACK_TRACE:
+        return []
+    if isinstance(rows, PackedRows):
+        size = rows.data_size
+        body = bytes(rows.raw(rows.shape.data, size))
+        begins = body[::size] if size else b""
+        data = ((row, body[row * size : (row + 1) * size]) for row in _with_token(begins))
+    else:
+        body, starts, ends = rows.data_bounds()
+        begins = bytes([body[starts[row]] if starts[row] < ends[row] else _NO_TOKEN for row in wanted])
+        data = ((at, body[starts[wanted[at]] : ends[wanted[at]]]) for at in _with_token(begins))
+    result: list[list[dict[str, str]] | None] = [None] * len(wanted)
+    for row, each in data:
+        items = split_items(each, rows.shape.word_size, rows.shape.byte_order)
+        if items is not None:
+            result[row] = [{"type": item.kind, "text": item.text} for item in items]
+    return result
+
+
+def _with_token(begins: bytes) -> Iterator[int]:
+    """Iterate over the places of bytes with which an item may begin."""
+    return compress(range(len(begins)), begins.translate(_TOKENS))
+
+
+def _field_columns(
+    rows: Rows, wanted: Sequence[int], template: Template, names: NameColumns, headers: PackedRows
+) -> dict[str, pa.Array]:
+    """Return the columns of a template: its fields and their names, what is wrong, and what is left of the data."""
+    import pyarrow as pa
+
+    if rows.shape.flags & Item.STACK_TRACE:
+        return {}
+    described = field_columns(template)
+    if isinstance(rows, PackedRows) and (found := _fixed_columns(rows, template, names)) is not None:
+        return found
+    steps = None if rows.shape.flags & Item.CUT else steps_of(template, rows.shape.word_size)
+    values = None if steps is None else RaggedData(rows, lambda _: None).fields(steps, wanted)
+    columns: dict[str, pa.Array] = {}
+    if values is None:
+        values, columns = _decoded_columns(rows, wanted, template)
+    for (name, field), column in zip(described, values, strict=True):
+        columns[name] = pa.array(_shown(field, column), field_type(field))
+    return columns | names.of_fields(template, headers, values)
+
+
+def _fixed_columns(rows: PackedRows, template: Template, names: NameColumns) -> dict[str, pa.Array] | None:
+    """Return the columns of fields at fixed places that take all of the data; None if they do not."""
+    found = fixed_places(template, rows.shape.word_size)
+    described, start = field_columns(template), rows.shape.data
+    is_simple = not any(field.kind is FieldKind.CHARACTER for _, field in described)
+    if found is None or found[1] != rows.data_size or not is_simple or rows.shape.flags & Item.CUT:
+        return None
+    columns = {
+        name: _numbers(rows, (start + place.start, place.size), field_type(field), signed=place.is_signed)
+        for (name, field), place in zip(described, found[0], strict=True)
+    }
+    if not name_columns(template):
+        return columns
+    values = [rows.numbers(start + place.start, place.size, rows.shape.byte_order) for place in found[0]]
+    return columns | names.of_fields(template, rows, values)
+
+
+def _decoded_columns(
+    rows: Rows, wanted: Sequence[int], template: Template
+) -> tuple[list[list[Any]], dict[str, pa.Array]]:
+    """Return the values of fields by columns, and the columns of what is wrong with them, and of what is left."""
+    import pyarrow as pa
+
+    names = [name for name, _ in field_columns(template)]
+    is_cut = bool(rows.shape.flags & Item.CUT)
+    values: list[tuple[Any, ...]] = []
+    problems: list[Any] = []
+    rests: list[bytes | None] = []
+    for row in wanted:
+        decoded = decode_fields(template, decode_record(rows.pair(row)[1]))
+        problems.append(_problems(names, decoded, is_cut=is_cut))
+        values.append(tuple(None if isinstance(value, Fault) else value for value in decoded.values))
+        rests.append(decoded.rest or None)
+    schema = table_schema(template)
+    columns = {
+        name: pa.array(column, schema.field(name).type)
+        for name, column in (("problems", problems), ("rest", rests))
+        if any(column)
+    }
+    return list(map(list, zip(*values, strict=True))), columns
+
+
+def _shown(described: Field, column: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of a column; characters are text."""
+    if described.kind is not FieldKind.CHARACTER:
+        return column
+    return [None if v is None else _characters(v if isinstance(v, tuple) else (v,)) for v in column]
+
+
+def _characters(codes: tuple[int, ...]) -> str:
+    return "".join(map(character, codes)).encode("utf-8", "backslashreplace").decode()
+
+
+def _problems(names: Sequence[str], decoded: Decoded, *, is_cut: bool) -> list[dict[str, Any]] | None:
+    found: list[dict[str, Any]] = []
+    for name, value in zip(names, decoded.values, strict=True):
+        if value is None:
+            found.append({"field": name, "problem": "cut" if is_cut else "missing", "address": None})
+        elif isinstance(value, Fault):
+            kind = "selector fault" if value.is_selector else UNSEEN if value.is_unseen else "fault"
+            address = None if value.is_unseen else value.address
+            found.append({"field": name, "problem": kind, "address": address})
+    if is_cut and None not in decoded.values:
+        found.append({"field": None, "problem": "cut", "address": None})
+    return found or None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote
 
 from dprobes.formatters.address_fields import AddressField, address_fields
-from dprobes.formatters.templates.data_extraction import Field, FieldKind, fields_of
+from dprobes.formatters.templates.data_extraction import Field, FieldKind, fields_of, unique_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,14 +153,7 @@ def field_columns(template: Template) -> tuple[tuple[str, Field], ...]:
     A name that another column has, be it in other letter case, gets a number: SQL takes the two for one.
     """
     taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST}
-    columns = []
-    for field in fields_of(template, _WORD):
-        name, number = field.name, 2
-        while name.lower() in taken:
-            name, number = f"{field.name}_{number}", number + 1
-        taken.add(name.lower())
-        columns.append((name, field))
-    return tuple(columns)
+    return tuple((unique_name(field.name, taken, fold=str.lower), field) for field in fields_of(template, _WORD))
 
 
 def field_type(field: Field) -> pa.DataType:
@@ -182,14 +175,7 @@ def field_type(field: Field) -> pa.DataType:
 def name_columns(template: Template) -> tuple[tuple[str, AddressField], ...]:
     """Return the columns of the names of addresses, which are named as those of fields are."""
     taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST, *(name.lower() for name, _ in field_columns(template))}
-    columns = []
-    for each in address_fields(template, _WORD):
-        name, number = each.name, 2
-        while name.lower() in taken:
-            name, number = f"{each.name}_{number}", number + 1
-        taken.add(name.lower())
-        columns.append((name, each))
-    return tuple(columns)
+    return tuple((unique_name(each.name, taken, fold=str.lower), each) for each in address_fields(template, _WORD))
 
 
 def name_type(field: AddressField) -> pa.DataType:

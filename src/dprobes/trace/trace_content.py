@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import FormatError
+from dprobes.record.boot_clock import boot_id
 from dprobes.record.log_record import time_of
 from dprobes.record.record_origin import Place
 from dprobes.trace.carried_names import CarriedNames
@@ -88,6 +89,12 @@ class TraceProgram:
     def name(self) -> str:
         """The name of the program."""
         return self.source.name
+
+    @property
+    def may_run(self) -> bool:
+        """Whether its records are of processes of this machine since it was started, which may still run."""
+        own = boot_id()
+        return bool(own) and self.origin.boot_id == own
 
     def place(self, probe: int) -> PlaceEntry:
         """Return the place of a probepoint; one that the file says nothing of is named by its number."""

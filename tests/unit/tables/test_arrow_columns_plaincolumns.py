@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.rpn.instruction_set import Token
-from dprobes.tables import table_conversion
-from dprobes.tables.arrow_columns import plain_rows, plain_table
+from dprobes.tables import arrow_columns, table_conversion
 from dprobes.trace.trace_content import LostRecords, PlaceEntry, RecordBlock, TraceProgram
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame
 from unit.formatters.templates.test_data_columns_ragged import PROGRAM, item, mixed
@@ -34,13 +33,14 @@ def test_rows_are_those_that_each_record_has(records: Records, lost: int, offset
     if has_time:
         records = [(probe, record._replace(time=n, ip=0x1234)) for n, (probe, record) in enumerate(records)]
 
-    def found(few: int) -> dict[object, list[object]]:
+    def found(*, by_columns: bool) -> dict[object, list[object]]:
         block = block_of(records, offset)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(table_conversion, "_FEW", few)
+            if not by_columns:
+                patch.setattr(arrow_columns, "steps_of", lambda *_: None)
             return rows_of([LostRecords(block.program, lost, 0), block] if lost else [block])
 
-    assert found(1) == found(1 << 30)
+    assert found(by_columns=True) == found(by_columns=False)
 
 
 def test_strings_and_numbers_are_made_by_columns() -> None:
@@ -52,19 +52,17 @@ def test_strings_and_numbers_are_made_by_columns() -> None:
         for text, number in [(strings[n % 3], struct.pack("<Q", n))]
     ]
     block = block_of(records)
-    program = table_conversion._Program(block.program, None)
-    cut = plain_rows(block)
-    assert cut is not None
-    (rows,) = cut
-    table = plain_table(rows, range(30), block.program, program._names, program._template((1, 1)), {})
-    assert table is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_columns, "decode_fields", None)
+        (piece,) = table_conversion.pieces_of([block])
+    table = piece.rows
     assert table["path"].to_pylist() == [text.decode() for text in strings] * 10
     assert table["size"].to_pylist() == [*range(30)]
     assert table["process_name"].to_pylist() == ["cat"] * 30
 
 
-def test_a_block_with_what_is_no_record_has_no_rows() -> None:
+def test_what_is_no_record_is_a_row_of_data() -> None:
     block = block_of([(0, LogRecord(1, 1))])
     broken = RecordBlock(block.program, block.body + b"\0\0\0\0\5\0\0\0\xff\xff\xff\xffx", RECORDS_HEAD.size, 0, 5, 0)
-    assert plain_rows(broken) is None
-    assert sum(map(len, rows_of([broken]).values())) == 2
+    rows = [row for rows in rows_of([broken]).values() for row in rows if isinstance(row, dict)]
+    assert [row["data"] for row in rows] == [b"", b"\xff\xff\xff\xffx"]

@@ -27,7 +27,6 @@ from dprobes.formatters.field_values import HEADER_FIELDS, NUMBERED, PLACE_FIELD
 from dprobes.formatters.templates.template_collection import templates_of
 from dprobes.keyed.table_layout import BIAS, HIST_ZERO, key_parts
 from dprobes.keyed.table_text import bar_lines, power_bucket_label
-from dprobes.record.boot_clock import boot_id
 from dprobes.record.log_record import LogRecord
 from dprobes.record.record_origin import Place
 from dprobes.resolve.probepoints import places_of
@@ -85,7 +84,6 @@ def aggregate_traces(
     sources: dict[TraceProgram, RecordSource] = {}
     refusals: list[FormatError] = []
     lost: Counter[str] = Counter()
-    own = boot_id()
     for each in found:
         program = each.program
         if isinstance(each, LostRecords):
@@ -98,8 +96,7 @@ def aggregate_traces(
                 source = replace(source, templates=templates.over(templates_of(source.templates)))
             sources[program] = source
             try:
-                is_live = bool(own) and program.origin.boot_id == own
-                symboliser = AddressSymboliser(source, live=is_live, carried=program.names)
+                symboliser = AddressSymboliser(source, live=program.may_run, carried=program.names)
                 aggregates.create_event_of(source, program.origin.host, symboliser)
             except FormatError as error:
                 refusals.append(error)

@@ -14,6 +14,7 @@ import click
 
 from dprobes.escapes import escaped, escaped_lines, json_text
 from dprobes.formatters.json_formatter import exact
+from dprobes.formatters.templates.data_extraction import unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -69,20 +70,11 @@ def _print_csv_lines(rows: Sequence[Sequence[str]]) -> None:
 
 def print_json(reader: pa.RecordBatchReader) -> None:
     """Print an object for each row, a line each; bytes are hexadecimal, times text."""
-    names = _unique(reader.schema.names)
+    taken: set[str] = set()
+    names = [unique_name(name, taken) for name in reader.schema.names]
     for rows in _pieces(reader, lambda values: values):
         lines = (json_text(exact(dict(zip(names, row, strict=True)))) for row in rows)
         click.echo("\n".join(lines))
-
-
-def _unique(names: list[str]) -> list[str]:
-    unique: list[str] = []
-    for name in names:
-        number, each = 2, name
-        while each in unique:
-            each, number = f"{name}_{number}", number + 1
-        unique.append(each)
-    return unique
 
 
 # Values

@@ -14,7 +14,6 @@ from dprobes.cli.record_options import say_problems
 from dprobes.errors import FormatError
 from dprobes.formatters import WITHOUT_TEMPLATES, Formatter, formatter
 from dprobes.formatters.line_formatter import columns_of
-from dprobes.record.boot_clock import boot_id
 from dprobes.sinks.local import console_target
 from dprobes.trace.trace_content import LostRecords
 
@@ -84,7 +83,6 @@ class Printer:
         self._columns = columns_of(sys.stdout)
         self._formatters: dict[TraceProgram, tuple[RecordSource, Formatter]] = {}
         self._blamed: set[str] = set()
-        self._boot_id = boot_id()
         self._strings: list[str] = []
         self._has_heading = False
 
@@ -122,13 +120,12 @@ class Printer:
     def _formatter_of(self, program: TraceProgram) -> Formatter:
         source, chosen = self._formatters.get(program, (None, None))
         if chosen is None or source is not program.source:
-            is_live = bool(self._boot_id) and program.origin.boot_id == self._boot_id
             source = self._with_templates(program.source)
             chosen = formatter(
                 self._format_name,
                 wall_offset=0,
                 source=source,
-                live=is_live,
+                live=program.may_run,
                 carried=program.names,
                 host=program.origin.host,
                 columns=self._columns,

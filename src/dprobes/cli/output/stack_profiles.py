@@ -65,7 +65,6 @@ def profile_traces(found: Iterable[TraceRecord | LostRecords], options: StacksOp
 def _collect(
     found: Iterable[TraceRecord | LostRecords], weight: str | None, *, keeps_samples: bool = False
 ) -> tuple[StackCollector, Counter[str]]:
-    from dprobes.record.boot_clock import boot_id
     from dprobes.sinks.sink_interface import Batch
     from dprobes.sinks.stacks.stack_profile import StackCollector
     from dprobes.trace.trace_content import LostRecords
@@ -74,7 +73,6 @@ def _collect(
     sources: dict[TraceProgram, RecordSource | None] = {}
     refusals: list[FormatError] = []
     lost: Counter[str] = Counter()
-    own = boot_id()
     for each in found:
         program = each.program
         if isinstance(each, LostRecords):
@@ -83,9 +81,8 @@ def _collect(
         if program not in sources:
             # The numbers of several files may be the same.
             source = replace(program.source, number=len(sources))
-            is_live = bool(own) and program.origin.boot_id == own
             try:
-                collector.create_event_of(source, live=is_live, carried=program.names)
+                collector.create_event_of(source, live=program.may_run, carried=program.names)
                 sources[program] = source
             except FormatError as error:
                 sources[program] = None

@@ -28,7 +28,7 @@ from dprobes.record.log_items import ItemHead, is_unseen_entry, item_head
 from dprobes.rpn.instruction_set import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dprobes.formatters.templates.template_model import Template
     from dprobes.record.log_record import ByteOrder, LogRecord
@@ -51,6 +51,7 @@ __all__ = [
     "placeholders",
     "read",
     "stacks_in",
+    "unique_name",
 ]
 
 CUT_OFF = "the rest, which is longer"
@@ -443,12 +444,17 @@ def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
         unnamed = "stack" if placeholder.conversion is Conversion.STACK else f"arg{len(fields)}"
         name = placeholder.field or _name_in(before[-_NAME_REACH:]) or unnamed
         joint = "" if placeholder.field and not name[-1].isdigit() else "_"
-        unique, number = name, 2
-        while unique in taken:
-            unique, number = f"{name}{joint}{number}", number + 1
-        taken.add(unique)
-        fields.append(Field(unique, kind, size, base, placeholder.is_array))
+        fields.append(Field(unique_name(name, taken, joint=joint), kind, size, base, placeholder.is_array))
     return tuple(fields)
+
+
+def unique_name(name: str, taken: set[str], *, joint: str = "_", fold: Callable[[str], str] = str) -> str:
+    """Return a name, or if it is ``taken`` one with a number, and take it; names are compared as ``fold`` has them."""
+    found, number = name, 2
+    while fold(found) in taken:
+        found, number = f"{name}{joint}{number}", number + 1
+    taken.add(fold(found))
+    return found
 
 
 def _name_in(before: str) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "Text",
     "Value",
     "Width",
+    "character",
     "readable_number",
 ]
 
@@ -32,8 +33,10 @@ __all__ = [
 ERROR_MAX = 4095
 """MAX_ERRNO: what the kernel returns from here up to -1 is an error (include/linux/err.h)."""
 
+_UNICODE_MAX = 0x10FFFF
+
 _AMOUNT_MAX = {4: 1 << 27, 8: 1 << 40}
-"""Below this, numbers of so many bytes are amounts rather than addresses: 32-bit programs begin behind the first."""
+"""Below this, numbers of so many bytes are amounts rather than addresses: 32-bit programs begin after the first."""
 
 _INT_END = 1 << 32
 
@@ -63,7 +66,7 @@ class Fault:
 
 
 Value = int | str | bytes | tuple[int, ...] | Fault | None
-"""The value of a field; None says that the data ended before it."""
+"""The value of a field; None if the data ended before it."""
 
 
 def readable_number(number: int, size: int) -> str:
@@ -81,8 +84,13 @@ def readable_number(number: int, size: int) -> str:
     return str(number) if number < _AMOUNT_MAX[size] else f"{number:#x}"
 
 
+def character(code: int) -> str:
+    """Return a character by its code, or what stands for one that is none."""
+    return chr(code) if code <= _UNICODE_MAX else f"<no character: {code:#x}>"
+
+
 class Conversion(enum.Enum):
-    """Say what a place-holder makes of bytes; the value is its letter."""
+    """What a place-holder makes of bytes; the value is its letter."""
 
     SIGNED = "d"
     UNSIGNED = "u"
@@ -128,7 +136,7 @@ HEADER_ITEMS = {
 @dataclass(frozen=True, slots=True)
 class Width:
     """
-    Say how wide a value is printed: at least so many characters, filled up on the left with blanks.
+    The width of a printed value: at least so many characters, filled up on the left with blanks.
 
     The other flags are C's: ``plus`` is what stands before a number with a sign that is not negative, ``+`` or a
     blank; with ``has_prefix`` hexadecimal numbers have a ``0x`` and octal ones a ``0``; ``in_capitals`` is of ``%X``.
@@ -144,7 +152,7 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Print this."""
+    """A text that is printed as it is."""
 
     text: str
 
@@ -152,12 +160,12 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Placeholder:
     """
-    Take data, and print it.
+    A place for data, which is taken and printed.
 
     ``size`` is that of one number in bytes: None for the record's word, 0 for no number. With ``is_item`` the
     data is one prefixed item, else raw bytes. ``span`` is where it is written. ``names`` are those of the numbers of an
     enumeration. ``field`` is the name of the field if the place-holder says it; then an item is one number, unless it
-    ``is_list``. With ``marks_cut`` a text longer than ``precision`` is cut in bytes, and has a mark behind it.
+    ``is_list``. With ``marks_cut`` a text longer than ``precision`` is cut in bytes, and has a mark after it.
     """
 
     conversion: Conversion
@@ -182,7 +190,7 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class HeaderValue:
-    """Print an item of the record's header; ``name`` is a key of ``HEADER_ITEMS``."""
+    """The place of an item of the record's header; ``name`` is a key of ``HEADER_ITEMS``."""
 
     name: str
     width: Width = Width()
@@ -190,7 +198,7 @@ class HeaderValue:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Leave out bytes of the data."""
+    """Bytes of the data that are left out."""
 
     count: int
 
@@ -201,7 +209,7 @@ Part = Text | Placeholder | HeaderValue | Skip
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
     """
-    Hold the template of the records with one major and minor code.
+    The template of the records with one major and minor code.
 
     ``desc`` is printed first if it is not empty, then each of ``lines``. Templates are compared by identity, so that
     what is worked out about one can be kept in a dictionary.

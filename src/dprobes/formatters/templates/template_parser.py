@@ -49,7 +49,7 @@ _SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
 _NUMBERS = "duxXo"
 _ADDRESSES = "pa"
 _CONVERSIONS = "duxXocspahevkTEUI"
-_BEHIND_SIZE = "duxXocspahv"
+_AFTER_SIZE = "duxXocspahv"
 """Before which conversions a letter d is a size: before others it is a conversion itself."""
 
 _FROM_C = {
@@ -79,7 +79,7 @@ BYTES_MAX = 65535
 
 
 class Character(NamedTuple):
-    """Hold one character of a string, after its escapes, and from where to where in the file's text it is written."""
+    """A character of a string, after its escapes, and from where to where in the file's text it is written."""
 
     text: str
     start: int
@@ -139,7 +139,7 @@ class _Reader:
         return self.position >= len(self._characters)
 
     def peek(self, ahead: int = 0) -> str:
-        """Return a character, or nothing behind the end."""
+        """Return a character, or nothing after the end."""
         at = self.position + ahead
         return self._characters[at].text if at < len(self._characters) else ""
 
@@ -194,8 +194,8 @@ def _placeholder(reader: _Reader) -> Part | str:
         return _skip(reader, start)
     field, brackets = _field(reader, start)
     is_list = bool(brackets)
-    behind_field = reader.position
-    part = _behind_field(reader, start)
+    after_field = reader.position
+    part = _after_field(reader, start)
     written = reader.since(start)
     if not field:
         return _checked(part, written)
@@ -203,14 +203,33 @@ def _placeholder(reader: _Reader) -> Part | str:
         raise _WrongError(written, "a name in brackets is for data; a header item has one")
     part = replace(part, field=field, is_list=is_list, has_commas="," in brackets, span=written)
     if is_list and (not part.is_item or part.size == 0 or part.conversion is Conversion.STACK):
-        hint = f"write '%({field}){reader.text_from(behind_field)}'"
+        hint = f"write '%({field}){reader.text_from(after_field)}'"
         raise _WrongError(written, f"'{brackets}' is for the numbers of an item", hint)
     return _checked(part, written)
 
 
-def _behind_field(reader: _Reader, start: int) -> Part:
+class _Written(NamedTuple):
+    """What stands before the letter of a conversion, and where each of it begins."""
+
+    start: int
+    """The percent sign."""
+    first: int
+    """After the name of the field."""
+    is_item: bool
+    width_at: int
+    width: Width
+    precision_at: int
+    precision: int | None
+    marks_cut: bool
+    size_at: int
+    size: int | None
+    has_size: bool
+    end: int
+
+
+def _after_field(reader: _Reader, start: int) -> Part:
     """Return the part for a place-holder whose percent sign, and name if it has one, were read."""
-    written = reader.position
+    first = reader.position
     is_item = reader.takes("*")
     width_at = reader.position
     width = _width(reader, start)
@@ -226,57 +245,81 @@ def _behind_field(reader: _Reader, start: int) -> Part:
     marks_cut = precision is not None and reader.takes("~")
     size_at = reader.position
     size, has_size = _size(reader, is_item=is_item)
-    size_end = reader.position
+    written = _Written(
+        start, first, is_item, width_at, width, precision_at, precision, marks_cut,
+        size_at, size, has_size, reader.position,
+    )  # fmt: skip
     letter = reader.peek()
     if letter == "r" and not has_size:
         reader.take()
-        if reader.position - written > 1 + is_item:
+        if reader.position - first > 1 + is_item:
             raise _WrongError(reader.since(start), f"'%{'*' * is_item}r' takes no width, precision or size")
         return Placeholder(Conversion.REST, 0, is_item, span=reader.since(start))
     if not letter or letter not in _CONVERSIONS:
         raise _unknown(reader, start)
-    letter = reader.take()
+    reader.take()
     if letter == "X":
-        width, letter = replace(width, in_capitals=True), "x"
+        written, letter = written._replace(width=replace(width, in_capitals=True)), "x"
     conversion = Conversion(letter)
-    if conversion is Conversion.DUMP and marks_cut and is_item and not has_size and not width.columns:
-        return Placeholder(conversion, 0, is_item, width, precision, reader.since(start), marks_cut=True)
-    if conversion is Conversion.DUMP:
-        hint = "write '%*h', or '%r' for all the rest in hexadecimal"
-        _check_bare_item(reader, start, written, "h", "dumps", hint, is_item=is_item)
-        return Placeholder(conversion, 0, is_item, span=reader.since(start))
-    if conversion is Conversion.STACK:
-        _check_bare_item(reader, start, written, "k", "lists the addresses of", "write '%*k'", is_item=is_item)
-        return Placeholder(conversion, None, is_item, span=reader.since(start))
+    if conversion in (Conversion.DUMP, Conversion.STACK, Conversion.NETWORK):
+        return _whole_item(reader, conversion, written)
+    return _value(reader, conversion, written)
+
+
+def _whole_item(reader: _Reader, conversion: Conversion, written: _Written) -> Placeholder:
+    """Return the place-holder of a conversion that takes an item as a whole, and nearly no options."""
+    start, is_item, width, precision = written.start, written.is_item, written.width, written.precision
     if conversion is Conversion.NETWORK:
-        if not is_item or has_size or precision is not None:
+        if not is_item or written.has_size or precision is not None:
             raise _WrongError(
                 reader.since(start), "'I' prints an item as a network address", "write '%*I', or '%*-15I'"
             )
         return Placeholder(conversion, 0, is_item, width, span=reader.since(start))
+    if conversion is Conversion.STACK:
+        _check_bare_item(reader, written, "k", "lists the addresses of", "write '%*k'")
+        return Placeholder(conversion, None, is_item, span=reader.since(start))
+    if written.marks_cut and is_item and not written.has_size and not width.columns:
+        return Placeholder(conversion, 0, is_item, width, precision, reader.since(start), marks_cut=True)
+    _check_bare_item(reader, written, "h", "dumps", "write '%*h', or '%r' for all the rest in hexadecimal")
+    return Placeholder(conversion, 0, is_item, span=reader.since(start))
+
+
+def _value(reader: _Reader, conversion: Conversion, written: _Written) -> Placeholder:
+    """Return the place-holder of a number or a string, whose letter was read."""
+    width, precision = written.width, written.precision
     is_errno = conversion is Conversion.ERROR  # of which '#' leaves -1 a number
     flag = _flag_of_numbers(replace(width, has_prefix=False) if is_errno else width)
     if conversion.value not in _NUMBERS and flag:
-        raise _WrongError(reader.span(width_at, precision_at), f"flag '{flag}' is for numbers")
+        raise _WrongError(reader.span(written.width_at, written.precision_at), f"flag '{flag}' is for numbers")
+    size = _checked_size(reader, conversion, written)
+    is_named = conversion in (Conversion.ENUMERATION, Conversion.UNSIGNED_ENUMERATION)
+    names = _names(reader, written.start, conversion.value) if is_named else ()
+    if written.marks_cut and (conversion is not Conversion.STRING or not written.is_item):
+        raise _WrongError(reader.since(written.start), "'~' is for the string of an item: '%*.200~s'")
+    span = reader.since(written.start)
+    return Placeholder(
+        conversion, size, written.is_item, width, precision, span, names, marks_cut=written.marks_cut
+    )  # fmt: skip
+
+
+def _checked_size(reader: _Reader, conversion: Conversion, written: _Written) -> int | None:
+    """Return the size of one number, None for the word, 0 for a string; refuse sizes and precisions of others."""
+    size, has_size = written.size, written.has_size
     if conversion is Conversion.STRING:
         if has_size:
             is_ambiguous = size == _SIZES["d"]
             hint = "write '%nds' for a number and the letter 's'" if is_ambiguous else "'%.16s' takes 16 characters"
-            raise _WrongError(reader.span(size_at, size_end), "conversion 's' takes no size", hint)
-        size = 0
-    elif precision is not None and conversion.value not in _NUMBERS:
-        raise _WrongError(reader.span(precision_at, size_at), f"conversion '{conversion.value}' takes no precision")
-    elif conversion.value in _ADDRESSES and has_size and size in (1, 2):
+            raise _WrongError(reader.span(written.size_at, written.end), "conversion 's' takes no size", hint)
+        return 0
+    if written.precision is not None and conversion.value not in _NUMBERS:
+        span = reader.span(written.precision_at, written.size_at)
+        raise _WrongError(span, f"conversion '{conversion.value}' takes no precision")
+    if conversion.value in _ADDRESSES and has_size and size in (1, 2):
         message = f"an address has no {size} byte{'s' * (size > 1)}; sizes are d (4), q (8), n (word)"
-        raise _WrongError(reader.span(size_at, size_end), message)
-    elif conversion is Conversion.CHARACTER and is_item and not has_size:
-        size = 1
-    is_named = conversion in (Conversion.ENUMERATION, Conversion.UNSIGNED_ENUMERATION)
-    names = _names(reader, start, letter) if is_named else ()
-    if marks_cut and (conversion is not Conversion.STRING or not is_item):
-        raise _WrongError(reader.since(start), "'~' is for the string of an item: '%*.200~s'")
-    span = reader.since(start)
-    return Placeholder(conversion, size, is_item, width, precision, span, names, marks_cut=marks_cut)
+        raise _WrongError(reader.span(written.size_at, written.end), message)
+    if conversion is Conversion.CHARACTER and written.is_item and not has_size:
+        return 1
+    return size
 
 
 def _checked(part: Part, written: Span) -> Part:
@@ -336,14 +379,12 @@ def _names(reader: _Reader, start: int, letter: str) -> tuple[tuple[int, str], .
     return tuple(found)
 
 
-def _check_bare_item(
-    reader: _Reader, start: int, written: int, letter: str, what: str, hint: str, *, is_item: bool
-) -> None:
-    """Refuse anything but ``*``, which stands at ``written``, and the letter."""
-    if not is_item:
-        raise _WrongError(reader.since(start), f"'{letter}' {what} an item", hint)
-    if reader.position - written > len("*h"):
-        raise _WrongError(reader.since(start), f"'%*{letter}' takes no width, precision or size")
+def _check_bare_item(reader: _Reader, written: _Written, letter: str, what: str, hint: str) -> None:
+    """Refuse anything but ``*`` and the letter."""
+    if not written.is_item:
+        raise _WrongError(reader.since(written.start), f"'{letter}' {what} an item", hint)
+    if reader.position - written.first > len("*h"):
+        raise _WrongError(reader.since(written.start), f"'%*{letter}' takes no width, precision or size")
 
 
 def _skip(reader: _Reader, start: int) -> Skip:
@@ -396,11 +437,7 @@ def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
     if not letter or letter not in _SIZES:
         return None, False
     begins_names = after + reader.peek(2) in ("E{", "U{")
-    if (
-        letter == "d"
-        and not begins_names
-        and (not after or after not in _BEHIND_SIZE or (after == "h" and not is_item))
-    ):
+    if letter == "d" and not begins_names and (not after or after not in _AFTER_SIZE or (after == "h" and not is_item)):
         return None, False
     reader.take()
     return _SIZES[letter], True
@@ -465,7 +502,7 @@ _BYTE_MAX = 0xFF
 
 
 class TemplateFile:
-    """Hold the templates of one file by their minor codes; ``major`` is None if the file does not say it."""
+    """The templates of one file by their minor codes; ``major`` is None if the file does not say it."""
 
     def __init__(self) -> None:
         self.major: int | None = None

@@ -7,7 +7,7 @@ Nothing is hidden: what the data lacks, and what no place-holder takes, is shown
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dprobes.escapes import CUT, escaped
 from dprobes.formatters.templates.data_extraction import CUT_OFF, NO_ROOM, compiled_of, read
@@ -20,15 +20,18 @@ from dprobes.formatters.templates.template_model import (
     Placeholder,
     Skip,
     Text,
+    character,
     readable_number,
 )
 from dprobes.record.log_items import split_items
 from dprobes.rpn.instruction_set import StackEnd
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.formatters.address_names import Symboliser
     from dprobes.formatters.templates.data_extraction import Taken
-    from dprobes.formatters.templates.template_model import Template, Width
+    from dprobes.formatters.templates.template_model import Part, Template, Width
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import Place
     from dprobes.target.code_names import CodeName
@@ -50,7 +53,6 @@ def hex_dump(data: bytes) -> str:
 
 
 _NANOSECONDS = 1_000_000_000
-_UNICODE_MAX = 0x10FFFF
 _HEXADECIMAL_ITEMS = ("cs", "ip", "ss", "sp")
 
 
@@ -76,29 +78,7 @@ def render(
     following = iter(taken)
     lines = [escaped(template.desc, "\n\t")] if template.desc else []
     for parts in template.lines:
-        text = ""
-        follows_dump = False
-        for part in parts:
-            if follows_dump:
-                text += "\n"
-            follows_dump = False
-            match part:
-                case Text(literal):
-                    text += escaped(literal, "\n\t")
-                case HeaderValue(name, width):
-                    text += _padded(_header_item(name, record, wall_offset), width)
-                case Skip():
-                    text += _remarks(next(following))
-                case Placeholder(conversion=Conversion.DUMP):
-                    dump = _dump(next(following))
-                    follows_dump = dump.startswith(_DUMP_START)
-                    text += "\n" + dump if text and follows_dump else dump
-                case Placeholder(conversion=Conversion.STACK):
-                    frames = _stack(next(following), names)
-                    follows_dump = bool(frames)
-                    text += "\n" + frames if text and frames else frames
-                case Placeholder():
-                    text += _value(part, next(following), names)
+        text = _joined([_part(part, following, names, wall_offset) for part in parts])
         if text or not parts or not all(map(_is_stack, parts)):  # the kernel's is empty where a program was running
             lines.append(text)
     if record.is_cut and all(each.problem != NO_ROOM for each in taken):
@@ -108,8 +88,48 @@ def render(
     return "\n".join(lines)
 
 
+class _Shown(NamedTuple):
+    """The text of a part; a dump or a call stack ``has_own_lines``."""
+
+    text: str
+    has_own_lines: bool = False
+
+
+def _joined(shown: list[_Shown]) -> str:
+    text = ""
+    follows_lines = False
+    for each, has_own_lines in shown:
+        if follows_lines:
+            text += "\n"
+        if text and has_own_lines:
+            text += "\n"
+        text += each
+        follows_lines = has_own_lines
+    return text
+
+
+def _part(part: Part, following: Iterator[Taken], names: _Names, wall_offset: int) -> _Shown:
+    """Return the text of a part, which may be that of the ``following`` one of what was taken."""
+    match part:
+        case Text(literal):
+            return _Shown(escaped(literal, "\n\t"))
+        case HeaderValue(name, width):
+            return _Shown(_padded(_header_item(name, names.record, wall_offset), width))
+        case Skip():
+            return _Shown(_remarks(next(following)))
+        case Placeholder(conversion=Conversion.DUMP):
+            dump = _dump(next(following))
+            return _Shown(dump, dump.startswith(_DUMP_START))
+        case Placeholder(conversion=Conversion.STACK):
+            frames = _stack(next(following), names)
+            return _Shown(frames, bool(frames))
+        case Placeholder():
+            return _Shown(_value(part, next(following), names))
+    assert_never(part)
+
+
 class _Names(NamedTuple):
-    """Bundle what names the addresses of one record."""
+    """The names of the addresses of one record."""
 
     symboliser: Symboliser | None
     record: LogRecord
@@ -164,7 +184,7 @@ def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
         case int() as number:
             text = _padded(_number(part, number, names), part.width)
         case numbers if part.conversion is Conversion.CHARACTER:
-            text = _padded("".join(_character(number) for number in numbers), part.width)
+            text = _padded("".join(escaped(character(number)) for number in numbers), part.width)
         case numbers:
             between = ", " if part.has_commas else " "
             text = between.join(_padded(_number(part, number, names), part.width) for number in numbers)
@@ -172,13 +192,15 @@ def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
 
 
 def _number(part: Placeholder, number: int, names: _Names) -> str:
+    named = _named(part, number, names)
+    return _digits(part, number) if named is None else named
+
+
+def _named(part: Placeholder, number: int, names: _Names) -> str | None:
+    """Return what stands for a number in the place of its digits, if something does."""
     match part.conversion:
-        case Conversion.HEXADECIMAL:
-            digits = f"{number:X}" if part.width.in_capitals else f"{number:x}"
-        case Conversion.OCTAL:
-            digits = f"{number:o}"
         case Conversion.CHARACTER:
-            return _character(number)
+            return escaped(character(number))
         case Conversion.POINTER:
             return f"{number:#x}"
         case Conversion.ADDRESS:
@@ -190,32 +212,31 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
             from dprobes.rpn.keyed_tables import Unit
 
             return quantity(number, Unit.NANOSECONDS)
-        case Conversion.ENUMERATION | Conversion.UNSIGNED_ENUMERATION if (
-            name := dict(part.names).get(number)
-        ) is not None:
-            return name
+        case Conversion.ENUMERATION | Conversion.UNSIGNED_ENUMERATION:
+            return dict(part.names).get(number)
         case Conversion.ERROR if number == -1 and part.width.has_prefix:
             return "-1"
         case Conversion.ERROR if -ERROR_MAX <= number < 0 and -number in errno.errorcode:
             return f"-{errno.errorcode[-number]}"
-        case _:
-            digits = str(abs(number))
-    width = part.width
-    before = "-" if number < 0 else width.plus if part.conversion is Conversion.SIGNED else ""
+    return None
+
+
+def _digits(part: Placeholder, number: int) -> str:
+    """Return a number as C prints it."""
+    width, conversion = part.width, part.conversion
+    before = "-" if number < 0 else width.plus if conversion is Conversion.SIGNED else ""
+    form = {Conversion.HEXADECIMAL: "X" if width.in_capitals else "x", Conversion.OCTAL: "o"}.get(conversion)
+    digits = str(abs(number)) if form is None else f"{number:{form}}"
     if part.precision is not None:
         # Zero with a precision of zero has no digits (C17, 7.21.6.1, paragraph 8).
         digits = digits.zfill(part.precision) if number or part.precision else ""
-    if width.has_prefix and part.conversion is Conversion.HEXADECIMAL and number:
+    if width.has_prefix and conversion is Conversion.HEXADECIMAL and number:
         before = "0X" if width.in_capitals else "0x"
-    if width.has_prefix and part.conversion is Conversion.OCTAL and not digits.startswith("0"):
+    if width.has_prefix and conversion is Conversion.OCTAL and not digits.startswith("0"):
         digits = f"0{digits}"
     if width.with_zeros and not width.to_left and part.precision is None:
         digits = digits.zfill(width.columns - len(before))
     return before + digits
-
-
-def _character(code: int) -> str:
-    return escaped(chr(code)) if code <= _UNICODE_MAX else f"<no character: {code:#x}>"
 
 
 def _padded(text: str, width: Width) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind
+from dprobes.formatters.templates.template_model import character
 from dprobes.keyed.prometheus_text import labels_of
 from dprobes.keyed.table_layout import BIAS, buckets_of, shown_value
 from dprobes.keyed.table_text import ordered_rows
@@ -46,7 +47,6 @@ __all__ = ["LogRecords", "TableMetrics", "resource"]
 
 _INT_MAX = (1 << 63) - 1
 _TIME_MAX = (1 << 64) - 1
-_UNICODE_MAX = 0x10FFFF
 
 
 def resource() -> Resource:
@@ -166,9 +166,7 @@ def _typed(field: Field, value: Value) -> Any:
             return _clean(value)
         case int() | tuple() if field.kind is FieldKind.CHARACTER:
             codes = value if isinstance(value, tuple) else (value,)
-            return _clean(
-                "".join(chr(code) if code <= _UNICODE_MAX else f"<no character: {code:#x}>" for code in codes)
-            )
+            return _clean("".join(map(character, codes)))
         case int() if field.kind is FieldKind.ADDRESS:
             return f"{value:#x}"
         case int():
