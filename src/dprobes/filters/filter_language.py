@@ -88,7 +88,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """An address so many bytes behind another one, or before it."""
+    """An address so many bytes after another one, or before it."""
 
     base: Value
     addend: int
@@ -362,7 +362,7 @@ class _Parser:
         return self._last
 
     def _type(self) -> NumberType | None:
-        """Take the type behind a name, if there is one."""
+        """Take the type after a name, if there is one."""
         if not self._take(":"):
             return None
         if self._next.text not in NUMBER_TYPES:
@@ -370,7 +370,7 @@ class _Parser:
         return NUMBER_TYPES[self._take_any().text]
 
     def _at_address(self, token: _Token, depth: int) -> Value:
-        """Take what is in the parentheses of ``mem`` or ``str``, and behind them."""
+        """Take what is in the parentheses of ``mem`` or ``str``, and after them."""
         address = self._value(depth + 1)
         while sign := self._take("+", "-"):
             if self._next.kind != "number":

@@ -92,7 +92,7 @@ class HandlerCode:
         self.labels[label] = len(self.instructions)
 
     def enter(self, label: str) -> None:
-        """Begin what comes behind a condition: place its label, and drop the cell that is left."""
+        """Begin what comes after a condition: place its label, and drop the cell that is left."""
         self.place(label)
         self.add("ros <cells>", 1)
 

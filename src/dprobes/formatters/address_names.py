@@ -41,7 +41,7 @@ __all__ = ["AddressSymboliser", "KernelNames", "Symboliser", "is_of_kernel", "na
 _HALF = 63
 _END = "_etext"
 _FUNCTION_MAX = 1 << 20
-"""How far an address may be behind a symbol of code that has no known end: that of a compiled BPF program."""
+"""How far an address may be after a symbol of code that has no known end: that of a compiled BPF program."""
 
 
 def is_of_kernel(address: int) -> bool:
@@ -149,7 +149,7 @@ class AddressSymboliser:
         self._kernel_places: dict[int, LocatedCode | None] = {}
 
     def know(self, source: RecordSource) -> None:
-        """Know more of the program: the files that it is in."""
+        """Learn more of the program: the files that it is in."""
         self._source = source
         self._own_is_known = self._own is not None
 

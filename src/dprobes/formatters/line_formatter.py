@@ -68,7 +68,7 @@ def columns_of(stream: TextIO) -> TerminalColumns | None:
 
 _NANOSECONDS = 1_000_000_000
 _FURTHER = "\n    "
-"""What the lines behind the first one of a record begin with."""
+"""What the lines after the first one of a record begin with."""
 
 _EXTRA = (("uid", "uid={}"), ("cs", "cs={:#x}"), ("ip", "ip={:#x}"), ("ss", "ss={:#x}"), ("sp", "sp={:#x}"))
 """Items that are shown where a user asked for them; the processor is not, which records have unasked."""
@@ -229,9 +229,9 @@ class LineFormatter:
 
 class _ShortWay(NamedTuple):
     """
-    Say how records with one flag word, major and minor code are printed without decoding them.
+    The way of records with one flag word, major and minor code to text without decoding them.
 
-    ``header`` gives process id and time, as far as they have them; behind it are process name and data. ``data`` is
+    ``header`` gives process id and time, as far as they have them; after it are process name and data. ``data`` is
     None if they have no template. ``codes`` are for records of which nobody knows the place. ``is_written`` says that a
     user made the template.
     """

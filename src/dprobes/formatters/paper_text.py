@@ -33,7 +33,7 @@ __all__ = ["DumpFormatter", "HexFormatter", "TextFormatter"]
 # The header line of encoded records, without decoding them: a format string for each flag word that occurs.
 #
 # It says the same as ``text.header_line`` in a fifth of the time. What varies in length, the process name and whatever
-# comes behind it, is left to that.
+# comes after it, is left to that.
 
 
 _NANOSECONDS = 1_000_000_000
@@ -55,7 +55,7 @@ _KNOWN = Item.WIDE | Item.STACK_TRACE | sum(item for item, _ in FIXED_ITEMS)
 
 class HeaderLine(NamedTuple):
     """
-    Hold how records with one flag word begin.
+    The beginning of records with one flag word.
 
     ``layout`` gives the values of ``template``; with ``has_time`` the last one stands for two: seconds, microseconds.
     """

@@ -54,7 +54,7 @@ class RecordedNames:
         self.know(source)
 
     def know(self, source: RecordSource) -> None:
-        """Know more of the program."""
+        """Learn more of the program."""
         self._ways.clear()
         self._templates = ProgramTemplates.of_source(source)
 
@@ -151,7 +151,7 @@ def _of_value(value: Value, conversion: Conversion) -> Iterator[tuple[int, bool]
 
 
 def _of_stack(stack: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """Give the addresses of a call stack, without what says why it ends: behind the first one are return addresses."""
+    """Give the addresses of a call stack, without what says why it ends: after the first one are return addresses."""
     yield from ((address, number > 0) for number, address in enumerate(stack) if address not in _ENDS)
 
 

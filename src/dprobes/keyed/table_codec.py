@@ -4,7 +4,7 @@ What tables hold, as bytes: for trace files, and for clients of the manager.
 ::
 
     u32 how many tables; for each of them:
-        u32 size of the text of the statement | that text, as behind ``table =``
+        u32 size of the text of the statement | that text, as after ``table =``
         u64 lost | u32 rows
         for each row: the key | the value, u64 each (``layout``)
 

@@ -247,7 +247,7 @@ def buckets_of(table: Table) -> tuple[Bucket, ...]:
 
 
 def row_parts(table: Table, key: bytes, cells: Sequence[int]) -> tuple[RawPart, ...]:
-    """Return the parts of a key, and behind them what is kept, if it is no number."""
+    """Return the parts of a key, and after them what is kept, if it is no number."""
     found = key_parts(table.keys, key)
     if table.value is None or not table.keeps_bytes:
         return found

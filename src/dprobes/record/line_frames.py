@@ -51,21 +51,21 @@ _KNOWN = sum(Item)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Hold an encoded record."""
+    """An encoded record."""
 
     record: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Say that records were lost at this place."""
+    """Records that were lost at this place."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Say that bytes that are no frame were skipped."""
+    """Skipped bytes that are no frame."""
 
     count: int
 

@@ -55,7 +55,7 @@ ITEM_TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """Hold one item: bytes for ``memory`` and ``string``, the address or selector of a fault, words for the rest."""
+    """One item: bytes for ``memory`` and ``string``, the address or selector of a fault, words for the rest."""
 
     kind: str
     value: bytes | int | tuple[int, ...]
@@ -77,7 +77,7 @@ class LogItem:
 
 
 class ItemHead(NamedTuple):
-    """Hold the prefix of an item: what it is, where its data starts, and how many bytes that should have."""
+    """The prefix of an item: what it is, where its data starts, and how many bytes that should have."""
 
     token: Token
     start: int

@@ -104,7 +104,7 @@ _CODES = {Item.IP: "Q", Item.SP: "Q", Item.TIME: "Q"}
 
 class LogRecord(NamedTuple):
     """
-    Hold one decoded record; an item that the record lacks is None.
+    One decoded record; an item that the record lacks is None.
 
     There may be a million of them in a second, and a named tuple is made several times faster than a dataclass.
     ``time`` is CLOCK_MONOTONIC in nanoseconds. ``is_stack_trace`` records carry a stack trace as ``data``. Of one that

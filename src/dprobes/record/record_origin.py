@@ -28,7 +28,7 @@ def routine_of(symbol: str) -> str:
 
 
 class DataReader(Protocol):
-    """Know what the records of a program say (``LogRecord``, which knows this module)."""
+    """What the records of a program say (``LogRecord``, which knows this module)."""
 
     def values(self, record: Any, /) -> Mapping[str, object] | None:
         """Return the values of a record's data by their names; None if nothing is known of it."""

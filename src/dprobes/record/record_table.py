@@ -290,12 +290,12 @@ class PackedRows(Rows):
         starts = range(0, len(rows), size)
         if name is None:
             return (rows[at + PROBE_SIZE : at + size] for at in starts)
-        behind = name + NAME_SPACE
+        after = name + NAME_SPACE
         if self.is_constant(name, NAME_SPACE):
             end = self.first.index(0, name) + 1
-            return (rows[at + PROBE_SIZE : at + end] + rows[at + behind : at + size] for at in starts)
+            return (rows[at + PROBE_SIZE : at + end] + rows[at + after : at + size] for at in starts)
         find = rows.index
-        return (rows[at + PROBE_SIZE : find(0, at + name) + 1] + rows[at + behind : at + size] for at in starts)
+        return (rows[at + PROBE_SIZE : find(0, at + name) + 1] + rows[at + after : at + size] for at in starts)
 
     # Columns
 

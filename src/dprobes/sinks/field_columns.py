@@ -249,11 +249,11 @@ class RecordData:
         """The fields that there are in programs that lack one of them."""
 
     def note(self, name: Name) -> None:
-        """Know that a filter names a field."""
+        """Take note of a field that a filter names."""
         self._names.setdefault(name.name, name)
 
     def see(self, rows: BlockRows) -> None:
-        """Know the program of some records."""
+        """Take note of the program of some records."""
         self._values_of(rows.block.program)
 
     def check(self) -> None:

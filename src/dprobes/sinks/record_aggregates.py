@@ -53,9 +53,9 @@ Group = tuple[str, ...]
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """
-    Say how many numbers of a field fell into each bucket, by ``bucket_of``; empty ones between them are there.
+    The numbers of a field by buckets (``bucket_of``); empty ones between them are there.
 
-    ``where`` says of which records: at which place, or with which values. ``odd`` records had no number there.
+    ``where`` tells of which records: at which place, or with which values. ``odd`` records had no number there.
     """
 
     field: str
@@ -65,7 +65,7 @@ class Histogram:
 
 
 class Sum(NamedTuple):
-    """Hold what numbers come to: how many there are, their sum, the least and the largest one."""
+    """What numbers come to: how many there are, their sum, the least and the largest one."""
 
     numbers: int
     total: int
@@ -84,7 +84,7 @@ class Sum(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SumTable:
-    """Say what the numbers of a field come to in each group, the greatest sum first; ``odd`` records had no number."""
+    """What the numbers of a field come to in each group, the greatest sum first; ``odd`` records had no number."""
 
     field: str
     by: tuple[str, ...]
@@ -271,7 +271,7 @@ VALUES_MAX = 100_000
 @dataclass(frozen=True, slots=True)
 class CountTable:
     """
-    Say how often each combination of values of ``fields`` has occurred, the most frequent first.
+    How often each combination of values of ``fields`` has occurred, the most frequent first.
 
     ``others`` records had values that are not listed, because there were too many different ones.
     """
@@ -305,11 +305,11 @@ class Aggregates:
     # The sink
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program; raise ``FormatError`` if its records can have none of the fields that are asked for."""
+        """Take note of a program; raise ``FormatError`` if its records can have none of the fields asked for."""
         self.create_event_of(source, os.uname().nodename, AddressSymboliser(source, live=True))
 
     def create_event_of(self, source: RecordSource, host: str, symboliser: AddressSymboliser | None = None) -> None:
-        """Know a program whose records may be of another machine; raises as ``create_event``."""
+        """Take note of a program whose records may be of another machine; raises as ``create_event``."""
         self._fields[source.number] = values = FieldValues(source, host, symboliser)
         self._check(values)
 

@@ -33,21 +33,21 @@ BYTES_MAX = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """Say that a program is there, or more of it."""
+    """A program that is there, or more of it."""
 
     source: RecordSource
 
 
 @dataclass(frozen=True, slots=True)
 class Destroyed:
-    """Say that no more records of a program will come."""
+    """A program of which no more records will come."""
 
     source: RecordSource
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Hold what the keyed tables of a program hold at a moment."""
+    """What the keyed tables of a program hold at a moment."""
 
     source: RecordSource
     contents: Sequence[TableContents]
@@ -57,7 +57,7 @@ Message = Batch | Created | Destroyed | Tables
 
 
 class RecordQueue:
-    """Hold messages; ``waiting`` counts records in it, ``lost`` those that had no room or were given up."""
+    """Messages; ``waiting`` counts records in it, ``lost`` those that had no room or were given up."""
 
     def __init__(self, records_max: int = RECORDS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._records_max = records_max

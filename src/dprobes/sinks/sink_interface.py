@@ -35,7 +35,7 @@ def bytes_of(records: Sequence[bytes]) -> int:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """
-    Hold encoded records of one source, each with its place.
+    Encoded records of one source, each with its place.
 
     ``wall_offset`` turns their time, CLOCK_MONOTONIC, into nanoseconds since 1970. ``lost`` records of the source were
     lost on their way to the sink before these; a batch without records says that of the last ones of a program.
@@ -70,7 +70,7 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """
-    Say how records are to be written.
+    The way in which records are to be written.
 
     ``format_name`` is one of LOG_FORMATS; sinks with a structure of
     their own do without. ``directory`` is where a sink whose argument is empty makes its files.
@@ -93,7 +93,7 @@ class Sink(Protocol):
     """
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program, before its records; once more with the same number if there is more to be said of it."""
+        """Take note of a program, before its records; once more with its number if there is more to be said of it."""
 
     def log_events(self, batch: Batch) -> None:
         """
@@ -105,7 +105,7 @@ class Sink(Protocol):
         """
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Know that no more records of a program will come."""
+        """Forget a program, of which no more records will come."""
 
     def flush(self) -> None:
         """Make visible what was taken."""

@@ -47,7 +47,7 @@ _LOOK = 0.02
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """Say how a log target fares, in records; ``problem`` is what is wrong with it at present."""
+    """The state of a log target, in records; ``problem`` is what is wrong with it at present."""
 
     name: str
     module: str | None
@@ -116,7 +116,7 @@ class LogTarget:
         self._tell([Created(source) for source in sources if self.takes(source)])
 
     def destroy(self, source: RecordSource) -> None:
-        """Say that no more records of a program will come."""
+        """Tell that no more records of a program will come."""
         if self.takes(source):
             self._tell([Destroyed(source)])
 
@@ -483,7 +483,7 @@ class LogTargets:
                 target.put_tables(source, contents)
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Say that no more records of a program will come."""
+        """Tell that no more records of a program will come."""
         with self._lock:
             self._active.pop(source.number, None)
             for target in self._targets.values():

@@ -5,7 +5,7 @@ A template names them. Without one there is ``data``, the bytes, and what of it 
 could not be read when the record was made is replaced by ``NAME_fault``, the address where that failed; one that the
 data ended before is left out; bytes that no field takes are ``rest``, and ``cut`` is a mark where the log buffer had no
 room for all. Addresses that a template prints by name have
-their names behind all that (``formatters.address_fields``).
+their names after all that (``formatters.address_fields``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ADDRESSES = ("cs", "ip", "ss", "sp")
 
 class KnownRecord(NamedTuple):
     """
-    Hold a record, the items of its header as strings, and the fields that its template or its handler names.
+    A record, the items of its header as strings, and the fields that its template or its handler names.
 
     A last field, ``rest``, is the bytes that no other takes.
     ``names`` are those of the fields' addresses, by fields of their own. ``function`` is where a sampler or a
@@ -66,7 +66,7 @@ class FieldReader:
         self._fields: dict[tuple[Template, int], tuple[Field, ...]] = {}
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program, or more of it."""
+        """Take note of a program, or more of it."""
         self._templates[source.number] = ProgramTemplates.of_source(source)
         if source.number not in self._symbolisers:
             self._symbolisers[source.number] = AddressSymboliser(source, live=True)
@@ -184,7 +184,7 @@ _ITEM_KINDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """Hold the fields of records that are alike; compared by identity, so that it is a quick key."""
+    """The fields of records that are alike; compared by identity, so that it is a quick key."""
 
     fields: tuple[Field, ...]
 

@@ -99,7 +99,7 @@ ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class LogTargetName:
-    """Hold what the name of a log target means; ``text`` is the one way to write it."""
+    """What the name of a log target means; ``text`` is the one way to write it."""
 
     kind: SinkKind
     argument: str

@@ -28,7 +28,7 @@ __all__ = ["BatchFormatter", "TextSink", "byte_sink", "refuse_binary", "write_pa
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Say how many parts were written as a whole, how many bytes of the next one, and what the problem was, if any."""
+    """The parts that were written as a whole, the bytes of the next one, and the problem, if there was any."""
 
     parts: int
     extra: int
@@ -87,7 +87,7 @@ class BatchFormatter:
         self._formatters: dict[int, Formatter] = {}
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program, or more of it."""
+        """Take note of a program, or more of it."""
         self._formatters[source.number] = formatter(
             self._format_name,
             wall_offset=0,
@@ -149,7 +149,7 @@ class Outlet(Protocol):
     """Take text; all methods raise ``SinkError``."""
 
     def write(self, strings: Sequence[str]) -> None:
-        """Write records, each with a line end behind it; ``SinkError.taken`` says how many have been written."""
+        """Write records, each with a line end after it; ``SinkError.taken`` says how many have been written."""
 
     def flush(self) -> None:
         """Make visible what was written."""
@@ -184,7 +184,7 @@ class TextSink:
         self._formatter = BatchFormatter(format_name, columns=columns)
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program."""
+        """Take note of a program."""
         self._formatter.create_event(source)
 
     def log_events(self, batch: Batch) -> None:

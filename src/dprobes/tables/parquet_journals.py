@@ -37,7 +37,7 @@ _TEMPORARIES = "program=*/major=*/minor=*/.part-*.parquet.tmp"
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Hold a journal that is locked; the lock goes with ``lock``, an open file, and with those that inherit it."""
+    """A journal that is locked; the lock goes with ``lock``, an open file, and with those that inherit it."""
 
     directory: Path
     stamp: str

@@ -78,7 +78,7 @@ class ParquetSink:
     # Programs and their records
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program, or more of it."""
+        """Take note of a program, or more of it."""
         with self._lock:
             self._active[source.number] = source
             if self._trace is not None:

@@ -117,7 +117,7 @@ class TableInfo:
 
 @dataclass(slots=True)
 class _Group:
-    """Hold the files of one program with one major and minor code; ``name`` is that of its view."""
+    """The files of one program with one major and minor code; ``name`` is that of its view."""
 
     partition: Partition
     files: list[Path] = field(default_factory=list)

@@ -47,7 +47,7 @@ _Row = TypeVar("_Row")
 
 
 class NameRegister:
-    """Know what a trace file has been told of names, so that each thing is written once."""
+    """What a trace file has been told of names, so that each thing is written once."""
 
     def __init__(self) -> None:
         self._modules: dict[tuple[str, str], int] = {}
@@ -90,7 +90,7 @@ class NameRegister:
 
 class CarriedNames:
     """
-    Name addresses as the NAMES frames of a file say; those behind one HEADER.
+    Name addresses as the NAMES frames of a file say; those after one HEADER.
 
     What is wrong in a frame raises TypeError or ValueError; modules that nobody has told are none.
     """

@@ -35,7 +35,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """Say up to where a file is sound, and which part of a trace it is."""
+    """The sound part of a file, and which part of a trace it is."""
 
     end: int
     part: int
@@ -100,11 +100,11 @@ def older_part(path: Path) -> Path:
 
 class FrameFile:
     """
-    Open a trace file, mode 0600, to go on behind what is in it; raise ``SinkError`` if that cannot be.
+    Open a trace file, mode 0600, to go on after what is in it; raise ``SinkError`` if that cannot be.
 
     A failure is kept in ``problem`` until writing succeeds again. ``size`` is that of all whole frames, ``part`` which
     file of a trace this is. One that cannot be continued is put aside if ``can_replace`` is true. A pipe has nothing to
-    go on behind, and gets the same bytes as a new file would.
+    go on after, and gets the same bytes as a new file would.
     """
 
     def __init__(self, path: Path, *, can_replace: bool) -> None:
@@ -144,7 +144,7 @@ class FrameFile:
         return file
 
     def _go_on(self, *, can_replace: bool) -> None:
-        """Go on behind what is in the file, without what a writer that was killed has left half written."""
+        """Go on after what is in the file, without what a writer that was killed has left half written."""
         if self._is_stream:
             return
         try:

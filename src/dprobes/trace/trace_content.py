@@ -35,7 +35,7 @@ __all__ = [
 
 
 class PlaceEntry(NamedTuple):
-    """Hold what a trace file says of a probepoint: the fields of ``Place`` behind its module."""
+    """What a trace file says of a probepoint: the fields of ``Place`` after its module."""
 
     where: str
     function: str = ""
@@ -61,7 +61,7 @@ class PlaceEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceOrigin:
-    """Say where records come from: ``file`` is what is read, of which a limited writer began ``part`` before it."""
+    """The origin of records: ``file`` is what is read, of which a limited writer began ``part`` before it."""
 
     file: str = ""
     host: str = ""
@@ -73,10 +73,10 @@ class TraceOrigin:
 @dataclass(eq=False, slots=True)
 class TraceProgram:
     """
-    Hold what a trace file says of a program; it may say more later, and ``places`` grow as modules are found.
+    What a trace file says of a program; it may say more later, and ``places`` grow as modules are found.
 
-    The number of ``source`` is that behind one HEADER of one file, so programs are told apart by identity. ``names``
-    are those of all programs behind the HEADER.
+    The number of ``source`` is that after one HEADER of one file, so programs are told apart by identity. ``names``
+    are those of all programs after the HEADER.
     """
 
     source: RecordSource
@@ -103,7 +103,7 @@ class TraceProgram:
 
 @dataclass(frozen=True, slots=True)
 class TraceTables:
-    """Hold the keyed tables of a program as they were at a ``time``, in nanoseconds since 1970."""
+    """The keyed tables of a program as they were at a ``time``, in nanoseconds since 1970."""
 
     program: TraceProgram
     time: int
@@ -134,7 +134,7 @@ class TraceRecord:
 
 @dataclass(frozen=True, slots=True)
 class LostRecords:
-    """Say that records of a program were lost at this place of the file; the time is that of the note."""
+    """Records of a program that were lost at this place of the file; the time is that of the note."""
 
     program: TraceProgram
     count: int
@@ -143,7 +143,7 @@ class LostRecords:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Say that ``size`` bytes of a file, from ``offset`` on, were skipped, and what is wrong with them."""
+    """Skipped bytes of a file, ``size`` of them from ``offset`` on, and what is wrong with them."""
 
     file: str
     offset: int
@@ -153,7 +153,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class FrameJoints:
-    """Say which frames were joined: where the records of each begin, when it was written, and its position."""
+    """Frames that were joined: where the records of each begin, when it was written, and its position."""
 
     starts: Sequence[int]
     written: Sequence[int]
@@ -167,7 +167,7 @@ class FrameJoints:
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
     """
-    Hold records of one program as they are in the file: ``body`` from ``start`` on.
+    Records of one program as they are in the file: ``body`` from ``start`` on.
 
     Iterating gives them one by one; ``columns`` looks at all of them at once. ``written`` and ``position`` are those of
     the frame; if ``joints`` says that there were several, with which ``body`` each begins, those of the first one.
@@ -218,7 +218,7 @@ class RecordBlock:
 
 
 _DELAY = 1_000_000_000
-"""Nanoseconds: a record that is written later than that after its hit may come behind others in a merge."""
+"""Nanoseconds: a record that is written later than that after its hit may come after others in a merge."""
 
 
 def merged(traces: Iterable[Iterable[TraceRecord | LostRecords]]) -> Iterator[TraceRecord | LostRecords]:

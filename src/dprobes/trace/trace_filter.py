@@ -76,10 +76,10 @@ class DataColumns(Protocol):
     """A finder of fields in the data of records."""
 
     def note(self, name: Name) -> None:
-        """Know that a filter names a field."""
+        """Take note of a field that a filter names."""
 
     def see(self, rows: BlockRows) -> None:
-        """Know the program of some records, of which a filter need not look at every field."""
+        """Take note of the program of some records, of which a filter need not look at every field."""
 
     def column(self, rows: BlockRows, name: Name, *, as_text: bool) -> DataColumn:
         """Return a column of numbers and strings as they are, or of the strings that are shown."""

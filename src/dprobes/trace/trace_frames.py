@@ -8,7 +8,7 @@ A file is a sequence of frames, and begins with a HEADER. All numbers are little
     kind           body
     1  HEADER      JSON: version of the format, host, kernel, boot id, what CLOCK_MONOTONIC lacks to be nanoseconds
                    since 1970, and which part of a trace this is
-    2  PROGRAM     JSON: what is known of a program whose records follow; "id" is its number behind this HEADER
+    2  PROGRAM     JSON: what is known of a program whose records follow; "id" is its number after this HEADER
     3  PLACES      JSON: probepoints of a program from the number "first" on, as a list of what they are
     4  RECORDS     u32 program id | u64 time of writing | then for each record: u32 probepoint | u32 size | the record
                    (``layout``)
@@ -84,7 +84,7 @@ _JOINED_MAX = 1 << 16
 BODY_MAX = 64 << 20
 """Bytes of the longest body, and of the longest content of a compressed one; a longer one is damage."""
 _SEARCH_MAX = 2 << 30
-"""Bytes of which check sums are made at most, in all, to find sound frames behind damage."""
+"""Bytes of which check sums are made at most, in all, to find sound frames after damage."""
 JSON_MAX = 16 << 20
 """Bytes of the longest JSON body: what is made of it takes many times as much."""
 
@@ -106,7 +106,7 @@ class FrameKind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """Hold a frame; ``kind`` may be one of a later version, ``position`` is that of its first byte."""
+    """A frame; ``kind`` may be one of a later version, ``position`` is that of its first byte."""
 
     kind: int
     body: bytes
@@ -150,7 +150,7 @@ def is_trace(begin: bytes) -> bool:
 @dataclass(slots=True)
 class SmallFrames:
     """
-    Hold the records of RECORDS frames of a program that follow each other, put together.
+    The records of RECORDS frames of a program that follow each other, put together.
 
     Where those of each frame begin, when it was written, and its position are in lists.
     """
@@ -178,7 +178,7 @@ class FrameSplitter:
     """
     Cut a stream of bytes, which comes in pieces of any size, into frames.
 
-    ``position`` is the place in the stream behind the last frame that was pulled.
+    ``position`` is the place in the stream after the last frame that was pulled.
     """
 
     def __init__(self, position: int = 0) -> None:
@@ -191,7 +191,7 @@ class FrameSplitter:
 
     @property
     def rest(self) -> int:
-        """How many bytes there are behind ``position``: those of frames to pull, and of the one that is not whole."""
+        """How many bytes there are after ``position``: those of frames to pull, and of the one that is not whole."""
         return len(self._bytes) - self._at
 
     def push(self, data: bytes) -> None:
@@ -202,7 +202,7 @@ class FrameSplitter:
         self._bytes += data
 
     def forget(self) -> None:
-        """Drop everything behind ``position``, which will be pushed again."""
+        """Drop everything after ``position``, which will be pushed again."""
         self._bytes.clear()
         self._at = self._searched = 0
 
@@ -262,7 +262,7 @@ class FrameSplitter:
 
     @property
     def is_hiding(self) -> bool:
-        """Whether a sound frame is behind ``position``, where there is no whole one: then this is no torn end."""
+        """Whether a sound frame is after ``position``, where there is no whole one: then this is no torn end."""
         return self.rest > 0 and self._next_sound(at_end=True) is not None
 
     def skip(self, *, at_end: bool) -> int | None:

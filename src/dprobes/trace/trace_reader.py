@@ -75,11 +75,11 @@ class TraceParser:
 
     @property
     def position(self) -> int:
-        """The place in the file behind the last whole frame that was looked at."""
+        """The place in the file after the last whole frame that was looked at."""
         return self._frames.position
 
     def forget(self) -> None:
-        """Drop the bytes behind ``position``, which will be fed again."""
+        """Drop the bytes after ``position``, which will be fed again."""
         self._frames.forget()
 
     def feed(self, data: bytes) -> Iterator[Block | LostRecords]:
@@ -311,7 +311,7 @@ _PIECE = 1 << 20
 
 class TraceReader:
     """
-    Read a trace file; ``position`` is behind the last whole frame that was read.
+    Read a trace file; ``position`` is after the last whole frame that was read.
 
     ``read`` and ``blocks`` give what there is, and may be called again for what has come since. With ``on_damage``, to
     which it is told, damage is skipped.
@@ -416,7 +416,7 @@ class TraceReader:
         return True
 
     def _go_back(self) -> None:
-        """Go back behind the last whole frame: what followed it may have been cut off, and written anew."""
+        """Go back after the last whole frame: what followed it may have been cut off, and written anew."""
         if self._is_seekable:
             self._parser.forget()
             self._file.seek(self.position)
@@ -433,7 +433,7 @@ class TraceReader:
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
-    """Say that a part of a trace could not be read, and why."""
+    """A part of a trace that could not be read, and why."""
 
     message: str
 
@@ -509,7 +509,7 @@ class TraceFollower:
             self._readers = following
 
     def _open(self, after: TraceReader | None) -> list[TraceReader]:
-        """Open what has to be read, behind a reader if there is one: the file, and its older part before it."""
+        """Open what has to be read, after a reader if there is one: the file, and its older part before it."""
         while True:
             reader = TraceReader(self.path, self._on_damage)
             older = self._older() if self._with_older or after is not None else None

@@ -191,7 +191,7 @@ class TraceFileWriter:
         return number
 
     def update_program(self, program: int, details: dict[str, Any]) -> None:
-        """Say more of a program."""
+        """Tell more of a program."""
         known = self._programs[program]
         if known.details != details:
             known.details = details
@@ -409,7 +409,7 @@ class TraceFileWriter:
     # The file
 
     def _begin_file(self) -> bool:
-        """Write the HEADER, behind which programs have to be announced anew."""
+        """Write the HEADER, after which programs have to be announced anew."""
         offset = self._clock.look()
         head = json_frame(
             FrameKind.HEADER,

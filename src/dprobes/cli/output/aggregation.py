@@ -190,7 +190,7 @@ _WORDS_MAX = 64
 
 
 class NotAtTheHitError(Exception):
-    """Say, as a clause, why records are carried."""
+    """A reason, as a clause, why records are carried."""
 
 
 class _Word(NamedTuple):
@@ -237,7 +237,7 @@ class _Tally:
 
 class HandlerAggregates:
     """
-    Hold a ``program`` that tallies, and read what it has tallied.
+    A ``program`` that tallies, and what it has tallied.
 
     Raise ``NotAtTheHitError`` where records are needed, as they are where somebody ``carries`` them anyway.
     """
@@ -270,7 +270,7 @@ class HandlerAggregates:
 
     def _tallied(self, program: Program, number: int, definition: ProbeDefinition) -> ProbeDefinition:
         """Return a definition whose handler tallies instead of logging."""
-        before, words, behind = _around_log(definition)
+        before, words, after = _around_log(definition)
         record = LogRecord(program.major, definition.minor)
         tallies: list[_Tally] = []
 
@@ -301,7 +301,7 @@ class HandlerAggregates:
             code += _instructions_of(tally)
         if words:
             code.append(_instruction("ros <cells>", words))
-        return replace(definition, handler=Code((*code, *behind, _instruction("abort")), {}))
+        return replace(definition, handler=Code((*code, *after, _instruction("abort")), {}))
 
     def _source_of(self, definition: ProbeDefinition, field: str, record: LogRecord, words: int) -> _Source:
         """Return where the value of a field comes from in the records of a handler that logs so many words."""
@@ -405,7 +405,7 @@ def sum_of(cells: Sequence[int], offset: int) -> Sum:
 
 
 def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, list[Instruction]]:
-    """Return the instructions before the only log instruction, how many words that logs, and those behind."""
+    """Return the instructions before the only log instruction, how many words that logs, and those after."""
     if isinstance(definition.location, Glob):
         raise NotAtTheHitError("a pattern stands for several functions")
     instructions = list(definition.handler.instructions)
@@ -440,7 +440,7 @@ def _table(name: str, kind: TableKind, sources: Sequence[_Word | _Item], room: i
 
 
 def _instructions_of(tally: _Tally) -> list[Instruction]:
-    """Return what tallies; the logged words are on top of the stack before and behind it."""
+    """Return what tallies; the logged words are on top of the stack before and after it."""
     found: list[Instruction] = []
     cells = 0
 
@@ -477,7 +477,7 @@ def _with_words(record: LogRecord, words: Sequence[int], size: Literal[4, 8]) ->
 def _with_parts(record: LogRecord, tally: _Tally, parts: Sequence[Any]) -> LogRecord:
     """Return a record that has the parts of a key in the fields that they come from."""
     words: dict[int, int] = {}
-    for source, part in zip(tally.keys, parts, strict=False):  # behind them there may be a sign
+    for source, part in zip(tally.keys, parts, strict=False):  # after them there may be a sign
         if isinstance(source, _Word):
             words[source.number] = part
         elif source.name == _NAME:

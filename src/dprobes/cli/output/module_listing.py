@@ -94,7 +94,7 @@ def split_lines(place: str) -> LinesOfSource | None:
     module, _, text = place.partition(":")
     lines = SOURCE_LINES.fullmatch(text)
     if not module or lines is None or Path(place.rpartition(":")[0]).is_file():
-        return None  # a path may have a colon in it, and a file offset behind it
+        return None  # a path may have a colon in it, and a file offset after it
     first = int(lines["first"])
     return LinesOfSource(module, lines["path"], first, int(lines["last"] or first))
 

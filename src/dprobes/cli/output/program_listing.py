@@ -79,8 +79,8 @@ class Disassembly:
         """List the instructions from ``start`` on, the added ``exit`` or ``ret`` included."""
         image = self.image
         first = bisect_left(self._offsets, start)
-        behind = bisect_left(self._offsets, self._starts[bisect_right(self._starts, start)])
-        for index, (offset, instruction) in enumerate(image.instructions[first:behind]):
+        after = bisect_left(self._offsets, self._starts[bisect_right(self._starts, start)])
+        for index, (offset, instruction) in enumerate(image.instructions[first:after]):
             for label in image.labels.get(offset, ()):
                 yield f"{label}:"
             depth = depths.get(index, control_flow.UNKNOWN)

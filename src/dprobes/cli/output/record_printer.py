@@ -34,7 +34,7 @@ _SAID_MAX = 5
 
 
 def skip_damaged_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option that makes a reader go on behind damage."""
+    """Return the option that makes a reader go on after damage."""
     return click.option(
         "--skip-damaged", is_flag=True, help="Skip damaged parts of trace files, and report how much was skipped."
     )
@@ -58,7 +58,7 @@ class DamageReport:
             console.warning(f"'{damage.file}' described its clock there: times may be wrong")
 
     def finish(self) -> None:
-        """Say what has not been said."""
+        """Warn of all that has not been told."""
         for file, size in self._unsaid.items():
             count = self._places[file] - _SAID_MAX
             console.warning(f"'{file}': {size} bytes at {count} more damaged places are skipped")
@@ -156,12 +156,12 @@ class Printer:
 
 
 def warn_of_lost(name: str, count: int, where: str = "") -> None:
-    """Say that records were lost."""
+    """Warn of records that were lost."""
     what = "1 record of '{}' was" if count == 1 else f"{count} records of '{{}}' were"
     console.warning(f"{what.format(name)} lost{where}")
 
 
 def warn_of_all(lost: Counter[str]) -> None:
-    """Say how many records were lost of each program."""
+    """Warn of all records that were lost, by programs."""
     for name, count in sorted(lost.items()):
         warn_of_lost(name, count)

@@ -277,7 +277,7 @@ def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[st
 
 
 def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> Iterator[str]:
-    """Say which functions other files have, too."""
+    """Give the functions that other files have, too."""
     from dprobes.target.probed_module import providers_of
 
     names_in: dict[tuple[Path, ...], list[str]] = {}
@@ -293,7 +293,7 @@ def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> 
 
 
 def _elsewhere(path: str, name: str) -> Iterator[str]:
-    """Say where the code of a function is that the compiler has put elsewhere."""
+    """Give the places of the code of a function that the compiler has put elsewhere."""
     from dprobes.resolve.breakpoints import inlined_places
     from dprobes.target.module_symbols import clones_in, is_cold_part
     from dprobes.target.probed_module import Module

@@ -41,7 +41,7 @@ __all__ = ["TableOptions", "TableOutput", "Views", "lines_of", "short_time"]
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """
-    Hold what the command line says of tables.
+    What the command line says of tables.
 
     ``rows`` is how many rows of each are shown, ``interval`` is in seconds. With ``as_json`` each row
     is an object in a line; with ``aside`` standard output is others', and tables go to standard error. ``prometheus``
@@ -180,7 +180,7 @@ def lines_of(
 
 
 class Views:
-    """Hold what was asked for: ``sinks`` are to get the records, and ``items`` to be in their headers."""
+    """What was asked for: ``sinks`` are to get the records, and ``items`` to be in their headers."""
 
     def __init__(
         self,

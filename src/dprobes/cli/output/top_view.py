@@ -43,7 +43,7 @@ _FRAME_LINES = 6
 
 
 class Row(NamedTuple):
-    """Hold what the table says of one probepoint; ``rate`` is in hits per second."""
+    """What the table says of one probepoint; ``rate`` is in hits per second."""
 
     probe: str
     place: str
@@ -71,7 +71,7 @@ class TopView:
     # The sink
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program."""
+        """Take note of a program."""
         with self._lock:
             self._fields[source.number] = FieldValues(source, symboliser=AddressSymboliser(source, live=True))
             self._source = source

@@ -68,7 +68,7 @@ _FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
 
 class Taken(NamedTuple):
     """
-    Hold what one part of a template has taken; a ``value`` of None was not there.
+    What one part of a template has taken; a ``value`` of None was not there.
 
     ``missing`` bytes of it are not in the data. ``odd`` are bytes of an item that make no whole number. ``problem``
     says why there is no item.
@@ -130,7 +130,7 @@ class _Reader:
         self._data = record.data
         self._word_size = record.word_size
         self._order = record.byte_order
-        self._ended = False  # what comes behind something missing is not where it should be
+        self._ended = False  # what comes after something missing is not where it should be
 
     def take(self, part: Placeholder | Skip) -> Taken:
         if isinstance(part, Skip):
@@ -255,7 +255,7 @@ class _Reader:
 
 
 def _without_zeros(words: tuple[int, ...]) -> tuple[int, ...]:
-    """Return words up to the last one that is not 0: what a table keeps of a call stack has zeros behind it."""
+    """Return words up to the last one that is not 0: what a table keeps of a call stack has zeros after it."""
     count = len(words)
     while count and not words[count - 1]:
         count -= 1
@@ -285,7 +285,7 @@ _NUMBERS = {
 
 class Compiled(NamedTuple):
     """
-    Hold the structure of a record's data, and the format string that takes its values.
+    The structure of a record's data, and the format string that takes its values.
 
     ``readable`` are the values that it takes as ``readable_number``, each with its size in bytes.
     """
@@ -423,7 +423,7 @@ class Field:
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """
-    Hold the values of a record's fields, and what is in none of them.
+    The values of a record's fields, and what is in none of them.
 
     A value may be a ``Fault`` in place of what could not be read when the record was made, or None if the data ended
     before. The value of a CHARACTER is its code.
@@ -458,7 +458,7 @@ def unique_name(name: str, taken: set[str], *, joint: str = "_", fold: Callable[
 
 
 def _name_in(before: str) -> str:
-    """Return the name of what comes behind a text: ``*(8+arg0)=`` gives ``at_8_arg0``; nothing if there is none."""
+    """Return the name of what comes after a text: ``*(8+arg0)=`` gives ``at_8_arg0``; nothing if there is none."""
     if (expression := _EXPRESSION.search(before)) is not None:
         words = expression["what"].replace("*", " at ").replace("~", " not ").replace("-", " minus ")
         name = "_".join(re.findall(r"\w+", words))

@@ -50,7 +50,7 @@ _ARCHITECTURES = {4: "i386", 8: "x86_64"}
 """Processors by their word: how many cells a value takes depends on it."""
 
 _SIGNED = "\0s"
-"""What stands behind the name of a number with a sign, before the number of its bits."""
+"""What stands after the name of a number with a sign, before the number of its bits."""
 
 _BITS = {"b": 8, "w": 16, "d": 32, "n": 64}
 """The bits of a number that is logged, by the size that a template gives it."""
@@ -207,7 +207,7 @@ class _Walk:
                 raise _UnknownError
 
     def _after(self, instruction: Instruction, way: _Way) -> _Way:
-        """Return what cells and log are behind an instruction."""
+        """Return what cells and log are after an instruction."""
         row, cells, logged = instruction.row, list(way.cells), list(way.logged)
         effect = stack_effect(instruction, self._processor, self._tables)
         is_moved = row.group is not Group.STACK or row.syntax in _MOVED

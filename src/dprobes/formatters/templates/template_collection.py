@@ -30,7 +30,7 @@ FILE_MAX = 1 << 20
 
 
 class TemplateFinder(Protocol):
-    """Know templates."""
+    """A collection of templates."""
 
     def find(self, major: int, minor: int) -> Template | None:
         """Return the template of the records with these codes."""
@@ -38,7 +38,7 @@ class TemplateFinder(Protocol):
 
 class Templates:
     """
-    Hold templates by major and minor code.
+    Templates by major and minor code.
 
     Wrong templates are left out, and ``diagnostics`` says what is wrong with them.
     """

@@ -118,7 +118,7 @@ _WORD = re.compile(r"\n|[^ \t\r\f\v\n]+")
 
 
 class Entry(NamedTuple):
-    """Hold one line of the directory: the file's name, and where it is written."""
+    """One line of the directory: the file's name, and where it is written."""
 
     file: str
     span: Span

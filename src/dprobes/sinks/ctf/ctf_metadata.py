@@ -3,7 +3,7 @@ Event classes: what TSDL says of the events that are alike, and their bytes.
 
 An event class has an event context, the items of the record's header, and a payload, the fields of its data. All
 integers are little-endian and all fields begin at whole bytes, so ``struct`` packs them. A field of bytes or an array
-is a sequence, behind its length.
+is a sequence, after its length.
 
 Names of fields begin with an underscore here, which readers take away, so that they cannot be words of TSDL.
 """
@@ -232,7 +232,7 @@ _NANOSECONDS = 1_000_000_000
 @dataclass(slots=True)
 class Metadata:
     """
-    Hold what is said of a trace.
+    What is said of a trace.
 
     ``wall_offset`` is the clock's: what is added to a time to get nanoseconds since 1970. ``clock`` identifies the
     clock, which is the same for all that was running since the machine was started.

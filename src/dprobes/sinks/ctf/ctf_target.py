@@ -109,7 +109,7 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Hold what records have in common that are of one place, and have the same codes and items."""
+    """What records have in common that are of one place, and have the same codes and items."""
 
     name: str
     header: HeaderItems
@@ -140,7 +140,7 @@ class CtfSink:
             raise self._error(error) from error
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program; what its templates say of records holds from now on."""
+        """Take note of a program; what its templates say of records holds from now on."""
         known = self._programs.get(source.number)
         if known is None or (known.source.templates, known.source.derived) != (source.templates, source.derived):
             self._forget_kinds(source.number)

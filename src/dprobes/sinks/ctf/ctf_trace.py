@@ -4,14 +4,14 @@ The packets of a stream, and the files that they are in.
 ::
 
     at  packet header                       at  packet context
-     0  u32 magic                           32  u64 packet size       in bits, with the padding behind the content
+     0  u32 magic                           32  u64 packet size       in bits, with the padding after the content
      4  u8  uuid[16] of the trace           40  u64 content size      in bits, with header and context
     20  u32 stream class                    48  u64 time of the first event
     24  u64 file                            56  u64 time of the last event
                                             64  u64 events discarded  in the file up to here
                                             72  u32 cpu               in streams of a CPU
 
-Readers refuse a trace that has a file with anything behind its last whole packet. So a file has its size from the
+Readers refuse a trace that has a file with anything after its last whole packet. So a file has its size from the
 beginning, and its last packet is padded to the end. The next packet is written into that padding, where nobody looks,
 and padded itself; then the packet size of the last one is overwritten, which is 8 bytes in one page, and the new packet
 is there. That may be interrupted anywhere, or find no room on the disk: what was there stays readable. A file that is
@@ -67,7 +67,7 @@ _ALIGNMENT = 8
 
 class _State(NamedTuple):
     """
-    Hold how far a stream is.
+    How far a stream is.
 
     ``file`` is the number of its last file, which has ``size`` bytes; the last packet in that begins at ``packet``, and
     the content of it ends at ``end``.
@@ -234,7 +234,7 @@ class Trace:
         self._numbers = itertools.count()
 
     def describe(self, source: RecordSource) -> None:
-        """Say of a program what it is; it stays said when that has gone."""
+        """Describe a program; the description stays when that has gone."""
         if self._metadata.add_program(source):
             self._is_described = False
 

@@ -83,7 +83,7 @@ class CommandOutlet:
             self._in_pipe_bytes -= self._in_pipe.popleft()
 
     def _unread(self, pipe: int, extra: int = 0) -> int:
-        """Return how many records nobody has read, behind which ``extra`` bytes of another one are; only once."""
+        """Return how many records nobody has read, after which ``extra`` bytes of another one are; only once."""
         found = array.array("i", [0])
         fcntl.ioctl(pipe, termios.FIONREAD, found)
         left, count = found[0] - extra, 0

@@ -67,7 +67,7 @@ class StreamOutlet:
     """
     Write text to a stream, where it is visible after ``flush``.
 
-    A stream that fails takes nothing more. A file of our own ends behind the last whole record then.
+    A stream that fails takes nothing more. A file of our own ends after the last whole record then.
     """
 
     def __init__(self, stream: TextIO, name: str, *, owned: bool) -> None:

@@ -75,7 +75,7 @@ class JournalSink:
             raise SinkError(f"the journal at '{path}' cannot be reached: {reason_of(error)}", hint=hint) from error
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program."""
+        """Take note of a program."""
         self._strings.create_event(source)
         self._fields.create_event(source)
 

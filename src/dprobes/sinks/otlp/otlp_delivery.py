@@ -61,7 +61,7 @@ def request_timeout() -> float:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """
-    Hold what a collector says to a request; ``status`` is 0 if there is none because the exporter cannot send it.
+    What a collector says to a request; ``status`` is 0 if there is none because the exporter cannot send it.
 
     Of a request that it takes, ``rejected`` records are not wanted, for the ``reason``. ``wait`` is for how many
     seconds it asks to be left alone, if it does.
@@ -188,7 +188,7 @@ def _innermost(error: BaseException) -> str:
 
 
 class _Memory(threading.local):
-    """Hold how the last request of a thread has ended."""
+    """How the last request of a thread has ended."""
 
     response: requests.Response | None = None
     error: Exception | None = None
@@ -241,7 +241,7 @@ _SPLITS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Hold records of a batch from position ``first``, and ``before`` them what is none."""
+    """Records of a batch from position ``first``, and ``before`` them what is none."""
 
     first: int
     records: list[ReadableLogRecord]

@@ -71,7 +71,7 @@ class LogRecords:
         self._scope = InstrumentationScope("dprobes", __version__)
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program, or more of it."""
+        """Take note of a program, or more of it."""
         self._strings.create_event(source)
         self._fields.create_event(source)
 

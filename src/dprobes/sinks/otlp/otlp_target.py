@@ -98,7 +98,7 @@ class OtlpSink:
         return self._experience.steps
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program, or more of it."""
+        """Take note of a program, or more of it."""
         self._records.create_event(source)
         self._since.setdefault(source.number, time.time_ns())
 

@@ -144,7 +144,7 @@ class _Call(NamedTuple):
 
 
 class CallStack:
-    """Hold the calls of one thread that have not returned yet."""
+    """The calls of one thread that have not returned yet."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -249,7 +249,7 @@ class Tracks:
         out.append(self._packets.track(descriptor))
 
 
-# The file of a trace: packets, one behind the other, which is appended to.
+# The file of a trace: packets, one after the other, which is appended to.
 #
 # It begins with a packet that says during which run of the machine it was made, since CLOCK_MONOTONIC begins anew with
 # the machine. What a writer that was killed has left of its last packet is cut off when the file is opened again.
@@ -400,7 +400,7 @@ class PerfettoSink:
         self._lost = 0
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program; what its templates say of records holds from now on."""
+        """Take note of a program; what its templates say of records holds from now on."""
         known = self._programs.get(source.number)
         if known is None:
             templates, symboliser = ProgramTemplates.of_source(source), AddressSymboliser(source, live=True)

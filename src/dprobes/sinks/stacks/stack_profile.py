@@ -146,11 +146,11 @@ class StackCollector:
     # The sink
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program; raise ``FormatError`` if its records can have no field of the weight's name."""
+        """Take note of a program; raise ``FormatError`` if its records can have no field of the weight's name."""
         self.create_event_of(source, live=True)
 
     def create_event_of(self, source: RecordSource, *, live: bool, carried: CarriedNames | None = None) -> None:
-        """Know a program whose records are ``live``, of this machine, or have ``carried`` names in a trace file."""
+        """Take note of a program whose records are ``live``, of this machine, or have ``carried`` names of a file."""
         values = FieldValues(source)
         if self._weight is not None:
             values.check(self._weight, is_number=True)

@@ -79,7 +79,7 @@ class SyslogFormatter:
         self._second_text = ""
 
     def create_event(self, source: RecordSource) -> None:
-        """Know a program."""
+        """Take note of a program."""
         self._strings.create_event(source)
         self._fields.create_event(source)
 
@@ -223,7 +223,7 @@ _FILES = ("ca", "cert", "key")
 
 @dataclass(frozen=True, slots=True)
 class SyslogAddress:
-    """Hold what the argument of a log target says; ``url`` is for messages."""
+    """What the argument of a log target says; ``url`` is for messages."""
 
     url: str
     transport: str
