@@ -14,7 +14,7 @@ Prometheus has them. A string or call stack that is kept is a label, ``value``, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.keyed.key_parts import NO_NAMES, Names, Part, kept_part, parts_of
 from dprobes.keyed.table_layout import buckets_of, shown_value
@@ -66,10 +66,12 @@ def _lines(contents: TableContents, names: Names) -> Iterator[str]:
                 yield f"{name}_sum{labels} {_scaled(signed(row.cells[1], 64), divisor)}"
             if table.kind is TableKind.STATS:
                 yield from _extremes(name, contents, divisor, names)
-        case _:
+        case TableKind.SUM | TableKind.MIN | TableKind.MAX | TableKind.LAST:
             yield f"# TYPE {name} gauge"
             for row in ordered_rows(contents):
                 yield f"{name}{_labels(table, row, names)} {_scaled(shown_value(table, row.cells), divisor)}"
+        case other:
+            assert_never(other)
     if contents.lost:
         yield f"# TYPE dprobes_{table.name}_lost counter"
         yield f"dprobes_{table.name}_lost_total {contents.lost}"

@@ -11,7 +11,7 @@ Who reads needs nobody's help: a key stands there before its entry is in use, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, assert_never
 
 from dprobes.keyed.table_layout import Change, TableContents, TableRow, changes, hist_bucket, lhist_bucket, shown_value
 from dprobes.rpn.keyed_tables import TableKind
@@ -126,8 +126,10 @@ class TableStore(TableReader):
             case TableKind.LHIST:
                 assert table.range is not None
                 cells[place + lhist_bucket(value, table.range)] += 1
-            case _:
+            case TableKind.SUM | TableKind.MIN | TableKind.MAX | TableKind.LAST | TableKind.AVG | TableKind.STATS:
                 self._change(place, value)
+            case other:
+                assert_never(other)
 
     def keep(self, key: bytes, value: bytes) -> None:
         """Take in what is kept, a string or a call stack."""

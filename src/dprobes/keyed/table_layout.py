@@ -39,7 +39,7 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dprobes.escapes import cut_text
 from dprobes.rpn.keyed_tables import HIST_BUCKETS, KeyKind, TableKind
@@ -218,8 +218,9 @@ def shown_value(table: Table, cells: Sequence[int]) -> int:
             return cells[0] - BIAS
         case TableKind.AVG:
             return quotient(signed(cells[1], 64), cells[0])
-        case _:
+        case TableKind.HIST | TableKind.LHIST:
             return sum(cells)
+    assert_never(table.kind)
 
 
 class Bucket(NamedTuple):
@@ -242,8 +243,7 @@ def buckets_of(table: Table) -> tuple[Bucket, ...]:
             low, high, step = table.range.low, table.range.high, table.range.step
             edges = [*range(low, high, step), high]
             return Bucket(None, low), *(Bucket(a, b) for a, b in itertools.pairwise(edges)), Bucket(high, None)
-        case _:
-            return ()
+    return ()
 
 
 def row_parts(table: Table, key: bytes, cells: Sequence[int]) -> tuple[RawPart, ...]:
@@ -281,6 +281,8 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
                 while words and not words[-1]:
                     words.pop()
                 parts.append(tuple(words))
-            case _:
+            case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.LONG | KeyKind.SIGNED_LONG:
                 parts.append(int.from_bytes(field, sys.byteorder, signed=key.kind in _SIGNED))
+            case other:
+                assert_never(other)
     return tuple(parts)

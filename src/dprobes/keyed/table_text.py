@@ -14,7 +14,7 @@ Tables as lines of text, as bpftrace prints maps: in the order of their values, 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from dprobes.escapes import escaped
 from dprobes.keyed.key_parts import NO_NAMES, Names, Part, kept_part, parts_of
@@ -66,8 +66,9 @@ def quantity(number: float, unit: Unit) -> str:
             while number >= 1024 and size + 1 < len(_BINARY):
                 number, size = number / 1024, size + 1
             return f"{_short(number)} {_BINARY[size]}iB" if size else f"{_short(number)} B"
-        case _:
+        case Unit.NONE:
             return str(number) if isinstance(number, int) else f"{number:.0f}"
+    assert_never(unit)
 
 
 def _short(number: float) -> str:
@@ -199,8 +200,9 @@ def value_text(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> s
             )
         case TableKind.AVG:
             return _average(signed(cells[1], 64) / cells[0] if cells[0] else 0, table)
-        case _:
+        case TableKind.SUM | TableKind.MIN | TableKind.MAX | TableKind.LAST | TableKind.HIST | TableKind.LHIST:
             return quantity(shown_value(table, cells), unit)
+    assert_never(table.kind)
 
 
 def _average(number: float, table: Table) -> str:
@@ -304,8 +306,9 @@ def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) ->
             estimates = {f"p{percent}": estimated_quantile(buckets, cells, percent) for percent in QUANTILES}
             known = {name: value for name, value in estimates.items() if value is not None}
             return {"count": sum(cells), "buckets": filled, "estimates": known}
-        case _:
+        case TableKind.COUNT | TableKind.SUM | TableKind.MIN | TableKind.MAX | TableKind.LAST:
             return {"value": shown_value(table, cells)}
+    assert_never(table.kind)
 
 
 # Rows of tables as single lines with their data beside them, for whoever takes messages or events.

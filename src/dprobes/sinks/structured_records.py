@@ -10,9 +10,10 @@ their names after all that (``formatters.address_fields``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from dprobes.errors import FormatError
 from dprobes.escapes import CUT, escaped
 from dprobes.formatters.address_fields import address_fields, code_names, code_names_of, function_of
 from dprobes.formatters.address_names import AddressSymboliser
@@ -21,9 +22,10 @@ from dprobes.formatters.templates.data_extraction import Fault, Field, FieldKind
 from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.record.log_items import CUT_ITEM, UNSEEN
 from dprobes.record.log_record import decode_record
+from dprobes.sinks.text_sinks import BatchFormatter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dprobes.formatters.address_names import Symboliser
     from dprobes.formatters.templates.data_extraction import Value
@@ -31,8 +33,19 @@ if TYPE_CHECKING:
     from dprobes.record.log_items import LogItem
     from dprobes.record.log_record import ByteOrder, LogRecord
     from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.sinks.sink_interface import Batch
 
-__all__ = ["ArgumentReader", "ArgumentValue", "FieldReader", "Shape", "names_text", "place_items", "value_text"]
+__all__ = [
+    "ArgumentReader",
+    "ArgumentValue",
+    "DescribedRecords",
+    "KnownRecord",
+    "Shape",
+    "lost_text",
+    "names_text",
+    "place_items",
+    "value_text",
+]
 
 # A record as names and strings, for logs with structured data: syslog and the systemd journal.
 
@@ -102,6 +115,40 @@ class FieldReader:
         if (found := self._fields.get(key)) is None:
             found = self._fields[key] = fields_of(template, word_size)
         return found
+
+
+class DescribedRecords:
+    """The records of batches as texts, each with what is known of it beside."""
+
+    def __init__(self, format_name: str) -> None:
+        self._strings = BatchFormatter(format_name, has_items=True)
+        self._fields = FieldReader()
+
+    def create_event(self, source: RecordSource) -> None:
+        """Take note of a program, or more of it."""
+        self._strings.create_event(source)
+        self._fields.create_event(source)
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._strings.destroy_event(source)
+        self._fields.destroy_event(source)
+
+    def of_batch(self, batch: Batch) -> Iterator[tuple[str, Place, bytes, KnownRecord | None]]:
+        """Give the text of each record, its place and its bytes; nothing is known of what is no record."""
+        strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
+        for text, data, place in zip(strings, batch.records, batch.places, strict=True):
+            try:
+                known = self._fields.read(batch.source, data, place)
+            except FormatError:  # the text tells it
+                yield text, place, data, None
+            else:
+                yield text, place, data, known
+
+
+def lost_text(batch: Batch) -> str:
+    """Return what is said of records that were lost before a batch."""
+    return f"{batch.lost} records of '{batch.source.name}' were lost here"
 
 
 def _rest_field(fields: Sequence[tuple[Field, Value]]) -> Field:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, assert_never
 from urllib.parse import quote, unquote
 
 from dprobes.formatters.address_fields import AddressField, address_fields
@@ -167,8 +167,10 @@ def field_type(field: Field) -> pa.DataType:
             return pa.binary()
         case FieldKind.SIGNED:
             element = pa.type_for_alias(f"int{8 * field.size}")
-        case _:
+        case FieldKind.UNSIGNED | FieldKind.ADDRESS:
             element = pa.type_for_alias(f"uint{8 * field.size}")
+        case other:
+            assert_never(other)
     return pa.list_(element) if field.is_array else element
 
 

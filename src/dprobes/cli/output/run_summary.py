@@ -66,9 +66,10 @@ def summary(program: Program, session: Attachment, counts: Sequence[Counts], wid
     missing = set(range(len(program.definitions))) - {probe.number for probe in probes}
     lines += [(number, "not resolved", Counts()) for number in missing]
     lines.sort(key=lambda line: line[0])
+    codes = [f"{program.major},{definition.minor}" for definition in program.definitions]
     rows = [
         (
-            f"{program.major},{program.definitions[number].minor}",
+            codes[number],
             place,
             *(str(value) for value in (count.hits, count.records, count.lost, count.passed, count.recursed)),
             ", ".join(count.executed) or "-",
@@ -76,27 +77,28 @@ def summary(program: Program, session: Attachment, counts: Sequence[Counts], wid
         for number, place, count in lines
         if count.hits or len(lines) <= _SHOWN
     ]
-    text = _table(rows, paths if len(paths) > 1 else [], width)
+    below = [_table(rows, paths if len(paths) > 1 else [], width)]
     if unused:
-        text += f"\nnothing was hit in {escaped(', '.join(unused))}"
+        below.append(f"nothing was hit in {escaped(', '.join(unused))}")
     if hidden := len(lines) - len(rows):
-        text += f"\nand {f'{hidden} probepoints that were' if hidden > 1 else '1 probepoint that was'} not hit"
+        below.append(f"and {f'{hidden} probepoints that were' if hidden > 1 else '1 probepoint that was'} not hit")
     for number, place, count in lines:
-        if count.missed:
-            what = f"{count.missed} hit{'s' if count.missed > 1 else ''}"
-            codes = f"{program.major},{program.definitions[number].minor}"
-            text += f"\n{codes}  {what} of {escaped(place)} ran no handler: {_MISSED}"
-        if count.skipped:
-            codes = f"{program.major},{program.definitions[number].minor}"
-            text += f"\n{codes}  {skipped_hits(count, escaped(place))}"
-        if count.faulted:
-            codes = f"{program.major},{program.definitions[number].minor}"
-            text += f"\n{codes}  {faulted_runs(count, escaped(place))}"
-    for number, definition in enumerate(program.definitions):
+        below += [f"{codes[number]}  {remark}" for remark in _remarks(count, escaped(place))]
+    for number, its_codes in enumerate(codes):
         mine = [left_out for left_out in session.left_out if left_out.number == number]
-        for line in left_out_lines(mine, names=_NAMED):
-            text += f"\n{program.major},{definition.minor}  {escaped(line)}"
-    return text
+        below += [f"{its_codes}  {escaped(line)}" for line in left_out_lines(mine, names=_NAMED)]
+    return "\n".join(below)
+
+
+def _remarks(count: Counts, place: str) -> Iterator[str]:
+    """Give what is to be said of a probepoint below the table."""
+    if count.missed:
+        hits = f"{count.missed} hit{'s' if count.missed > 1 else ''}"
+        yield f"{hits} of {place} ran no handler: {_MISSED}"
+    if count.skipped:
+        yield skipped_hits(count, place)
+    if count.faulted:
+        yield faulted_runs(count, place)
 
 
 def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> list[str]:

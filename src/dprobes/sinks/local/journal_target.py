@@ -13,13 +13,12 @@ import fcntl
 import os
 import socket
 import struct
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.errors import SinkError, reason_of
 from dprobes.escapes import json_text
-from dprobes.sinks.structured_records import FieldReader, names_text, place_items, value_text
-from dprobes.sinks.text_sinks import BatchFormatter, refuse_binary
+from dprobes.sinks.structured_records import DescribedRecords, lost_text, names_text, place_items, value_text
+from dprobes.sinks.text_sinks import refuse_binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.rpn.keyed_tables import Table
     from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+    from dprobes.sinks.structured_records import KnownRecord
 
 __all__ = ["MESSAGE_ID", "JournalSink", "open"]
 
@@ -61,8 +61,9 @@ class JournalSink:
 
     def __init__(self, path: str, format_name: str) -> None:
         self._path = path
-        self._strings = BatchFormatter(format_name, has_items=True)
-        self._fields = FieldReader()
+        self._records = DescribedRecords(format_name)
+        self.create_event = self._records.create_event
+        self.destroy_event = self._records.destroy_event
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(_PATIENCE)
         try:
@@ -74,25 +75,14 @@ class JournalSink:
                 hint = "no systemd-journald runs here; 'syslog' or a file may do"
             raise SinkError(f"the journal at '{path}' cannot be reached: {reason_of(error)}", hint=hint) from error
 
-    def create_event(self, source: RecordSource) -> None:
-        """Take note of a program."""
-        self._strings.create_event(source)
-        self._fields.create_event(source)
-
-    def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
-        self._strings.destroy_event(source)
-        self._fields.destroy_event(source)
-
     def log_events(self, batch: Batch) -> None:
         """Send the records of a batch, and before them how many were lost."""
-        strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
         taken = 0
         try:
             if batch.lost:
-                self._send(self._lost_entry(batch))
-            for record, place, text in zip(batch.records, batch.places, strings, strict=True):
-                self._send(self._entry(batch, record, place, text))
+                self._send(_lost_entry(batch))
+            for each in self._records.of_batch(batch):
+                self._send(_entry(batch, *each))
                 taken += 1
         except OSError as error:
             raise self._error(error, taken) from error
@@ -100,26 +90,6 @@ class JournalSink:
     def _error(self, error: OSError, taken: int = 0) -> SinkError:
         said = f"nothing was taken for {_PATIENCE:.0f} s" if isinstance(error, TimeoutError) else reason_of(error)
         return SinkError(f"the journal at '{self._path}': {said}", taken=taken)
-
-    def _entry(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
-        message = text.rstrip("\r\n")
-        try:
-            record, header, fields, names, _ = self._fields.read(batch.source, data, place)
-        except FormatError:  # the text says so
-            return _encoded(
-                [*_common(message, _WARNING), ("DPROBES_PROGRAM", batch.source.name), ("DPROBES_DATA", data)]
-            )
-        items: list[tuple[str, str | bytes | None]] = [*_common(message, _INFO)]
-        items += [(f"DPROBES_{name.upper()}", value) for name, value in (*place_items(batch.source, place), *header)]
-        if record.time is not None:
-            items.append(("DPROBES_TIMESTAMP", str((record.time + batch.wall_offset) // 1000)))
-            items.append(("DPROBES_MONOTONIC", str(record.time)))
-        items.append(("DPROBES_DATA", record.data))
-        items += [
-            (f"DPROBES_FIELD_{field.name.upper()}"[:_NAME_MAX], value_text(field, value)) for field, value in fields
-        ]
-        items += [(f"DPROBES_FIELD_{name.upper()}"[:_NAME_MAX], names_text(each)) for name, each in names]
-        return _encoded(items)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
         """Send each row of keyed tables as an entry."""
@@ -130,27 +100,9 @@ class JournalSink:
         try:
             for each in contents:
                 for row in shown_rows(each, names):
-                    self._send(self._table_entry(source, each.table, row))
+                    self._send(_table_entry(source, each.table, row))
         except OSError as error:
             raise self._error(error) from error
-
-    @staticmethod
-    def _table_entry(source: RecordSource, table: Table, row: ShownRow) -> bytes:
-        items: list[tuple[str, str | bytes | None]] = [
-            *_common(row.line, _WARNING if "lost" in row.value else _INFO),
-            ("DPROBES_PROGRAM", source.name),
-            ("DPROBES_TABLE", table.name),
-            ("DPROBES_KIND", table.kind.value),
-        ]
-        items += [(f"DPROBES_KEY{number}", key) for number, key in enumerate(row.keys)]
-        items += [(f"DPROBES_{name.upper()}", json_text(value)) for name, value in row.value.items()]
-        return _encoded(items)
-
-    @staticmethod
-    def _lost_entry(batch: Batch) -> bytes:
-        name, count = batch.source.name, batch.lost
-        message = f"{count} records of '{name}' were lost here"
-        return _encoded([*_common(message, _WARNING), ("DPROBES_PROGRAM", name), ("DPROBES_LOST", str(count))])
 
     def _send(self, entry: bytes) -> None:
         try:
@@ -175,6 +127,39 @@ class JournalSink:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+def _entry(batch: Batch, text: str, place: Place, data: bytes, known: KnownRecord | None) -> bytes:
+    message = text.rstrip("\r\n")
+    if known is None:
+        return _encoded([*_common(message, _WARNING), ("DPROBES_PROGRAM", batch.source.name), ("DPROBES_DATA", data)])
+    record, header, fields, names, _ = known
+    items: list[tuple[str, str | bytes | None]] = [*_common(message, _INFO)]
+    items += [(f"DPROBES_{name.upper()}", value) for name, value in (*place_items(batch.source, place), *header)]
+    if record.time is not None:
+        items.append(("DPROBES_TIMESTAMP", str((record.time + batch.wall_offset) // 1000)))
+        items.append(("DPROBES_MONOTONIC", str(record.time)))
+    items.append(("DPROBES_DATA", record.data))
+    items += [(f"DPROBES_FIELD_{field.name.upper()}"[:_NAME_MAX], value_text(field, value)) for field, value in fields]
+    items += [(f"DPROBES_FIELD_{name.upper()}"[:_NAME_MAX], names_text(each)) for name, each in names]
+    return _encoded(items)
+
+
+def _table_entry(source: RecordSource, table: Table, row: ShownRow) -> bytes:
+    items: list[tuple[str, str | bytes | None]] = [
+        *_common(row.line, _WARNING if "lost" in row.value else _INFO),
+        ("DPROBES_PROGRAM", source.name),
+        ("DPROBES_TABLE", table.name),
+        ("DPROBES_KIND", table.kind.value),
+    ]
+    items += [(f"DPROBES_KEY{number}", key) for number, key in enumerate(row.keys)]
+    items += [(f"DPROBES_{name.upper()}", json_text(value)) for name, value in row.value.items()]
+    return _encoded(items)
+
+
+def _lost_entry(batch: Batch) -> bytes:
+    items = [("DPROBES_PROGRAM", batch.source.name), ("DPROBES_LOST", str(batch.lost))]
+    return _encoded([*_common(lost_text(batch), _WARNING), *items])
 
 
 def _common(message: str, priority: str) -> tuple[tuple[str, str], ...]:

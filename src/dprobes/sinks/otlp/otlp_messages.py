@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 import platform
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
-from dprobes.errors import FormatError
 from dprobes.escapes import escaped
+from dprobes.formatters.json_formatter import address_text
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind
 from dprobes.formatters.templates.template_model import character
 from dprobes.keyed.prometheus_text import labels_of
@@ -23,8 +22,7 @@ from dprobes.keyed.table_layout import BIAS, buckets_of, shown_value
 from dprobes.keyed.table_text import ordered_rows
 from dprobes.rpn.keyed_tables import TableKind, Unit
 from dprobes.rpn.word_arithmetic import signed
-from dprobes.sinks.structured_records import FieldReader
-from dprobes.sinks.text_sinks import BatchFormatter
+from dprobes.sinks.structured_records import DescribedRecords, lost_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.rpn.keyed_tables import Table
     from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks.structured_records import KnownRecord
 
 __all__ = ["LogRecords", "TableMetrics", "resource"]
 
@@ -65,31 +64,27 @@ class LogRecords:
 
         from dprobes.version import __version__
 
-        self._strings = BatchFormatter(format_name, has_items=True)
-        self._fields = FieldReader()
+        self._records = DescribedRecords(format_name)
+        self.create_event = self._records.create_event
+        self.destroy_event = self._records.destroy_event
         self._resource = resource()
         self._scope = InstrumentationScope("dprobes", __version__)
 
-    def create_event(self, source: RecordSource) -> None:
-        """Take note of a program, or more of it."""
-        self._strings.create_event(source)
-        self._fields.create_event(source)
-
-    def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
-        self._strings.destroy_event(source)
-        self._fields.destroy_event(source)
-
     def of_batch(self, batch: Batch) -> Iterator[ReadableLogRecord]:
         """Iterate over the log records of a batch, one for each record."""
-        strings = self._strings.strings(replace(batch, lost=0))
-        for text, data, place in zip(strings, batch.records, batch.places, strict=True):
-            wall_time, attributes = self._known(batch, data, place)
+        for text, place, data, known in self._records.of_batch(batch):
+            attributes = _of_place(batch.source, place)
+            wall_time = None
+            if known is None:
+                attributes["dprobes.data"] = data  # which is a bug; it is shown as what it is
+            else:
+                attributes |= _of_record(known)
+                wall_time = _wall_time(known.record.time, batch.wall_offset)
             yield self._record(text, wall_time, attributes, is_warning=False)
 
     def of_lost(self, batch: Batch) -> ReadableLogRecord:
         """Return the log record that says that records were lost."""
-        text = f"<{batch.lost} records of '{batch.source.name}' were lost here>"
+        text = f"<{lost_text(batch)}>"
         attributes = {"dprobes.program": escaped(batch.source.name), "dprobes.lost": _integer(batch.lost)}
         return self._record(text, time.time_ns(), attributes, is_warning=True)
 
@@ -110,51 +105,52 @@ class LogRecords:
         )
         return ReadableLogRecord(record, self._resource, self._scope)
 
-    def _known(self, batch: Batch, data: bytes, place: Place) -> tuple[int | None, dict[str, Any]]:
-        """Return the time of a record in nanoseconds since 1970, and its attributes."""
-        attributes: dict[str, Any] = {
-            "dprobes.program": escaped(batch.source.name),
-            "dprobes.module": escaped(place.module),
-            "dprobes.symbol": escaped(place.symbol),
-        }
-        if place.routine:
-            attributes["code.function.name"] = escaped(place.routine)
-        if place.placed is not None:
-            attributes["dprobes.placed"] = place.placed
-        try:
-            known = self._fields.read(batch.source, data, place)
-        except FormatError:
-            return None, {**attributes, "dprobes.data": data}  # which is a bug; it is shown as what it is
-        record, fields = known.record, known.fields
-        if known.function:
-            attributes["code.function.name"] = escaped(known.function)
-        items = {
-            "dprobes.major": record.major,
-            "dprobes.minor": record.minor,
-            "dprobes.cpu": record.cpu,
-            "process.pid": record.pid,
-            "thread.id": record.tid,
-            "user.id": None if record.uid is None else str(record.uid),
-            "dprobes.process_name": None if record.process_name is None else escaped(record.process_name),
-        }
-        for name in ("cs", "ip", "ss", "sp"):
-            value = getattr(record, name)
-            items[f"dprobes.{name}"] = None if value is None else f"{value:#x}"
-        attributes |= {name: value for name, value in items.items() if value is not None}
-        if record.is_stack_trace:
-            attributes["dprobes.stack_trace"] = True
-        if record.is_cut:
-            attributes["dprobes.cut"] = True
-        for field, field_value in fields:
-            if field_value is not None:
-                attributes[f"dprobes.field.{field.name}"] = _typed(field, field_value)
-        for name, names in known.names:
-            shown = escaped(names) if isinstance(names, str) else [escaped(each) for each in names]
-            attributes[f"dprobes.field.{name}"] = shown
-        if not fields and record.data:
-            attributes["dprobes.data"] = record.data
-        wall_time = None if record.time is None else record.time + batch.wall_offset
-        return (wall_time if wall_time is not None and 0 <= wall_time <= _TIME_MAX else None), attributes
+
+def _of_place(source: RecordSource, place: Place) -> dict[str, Any]:
+    """Return the attributes that tell where a record is from."""
+    attributes: dict[str, Any] = {
+        "dprobes.program": escaped(source.name),
+        "dprobes.module": escaped(place.module),
+        "dprobes.symbol": escaped(place.symbol),
+    }
+    if place.routine:
+        attributes["code.function.name"] = escaped(place.routine)
+    if place.placed is not None:
+        attributes["dprobes.placed"] = place.placed
+    return attributes
+
+
+def _of_record(known: KnownRecord) -> dict[str, Any]:
+    """Return the attributes that a record itself has: its header, then its data."""
+    record = known.record
+    items: dict[str, Any] = {
+        "code.function.name": escaped(known.function) or None,
+        "dprobes.major": record.major,
+        "dprobes.minor": record.minor,
+        "dprobes.cpu": record.cpu,
+        "process.pid": record.pid,
+        "thread.id": record.tid,
+        "user.id": None if record.uid is None else str(record.uid),
+        "dprobes.process_name": None if record.process_name is None else escaped(record.process_name),
+        "dprobes.cs": address_text(record.cs),
+        "dprobes.ip": address_text(record.ip),
+        "dprobes.ss": address_text(record.ss),
+        "dprobes.sp": address_text(record.sp),
+        "dprobes.stack_trace": record.is_stack_trace or None,
+        "dprobes.cut": record.is_cut or None,
+    }
+    for field, value in known.fields:
+        items[f"dprobes.field.{field.name}"] = None if value is None else _typed(field, value)
+    for name, names in known.names:
+        items[f"dprobes.field.{name}"] = escaped(names) if isinstance(names, str) else list(map(escaped, names))
+    if not known.fields and record.data:
+        items["dprobes.data"] = record.data
+    return {name: value for name, value in items.items() if value is not None}
+
+
+def _wall_time(time: int | None, wall_offset: int) -> int | None:
+    """Return nanoseconds since 1970, if OTLP has such a time."""
+    return None if time is None or not 0 <= time + wall_offset <= _TIME_MAX else time + wall_offset
 
 
 def _typed(field: Field, value: Value) -> Any:
@@ -258,8 +254,9 @@ class _Points:
                     found.append(self._gauge(".min", rows, lambda row: BIAS - 1 - row.cells[2]))
                     found.append(self._gauge(".max", rows, lambda row: row.cells[3] - BIAS))
                 return found
-            case _:
+            case TableKind.MIN | TableKind.MAX | TableKind.LAST:
                 return [self._gauge("", rows, lambda row: shown_value(table, row.cells))]
+        assert_never(table.kind)
 
     def lost(self, count: int) -> Metric:
         """Return the metric of what found no room for its keys."""

@@ -17,17 +17,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.errors import SinkError, reason_of
 from dprobes.escapes import escaped, json_text
 from dprobes.keyed.table_text import shown_rows
-from dprobes.sinks.structured_records import FieldReader, names_text, place_items, value_text
+from dprobes.sinks.structured_records import DescribedRecords, lost_text, names_text, place_items, value_text
 from dprobes.sinks.syslog.syslog_transports import Datagrams, Stream, Tls
-from dprobes.sinks.text_sinks import BatchFormatter, refuse_binary
+from dprobes.sinks.text_sinks import refuse_binary
 
 if TYPE_CHECKING:
     import ssl
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.rpn.keyed_tables import Table
     from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+    from dprobes.sinks.structured_records import KnownRecord
 
 __all__ = ["SyslogAddress", "SyslogFormatter", "SyslogSink"]
 
@@ -66,8 +67,8 @@ class SyslogFormatter:
     """Make messages of records, each of ``limit`` bytes at most; ``is_local`` ones of the old form name no host."""
 
     def __init__(self, format_name: str, form: str, limit: int, *, is_local: bool) -> None:
-        self._strings = BatchFormatter(format_name, has_items=True)
-        self._fields = FieldReader()
+        self._records = DescribedRecords(format_name)
+        self.create_event = self._records.create_event
         self._is_old = form == "3164"
         self._json = format_name == "json"
         self._limit = limit
@@ -78,31 +79,19 @@ class SyslogFormatter:
         self._second = -1
         self._second_text = ""
 
-    def create_event(self, source: RecordSource) -> None:
-        """Take note of a program."""
-        self._strings.create_event(source)
-        self._fields.create_event(source)
-
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
-        self._strings.destroy_event(source)
-        self._fields.destroy_event(source)
+        self._records.destroy_event(source)
         self._places.clear()
 
     def messages(self, batch: Batch) -> list[bytes]:
         """Return the message of each record."""
-        strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
-        return [
-            self._message(batch, record, place, text)
-            for record, place, text in zip(batch.records, batch.places, strings, strict=True)
-        ]
+        return [self._message(batch, text, place, known) for text, place, _, known in self._records.of_batch(batch)]
 
     def lost_message(self, batch: Batch) -> bytes:
         """Return the message that says how many records before a batch were lost."""
-        name, count = batch.source.name, batch.lost
-        structured = _element(_HEADER_ID, [("program", name), ("lost", str(count))])
-        text = f"{count} records of '{name}' were lost here"
-        return self._put_together(_WARNING, time.time_ns(), "lost", structured, "", text)
+        structured = _element(_HEADER_ID, [("program", batch.source.name), ("lost", str(batch.lost))])
+        return self._put_together(_WARNING, time.time_ns(), "lost", structured, "", lost_text(batch))
 
     def table_messages(self, source: RecordSource, contents: Sequence[TableContents], names: Names) -> list[bytes]:
         """Return a message for each row of keyed tables."""
@@ -127,11 +116,10 @@ class SyslogFormatter:
             _WARNING if is_lost else _INFO, now, "table", _element(_HEADER_ID, items), fields, text
         )
 
-    def _message(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
-        try:
-            record, items, fields, names, _ = self._fields.read(batch.source, data, place)
-        except FormatError:  # the text says so
+    def _message(self, batch: Batch, text: str, place: Place, known: KnownRecord | None) -> bytes:
+        if known is None:
             return self._put_together(_INFO, time.time_ns(), "-", "-", "", text)
+        record, items, fields, names, _ = known
         when = time.time_ns() if record.time is None else record.time + batch.wall_offset
         if self._is_old:
             return self._put_together(_INFO, when, "", "", "", text)
@@ -248,7 +236,6 @@ class SyslogAddress:
         except ValueError:
             found = parts.netloc.rpartition(":")[2]
             raise SinkError(f"log target '{url}': expected a port, 1 to 65535, found '{found}'") from None
-        given = dict(parse_qsl(parts.query, keep_blank_values=True))
         transport, host = parts.scheme, parts.hostname or ""
         if transport not in _LIMITS:
             raise SinkError(
@@ -261,24 +248,8 @@ class SyslogAddress:
             raise SinkError(f"log target '{url}': a host is followed by nothing but its port, found '{parts.path}'")
         if not host:
             raise SinkError(f"log target '{url}' needs a {'path' if transport == 'unix' else 'host'}")
-        known = ("max", "rfc", *(_FILES if transport == "tls" else ()))
-        for name in given:
-            if name not in known:
-                raise SinkError(
-                    f"log target '{url}': there is no option '{name}'", hint=f"options are {', '.join(known)}"
-                )
-        form, limit = given.get("rfc", "5424"), given.get("max", str(_LIMITS[transport]))
-        if form not in FORMS:
-            raise SinkError(f"log target '{url}': expected rfc={' or '.join(FORMS)}, found '{form}'")
-        if not (limit.isascii() and limit.isdigit() and _LIMIT_MIN <= int(limit) <= _LIMIT_MAX):
-            raise SinkError(f"log target '{url}': expected max={_LIMIT_MIN} to {_LIMIT_MAX}, found '{limit}'")
-        files = {name: given[name] for name in _FILES if name in given}
-        for name, path in files.items():
-            if not Path(path).is_absolute():
-                raise SinkError(f"log target '{url}': the path {name}={path} must be absolute")
-        if "key" in files and "cert" not in files:
-            raise SinkError(f"log target '{url}': a key needs its certificate, cert=FILE")
-        return cls(url, transport, host, port or _PORTS.get(transport, 0), form, int(limit), files)
+        form, limit, files = _options(url, transport, parts.query)
+        return cls(url, transport, host, port or _PORTS.get(transport, 0), form, limit, files)
 
     def connect(self) -> Datagrams | Stream:
         """Return the way to the server; raise ``SinkError`` if there is none."""
@@ -314,6 +285,27 @@ class SyslogAddress:
                 where = f"'{certificate}' and '{key}'" if key else f"'{certificate}'"
                 raise SinkError(f"{where} must be a certificate and its key in PEM form, without a password") from error
         return context
+
+
+def _options(url: str, transport: str, query: str) -> tuple[str, int, dict[str, str]]:
+    """Return the form, the longest message and the files that a query names; raise ``SinkError`` for a wrong one."""
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    known = ("max", "rfc", *(_FILES if transport == "tls" else ()))
+    for name in given:
+        if name not in known:
+            raise SinkError(f"log target '{url}': there is no option '{name}'", hint=f"options are {', '.join(known)}")
+    form, limit = given.get("rfc", "5424"), given.get("max", str(_LIMITS[transport]))
+    if form not in FORMS:
+        raise SinkError(f"log target '{url}': expected rfc={' or '.join(FORMS)}, found '{form}'")
+    if not (limit.isascii() and limit.isdigit() and _LIMIT_MIN <= int(limit) <= _LIMIT_MAX):
+        raise SinkError(f"log target '{url}': expected max={_LIMIT_MIN} to {_LIMIT_MAX}, found '{limit}'")
+    files = {name: given[name] for name in _FILES if name in given}
+    for name, path in files.items():
+        if not Path(path).is_absolute():
+            raise SinkError(f"log target '{url}': the path {name}={path} must be absolute")
+    if "key" in files and "cert" not in files:
+        raise SinkError(f"log target '{url}': a key needs its certificate, cert=FILE")
+    return form, int(limit), files
 
 
 class SyslogSink:
