@@ -1,1 +1,1 @@
-"""Filters: conditions about hits and records. ``parser`` has their language, ``handler_filter`` makes code of them."""
+"""Filters: conditions about hits and records. ``filter_language`` has their language, ``handler_filter`` their code."""

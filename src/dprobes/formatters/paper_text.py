@@ -32,7 +32,7 @@ __all__ = ["DumpFormatter", "HexFormatter", "TextFormatter"]
 
 # The header line of encoded records, without decoding them: a format string for each flag word that occurs.
 #
-# It says the same as ``text.header_line`` in a fifth of the time. What varies in length, the process name and whatever
+# It says the same as ``header_line`` in a fifth of the time. What varies in length, the process name and whatever
 # comes after it, is left to that.
 
 

@@ -6,7 +6,7 @@ What tables hold, as bytes: for trace files, and for clients of the manager.
     u32 how many tables; for each of them:
         u32 size of the text of the statement | that text, as after ``table =``
         u64 lost | u32 rows
-        for each row: the key | the value, u64 each (``layout``)
+        for each row: the key | the value, u64 each (``table_layout``)
 
 Numbers are little-endian, and so are the words of keys.
 """

@@ -4,7 +4,7 @@ The entries of a table in memory that one process writes, and others may read at
 ::
 
     u64 tallies that found no room | u64 entries that were ever in use
-    for each entry: u64 whether it is in use | key | value, ``layout`` has them
+    for each entry: u64 whether it is in use | key | value, ``table_layout`` has them
 
 Who reads needs nobody's help: a key stands there before its entry is in use, and each cell changes by itself.
 """

@@ -75,7 +75,7 @@ __all__ = [
 
 
 class TableRow(NamedTuple):
-    """A key, and the cells of its value (``layout``)."""
+    """A key, and the cells of its value."""
 
     key: bytes
     cells: tuple[int, ...]

@@ -84,7 +84,7 @@ def power_text(exponent: int) -> str:
 
 
 def power_bucket_label(bucket: int) -> str:
-    """Return the numbers of a bucket by powers of two (``layout.bucket_of``) for people."""
+    """Return the numbers of a bucket by powers of two (``bucket_of``) for people."""
     if bucket in (-1, 0, 1):
         return f"[{bucket}]"
     low, high = power_text(abs(bucket) - 1), power_text(abs(bucket))
@@ -319,7 +319,7 @@ def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) ->
 #     @latency[bash]: [1, 2) 2, [2, 4) 10; 12 in all; about p50 2.8, p90 3.8, p99 4
 #     @leaks[malloc+0x4 [libc.so.6]; main]: 16
 #
-# The data of a row is that of JSON (``json``).
+# The data of a row is that of JSON.
 
 
 class ShownRow(NamedTuple):

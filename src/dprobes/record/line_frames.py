@@ -3,7 +3,7 @@ Records as a stream of frames, for lines without files: ``--log-format binary``.
 
 The original sent a header that begins with facility id and header length to COM1 and COM2, then the data, then CR LF
 (recovered reference, 3.2 and 3.3). Its reader could not tell where data ends that holds a CR LF. A frame is that, with
-the length of the data and the record of ``layout`` as it is::
+the length of the data and the record (``log_record``) as it is::
 
     offset  size
     0       2    facility id, 1

@@ -289,7 +289,7 @@ def header_struct(flags: int, byte_order: ByteOrder) -> struct.Struct:
     return struct.Struct(("<" if byte_order == "little" else ">") + "I" + codes)
 
 
-# Encode and decode the records of ``layout``.
+# Encode and decode records.
 
 
 _KNOWN = sum(Item)
@@ -399,7 +399,7 @@ class _Shape(NamedTuple):
     """
     What a flag word says; worked out once for each flag word that occurs.
 
-    ``fields`` are the indices in a LogRecord of what ``layout`` unpacks; ``template`` holds all its other values.
+    ``fields`` are the indices in a LogRecord of what is unpacked; ``template`` holds all its other values.
     """
 
     layout: struct.Struct

@@ -3,7 +3,7 @@ Tables of records: few shapes, the bytes that differ by planes, and the order in
 
 A *row* is a record with its probepoint, and has the same size in all records of a shape::
 
-    u32 number of the probepoint, little-endian | the record (``layout``), in which a process name takes 16 bytes
+    u32 number of the probepoint, little-endian | the record (``log_record``), in which a process name takes 16 bytes
 
 Of a million hits in a row, most bytes of the header are the same; so the bytes at one place of all rows, a *plane*, are
 kept only where they differ. Taking rows apart and putting them together is done by slices with a stride, which takes a

@@ -1,5 +1,5 @@
 """
-A directory of Parquet files (``parquetschema``), for databases and data frames.
+A directory of Parquet files (``table_schema``), for databases and data frames.
 
 A Parquet file cannot be read before it is complete, and it is good only if it is large. So records are written to a
 journal at once, which is a trace file, and are safe there if we are killed. When it is old or large enough, another

@@ -1,10 +1,10 @@
 """
 The tables of records: which columns there are, of which types, and in which directory a file of them lies.
 
-There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``, then ``DATA_COLUMN``; one with a
+There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``; one with a
 template has a column for each of its fields besides, those of the names of their addresses, ``PROBLEMS`` and ``REST``,
-one without has ``ITEMS``. Directories
-are written as Hive does, so that readers know program, major and minor from a file's path.
+one without has ``ITEMS``. Directories are written as Hive does, so that readers know program, major and minor from a
+file's path.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ A file is a sequence of frames, and begins with a HEADER. All numbers are little
     2  PROGRAM     JSON: what is known of a program whose records follow; "id" is its number after this HEADER
     3  PLACES      JSON: probepoints of a program from the number "first" on, as a list of what they are
     4  RECORDS     u32 program id | u64 time of writing | then for each record: u32 probepoint | u32 size | the record
-                   (``layout``)
+                   (``record.log_record``)
     5  LOST        JSON: how many records of a program were lost before this place
     6  CLOCK       JSON: as in HEADER, after the wall clock was set
     7  COMPRESSED  u32 size of the content | a zstd frame; its content is whole frames, none of kind 1 or 7
-    8  NAMES       JSON: names for addresses in the records that follow (``names``)
+    8  NAMES       JSON: names for addresses in the records that follow (``carried_names``)
     9  TABLES      u32 program id | u64 time | the keyed tables of the program at that time (``keyed.table_codec``)
    16  PACKED      records of a program, of one shape (``packed_blocks``)
    17  MIXED       records of a program, of several shapes (``packed_blocks``)

@@ -1,5 +1,5 @@
 """
-Write trace files: records with what is needed to show them elsewhere, appended frame by frame (``traceframes``).
+Write trace files: records with what is needed to show them elsewhere, appended frame by frame (``trace_frames``).
 
 A writer with a size limit begins a new file when half of it is full, and keeps the one before as ``NAME.1``.
 """

@@ -270,7 +270,7 @@ def _text(data: bytes) -> str:
 # The short way for the common template, whose place-holders are all numbers of fixed size.
 #
 # Its data is one structure, and its text one format string of Python, whose conversions are C's. What does not fit
-# exactly goes the long way, ``reading`` and ``rendering``, which says the same; a test compares them.
+# exactly goes the long way, which says the same; a test compares them.
 
 
 _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}

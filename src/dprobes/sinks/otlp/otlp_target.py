@@ -1,8 +1,8 @@
 """
 An OpenTelemetry collector, by OTLP over HTTP: each record is a log record.
 
-The SDK's processor of batches is not used: it loses records without a word. ``otlpdelivery`` sends a batch in several
-requests, ``otlprequests`` is the way to the collector, and ``otlprecords`` makes log records.
+The SDK's processor of batches is not used: it loses records without a word. ``otlp_delivery`` sends a batch in several
+requests, and ``otlp_messages`` makes log records.
 """
 
 from __future__ import annotations
