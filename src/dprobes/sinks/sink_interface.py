@@ -3,8 +3,8 @@ What sinks have in common: the paper's interface to trace daemons (seed 000, sec
 
 A sink is told of a program before its first record (create event), gets its records (log events), and is told when the
 program is gone (destroy event). It is opened by a function that takes the argument of a log target, ``udp://host`` in
-``syslog:udp://host``, and ``SinkOptions``. Those that come with DProbes are in ``target_kinds``; a plug-in names such a function
-as an entry point of the group ``dprobes.sinks``.
+``syslog:udp://host``, and ``SinkOptions``. Those that come with DProbes are in ``target_kinds``; a plug-in names such
+a function as an entry point of the group ``dprobes.sinks``.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class FieldReader:
 
 
 class DescribedRecords:
-    """The records of batches as texts, each with what is known of it beside."""
+    """The records of batches as strings, each with what is known of it beside."""
 
     def __init__(self, format_name: str) -> None:
         self._strings = BatchFormatter(format_name, has_items=True)
