@@ -170,7 +170,7 @@ class RecordBlock:
     Records of one program as they are in the file: ``body`` from ``start`` on.
 
     Iterating gives them one by one; ``record_columns`` looks at all of them at once. ``written`` and ``position`` are
-    those of the frame; if ``joints`` says that there were several, with which ``body`` each begins, those of the first one.
+    those of the frame; if ``joints`` says that there were several, where each begins, those of the first one.
     """
 
     program: TraceProgram
