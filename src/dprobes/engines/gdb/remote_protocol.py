@@ -6,7 +6,7 @@ A packet and a notification are (GDB manual, appendix E.1, "Overview")::
     $ payload # checksum         % payload # checksum
                  two hexadecimal digits: the sum of the payload's bytes, as they are sent, modulo 256
 
-In a payload ``}`` escapes the byte behind it, whose bit 5 is inverted; ``$``, ``#``, ``}`` and ``*`` do not occur else.
+In a payload ``}`` escapes the byte after it, whose bit 5 is inverted; ``$``, ``#``, ``}`` and ``*`` do not occur else.
 ``*`` and a character with the code n + 29 stand for n more copies of the character before them (run-length encoding).
 Between packets there are ``+`` and ``-``, which acknowledge and refuse a packet, and anything else is noise.
 """
@@ -135,16 +135,16 @@ class PacketReader:
         place = 0
         while (start := data.find(b"$", place)) >= 0:
             end = data.find(b"#", start)
-            behind = end + 1 + _CHECKSUM_DIGITS
-            if end < 0 or behind > len(data) or data[place:start].strip(b"+"):
+            after = end + 1 + _CHECKSUM_DIGITS
+            if end < 0 or after > len(data) or data[place:start].strip(b"+"):
                 break
             sent = data[start + 1 : end]
             is_simple = len(sent.translate(None, _SPECIAL)) == len(sent) <= _PAYLOAD_MAX
-            if not is_simple or data[end + 1 : behind] != b"%02x" % _checksum(sent):
+            if not is_simple or data[end + 1 : after] != b"%02x" % _checksum(sent):
                 break
             messages += [_ACKNOWLEDGEMENT] * (start - place)
             messages.append(Message(MessageKind.PACKET, sent))
-            place = behind
+            place = after
         return place
 
     def _next(self) -> Message | None:

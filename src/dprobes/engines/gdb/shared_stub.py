@@ -305,7 +305,7 @@ class TargetDriver:
             )
 
     def forget_request(self) -> None:
-        """Take notice that the target has stopped: whoever wants it to stop again has to ask again."""
+        """Take notice that the target has stopped: who wants it to stop again has to ask again."""
         self._asked_at = None
 
     def _on_stop(self, reply: StopReply) -> bool:
@@ -391,7 +391,7 @@ class TargetDriver:
         return self._after_step(reply, thread)
 
     def _raw(self, at: int) -> bytes | None:
-        """Return the instruction under a breakpoint, as whoever has a probepoint there knows it."""
+        """Return the instruction under a breakpoint, as a member with a probepoint there knows it."""
         return next((raw for each in self._shared.members if (raw := each.placed.raw.get(at)) is not None), None)
 
     def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:

@@ -28,7 +28,7 @@ _AT_ONCE_MAX = 200
 Bytes of packets that are sent together while they are acknowledged.
 
 QEMU (user mode) takes 256 bytes from the connection, and waits for the acknowledgement of its answer before it looks at
-what of them is left. What comes behind it would be taken for a refusal.
+what of them is left. What comes after it would be taken for a refusal.
 """
 _READ_AT_ONCE = 256
 """
@@ -109,7 +109,7 @@ class StubChannel:
         """
         Go on with a conversation that somebody else has begun; return the stop that comes within so many seconds.
 
-        Whoever it was may have left answers that were not acknowledged, or not read.
+        The other one may have left answers that were not acknowledged, or not read.
         """
         self._conversation.has_acknowledgements = has_acknowledgements
         if has_acknowledgements:
@@ -190,7 +190,7 @@ class StubChannel:
             self._transport.send(due + data)
 
     def _send(self, payload: bytes) -> None:
-        """Send what was told, and a packet behind it."""
+        """Send what was told, and a packet after it."""
         told, self._told = self._told, []
         size = sum(len(each) for each in (*told, payload)) + _FRAME * (len(told) + 1)
         may_be_one = not self._conversation.has_acknowledgements or size <= _AT_ONCE_MAX
@@ -221,8 +221,8 @@ class StubChannel:
         self._owed.extend(told)
         packets = b"".join(map(self._conversation.ask, (*told, payload)))
         acknowledgements = self._conversation.acknowledge_ahead(len(told) + 1)
-        behind = acknowledgements + self._conversation.ask(question)
-        self._transmit(packets.rjust(_READ_AT_ONCE, b"+") + behind)
+        after = acknowledgements + self._conversation.ask(question)
+        self._transmit(packets.rjust(_READ_AT_ONCE, b"+") + after)
         return True
 
     def _answer(self, asked: bytes, patience: float) -> bytes:

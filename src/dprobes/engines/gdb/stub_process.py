@@ -150,7 +150,7 @@ def process_image(target: StubTarget, word_size: int, *, has_descriptors: bool =
     bias = next((vector[_AT_PHDR] - address for kind, address in headers if kind == _PT_PHDR), 0)
     dynamic = next((bias + address for kind, address in headers if kind == _PT_DYNAMIC), None)
     place = None if dynamic is None else _place_of_debug(target, dynamic, entry)
-    header = vector.get(_AT_PHDR, 0) & -_PAGE  # program headers are in the first page, behind it
+    header = vector.get(_AT_PHDR, 0) & -_PAGE  # program headers are in the first page, after it
     path = _text(target, vector.get(_AT_EXECFN, 0))
     return ProcessImage(
         bias, header, vector.get(_AT_ENTRY, 0), vector.get(_AT_UID, 0), place, word_size, path, has_descriptors

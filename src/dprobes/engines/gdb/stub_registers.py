@@ -228,7 +228,7 @@ class StubProcessor:
     there, or several, of which a stub has one; ``pc`` and ``sp`` its names of these. ``link`` is the register that has
     the return address when a function begins, "" if that is on top of the stack; ``dropped`` is how many bytes of
     arguments a function may take from the stack as it returns. ``breakpoint`` is the shortest breakpoint instruction;
-    behind it the pc is ``moved`` bytes on, where a stub does not correct that. ``order`` is what GDB takes for the
+    after it the pc is ``moved`` bytes on, where a stub does not correct that. ``order`` is what GDB takes for the
     registers without a description, with their sizes in bytes.
     """
 
@@ -256,7 +256,7 @@ class StubProcessor:
 
 
 def _numbered(ours: str, theirs: Sequence[str], count: int) -> dict[str, Sequence[str]]:
-    """Return the names of registers with numbers, behind which another word stands in a stub."""
+    """Return the names of registers with numbers, for which a stub has another word."""
     return {f"{ours}{n}": tuple(f"{each}{n}" for each in theirs) for n in range(count)}
 
 

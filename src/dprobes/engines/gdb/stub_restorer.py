@@ -109,7 +109,7 @@ class Restorer:
 
 
 def main(connection: int, pipe: int, memory: int) -> None:
-    """Listen until we are dismissed, or whoever told us is no more."""
+    """Listen until we are dismissed, or the one that told us is no more."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     text = bytearray()

@@ -198,7 +198,7 @@ def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
 
 
 def _is_in_jump(original: bytes, before: bytes) -> bool:
-    """Return whether in the bytes ``before`` a place a jump begins that is not the file's, and ends behind them."""
+    """Return whether in the bytes ``before`` a place a jump begins that is not the file's, and ends after them."""
     size = len(before)
     for start in range(size):
         opcode = size - len(before[start:].lstrip(_PREFIXES))
@@ -227,18 +227,18 @@ def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterato
     """Give the places in pages that the process has a copy of, with their addresses."""
     for mapping in mapper.mappings:
         first = bisect_left(places, (mapping.offset,))
-        behind = bisect_left(places, (mapping.offset + mapping.end - mapping.start,))
-        if first == behind:
+        after = bisect_left(places, (mapping.offset + mapping.end - mapping.start,))
+        if first == after:
             continue
         distance = mapping.start - mapping.offset
         start = max(places[first].offset + distance - BEFORE, mapping.start) // PAGE_SIZE
-        last = places[behind - 1]
-        # The last instruction may go on in the next page, but not behind the mapping.
+        last = places[after - 1]
+        # The last instruction may go on in the next page, but not after the mapping.
         end = min((last.offset + len(last.raw) - 1 + distance) // PAGE_SIZE, mapping.end // PAGE_SIZE - 1)
         copies = memory.private_copies(start, end + 1)
         if not copies:
             continue
-        for place in places[first:behind]:
+        for place in places[first:after]:
             address = place.offset + distance
             before = place.before[-(address - mapping.start) :] if address > mapping.start else b""
             ends = address - len(before), address, address + len(place.raw) - 1

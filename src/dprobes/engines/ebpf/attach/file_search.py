@@ -181,7 +181,7 @@ def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
     """
     Return where the program that is replaced has breakpoints in a file.
 
-    Were one of the new program behind it, a thread between the two when the programs change places would hit both.
+    Were one of the new program after it, a thread between the two when the programs change places would hit both.
     """
     old: object = job.replaces
     return old.breakpoints_in(file.descriptor) if isinstance(old, ReplaceableSession) else frozenset()

@@ -219,7 +219,7 @@ class _Collection:
         self._seen: set[FileId] = set()
 
     def add_known(self, path: Path) -> None:
-        """Add the file of ``path``, whoever owns it."""
+        """Add the file of ``path``, of whatever owner."""
         with contextlib.suppress(OSError), Descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
             status = os.fstat(descriptor.fd)
             self._add(path, descriptor, FileId(status.st_dev, status.st_ino), None, None)

@@ -172,7 +172,7 @@ def _warn_of_breakpoints(program: Program, architecture: Architecture, diagnosti
     """
     Warn of handlers that may read the code at their own place, where the kernel's breakpoint is to be seen.
 
-    The place of a return is behind a call, where none is.
+    The place of a return is after a call, where none is.
     """
     for definition in program.definitions:
         if definition.watchpoint is not None or definition.at_return or isinstance(definition.location, Sampler):

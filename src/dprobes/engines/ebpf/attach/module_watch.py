@@ -29,9 +29,12 @@ from dprobes.engines.ebpf.attach.process_programs import (
     add_to_status,
     begin_exit,
     begin_fork,
+    delete,
     load_argument,
     load_process,
+    look_up,
     point_to_stack,
+    update,
 )
 from dprobes.engines.ebpf.kernel.bpf_links import (
     UprobeLinks,
@@ -105,26 +108,18 @@ def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
     asm.store(R10, _BIAS_PLACE, R7)
     load_process(asm)
     asm.store(R10, _ENTRY, R0, Size.W)
-    asm.load_map(R1, MapName.MAPPERS)
-    point_to_stack(asm, R2, _ENTRY)
-    asm.call(Helper.MAP_LOOKUP_ELEM)
+    look_up(asm, MapName.MAPPERS, _ENTRY)
     asm.jump_if(Jump.JEQ, R0, 0, new)
     asm.load(R1, R0, 0)
     asm.jump_if(Jump.JEQ, R1, R7, out)  # this is not the first of its first instructions
     asm.place(new)
-    asm.load_map(R1, MapName.MAPPERS)
-    point_to_stack(asm, R2, _ENTRY)
-    point_to_stack(asm, R3, _BIAS_PLACE)
-    asm.mov(R4, 0)
-    asm.call(Helper.MAP_UPDATE_ELEM)
+    update(asm, MapName.MAPPERS, _ENTRY, _BIAS_PLACE, 0)
     asm.jump_if(Jump.JEQ, R0, 0, mapped)
     asm.place(full)
     add_to_status(asm, Status.LATE, 1)
     asm.jump(out)
     asm.place(mapped)
-    asm.load_map(R1, MapName.BIASES)
-    point_to_stack(asm, R2, _BIAS_PLACE)
-    asm.call(Helper.MAP_LOOKUP_ELEM)
+    look_up(asm, MapName.BIASES, _BIAS_PLACE)
     asm.jump_if(Jump.JNE, R0, 0, out)
     asm.load_map(R1, MapName.ARRIVALS)
     point_to_stack(asm, R2, _ENTRY)
@@ -188,9 +183,7 @@ def _wait_a_turn(asm: Assembler, entry: int, abilities: Abilities) -> None:
 
 def _forget(asm: Assembler, process: Register) -> None:
     asm.store(R10, _KEY, process, Size.W)
-    asm.load_map(R1, MapName.MAPPERS)
-    point_to_stack(asm, R2, _KEY)
-    asm.call(Helper.MAP_DELETE_ELEM)
+    delete(asm, MapName.MAPPERS, _KEY)
 
 
 def departure_program() -> Assembled:
@@ -207,18 +200,12 @@ def fork_program(types: KernelTypes) -> Assembled:
     out, full = asm.label(), asm.label()
     begin_fork(asm, types, out)
     asm.store(R10, _KEY, R4, Size.W)
-    asm.load_map(R1, MapName.MAPPERS)
-    point_to_stack(asm, R2, _KEY)
-    asm.call(Helper.MAP_LOOKUP_ELEM)
+    look_up(asm, MapName.MAPPERS, _KEY)
     asm.jump_if(Jump.JEQ, R0, 0, out)
     asm.load(R1, R0, 0)
     asm.store(R10, _BIAS_PLACE, R1)
     asm.store(R10, _KEY, R6, Size.W)
-    asm.load_map(R1, MapName.MAPPERS)
-    point_to_stack(asm, R2, _KEY)
-    point_to_stack(asm, R3, _BIAS_PLACE)
-    asm.mov(R4, NO_OVERWRITE)
-    asm.call(Helper.MAP_UPDATE_ELEM)
+    update(asm, MapName.MAPPERS, _KEY, _BIAS_PLACE, NO_OVERWRITE)
     asm.jump_if(Jump.JNE, R0, 0, full)
     asm.jump(out)
     asm.place(full)
@@ -406,7 +393,7 @@ class ModuleWatch:
             if bias not in self._places:
                 self._attach(self._watches, bias, pid)
                 self._places[bias] = always
-            # Where the map is full, whoever waits for the place goes on some time, and is counted as late.
+            # Where the map is full, a process that waits for the place goes on some time later, and is counted as late.
             with contextlib.suppress(OSError):
                 self._biases[_BIAS_FORMAT.pack(bias)] = _KNOWN
 
@@ -429,7 +416,7 @@ class ModuleWatch:
         for bias in [b for b, always in self._places.items() if not always and b not in used]:
             key = _BIAS_FORMAT.pack(bias)
             self._biases.discard(key)
-            # Whoever comes from now on waits for us; one may have come before.
+            # A process that comes from now on waits for us; one may have come before.
             if bias in self._used():
                 self._biases[key] = _KNOWN
                 continue

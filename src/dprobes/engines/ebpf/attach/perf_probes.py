@@ -2,7 +2,7 @@
 Probepoints that are perf events: samplers, which a clock on each CPU hits, and watchpoints, which debug registers hit.
 
 A program belongs to one event probepoint. Where the code of one module is sampled, the program itself recognises it; an
-address that is watched in every process runs the handler for the word size of whoever accesses it.
+address that is watched in every process runs the handler for the word size of the one that accesses it.
 """
 
 from __future__ import annotations

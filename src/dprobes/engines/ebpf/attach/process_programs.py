@@ -53,12 +53,15 @@ __all__ = [
     "add_to_status",
     "begin_exit",
     "begin_fork",
+    "delete",
     "follow_processes",
     "follow_threads",
     "load_argument",
     "load_process",
+    "look_up",
     "own_process",
     "point_to_stack",
+    "update",
     "watch_signals",
 ]
 
@@ -80,6 +83,29 @@ def point_to_stack(asm: Assembler, dst: Register, offset: int) -> None:
     """Let a register point to the program's stack."""
     asm.mov(dst, R10)
     asm.alu(Alu.ADD, dst, offset)
+
+
+def look_up(asm: Assembler, name: MapName, key: int) -> None:
+    """Load the address of the value in a map to R0, or 0; the key is on the stack. Takes R1-R5."""
+    asm.load_map(R1, name)
+    point_to_stack(asm, R2, key)
+    asm.call(Helper.MAP_LOOKUP_ELEM)
+
+
+def update(asm: Assembler, name: MapName, key: int, value: int, flags: int) -> None:
+    """Put a value into a map, which is on the stack like the key; R0 is not 0 if that fails. Takes R1-R5."""
+    asm.load_map(R1, name)
+    point_to_stack(asm, R2, key)
+    point_to_stack(asm, R3, value)
+    asm.mov(R4, flags)
+    asm.call(Helper.MAP_UPDATE_ELEM)
+
+
+def delete(asm: Assembler, name: MapName, key: int) -> None:
+    """Delete the key that is on the stack from a map; R0 is not 0 if it is not there. Takes R1-R5."""
+    asm.load_map(R1, name)
+    point_to_stack(asm, R2, key)
+    asm.call(Helper.MAP_DELETE_ELEM)
 
 
 def load_process(asm: Assembler) -> None:
@@ -136,9 +162,7 @@ def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
     asm.store(R10, -4, R6, Size.W)
     if children:
         asm.store(R10, -8, R4, Size.W)
-        asm.load_map(R1, MapName.SCOPE)
-        point_to_stack(asm, R2, -8)
-        asm.call(Helper.MAP_LOOKUP_ELEM)
+        look_up(asm, MapName.SCOPE, -8)
         asm.jump_if(Jump.JEQ, R0, 0, outside)
         _add_to_scope(asm, OVERWRITE)
         asm.jump_if(Jump.JNE, R0, 0, full)
@@ -147,7 +171,7 @@ def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
         asm.place(full)
         add_to_status(asm, Status.UNFOLLOWED, 1)
     asm.place(outside)
-    _delete_from_scope(asm)
+    delete(asm, MapName.SCOPE, -4)
     asm.place(end)
     return finished(asm)
 
@@ -156,18 +180,7 @@ def _add_to_scope(asm: Assembler, flags: int) -> None:
     """Add the process whose id is at -4 of the stack; R0 is not 0 if there is no room. Takes R1-R4."""
     for place in range(_VALUE, _VALUE + SCOPE_VALUE.size, 8):
         asm.store(R10, place, 0)
-    asm.load_map(R1, MapName.SCOPE)
-    point_to_stack(asm, R2, -4)
-    point_to_stack(asm, R3, _VALUE)
-    asm.mov(R4, flags)
-    asm.call(Helper.MAP_UPDATE_ELEM)
-
-
-def _delete_from_scope(asm: Assembler) -> None:
-    """Delete the key at -4 of the stack; R0 is not 0 if there is none. Takes R1-R5."""
-    asm.load_map(R1, MapName.SCOPE)
-    point_to_stack(asm, R2, -4)
-    asm.call(Helper.MAP_DELETE_ELEM)
+    update(asm, MapName.SCOPE, -4, _VALUE, flags)
 
 
 def exec_program() -> Assembled:
@@ -193,7 +206,7 @@ def _delete_awaiting(asm: Assembler, process: Register, absent: Label) -> None:
     asm.mov(R1, process)
     asm.alu(Alu.OR, R1, AWAITING)
     asm.store(R10, -4, R1, Size.W)
-    _delete_from_scope(asm)
+    delete(asm, MapName.SCOPE, -4)
     asm.jump_if(Jump.JNE, R0, 0, absent)
 
 
@@ -209,9 +222,7 @@ def exit_program(types: KernelTypes) -> Assembled:
     begin_exit(asm, types)
     asm.mov(R9, R4)
     asm.store(R10, -8, R6, Size.W)
-    asm.load_map(R1, MapName.SCOPE)
-    point_to_stack(asm, R2, -8)
-    asm.call(Helper.MAP_LOOKUP_ELEM)
+    look_up(asm, MapName.SCOPE, -8)
     asm.jump_if(Jump.JNE, R0, 0, there)
     asm.jump_if(Jump.JNE, R9, 0, end)
     _delete_awaiting(asm, R6, end)
@@ -250,9 +261,7 @@ def free_program(types: KernelTypes) -> Assembled:
     end = asm.label()
     begin_exit(asm, types)
     asm.store(R10, -4, R6, Size.W)
-    asm.load_map(R1, MapName.SCOPE)
-    point_to_stack(asm, R2, -4)
-    asm.call(Helper.MAP_LOOKUP_ELEM)
+    look_up(asm, MapName.SCOPE, -4)
     asm.jump_if(Jump.JEQ, R0, 0, end)
     asm.load(R1, R0, ScopeField.IDENTITY)
     asm.jump_if(Jump.JNE, R1, R7, end)  # the number is that of another process, or nothing of this one was counted
@@ -261,7 +270,7 @@ def free_program(types: KernelTypes) -> Assembled:
     asm.load(R4, R7, types.member_offset("signal_struct", "nr_threads"), Size.W)
     asm.jump_if(Jump.JNE, R4, 0, end)  # there are threads whose numbers were not given back (release_task)
     asm.jump_if(Jump.JSGT, R8, 1, end, wide=False)
-    _delete_from_scope(asm)
+    delete(asm, MapName.SCOPE, -4)
     asm.place(end)
     return finished(asm)
 
@@ -338,11 +347,7 @@ def _thread_exit_program() -> Assembled:
     _load_thread(asm)
     asm.store(R10, _KEY, R0)
     asm.store(R10, _IDENTITY, R6)
-    asm.load_map(R1, MapName.ENDING)
-    point_to_stack(asm, R2, _KEY)
-    point_to_stack(asm, R3, _IDENTITY)
-    asm.mov(R4, OVERWRITE)
-    asm.call(Helper.MAP_UPDATE_ELEM)
+    update(asm, MapName.ENDING, _KEY, _IDENTITY, OVERWRITE)
     asm.jump_if(Jump.JEQ, R0, 0, end)
     asm.load(R0, R10, _KEY)
     _forget(asm, {MapName.THREAD_VARIABLES})
@@ -357,9 +362,7 @@ def _thread_free_program(types: KernelTypes) -> Assembled:
     load_argument(asm, R6, 0)
     asm.load(R0, R6, types.member_offset("task_struct", "pid"), Size.W)
     asm.store(R10, _KEY, R0)
-    asm.load_map(R1, MapName.ENDING)
-    point_to_stack(asm, R2, _KEY)
-    asm.call(Helper.MAP_LOOKUP_ELEM)
+    look_up(asm, MapName.ENDING, _KEY)
     asm.jump_if(Jump.JEQ, R0, 0, end)
     asm.load(R1, R0, 0)
     asm.jump_if(Jump.JNE, R1, R6, end)
@@ -399,9 +402,7 @@ def _forget(asm: Assembler, known: Known) -> None:
     asm.store(R10, _KEY, R0)
     for name in (MapName.ENDING, MapName.THREAD_VARIABLES, MapName.SPACES):
         if name in known:
-            asm.load_map(R1, name)
-            point_to_stack(asm, R2, _KEY)  # of which a key in SPACES is the lower half
-            asm.call(Helper.MAP_DELETE_ELEM)
+            delete(asm, name, _KEY)  # of which a key in SPACES is the lower half
 
 
 FAULTS = frozenset({signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV})
@@ -445,9 +446,7 @@ def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, e
     if in_scope:
         asm.alu(Alu.RSH, R0, 32)
         asm.store(R10, _SIGNAL_ENTRY, R0, Size.W)
-        asm.load_map(R1, MapName.SCOPE)
-        point_to_stack(asm, R2, _SIGNAL_ENTRY)
-        asm.call(Helper.MAP_LOOKUP_ELEM)
+        look_up(asm, MapName.SCOPE, _SIGNAL_ENTRY)
         asm.jump_if(Jump.JEQ, R0, 0, end)
     asm.store(R10, _SIGNAL_ENTRY, Entry.SIGNAL << KIND_SHIFT, Size.W)
     asm.call(Helper.GET_CURRENT_TASK_BTF)
@@ -477,9 +476,7 @@ def _give_back(asm: Assembler, entries: int) -> None:
     Takes R0-R5 and R8.
     """
     done = asm.label()
-    asm.load_map(R1, MapName.NOTES)
-    point_to_stack(asm, R2, _SIGNAL_ENTRY + 4)
-    asm.call(Helper.MAP_LOOKUP_ELEM)
+    look_up(asm, MapName.NOTES, _SIGNAL_ENTRY + 4)
     asm.jump_if(Jump.JEQ, R0, 0, done)
     asm.mov(R8, R0)
     for pair in range(0, 16 * NOTE_HITS, 16):

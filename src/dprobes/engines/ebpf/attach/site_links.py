@@ -151,7 +151,7 @@ class Attachments:
         """
         Bring links in line with removals; to be called often.
 
-        ``at_once`` is for whoever cannot wait: breakpoints are gone when this returns.
+        ``at_once`` is for those who cannot wait: breakpoints are gone when this returns.
         """
         now = time.monotonic()
         for group in list(self._dirty):

@@ -146,7 +146,7 @@ def _command_hazard(command: str) -> str | None:
     try:
         return stack_user(file_contents(executable_of(command), "a program"))
     except DprobesError:
-        return None  # it cannot be started: whoever starts it will say why
+        return None  # it cannot be started: that is said when somebody tries
 
 
 _RUNTIMES = ("/libstdc++.so", "/libc++abi.so")

@@ -75,7 +75,7 @@ class KprobeList:
             self._ways = {}  # without debugfs nobody tells
 
     def way(self, address: int) -> str | None:
-        """Return what became of the kprobe at an address, or behind the landing pad there; None if not known."""
+        """Return what became of the kprobe at an address, or after the landing pad there; None if not known."""
         return self._ways.get(address) or self._ways.get(address + _ENDBR)
 
 

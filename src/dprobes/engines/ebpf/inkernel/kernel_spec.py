@@ -358,7 +358,7 @@ def _waiting_site(probe: Probepoint, resolved: ResolvedKernel, features: Feature
     if found is None or (probe.at_return and found[1]):
         return None
     name, distance = found
-    # Where a function begins, the kernel puts the probe behind the landing pad of indirect calls. Since Linux kernel
+    # Where a function begins, the kernel puts the probe after the landing pad of indirect calls. Since Linux kernel
     # commit cc66bb914578 ("x86/ibt,kprobes: Cure sym+0 equals fentry woes") (in v5.18).
     moved = len(code) if not probe.at_return and "+" not in probe.where and code in _LANDING_PADS else 0
     placement = Placement.KRETPROBE if probe.at_return else Placement.KPROBE

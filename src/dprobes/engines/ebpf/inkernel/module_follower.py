@@ -38,7 +38,7 @@ __all__ = ["ModuleFollower"]
 _MODULES = Path("/sys/module")
 _REGISTERED = Path("/sys/kernel/debug/kprobes/list")
 _LANDING_PAD = 4
-"""Bytes of an ``endbr64``, behind which the kernel puts the probe at the start of a function."""
+"""Bytes of an ``endbr64``, after which the kernel puts the probe at the start of a function."""
 
 _NOT_REGISTERED = "the kernel has not taken the probepoint; its log (dmesg) may say why"
 

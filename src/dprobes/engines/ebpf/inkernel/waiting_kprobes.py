@@ -11,7 +11,7 @@ To close the link to a tracepoint takes the kernel 30 to 60 ms, and not less if 
 take a line away then, 1 ms, in a write of its own or in one with others (6.1 and 6.12 in an emulated machine).
 
 A line is no descriptor: it stays when its writer is killed. So another process (``guard``) takes away the lines of this
-one then, and whoever starts later those that were left even so: the name of a group says whose it is.
+one then, and a process that starts later those that were left even so: the name of a group says whose it is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LINE = re.compile(r"[pr]\d*:(\S+?)/(\S+) ")
 
 
 class WaitingProbes:
-    """The kprobes of one session in a module of the kernel; whoever has them calls ``close`` at the end."""
+    """The kprobes of one session in a module of the kernel; ``close`` is to be called at the end."""
 
     def __init__(self, module: str) -> None:
         self._module = module

@@ -299,7 +299,7 @@ class HashMap(Descriptor):
 
     ``preallocated`` takes all the memory at once, which programs on perf events want before Linux kernel commit
     34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1). With
-    ``per_cpu`` a value is those of all CPUs that there can be, one behind the other.
+    ``per_cpu`` a value is those of all CPUs that there can be, one after the other.
     """
 
     def __init__(

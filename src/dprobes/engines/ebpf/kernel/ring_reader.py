@@ -74,7 +74,7 @@ class RingBuffer(Descriptor):
         """
         Return entries up to the first incomplete one as they stand in the ring, with headers and discarded ones.
 
-        Those that begin in the first ``size`` bytes are returned. Their room is given back by ``advance``, behind which
+        Those that begin in the first ``size`` bytes are returned. Their room is given back by ``advance``, after which
         the view shows other entries.
         """
         begin = self._consumer[0]
@@ -107,7 +107,7 @@ def wait(ring: RingBuffer, status: memoryview, timeout: float, others: Iterable[
 
     Also ends when one of the descriptors ``others`` can be read, or ``timeout`` seconds have passed. ``status`` are the
     64-bit words of STATUS: a program that finds ``Status.WAITING`` set takes it back and wakes us; the others need not.
-    poll(2) looks at the ring before it sleeps, behind a barrier, which epoll_wait(2) would not do for an entry that
+    poll(2) looks at the ring before it sleeps, after a barrier, which epoll_wait(2) would not do for an entry that
     came without a wake-up. A program that looked at the word before we set it, and wrote its entry after we
     looked at the ring, wakes nobody: so we look again after a short sleep, and then less and less often. The word stays
     set until something comes: where it has been set all the time, short sleeps are not needed any more.

@@ -422,7 +422,7 @@ class EbpfSession(Attachment):
     def _look_after(self) -> Iterator[Event]:
         self._look_at_images()
         yield from self._stopped_processes.look(is_quiet=self._stream.is_quiet and not self._held)
-        # Who replaces this session holds it still meanwhile; it must not wait for whoever takes our events.
+        # Who replaces this session holds it still meanwhile; it must not wait for the one that takes our events.
         if self._changing.acquire(blocking=False):
             try:
                 events = [] if self._stopping else self._changes()

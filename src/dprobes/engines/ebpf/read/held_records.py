@@ -2,7 +2,7 @@
 Log on success: records that wait until their instruction is known to have completed.
 
 A record whose instruction may fault is uncertain at first. It becomes certain when its thread comes to another hit, or
-is seen beyond the instruction; a signal for the instruction drops it. Whatever comes behind an uncertain record waits
+is seen beyond the instruction; a signal for the instruction drops it. Whatever comes after an uncertain record waits
 with it, so that the order stays that of the ring.
 
 A million records may come in a second, but few signals. So records are packed, or bare pairs in a list, and their
@@ -252,7 +252,7 @@ class HeldRecords:
         """
         Add records that came at the time ``stamp``, each with its thread, or 0 if it is certain.
 
-        With ``is_trace`` they are stack traces, which come behind the record of their hit.
+        With ``is_trace`` they are stack traces, which come after the record of their hit.
         """
         threads = {tid: _Thread(tid, stamp) for tid in set(tids)}
         self._threads |= threads

@@ -175,7 +175,7 @@ class EntryReader:
         held.add(records, tids, stamp)
 
     def _canonical(self, data: bytes, start: int, stop: int) -> bytes:
-        """Return a record with the process name as long as it is, instead of with zeros behind it."""
+        """Return a record with the process name as long as it is, instead of with zeros after it."""
         flags = int.from_bytes(data[start : start + 4], "little")
         place = self._name_places.get(flags)
         if place is None:

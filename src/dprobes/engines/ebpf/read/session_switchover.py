@@ -194,7 +194,7 @@ class Replacement:
         with explained("what tells the old program from the new one"):
             self._old.maps.set_successor(new.maps)
             barrier = Barrier(self._features)
-        # In this order: whoever finds the new one CROSSING must find the old one REPLACED.
+        # In this order: a thread that finds the new one CROSSING must find the old one REPLACED.
         self._old.maps.set_switch_over(SwitchOver.REPLACED)
         new.maps.set_switch_over(SwitchOver.CROSSING)
         # A hit at which the new program has just read NOT_OURS would not reach the old one any more if that were taken

@@ -2,7 +2,7 @@
 Processes that ``exit 1`` and ``exit 3`` have stopped: one goes to a debugger, or gets its core written.
 
 The kernel stops the thread by a SIGSTOP, which it delivers after it has carried out the probed instruction: what the
-debugger or the core shows is the state right behind it.
+debugger or the core shows is the state right after it.
 """
 
 from __future__ import annotations

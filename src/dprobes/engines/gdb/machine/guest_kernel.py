@@ -396,7 +396,7 @@ class GuestKernel(RunningKernel):
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...]:
-        """Nothing: whoever stops the machine can probe whatever it executes."""
+        """Nothing: who stops the machine can probe whatever it executes."""
         return ()
 
     @cached_property

@@ -2,7 +2,7 @@
 The symbols of a Linux kernel as they lie in its memory, compressed (kernel/kallsyms.c, scripts/kallsyms.c).
 
 A name is a row of tokens, each a byte that stands for one character or several; the first character is the kind of the
-symbol. The tables lie one behind the other, each at a multiple of 8::
+symbol. The tables lie one after the other, each at a multiple of 8::
 
     up to v6.4:  offsets │ relative_base │ num_syms │ names │ markers │ … │ token_table │ token_index
     since then:  num_syms │ names │ markers │ token_table │ token_index │ offsets │ relative_base │ …
@@ -89,7 +89,7 @@ def _aligned(size: int) -> int:
 
 
 def find_tables(data: bytes | bytearray, start: int = 0, effort: SearchEffort | None = None) -> SymbolTables | None:
-    """Return where the tables are whose tokens lie behind ``start``, None if there are none, or not all of them."""
+    """Return where the tables are whose tokens lie after ``start``, None if there are none, or not all of them."""
     effort = effort or SearchEffort()
     at = data.find(_DIGITS, start)
     while at >= 0 and effort.take(_CANDIDATE):
@@ -136,7 +136,7 @@ def _after_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> t
 
 
 def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int, effort: SearchEffort) -> bool:
-    """Return whether behind so many names there are their markers."""
+    """Return whether after so many names there are their markers."""
     second = _skip(data, names, _MARKED, tokens, effort)
     if second < 0:
         return False
@@ -170,7 +170,7 @@ def _before_markers(data: bytes | bytearray, tokens: int, effort: SearchEffort) 
 
 
 def _skip(data: bytes | bytearray, at: int, count: int, end: int, effort: SearchEffort) -> int:
-    """Return where the names end that begin at a place, -1 if that is behind ``end`` or the effort at its end."""
+    """Return where the names end that begin at a place, -1 if that is after ``end`` or the effort at its end."""
     if not effort.take(count):
         return -1
     for _ in range(count):

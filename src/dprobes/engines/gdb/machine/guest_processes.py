@@ -1,8 +1,8 @@
 """
 Maple trees, in which Linux keeps the mappings of an address space since 6.1 (``include/linux/maple_tree.h``).
 
-A node has ascending pivots and one slot more: slot N is what there is from behind pivot N-1 up to pivot N. A pivot of 0
-behind the first one, or none at all, means the last number that the node is about. A pointer to a node has its type in
+A node has ascending pivots and one slot more: slot N is what there is from after pivot N-1 up to pivot N. A pivot of 0
+after the first one, or none at all, means the last number that the node is about. A pointer to a node has its type in
 its lower bits::
 
     63              8 7    6..3   2    1    0

@@ -9,7 +9,7 @@ where the kernel was entered from a program.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dprobes.engines.gdb.machine.guest_kernel import listed_modules
 from dprobes.engines.gdb.machine.guest_processes import MappedModule
@@ -111,10 +111,13 @@ class KernelStacks:
             case OrcKind.CALL:
                 return _Frame(self._word(sp - _WORD), sp, self._bp(entry, frame, sp), is_exact=False)
             case OrcKind.REGS:
-                bp = self._word(sp + _SAVED_BP)
-                return self._interrupted(sp, bp)
-            case _:
+                return self._interrupted(sp, self._word(sp + _SAVED_BP))
+            case OrcKind.REGS_PARTIAL:
                 return self._interrupted(sp - _SAVED_IP, self._bp(entry, frame, sp))
+            case OrcKind.UNDEFINED | OrcKind.END_OF_STACK:
+                return None
+            case _:
+                assert_never(entry.kind)
 
     def _interrupted(self, saved: int, bp: int) -> _Frame | None:
         """Return the frame whose registers were saved when it was interrupted, None if that was a program's."""

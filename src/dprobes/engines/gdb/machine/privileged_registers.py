@@ -45,7 +45,7 @@ _GATE = struct.Struct("<HHBBHII")
 _GATE_PRESENT = 0x80
 _EXCEPTIONS = 32
 _TRAPS = frozenset({1, 2, 3, 4, 18})
-"""What comes behind an instruction, of it or of something else: debug traps, NMI, int3, into, machine checks."""
+"""What comes after an instruction, of it or of something else: debug traps, NMI, int3, into, machine checks."""
 
 
 def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> frozenset[int]:
