@@ -15,7 +15,7 @@ from dprobes.engines.engine_capabilities import Capability
 from dprobes.engines.engine_registry import KernelSupport
 from dprobes.errors import TargetError, reason_of
 from dprobes.resolve.probed_space import Space, space_of
-from dprobes.rpn.program_needs import ELAPSED, ENTRY
+from dprobes.rpn.program_needs import ELAPSED, ENTRY, logs_user_stacks
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -99,14 +99,7 @@ def abilities_of(features: Features, program: Program) -> Abilities:
     writes, in_kernel = any(row.writes for row in rows), space_of(program) is Space.KERNEL
     verifies = any(row.operator == "vfyrw" for row in rows)
     asks_for_entries = any(row.syntax in (ELAPSED, ENTRY) for row in rows)
-    copies_stacks = any(row.syntax.startswith("log ustack") for row in rows)
-    copies_stacks = copies_stacks or any(table.has_user_stack for table in program.tables)
-    loops, iterator = LoopForm.CALLBACK, (0, 0, 0)
-    if Feature.MAY_GOTO in features:
-        loops = LoopForm.MAY_GOTO
-    elif Feature.ITERATORS in features:
-        new, following, end = (features.types.find(Kind.FUNC, f"bpf_iter_num_{what}") for what in _ITERATOR)
-        loops, iterator = LoopForm.ITERATOR, (new, following, end)
+    loops, iterator = _loops(features)
     return Abilities(
         loops=loops,
         sleepable=Feature.SLEEPABLE_UPROBE in features,
@@ -118,10 +111,20 @@ def abilities_of(features: Features, program: Program) -> Abilities:
         overrides_returns=in_kernel
         and any(row.syntax == "skip" for row in rows),  # others are skipped by other engines
         nesting=_nesting_layout(features) if asks_for_entries else None,
-        stack=_stack_layout(features) if copies_stacks else None,
+        stack=_stack_layout(features) if logs_user_stacks(program) else None,
         user=os.geteuid(),
         paging=None if in_kernel else _paging_layout(features),
     )
+
+
+def _loops(features: Features) -> tuple[LoopForm, tuple[int, int, int]]:
+    """Return the best form of loops, with the functions of the kernel that it needs."""
+    if Feature.MAY_GOTO in features:
+        return LoopForm.MAY_GOTO, (0, 0, 0)
+    if Feature.ITERATORS not in features:
+        return LoopForm.CALLBACK, (0, 0, 0)
+    new, following, end = (features.types.find(Kind.FUNC, f"bpf_iter_num_{what}") for what in _ITERATOR)
+    return LoopForm.ITERATOR, (new, following, end)
 
 
 def _stack_layout(features: Features) -> StackLayout | None:

@@ -228,9 +228,7 @@ class Stub(StubChannel):
 
     def resume(self, actions: Iterable[tuple[str, ThreadId | None]]) -> None:
         """Let threads go on: ``c`` or ``s`` each, None being all others; ``wait`` says what becomes of it."""
-        self._selected.clear()
-        self._may_stop_late = False
-        self._told_ahead = None
+        self._forget_stop()
         listed = list(actions)
         if self._has_vcont():
             text = "".join(f";{action}" + (f":{thread}" if thread is not None else "") for action, thread in listed)
@@ -251,17 +249,18 @@ class Stub(StubChannel):
         payload = b"c" if pc is None else b"c%x" % pc
         if not self.can_be_asked_ahead or not self._send_with_question(payload, b"g"):
             return False
-        self._selected.clear()
-        self._may_stop_late = False
-        self._has_asked_ahead, self._told_ahead = True, None
-        self._is_followed = True
+        self._forget_stop()
+        self._has_asked_ahead = self._is_followed = True
         return True
 
     def resume_at(self, pc: int) -> None:
         """Let threads go on, the one that has stopped at ``pc``, where ``can_be_asked_ahead``."""
+        self._forget_stop()
+        self._send(b"c%x" % pc)
+
+    def _forget_stop(self) -> None:
         self._selected.clear()
         self._may_stop_late, self._told_ahead = False, None
-        self._send(b"c%x" % pc)
 
     @property
     def can_be_asked_ahead(self) -> bool:

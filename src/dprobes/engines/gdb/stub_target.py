@@ -282,7 +282,6 @@ class StubTarget:
 
     def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
         """Let all threads go on, ``thread`` with a signal."""
-        self._blocks.clear()
         self._set_running()
         if signal and thread is not None:
             self.stub.resume([(f"C{signal:02x}", thread), ("c", None)])
@@ -299,12 +298,12 @@ class StubTarget:
         has_moved = pc_name in registers.changed
         registers.changed.discard(pc_name)
         self.write_back(thread, registers)
-        self._blocks.clear()
         self._set_running()
         if not self.stub.resume_asking_ahead(pc if has_moved else None):
             self.stub.resume_at(pc)
 
     def _set_running(self) -> None:
+        self._blocks.clear()
         self.is_running = True
         self.tell("running 1")
 
@@ -315,7 +314,6 @@ class StubTarget:
         A machine in QEMU now and then stops before it has moved; where steps are not ``is_exact``, that is looked for.
         """
         for _ in range(_STEP_ATTEMPTS):
-            self._blocks.clear()
             self._set_running()
             self.stub.resume([("s", thread)])
             reply = self.await_stop(_STEP_PATIENCE) or self.stop()
@@ -327,7 +325,6 @@ class StubTarget:
     def run_to(self, places: Iterable[int], thread: ThreadId | None) -> StopReply:
         """Let a thread run to one of some places, with breakpoints there for that long; return why it stops."""
         inserted = [place for place in sorted(places) if self.insert(place)]
-        self._blocks.clear()
         self._set_running()
         self.stub.resume([("c", thread)])
         reply = self.await_stop(_STEP_PATIENCE) or self.stop()

@@ -12,7 +12,7 @@ from dprobes.rpn.instruction_set import Group, OperandKind
 from dprobes.rpn.program_needs import CORE_DUMP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dprobes.arch import Architecture
     from dprobes.arch.processor import Register
@@ -101,26 +101,43 @@ def refuse_lacking(
     ``names`` are its names of registers by our index, ``registers`` those of a processor. ``has_kernel`` is whether a
     kernel is known there, ``has_programs`` whether what its processes have mapped is.
     """
+    needs: tuple[tuple[bool, Callable[[Instruction], bool], str, str | None], ...] = (
+        (
+            has_programs,
+            lambda each: each.row.syntax.startswith("log ustack"),
+            "'{}' needs a kernel whose processes are known, as those since Linux 6.1",
+            None,
+        ),
+        (
+            has_kernel,
+            lambda each: each.row.syntax.startswith("log kstack"),
+            "'{}' needs a kernel that is known, which a machine as such has not",
+            "write 'name = vmlinux' if a kernel of Linux runs there",
+        ),
+        (
+            has_monitor,
+            lambda each: each.row.group in (Group.IO, Group.SEGMENT),
+            f"the stub {stub} has no monitor, which '{{}}' needs",
+            "QEMU's stub has one",
+        ),
+        (
+            has_physical,
+            lambda each: each.row.group is Group.PHYSICAL,
+            f"the stub {stub} shows no physical memory, which '{{}}' needs",
+            "QEMU's stub does",
+        ),
+        (
+            False,
+            lambda each: each.row.syntax == "exit <code>" and each.operand == CORE_DUMP,
+            f"'{{}}' writes the core of a process, but the stub {stub} stands for a machine",
+            "write 'exit 2' for a dump of the machine's memory",
+        ),
+    )
     diagnostics = Diagnostics()
-    for code in program.bodies():
-        for instruction in code.instructions:
-            row = instruction.row
-            if row.syntax.startswith("log ustack") and not has_programs:
-                message = f"'{instruction}' needs a kernel whose processes are known, as those since Linux 6.1"
-                diagnostics.error(instruction.span, message)
-            if row.syntax.startswith("log kstack") and not has_kernel:
-                message = f"'{instruction}' needs a kernel that is known, which a machine as such has not"
-                hint = "write 'name = vmlinux' if a kernel of Linux runs there"
-                diagnostics.error(instruction.span, message, hint=hint)
-            if row.group in (Group.IO, Group.SEGMENT) and not has_monitor:
-                message = f"the stub {stub} has no monitor, which '{instruction}' needs"
-                diagnostics.error(instruction.span, message, hint="QEMU's stub has one")
-            if row.group is Group.PHYSICAL and not has_physical:
-                message = f"the stub {stub} shows no physical memory, which '{instruction}' needs"
-                diagnostics.error(instruction.span, message, hint="QEMU's stub does")
-            if row.syntax == "exit <code>" and instruction.operand == CORE_DUMP:
-                message = f"'{instruction}' writes the core of a process, but the stub {stub} stands for a machine"
-                diagnostics.error(instruction.span, message, hint="write 'exit 2' for a dump of the machine's memory")
+    for instruction in (each for code in program.bodies() for each in code.instructions):
+        for is_there, is_needed, message, hint in needs:
+            if not is_there and is_needed(instruction):
+                diagnostics.error(instruction.span, message.replace("{}", str(instruction)), hint=hint)
     for instruction, register in _named_registers(program, architecture):
         is_tellable = register.name in (*MONITORED, *SELECTED)
         if names.get(register.index, "") not in registers and not (has_monitor and is_tellable):

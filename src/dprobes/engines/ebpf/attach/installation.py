@@ -48,51 +48,10 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.module_watch import ModuleWatch
     from dprobes.engines.ebpf.ebpf_options import Settings
     from dprobes.engines.ebpf.kernel.bpf_links import ProgramForm
-    from dprobes.engines.ebpf.kernel.kernel_features import Features
-    from dprobes.engines.engine_interface import Event, Job, Scope
-    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.engines.engine_interface import Event, Job
+    from dprobes.resolve.probepoints import Probepoint
 
 __all__ = ["Installation"]
-
-
-class ModuleWatches:
-    """What watches the memory of a run's modules: a ``ModuleWatch`` for each; most programs have none."""
-
-    def __init__(self, scope: Scope, condition: Filter, shared: SharedMaps, features: Features) -> None:
-        self._scope = scope
-        self._filter = condition
-        self._shared = shared
-        self._features = features
-        self._found: dict[int, ModuleWatch] = {}
-
-    def of(self, resolved: ResolvedModule, reached: str) -> ModuleWatch:
-        """Return what watches a module."""
-        key = id(resolved)
-        if key not in self._found:
-            from dprobes.engines.ebpf.attach.module_watch import ModuleWatch
-
-            self._found[key] = ModuleWatch(
-                resolved, reached, self._filter, self._shared, self._features, self._is_in_scope
-            )
-        return self._found[key]
-
-    def _is_in_scope(self, pid: int) -> bool:
-        return is_in_scope(self._scope, pid, self._shared)
-
-    def start(self) -> None:
-        """Start all that have not been."""
-        for each in self._found.values():
-            each.start()
-
-    def happened(self) -> Iterator[Event]:
-        """Iterate over what the user should hear of."""
-        for each in self._found.values():
-            yield from each.happened()
-
-    def close(self) -> None:
-        """Watch nothing any more."""
-        for each in self._found.values():
-            each.close()
 
 
 _RING_WITHOUT_RECORDS = 1 << 21
@@ -184,7 +143,9 @@ class Installation:
         self.attachments = Attachments(self.maps, self.bank_size, self._link)
         self._conflicting: set[int] = set()
         self._programs = Descriptors()
-        self._watches = ModuleWatches(job.scope, scope, self.maps, features)
+        self._scope, self._filter = job.scope, scope
+        self._watches: dict[int, ModuleWatch] = {}
+        """What watches the memory of modules; most programs watch none."""
         self.kernel = KernelGroups(numbers.probes, found.kernel, request, self.maps.descriptors, features)
         """What is attached in the kernel."""
 
@@ -270,7 +231,7 @@ class Installation:
         for batch in batches(parts):
             self._attach_batch(batch)
         if not self._postponed:
-            self._watches.start()
+            self._start_watching()
         numbers = [number for part in parts for number, _ in part.sites]
         return [*states, *self._unavailable_of(numbers), *self.kernel.states_of(numbers)]
 
@@ -325,7 +286,7 @@ class Installation:
                 self._unavailable[number] = error.message
         events += self._unavailable_of(number for group in postponed for number, _ in group.sites)
         try:
-            self._watches.start()
+            self._start_watching()
         except DprobesError as error:
             events.append(Notice(f"memory is not watched in all processes: {error.message}", error.hint))
         return events
@@ -350,11 +311,22 @@ class Installation:
         event = self.numbers.events.get(number)
         if event is None or event.module is None or event.probe.kind is not ProbeKind.WATCHPOINT:
             return None
-        return self._watches.of(event.module, event.paths[0])
+        key = id(event.module)
+        if key not in self._watches:
+            from dprobes.engines.ebpf.attach.module_watch import ModuleWatch
+
+            place, is_ours = event.paths[0], partial(is_in_scope, self._scope, maps=self.maps)
+            self._watches[key] = ModuleWatch(event.module, place, self._filter, self.maps, self._features, is_ours)
+        return self._watches[key]
 
     def happened(self) -> Iterator[Event]:
         """Iterate over what happened to watchpoints in single processes."""
-        yield from self._watches.happened()
+        for each in self._watches.values():
+            yield from each.happened()
+
+    def _start_watching(self) -> None:
+        for each in self._watches.values():
+            each.start()
 
     def _refuse_conflicting(self, file: PlannedCode, conflicts: Iterable[Conflict]) -> list[StateEvent]:
         """Keep the probepoints of a file from being attached that are in conflict; return their states."""
@@ -464,7 +436,8 @@ class Installation:
     def close(self) -> None:
         """Take everything out of the kernel."""
         self.detach()
-        self._watches.close()
+        for each in self._watches.values():
+            each.close()
         self.kernel.close()
         self._programs.close()
         self.maps.close()

@@ -111,9 +111,12 @@ class KernelMisses:
         self._links: set[_WatchedLinks] = set()
         self._programs: dict[int, tuple[int, ...]] = {}
         self._ended: Counter[tuple[int, ...]] = Counter()
+        self.has_watched = False
+        """Whether there was anything to miss."""
 
     def watch(self, links: Descriptors, group: Group) -> Descriptors:
         """Count what the links of a group miss until they are closed, and its program until ``close``; return them."""
+        self.has_watched = True
         probes = tuple(probe for probe, _ in group.sites)
         if not probes:
             return links
@@ -221,20 +224,13 @@ class KernelGroups:
         self._request = request
         self._maps = maps
         self._features = features
-        self._counted: KernelMisses | None = None
+        self._misses = KernelMisses(features)
         self._waiting: WaitingProbes | None = None
         self._kprobes = KprobeList()
         self._unseen: ArrayMap | None = None
         self._unseen_returns: Counter[int] = Counter()
         self.refused: dict[int, str] = {}
         """The probepoints that the kernel refused, with the reasons."""
-
-    @property
-    def _misses(self) -> KernelMisses:
-        """What was missed; made for the first group."""
-        if self._counted is None:
-            self._counted = KernelMisses(self._features)
-        return self._counted
 
     def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
         """Attach a group in the kernel; what is refused leaves the group."""
@@ -345,7 +341,7 @@ class KernelGroups:
 
     def missed(self) -> Counter[int]:
         """Return how many hits ran no handler by probepoint, as far as the kernel counts them so."""
-        counts = self._counted.counts() if self._counted is not None else {}
+        counts = self._misses.counts()
         missed = Counter({probes[0]: count for probes, count in counts.items() if count and len(probes) == 1})
         missed.update(self._unseen_returns if self._unseen is None else self._read_unseen(self._unseen))
         return missed
@@ -361,7 +357,7 @@ class KernelGroups:
 
     def note_of_misses(self) -> Notice | None:
         """Return the note for a kernel that does not count the hits during handlers."""
-        if self._counted is None or Feature.LINK_MISSED in self._features:
+        if not self._misses.has_watched or Feature.LINK_MISSED in self._features:
             return None
         return Notice(
             "this kernel does not count the hits that come while a handler runs on the same CPU: they are seen nowhere",
@@ -370,8 +366,7 @@ class KernelGroups:
 
     def close(self) -> None:
         """Keep the counts, as the programs are about to be closed, and have nothing left of what was attached."""
-        if self._counted is not None:
-            self._counted.close()
+        self._misses.close()
         if self._unseen is not None:
             unseen, self._unseen = self._unseen, None
             self._unseen_returns = self._read_unseen(unseen)
@@ -381,8 +376,7 @@ class KernelGroups:
 
     def notices(self) -> Iterator[Notice]:
         """Iterate over the notices of hits that many probepoints have missed together."""
-        counts = self._counted.counts() if self._counted is not None else {}
-        for probes, count in counts.items():
+        for probes, count in self._misses.counts().items():
             if count and len(probes) > 1:
                 names = _listed([self._probes[number].where for number in probes])
                 hits = "1 hit" if count == 1 else f"{count} hits"

@@ -421,17 +421,8 @@ def attach_kernel(
 
     What the kernel does not take because of the place goes to ``refusals``, with the reason, if these are given.
     """
-    addresses = [address for address, _ in places]
     if placement in _MANY:
-        flags = KprobeMulti.RETURN if placement.is_return else KprobeMulti.NONE
-        try:
-            return Descriptors((link_kprobes(program, addresses, [cookie for _, cookie in places], flags),))
-        except OSError as error:
-            if refusals is None or error.errno not in _REASONS:
-                raise _kprobe_refusal(error, addresses) from error
-        refusals |= _refused_by_ftrace(addresses)
-        kept = [(address, cookie) for address, cookie in places if address not in refusals]
-        return attach_kernel(program, kept, placement) if kept else Descriptors()
+        return _attach_functions(program, places, placement, refusals)
     links, address = Descriptors(), 0
     try:
         unit = perf_calls.kprobe_unit()
@@ -448,6 +439,22 @@ def attach_kernel(
             raise _kprobe_refusal(error, [address]) from error
         raise
     return links
+
+
+def _attach_functions(
+    program: int, places: Sequence[tuple[int, int]], placement: Placement, refusals: dict[int, str] | None
+) -> Descriptors:
+    """Attach a program to functions by one link."""
+    addresses = [address for address, _ in places]
+    flags = KprobeMulti.RETURN if placement.is_return else KprobeMulti.NONE
+    try:
+        return Descriptors((link_kprobes(program, addresses, [cookie for _, cookie in places], flags),))
+    except OSError as error:
+        if refusals is None or error.errno not in _REASONS:
+            raise _kprobe_refusal(error, addresses) from error
+    refusals |= _refused_by_ftrace(addresses)
+    kept = [(address, cookie) for address, cookie in places if address not in refusals]
+    return _attach_functions(program, kept, placement, None) if kept else Descriptors()
 
 
 class EntryKprobes:
