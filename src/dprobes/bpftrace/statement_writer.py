@@ -151,11 +151,7 @@ _WAYS_MAX = 16
 
 
 class StatementWriter:
-    """
-    A writer of the statements of a probe's block, or of one that is executed by the tool itself (``in_tool``).
-
-    ``asked`` gets what hits ask the tool for: each of them sets the variable ``asked_variable`` of its number.
-    """
+    """A writer of the statements of a block; ``asked`` gets what hits ask the tool for, each by a variable."""
 
     def __init__(
         self, values: ExpressionWriter, maps: MapUses, asked: list[str] | None = None, *, in_tool: bool = False

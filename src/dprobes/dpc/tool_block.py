@@ -32,11 +32,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class ToolProgram:
-    """
-    All that the tool executes of a program.
-
-    ``tables`` names its tables in the order of their numbers; a word of its modules has ``word_size`` bytes.
-    """
+    """All that the tool executes; ``tables`` are in the order of their numbers, ``word_size`` is in bytes."""
 
     blocks: tuple[TypedBlock, ...]
     functions: Mapping[str, TypedFunction]

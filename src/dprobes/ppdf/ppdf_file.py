@@ -33,11 +33,7 @@ STRING_MAX = 1 << 20
 
 
 def encode(ppdf: Ppdf) -> bytes:
-    """
-    Return the bytes of a PPDF.
-
-    The same value gives the same bytes. Raise ``FormatError`` for what the format cannot hold.
-    """
+    """Return the bytes of a PPDF, always the same for one value; ``FormatError`` for what the format cannot hold."""
     program, strings = ppdf.program, Strings()
     spans = Spans(strings)
     machines = [name for name in MACHINES if name in ppdf.machines]

@@ -243,11 +243,7 @@ class Writer:
 
 
 class Reader:
-    """
-    A reader of the fields of one section.
-
-    ``base`` is where it begins in the file, ``what`` names it in errors.
-    """
+    """A reader of the fields of a section, which begins at ``base`` in the file and is ``what`` in errors."""
 
     def __init__(self, data: memoryview, base: int, what: str, strings: Sequence[str] = ()) -> None:
         self._data = data

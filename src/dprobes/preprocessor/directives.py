@@ -198,11 +198,7 @@ class Includes:
         return self._open[-1][1] if self._open else None
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
-        """
-        Return the file that the expanded tokens after ``#include`` name, or None if it is not read again.
-
-        Raise ``DirectiveError`` if there is no such file or it cannot be read.
-        """
+        """Return the file that tokens after ``#include`` name, None if it is read once only; or ``DirectiveError``."""
         strings = [token.text for token in arguments]
         directories = self._directories
         name = ""

@@ -51,11 +51,7 @@ BODY = Use("", Span(SourceFile("", ""), 0, 0), None)
 
 @dataclass(slots=True, eq=False)
 class Token:
-    """
-    A token.
-
-    ``kind`` is the name of a group of the pattern above; ``hide`` names the macros that must not expand it again.
-    """
+    """A token of a ``kind`` of the pattern above; ``hide`` names the macros that must not expand it again."""
 
     kind: str
     text: str
@@ -357,11 +353,7 @@ class Macros:
         self._macros.pop(name, None)
 
     def expand(self, tokens: list[Token], more: Callable[[], list[Token]] | None = None) -> list[Token]:
-        """
-        Return the tokens after expansion; raise ``StopError`` when they become too many.
-
-        When the arguments of a macro may go on, ``more`` is called for the tokens of the next line.
-        """
+        """Return the tokens after expansion, or raise ``StopError``; ``more`` gives the tokens of the next line."""
         stack = tokens[::-1]
         out: list[Token] = []
         while stack:

@@ -53,12 +53,7 @@ class StopError(PreprocessError):
 
 
 class Piece(NamedTuple):
-    """
-    The origin of the characters from ``start`` to the next piece.
-
-    Copied characters have no ``span``: they are ``file.text[source:]``. Others, such as the output of a macro, all
-    come from ``span``.
-    """
+    """The origin of characters from ``start`` on: ``file.text[source:]``, or all of them ``span``."""
 
     start: int
     file: SourceFile

@@ -277,11 +277,7 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """
-    An instruction of the language.
-
-    ``faults`` are the exceptions that it can raise; ``writes`` says that it needs ``--allow-write``.
-    """
+    """An instruction, the exceptions that it can raise, and whether it ``writes`` and needs ``--allow-write``."""
 
     opcode: int
     syntax: str

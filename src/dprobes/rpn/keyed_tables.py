@@ -267,11 +267,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """
-    A keyed table: ``room`` is for how many keys, ``range`` that of a linear histogram.
-
-    ``value`` says what ``tally`` pops and keeps where that is not a word.
-    """
+    """A keyed table with ``room`` for keys; ``value`` is what ``tally`` pops and keeps where that is not a word."""
 
     name: str
     kind: TableKind

@@ -73,11 +73,7 @@ class StatementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """
-    The meaning of a statement.
-
-    ``operand_tokens`` are those of the variable operand; ``alias`` is the old spelling that the statement has, if any.
-    """
+    """The meaning of a statement; ``alias`` is the old spelling that it has, if any."""
 
     row: Row
     operand: Operand

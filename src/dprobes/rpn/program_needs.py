@@ -208,11 +208,7 @@ def watches_user_addresses(program: Program) -> bool:
 
 
 def shared_tables(program: Program) -> frozenset[int]:
-    """
-    Return the numbers of the tables whose values are the same for all CPUs.
-
-    They have a last value, or a handler looks at what is there.
-    """
+    """Return the numbers of the tables that CPUs share: with a last value, or at which a handler looks."""
     if not program.tables:
         return frozenset()
     looked_at = {

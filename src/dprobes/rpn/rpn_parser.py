@@ -43,11 +43,7 @@ MAX_ERRORS = 20
 
 
 def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
-    """
-    Return the program in a preprocessed text, or None if it has no module name.
-
-    The program is only meaningful if ``diagnostics`` has no errors afterwards.
-    """
+    """Return the program in a preprocessed text, meaningless with errors; None if it has no module name."""
     return _Parser(text, diagnostics).program()
 
 

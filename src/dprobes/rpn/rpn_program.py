@@ -163,11 +163,7 @@ Operand = None | int | str | Expression
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """
-    A row of the instruction table with its variable operand.
-
-    ``operand_span`` is the place of the variable operand alone, where the text is known.
-    """
+    """A row of the instruction table with its variable operand, whose place alone is ``operand_span``."""
 
     row: Row
     operand: Operand = None

@@ -86,11 +86,7 @@ def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
 
 
 class FaultExits:
-    """
-    A writer of what exceptions lead to in a handler.
-
-    ``is_silent`` pushes what tells at the hit whether something was printed: 0 if nothing was.
-    """
+    """A writer of what exceptions lead to; ``push_trail`` pushes what tells at the hit if something was printed."""
 
     def __init__(self, writer: Writer, paths: LogPaths, push_trail: Callable[[], None]) -> None:
         self._w = writer

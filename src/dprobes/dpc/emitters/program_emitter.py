@@ -247,11 +247,7 @@ class ProgramEmitter:
         return largest
 
     def _names_of(self, name: str) -> tuple[str, Span] | None:
-        """
-        Return the groups or types of all probes, and where the first ones are.
-
-        Those in other modules are among them: users ask the whole program for them.
-        """
+        """Return the groups or types of all probes, those in other modules too, and where the first ones are."""
         found = [each for probe in self._probes for each in probe.probe.attributes if each.name == name]
         names = dict.fromkeys(word for each in found for word in str(each.value).split())
         return (" ".join(names), found[0].span) if found else None

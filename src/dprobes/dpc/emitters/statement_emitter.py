@@ -25,11 +25,7 @@ _TABLE_MIN = 5
 
 
 class StatementEmitter:
-    """
-    A writer of the statements of a function, or of a handler with ``paths``, ``codes`` and its first ``minor`` code.
-
-    ``slots`` is how many variables blocks have; a handler that has to know what it has printed has one more.
-    """
+    """A writer of the statements of a function, or of a handler with ``paths``; blocks have ``slots`` variables."""
 
     def __init__(
         self,

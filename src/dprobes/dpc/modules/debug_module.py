@@ -160,11 +160,7 @@ class DebugModule:
     # For values
 
     def machine(self, *, at_entry: bool = False, at_return: bool = False) -> Machine:
-        """
-        Return what is needed to compute values; ``at_entry`` at the first instruction of a function.
-
-        ``at_return`` is for values of that instruction when the function has returned.
-        """
+        """Return what computes values, ``at_entry`` of a function, or ``at_return`` as they were at its entry."""
         from dprobes.dpc.modules.debug_values import Machine
 
         word = Integer("unsigned long", self.elf.word_size, is_signed=False, rank=4)

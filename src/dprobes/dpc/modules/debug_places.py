@@ -97,11 +97,7 @@ def _instructions(
 
 
 class DebugPlaces:
-    """
-    The instructions of modules by their debug information.
-
-    ``file_of`` finds their files by their names, ``symbols`` are those that name the instructions.
-    """
+    """The instructions of modules by their debug information; ``symbols`` are those that name the instructions."""
 
     def __init__(
         self, file_of: Callable[[str], ElfFile | None] = lambda _name: None, symbols: SymbolProvider | None = None

@@ -215,11 +215,7 @@ class ScopedTypes:
 
 
 def definition_of(entry: Entry, file: DebugFile, type_of: Callable[[Entry], CType]) -> Entry | None:
-    """
-    Return the entry that defines a structure which another one declares; raise ``TargetError`` if they are several.
-
-    ``type_of`` makes a type of its entry.
-    """
+    """Return the entry that defines a structure that another one declares; ``TargetError`` if they are several."""
     name = entry.text(At.NAME)
     if not name:
         return None

@@ -90,11 +90,7 @@ _FLOATS = frozenset((Encoding.FLOAT, Encoding.COMPLEX_FLOAT))
 
 
 class DebugTypes:
-    """
-    Types of a module.
-
-    ``declared`` knows the structures that the program itself defines, by ``struct`` or ``union`` and their tag.
-    """
+    """The types of a module; ``declared`` knows the structures that the program itself defines."""
 
     def __init__(
         self, file: DebugFile, word_size: int, declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None

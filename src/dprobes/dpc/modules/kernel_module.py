@@ -63,11 +63,7 @@ def damage_reported() -> Iterator[None]:
 
 
 class BtfTypes:
-    """
-    Types of a kernel.
-
-    ``declared`` knows the structures that the program itself defines, by ``struct`` or ``union`` and their tag.
-    """
+    """The types of a kernel; ``declared`` knows the structures that the program itself defines."""
 
     def __init__(self, btf: Btf, declared: Callable[[str, str], Record | None]) -> None:
         self._btf = btf
@@ -280,11 +276,7 @@ class _TypesNear:
 
 
 class BtfNames:
-    """
-    What names mean at the entry or return of a function of the kernel; ``function`` is None elsewhere.
-
-    At a return, ``at_return``, parameters have the values of the entry.
-    """
+    """What names mean at the entry or, ``at_return``, the return of a ``function`` of the kernel, None elsewhere."""
 
     def __init__(self, module: BtfModule, function: str | None, *, at_return: bool) -> None:
         self._module = module
@@ -402,11 +394,7 @@ _CHARACTERS = re.compile(r"(?:const )?(?:(?:un)?signed )?char ?\[(\w*)\]")
 
 
 class KernelModule:
-    """
-    The kernel or a module of it (``ProbedModule``).
-
-    ``described`` gives its file, of which the debug information may be elsewhere; None if there is none.
-    """
+    """The kernel or a module of it; ``described`` gives its file, None if there is none."""
 
     def __init__(self, types: BtfModule, described: Callable[[], ElfFile | None]) -> None:
         self._btf = types

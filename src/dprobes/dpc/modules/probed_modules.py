@@ -29,11 +29,7 @@ _OF_KERNEL = (PointKind.TRACEPOINT, PointKind.SYSTEM_CALL)
 
 
 class ProbedModules:
-    """
-    The modules of a program; ``module`` is that of points that name none.
-
-    ``module_of`` knows what describes a module: debug information, or the kernel's BTF.
-    """
+    """The modules of a program, and what describes each; ``module`` is that of points that name none."""
 
     def __init__(self, program: ProgramTree, module: str, module_of: Callable[[str], ProbedModule | None]) -> None:
         self._written = program.module

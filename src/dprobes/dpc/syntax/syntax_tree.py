@@ -80,11 +80,7 @@ class StringLiteral(Node):
 
 
 class Name(Node):
-    """
-    A name: of a parameter, a variable, a value that every probe has, or a symbol of the module.
-
-    That begins with ``::``; ``module`` is written before it, or empty.
-    """
+    """A name, of a symbol of the module with ``::`` before it; ``module`` is what is written before that, or empty."""
 
     name: str
     span: Span
@@ -226,11 +222,7 @@ class Specifier(Node):
 
 
 class Declarator(Node):
-    """
-    What is declared: ``pointers`` stars, the name, then dimensions; ``bits`` is the width of a bit field.
-
-    A dimension is None where it is left out.
-    """
+    """What is declared: stars, name, dimensions (None where one is left out); ``bits`` is that of a bit field."""
 
     name: str
     pointers: int

@@ -35,11 +35,7 @@ __all__ = [
 
 
 class NotKnownError(Exception):
-    """
-    The reason why the value of a variable is not to be had at an instruction.
-
-    ``hint`` says what to do instead.
-    """
+    """The reason why a variable has no value at an instruction; ``hint`` says what to do instead."""
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -175,11 +171,7 @@ class Surroundings:
 
 
 class NamedTypes(Protocol):
-    """
-    The types of a module by their names.
-
-    ``TargetError`` if a name means several, or what describes them is damaged.
-    """
+    """The types of a module by their names; ``TargetError`` if a name means several, or the description is damaged."""
 
     def named(self, name: str) -> CType | None:
         """Return the type that has a name of its own: that of a ``typedef``, or in C++ a class."""

@@ -35,11 +35,7 @@ _ENDS = {
 
 
 class StatementTyper:
-    """
-    A typer of the statements of a handler, of a function if ``result`` says what it returns, or of a block of the tool.
-
-    ``logs`` counts the printf statements.
-    """
+    """A typer of statements, of a function if ``result`` is its type; ``logs`` counts the printf statements."""
 
     def __init__(
         self, values: ValueTyper, diagnostics: Diagnostics, *, result: CType | None = None, is_tool: bool = False

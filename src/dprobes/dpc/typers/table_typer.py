@@ -94,11 +94,7 @@ def is_text_choice(value: syntax_tree.Expression) -> bool:
 
 
 def text_sizes(program: ProgramTree, kept: int) -> dict[tuple[str, int], int]:
-    """
-    Return for how many bytes there is to be room where handlers put strings in quotes, by table and position.
-
-    ``kept`` is how many bytes tables keep of a string.
-    """
+    """Return the bytes that strings in quotes need, by table and position; of a string tables keep ``kept`` bytes."""
     bodies = [each for probe in program.probes for each in (probe.condition, probe.body) if each is not None]
     bodies += [function.body for function in program.functions]
     placed = [each for body in bodies for each in _placed(body)]

@@ -34,11 +34,7 @@ __all__ = ["TypingError", "ValueTyper"]
 
 
 class ValueTyper:
-    """
-    A typer of the expressions of a handler or function; ``where`` says which of the two, and at what kind of place.
-
-    ``tell`` is called with the type of each.
-    """
+    """A typer of expressions at the place ``where``; ``tell`` is called with the type of each."""
 
     def __init__(
         self,

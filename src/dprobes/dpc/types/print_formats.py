@@ -53,11 +53,7 @@ _FLAGGED = "diuxXo"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """
-    A conversion: ``start`` and ``end`` are where it stands in the format, ``layout`` is flags, width, precision.
-
-    Of a number it shows ``bytes_shown`` bytes, None if all of its type.
-    """
+    """A conversion from ``start`` to ``end`` of a format; of a number it shows ``bytes_shown`` bytes, or all."""
 
     start: int
     end: int
