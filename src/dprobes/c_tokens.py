@@ -150,6 +150,7 @@ class TextTokens:
 
 
 Tokens = TypeVar("Tokens", bound=TextTokens)
+Item = TypeVar("Item")
 
 
 class ParseError(Exception):
@@ -191,6 +192,13 @@ class TokenCursor(Generic[Tokens]):
         if token is None:
             raise self.wrong(f"expected '{text}' {where}, found {self.peek().described}")
         return token
+
+    def listed(self, parse: Callable[[], Item]) -> list[Item]:
+        """Parse what stands between commas."""
+        found = [parse()]
+        while self.accept(","):
+            found.append(parse())
+        return found
 
     def expect_name(self, what: str) -> Token:
         """Take a name."""

@@ -116,11 +116,7 @@ class ExpressionParser:
     def arguments(self, end: str) -> tuple[script_tree.Expression, ...]:
         """Parse expressions between commas up to a bracket, which is taken."""
         divides, self._divides = self._divides, True
-        found: list[script_tree.Expression] = []
-        if not self._cursor.sees(end):
-            found.append(self.expression())
-            while self._cursor.accept(","):
-                found.append(self.expression())
+        found = [] if self._cursor.sees(end) else self._cursor.listed(self.expression)
         self._cursor.expect(end, "behind the values")
         self._divides = divides
         return tuple(found)
@@ -244,11 +240,10 @@ class ExpressionParser:
         digits = match["digits"].replace("_", "")
         if len(digits.lstrip("0")) > _DIGITS_MAX:
             raise self._cursor.wrong(f"'{text}' has more than 64 bits", self._cursor.tokens.span(token))
-        if len(digits) > 1 and digits[0] == "0" and digits.isdigit() and not set(digits) & {"8", "9"}:
-            value = int(digits, 8)
-        else:
-            value = int(digits)
-        value = value * int(10 ** int(match["exponent"] or 0)) * _UNITS[match["unit"] or ""]
+        is_octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit() and not {"8", "9"} & {*digits}
+        value = (
+            int(digits, 8 if is_octal else 10) * int(10 ** int(match["exponent"] or 0)) * _UNITS[match["unit"] or ""]
+        )
         if value >= 1 << 64:
             raise self._cursor.wrong(f"'{text}' has more than 64 bits", self._cursor.tokens.span(token))
         return value

@@ -57,9 +57,12 @@ __all__ = [
     "GONE",
     "DebugTypes",
     "Machine",
+    "base_type",
+    "bit_field",
     "in_registers",
     "part_of",
     "plain_name",
+    "rank_of",
     "returned_value",
     "value_at",
     "value_of",
@@ -151,19 +154,7 @@ class DebugTypes:
             return Floating(name, size)
         if encoding == Encoding.BOOLEAN and size == 1:
             return BOOL
-        is_signed = encoding in _SIGNED
-        if name == "char" and is_signed and size == 1:
-            return CHAR
-        if size not in (1, 2, 4, 8):
-            return Floating(name, size)  # as __int128: its bytes are there, and no arithmetic
-        return Integer(name, size, is_signed=is_signed, rank=self._rank(name, size))
-
-    def _rank(self, name: str, size: int) -> int:
-        if size == 8:
-            return LONG_LONG.rank if "long long" in name or self._word_size < 8 else 4
-        if size == 4:
-            return 4 if "long" in name else INT.rank
-        return size  # 1 of characters, 2 of short
+        return base_type(name, size, self._word_size, is_signed=encoding in _SIGNED)
 
     def _enumeration(self, entry: Entry, depth: int) -> CType:
         values: dict[str, int] = {}
@@ -175,9 +166,8 @@ class DebugTypes:
         if not isinstance(base, Integer) or (size is not None and size != base.size):
             size = size if size in (1, 2, 4, 8) else 4
             is_signed = any(value < 0 for value in values.values())
-            base = Integer(
-                f"{'' if is_signed else 'unsigned '}int", size, is_signed=is_signed, rank=self._rank("", size)
-            )
+            name = f"{'' if is_signed else 'unsigned '}int"
+            base = Integer(name, size, is_signed=is_signed, rank=rank_of("", size, self._word_size))
         return Enumeration(entry.name or "", base, {name: base.cut(value) for name, value in values.items()})
 
     def _array(self, entry: Entry, depth: int) -> CType:
@@ -251,14 +241,38 @@ class DebugTypes:
             first = 8 * offset + (8 * unit - above - bits if entry.unit.sizes.order == "little" else above)
         if first < 0:
             return None
-        for start, unit in ((first // (8 * size) * size, size), (first // 8, size), (first // 8, self._word_size)):
-            shift = first - 8 * start
-            if shift + bits <= 8 * unit:
-                if entry.unit.sizes.order == "big":
-                    shift = 8 * unit - shift - bits
-                wider = Integer("unit", unit, is_signed=False, rank=4) if unit != size else None
-                return Member(name, type_, start, bits, shift, wider)
-        return None
+        return bit_field(name, type_, first, bits, self._word_size, is_big_endian=entry.unit.sizes.order == "big")
+
+
+def bit_field(
+    name: str, type_: CType, first: int, bits: int, word_size: int, *, is_big_endian: bool = False
+) -> Member | None:
+    """Return a bit field from a bit of a structure on, in a unit that has all of it; None if there is no such unit."""
+    size = size_of(type_) or 0
+    for start, unit in ((first // (8 * size) * size, size), (first // 8, size), (first // 8, word_size)):
+        shift = first - 8 * start
+        if shift + bits <= 8 * unit:
+            wider = Integer("unit", unit, is_signed=False, rank=4) if unit != size else None
+            return Member(name, type_, start, bits, 8 * unit - shift - bits if is_big_endian else shift, wider)
+    return None
+
+
+def base_type(name: str, size: int, word_size: int, *, is_signed: bool) -> Integer | Floating:
+    """Return the type of a name of C: the ``char`` of the program, another integer, or what has no arithmetic."""
+    if name == "char" and is_signed and size == 1:
+        return CHAR
+    if size not in (1, 2, 4, 8):
+        return Floating(name, size)  # as __int128: its bytes are there
+    return Integer(name, size, is_signed=is_signed, rank=rank_of(name, size, word_size))
+
+
+def rank_of(name: str, size: int, word_size: int) -> int:
+    """Return the rank of an integer type in conversions."""
+    if size == 8:
+        return LONG_LONG.rank if "long long" in name or word_size < 8 else 4
+    if size == 4:
+        return 4 if "long" in name else INT.rank
+    return size  # 1 of characters, 2 of short
 
 
 def _count(subrange: Entry) -> int | None:

@@ -8,7 +8,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.modules.debug_module import is_entry_by_name
-from dprobes.dpc.modules.debug_values import Machine, part_of, plain_name, returned_value
+from dprobes.dpc.modules.debug_values import (
+    Machine,
+    base_type,
+    bit_field,
+    part_of,
+    plain_name,
+    rank_of,
+    returned_value,
+)
 from dprobes.dpc.modules.late_names import DescribedModule
 from dprobes.dpc.typedtree import typed_values
 from dprobes.dpc.typedtree.name_scope import ModuleVariable, NamedTypes, NotKnownError
@@ -162,21 +170,13 @@ class BtfTypes:
         value, name = self._btf.value_type(number), plain_name(self._btf.name(number))
         if name in ("_Bool", "bool") and value.size == 1:
             return BOOL
-        if name == "char" and value.size == 1:
-            return CHAR
-        if value.size not in (1, 2, 4, 8):
-            return Floating(name, value.size)  # as __int128: its bytes are there, and no arithmetic
-        if value.size == _WORD:
-            rank = 5 if "long long" in name else 4
-        else:
-            rank = INT.rank if value.size == INT.size else value.size
-        return Integer(name, value.size, is_signed=value.is_signed, rank=rank)
+        return base_type(name, value.size, _WORD, is_signed=value.is_signed or name == "char")
 
     def _enumeration(self, number: int) -> Enumeration:
         value = self._btf.value_type(number)
         size = value.size if value.size in (1, 2, 4, 8) else INT.size
-        rank = 4 if size == _WORD else INT.rank if size == INT.size else size
-        base = Integer("int" if value.is_signed else "unsigned int", size, is_signed=value.is_signed, rank=rank)
+        name, rank = "int" if value.is_signed else "unsigned int", rank_of("", size, _WORD)
+        base = Integer(name, size, is_signed=value.is_signed, rank=rank)
         values = {name: base.cut(each) for name, each in self._btf.enumerators(number)}
         return Enumeration(self._btf.name(number), base, values)
 
@@ -216,12 +216,7 @@ class BtfTypes:
         size = size_of(type_) or 0
         if not 0 < width <= 8 * size:
             return None
-        for start, unit in ((first // (8 * size) * size, size), (first // 8, size), (first // 8, _WORD)):
-            shift = first - 8 * start
-            if shift + width <= 8 * unit:
-                wider = Integer("unit", unit, is_signed=False, rank=4) if unit != size else None
-                return Member(name, type_, start, width, shift, wider)
-        return None
+        return bit_field(name, type_, first, width, _WORD)
 
 
 _LONG = Integer("unsigned long", _WORD, is_signed=False, rank=4)

@@ -264,12 +264,13 @@ class ExpressionParser:
     def _sizeof(self) -> syntax_tree.Expression:
         cursor = self._cursor
         first = cursor.take()
+        operand: syntax_tree.TypeName | syntax_tree.Expression
         if cursor.sees("(") and self._declarations.begins_type(1):
             cursor.take()
-            type_ = self._declarations.type_name()
+            operand = self._declarations.type_name()
             cursor.expect(")", "behind the type of 'sizeof'")
-            return syntax_tree.SizeOf(type_, (), cursor.span_from(first))
-        operand = self._unary()
+        else:
+            operand = self._unary()
         return syntax_tree.SizeOf(operand, (), cursor.span_from(first))
 
     def _postfix(self) -> syntax_tree.Expression:
@@ -350,13 +351,9 @@ class ExpressionParser:
 
     def arguments(self, end: str) -> tuple[syntax_tree.Expression, ...]:
         """Parse expressions between commas, and the bracket behind them."""
-        found: list[syntax_tree.Expression] = []
         if self._cursor.accept(end):
             return ()
-        while True:
-            found.append(self.assignment())
-            if not self._cursor.accept(","):
-                break
+        found = self._cursor.listed(self.assignment)
         if not self._cursor.sees(end):
             other = self._cursor.peek()
             values = (TokenKind.NAME, TokenKind.NUMBER, TokenKind.STRING, TokenKind.TABLE)

@@ -19,6 +19,7 @@ A PLACE is a word up to a blank, bracket, comma or semicolon: ``libc.so.6:malloc
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dprobes.c_tokens import ParseError, Token, TokenKind
@@ -259,9 +260,7 @@ class _ProgramParser:
         word = cursor.tokens.take_place_word()
         if not word.text:
             raise cursor.wrong(f"expected the name of a module, found {cursor.peek().described}")
-        attributes = []
-        while cursor.accept(","):
-            attributes.append(self._attribute(MODULE_ATTRIBUTES))
+        attributes = cursor.listed(partial(self._attribute, MODULE_ATTRIBUTES)) if cursor.accept(",") else []
         cursor.expect(";", "behind the module")
         return word.text.strip('"'), tuple(attributes)
 
@@ -359,10 +358,7 @@ class _ProgramParser:
         first = cursor.peek()
         attributes: list[syntax_tree.Attribute] = []
         if cursor.accept("["):
-            while True:
-                attributes.append(self._attribute(PROBE_ATTRIBUTES))
-                if not cursor.accept(","):
-                    break
+            attributes = cursor.listed(partial(self._attribute, PROBE_ATTRIBUTES))
             if not cursor.sees("]"):
                 message = f"expected ']' behind the attributes, found {cursor.peek().described}"
                 raise cursor.wrong(message, hint="write [maxhits 5, minor 3]: with ',' between them")
@@ -373,9 +369,7 @@ class _ProgramParser:
             if cursor.peek().kind is TokenKind.END:
                 message = "expected a place to probe, found the end of the program"
                 raise cursor.wrong(message, cursor.span_from(first), "attributes stand before the place")
-        points = [self._point()]
-        while cursor.accept(","):
-            points.append(self._point())
+        points = cursor.listed(self._point)
         condition = None
         if cursor.accept("when"):
             condition = self._statements.condition("when")

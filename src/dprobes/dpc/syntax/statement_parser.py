@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dprobes.c_tokens import ParseError, TokenKind
@@ -129,9 +130,7 @@ class DeclarationParser:
             cursor.take()
             cursor.take()
             return ()
-        found = [self.parameter()]
-        while cursor.accept(","):
-            found.append(self.parameter())
+        found = cursor.listed(self.parameter)
         cursor.expect(")", "behind the parameters")
         return tuple(found)
 
@@ -150,14 +149,9 @@ class DeclarationParser:
             words = " and ".join(f"'{token.text}'" for token in storages)
             raise cursor.wrong(f"{words} exclude each other", cursor.tokens.span(storages[1]))
         storage = STORAGES[storages[0].text] if storages else syntax_tree.Storage.AUTO
-        declarators: list[syntax_tree.Declarator] = []
-        if not cursor.sees(";"):
-            while True:
-                declarators.append(
-                    self._declarator(specifier, needs_name=True, is_typedef=storage is syntax_tree.Storage.TYPEDEF)
-                )
-                if not cursor.accept(","):
-                    break
+        is_typedef = storage is syntax_tree.Storage.TYPEDEF
+        declarator = partial(self._declarator, specifier, needs_name=True, is_typedef=is_typedef)
+        declarators = [] if cursor.sees(";") else cursor.listed(declarator)
         span = cursor.span_from(first)
         if not cursor.sees("}"):  # as behind the last statement of a block
             if cursor.sees(".", ":", "-"):
@@ -450,15 +444,11 @@ class StatementParser:
         cursor.expect(":", f"behind '{first.text}'")
         return syntax_tree.Case(value, cursor.span_from(first))
 
-    def _break(self) -> syntax_tree.Statement:
-        span = self._cursor.tokens.span(self._cursor.take())
-        self._end("'break'")
-        return syntax_tree.Break(span)
-
-    def _continue(self) -> syntax_tree.Statement:
-        span = self._cursor.tokens.span(self._cursor.take())
-        self._end("'continue'")
-        return syntax_tree.Continue(span)
+    def _jump(self) -> syntax_tree.Statement:
+        word = self._cursor.take()
+        self._end(f"'{word.text}'")
+        span = self._cursor.tokens.span(word)
+        return syntax_tree.Break(span) if word.text == "break" else syntax_tree.Continue(span)
 
     def _return(self) -> syntax_tree.Statement:
         first = self._cursor.take()
@@ -493,8 +483,8 @@ KEYWORDS = {
     "switch": StatementParser._switch,  # noqa: SLF001
     "case": StatementParser._case,  # noqa: SLF001
     "default": StatementParser._case,  # noqa: SLF001
-    "break": StatementParser._break,  # noqa: SLF001
-    "continue": StatementParser._continue,  # noqa: SLF001
+    "break": StatementParser._jump,  # noqa: SLF001
+    "continue": StatementParser._jump,  # noqa: SLF001
     "return": StatementParser._return,  # noqa: SLF001
     "try": StatementParser._try,  # noqa: SLF001
     "goto": StatementParser._goto,  # noqa: SLF001
