@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Begun, Job, Pause, RecordBatch, Scope
+from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import Followed, compiled
@@ -82,7 +83,7 @@ class Group:
     def __init__(
         self, *, allow_write: bool = False, core_directory: str = ".", engine: type[PtraceEngine] = PtraceEngine
     ) -> None:
-        self._engine = engine(allow_write=allow_write, core_directory=core_directory)
+        self._engine = engine(EngineOptions(allow_write, core_directory=core_directory))
         self.programs: list[Program] = []
 
     def enter(self, job: Job) -> Program:

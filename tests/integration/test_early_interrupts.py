@@ -26,21 +26,20 @@ SESSIONS = {"ebpf": EbpfSession, "ptrace": PtraceSession}
 def interrupted(monkeypatch: pytest.MonkeyPatch, engine: str, times: int = 1, *, at_begin: bool) -> None:
     """Let a Ctrl-C come when a session begins to start, or has just started."""
     session: Any = SESSIONS[engine]
-    enter = session.__enter__
+    begin = session.begin
 
-    def entered(self: Any) -> Any:
+    def begun(self: Any) -> None:
         def send() -> None:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
 
         if at_begin:
             send()
-        result = enter(self)
+        begin(self)
         if not at_begin:
             send()
-        return result
 
-    monkeypatch.setattr(session, "__enter__", entered)
+    monkeypatch.setattr(session, "begin", begun)
 
 
 def objects() -> set[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.rpn.instruction_set import Group, OperandKind
@@ -79,7 +80,7 @@ def needs_no_breakpoint(row: Row, register: Register | None) -> bool:
 @pytest.mark.parametrize("engine", [PtraceEngine, InlineEngine])
 @pytest.mark.parametrize("kind", ["defined", "wild"])
 def test_a_random_handler_does_the_same_in_a_process(build: Builder, engine: type[PtraceEngine], kind: str) -> None:
-    with Agreement(engine(allow_write=True), build("puppet.c"), X86_64) as agreement:
+    with Agreement(engine(EngineOptions(allow_write=True)), build("puppet.c"), X86_64) as agreement:
         for seed in range(PROGRAMS):
             dice, has_names = Random(seed), seed % 4 == 3
             programs = RandomPrograms(
@@ -121,7 +122,7 @@ def test_the_handler_of_a_case_does_the_same_in_a_process(
     build: Builder, engine: type[PtraceEngine], all_cases: list[Case]
 ) -> None:
     groups = _groups(all_cases[::SHARE])
-    with Agreement(engine(allow_write=True), build("puppet.c"), X86_64) as agreement:
+    with Agreement(engine(EngineOptions(allow_write=True)), build("puppet.c"), X86_64) as agreement:
         for group in groups:
             for first in range(0, len(group), agreement.sites):
                 cases = group[first : first + agreement.sites]

@@ -37,7 +37,6 @@ __all__ = [
     "compile_source",
     "compiled_bytes",
     "is_compiled",
-    "load_c_source",
     "load_ppdf",
     "load_program",
     "parse_c",
@@ -324,16 +323,7 @@ def _compiled(
     allow_write: bool,
 ) -> CompiledProgram:
     provider = FileSymbols(Path(symbols) if symbols is not None else None)
-    first, *others = source.programs
-    compiled = CompiledProgram(
-        first,
-        provider,
-        diagnostics,
-        allow_write,
-        templates=source.templates,
-        companions=tuple(others),
-        tool=source.tool,
-    )
+    compiled = _of_source(source, provider, diagnostics, allow_write=allow_write)
     if modules is not None:
         return _with_ppdf(compiled, _built(compiled, modules, with_ebpf=False))
     from dprobes.resolve.local_module import resolve_here
@@ -341,6 +331,21 @@ def _compiled(
     for program in source.programs:
         resolve_here(program, diagnostics, allow_write=allow_write, symbols=provider)
     return compiled
+
+
+def _of_source(
+    source: ParsedSource, symbols: SymbolProvider, diagnostics: Diagnostics, *, allow_write: bool
+) -> CompiledProgram:
+    first, *others = source.programs
+    return CompiledProgram(
+        first,
+        symbols,
+        diagnostics,
+        allow_write,
+        templates=source.templates,
+        companions=tuple(others),
+        tool=source.tool,
+    )
 
 
 def load_ppdf(
@@ -365,7 +370,7 @@ def load_ppdf(
 
 
 def load_program(
-    path: Path,
+    source: Path | SourceFile,
     options: CompileOptions,
     *,
     symbols: Path | None = None,
@@ -381,40 +386,18 @@ def load_program(
 
     ``module`` is that of probes in DProbes C that name none, ``files`` finds the files of modules for them. A source
     for several modules has companions.
+
     Nothing but its form is checked: its module is not looked for. Raise an error of ours if that is wrong.
     """
-    if is_compiled(path):
-        loaded = load_ppdf(path, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
+    if isinstance(source, Path) and is_compiled(source):
+        loaded = load_ppdf(source, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
         first, *others = select_all(loaded.programs, groups, types)
         return replace(loaded, program=first, companions=tuple(others), allow_write=options.allow_write)
-    if path.suffix == C_SUFFIX:
-        from dprobes.preprocessor import read_source
-
-        loaded = load_c_source(read_source(path), options, symbols=symbols, module=module, files=files)
-    else:
-        diagnostics = Diagnostics()
-        program = parse_file(path, diagnostics, options)
-        loaded = CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write)
+    diagnostics = Diagnostics()
+    parsed = parse_programs(source, diagnostics, options, module=module, files=files)
+    loaded = _of_source(parsed, FileSymbols(symbols), diagnostics, allow_write=options.allow_write)
     loaded = loaded.select(groups, types)
     return loaded if verify_opcodes else loaded.without_opcodes()
-
-
-def load_c_source(
-    source: SourceFile,
-    options: CompileOptions,
-    *,
-    symbols: Path | None = None,
-    module: str = "",
-    files: ModuleFiles | None = None,
-) -> CompiledProgram:
-    """Compile a source in DProbes C; ``module`` is that of probes that name none. Else as ``load_program``."""
-    diagnostics = Diagnostics()
-
-    (first, *others), templates, tool = parse_c(source, diagnostics, options, module, files)
-    symbols_of = FileSymbols(symbols)
-    return CompiledProgram(
-        first, symbols_of, diagnostics, options.allow_write, templates=templates, companions=tuple(others), tool=tool
-    )
 
 
 def _carried(ppdf: Ppdf, name: str, *, verify_build_id: bool, verify_opcodes: bool) -> CompiledProgram:

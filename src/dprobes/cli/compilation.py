@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.api.compiled_program import parse_programs
-from dprobes.cli.resolved_program import is_c, kernel_types_in, source_of
+from dprobes.cli.resolved_program import files_of, source_of
 from dprobes.formatters.templates.carried_templates import carried_templates
 from dprobes.ppdf.ppdf_file import encode
 from dprobes.resolve.local_module import open_named_module
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc.modules.probed_modules import ModuleFiles
     from dprobes.rpn.compilation_passes import CompileOptions
     from dprobes.rpn.rpn_program import Program
     from dprobes.runs.run_steps import Vantage
@@ -46,7 +45,7 @@ def compiled_here(
         source_of(file) if isinstance(file, str) else file,
         diagnostics,
         options,
-        files=_files(file, symbols, vantage, kernel_types),
+        files=files_of(file, symbols, vantage, kernel_types=kernel_types),
     )
     program = joined_program(source.programs)
     ppdf = build_joined(
@@ -71,16 +70,3 @@ def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> 
         return ()
     open_named_module(program, module, diagnostics)
     return (module,)
-
-
-def _files(file: Path | str, symbols: Path | None, vantage: Vantage, kernel_types: Path | None) -> ModuleFiles | None:
-    if not is_c(file):
-        return None
-    from dprobes.dpc.modules.probed_modules import ModuleFiles
-    from dprobes.engines.engine_registry import AUTO, engine_row
-
-    request = vantage.request
-    types = None if request.engine == AUTO else engine_row(request.engine).kernel_types_of(request.scope)
-    if kernel_types is not None:
-        types = kernel_types_in(kernel_types)
-    return ModuleFiles(vantage.tid, vantage.command, symbols, kernel_types=types)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dprobes.cli.shared_options import PROCESS_ID
+from dprobes.cli.shared_options import PROCESS_ID, with_options
 from dprobes.engines.engine_registry import AUTO, named_engine, names, rows
 from dprobes.errors import EngineError
 
@@ -20,25 +20,20 @@ __all__ = ["EngineName", "engine_option", "scope_options", "stop_cpus_option", "
 # The options that say which processes a run is about.
 
 
-def scope_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the scope to a command; ``scope_and_engine.scope_of`` reads them."""
-    for option in reversed(
-        (
-            click.option(
-                "-c", "--command", "command_line", metavar="COMMAND",
-                help="Start this command, without a shell, and insert the program into it.",
-            ),
-            click.option("-p", "--pid", type=PROCESS_ID, help="Insert the program into this running process."),
-            click.option("--cgroup", metavar="PATH", help="Only processes in this cgroup and those below it (ebpf)."),
-            click.option("--uid", "user", metavar="USER", help="Only processes of this user, a name or number (ebpf)."),
-            click.option(
-                "--follow/--no-follow", default=True, show_default=True,
-                help="With -c and -p: also insert it into child processes.",
-            ),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+scope_options = with_options(
+    click.option(
+        "-c", "--command", "command_line", metavar="COMMAND",
+        help="Start this command, without a shell, and insert the program into it.",
+    ),
+    click.option("-p", "--pid", type=PROCESS_ID, help="Insert the program into this running process."),
+    click.option("--cgroup", metavar="PATH", help="Only processes in this cgroup and those below it (ebpf)."),
+    click.option("--uid", "user", metavar="USER", help="Only processes of this user, a name or number (ebpf)."),
+    click.option(
+        "--follow/--no-follow", default=True, show_default=True,
+        help="With -c and -p: also insert it into child processes.",
+    ),
+)  # fmt: skip
+"""The options of the scope; ``scope_and_engine.scope_of`` reads them."""
 
 
 class EngineName(click.ParamType[str]):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dprobes.api.compiled_program import CompiledProgram
     from dprobes.dpc.modules.probed_modules import ModuleFiles
     from dprobes.engines.engine_interface import Scope
+    from dprobes.runs.run_steps import Vantage
     from dprobes.source_text import SourceFile
     from dprobes.target.btf import Btf
 
@@ -51,16 +52,12 @@ def load_program(
     ``path`` may be the text of a program in DProbes C instead, whose probes are in ``module`` where they name none.
     ``symbols`` is what ``--sym`` names. Which options mean nothing for a compiled program is a usage error.
     """
-    if isinstance(path, str):
-        loaded = compiled_program.load_c_source(source_of(path), options, symbols=symbols, module=module, files=files)
-        loaded = loaded.select(groups, types)
-        return loaded if verify_opcodes else loaded.without_opcodes()
-    from dprobes.api.compiled_program import is_compiled
-
-    if is_compiled(path) and (symbols is not None or options != CompileOptions(allow_write=options.allow_write)):
+    source = source_of(path) if isinstance(path, str) else path
+    has_options = symbols is not None or options != CompileOptions(allow_write=options.allow_write)
+    if has_options and isinstance(source, Path) and compiled_program.is_compiled(source):
         raise usage_error(f"'{path}' is compiled: -D, -I, --cpp and --sym are for the text of a program")
     return compiled_program.load_program(
-        path,
+        source,
         options,
         symbols=symbols,
         groups=groups,
@@ -117,27 +114,28 @@ def _program_of(pid: int) -> str:
 def files_of(
     path: Path | str,
     symbols: Path | None,
-    scope: Scope | None = None,
+    vantage: Vantage | None = None,
     pid: int | None = None,
-    engine: str = "auto",
     kernel_types: Path | None = None,
 ) -> ModuleFiles | None:
     """
     Return what finds the files of modules for a program in DProbes C, or None for another program.
 
-    ``engine`` may know of another kernel than the one that runs here; ``kernel_types`` is a file with the types of one.
+    They are those that a vantage or a process sees. The engine may know of another kernel than the one that runs here;
+    ``kernel_types`` is a file with the types of one.
     """
     if not is_c(path):
         return None
     from dprobes.dpc.modules.probed_modules import ModuleFiles
-
-    command = None
-    if scope is not None:
-        is_here = scope.endpoint is None
-        pid, command = (scope.pid, scope.command[0] if scope.command else None) if is_here else (None, None)
     from dprobes.engines.engine_registry import AUTO, engine_row
 
-    types = None if scope is None or engine == AUTO else engine_row(engine).kernel_types_of(scope)
+    command, types = None, None
+    if vantage is not None:
+        request = vantage.request
+        if request.scope.endpoint is None:
+            pid, command = vantage.tid, vantage.command
+        if request.engine != AUTO:
+            types = engine_row(request.engine).kernel_types_of(request.scope)
     if kernel_types is not None:
         types = kernel_types_in(kernel_types)
     return ModuleFiles(pid, command, symbols, kernel_types=types)

@@ -33,6 +33,7 @@ __all__ = [
     "table_options",
     "text_option",
     "verification_options",
+    "with_options",
 ]
 
 # The numbers of processes that have a name, for who gives a name where a number is asked for.
@@ -122,38 +123,42 @@ def joined_text(parts: Sequence[str]) -> str | None:
     return "\n".join(parts) if parts else None
 
 
-def program_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of compilation to a command; ``compile_options`` reads them."""
-    for option in reversed(
-        (
-            click.option("-D", "--define", "defines", multiple=True, metavar="KEY=VALUE", help="Define a macro."),
-            click.option(
-                "-I", "--include", "includes", multiple=True, type=PROGRAM_FILE, metavar="DIR",
-                help="Search a directory for #include files.",
-            ),
-            click.option("--cpp", metavar="COMMAND", help='Use another C preprocessor, such as "gcc -E".'),
-            click.option("--allow-write", is_flag=True, help="Allow instructions that change or stop the target."),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+def with_options(*options: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return what adds options to a command, in their order."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
-def symbols_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--sym`` to a command."""
-    return click.option(
-        "--sym", "symbols", type=PROGRAM_FILE, metavar="FILE",
-        help="Read the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
-    )(function)  # fmt: skip
+program_options = with_options(
+    click.option("-D", "--define", "defines", multiple=True, metavar="KEY=VALUE", help="Define a macro."),
+    click.option(
+        "-I", "--include", "includes", multiple=True, type=PROGRAM_FILE, metavar="DIR",
+        help="Search a directory for #include files.",
+    ),
+    click.option("--cpp", metavar="COMMAND", help='Use another C preprocessor, such as "gcc -E".'),
+    click.option("--allow-write", is_flag=True, help="Allow instructions that change or stop the target."),
+)  # fmt: skip
+"""The options of compilation; ``compile_options`` reads them."""
 
 
-def kernel_types_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--kernel-types`` to a command."""
-    return click.option(
-        "--kernel-types", "kernel_types", type=PROGRAM_FILE, metavar="FILE",
-        help="Take the types of the kernel from this vmlinux, or this copy of its /sys/kernel/btf/vmlinux: of another "
-        "kernel than the one that runs here, or of one that does not show them.",
-    )(function)  # fmt: skip
+symbols_option = click.option(
+    "--sym", "symbols", type=PROGRAM_FILE, metavar="FILE",
+    help="Read the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
+)  # fmt: skip
+"""``--sym``."""
+
+
+kernel_types_option = click.option(
+    "--kernel-types", "kernel_types", type=PROGRAM_FILE, metavar="FILE",
+    help="Take the types of the kernel from this vmlinux, or this copy of its /sys/kernel/btf/vmlinux: of another "
+    "kernel than the one that runs here, or of one that does not show them.",
+)  # fmt: skip
+"""``--kernel-types``."""
 
 
 class _Duration(click.ParamType[float]):
@@ -183,58 +188,44 @@ class _Overhead(click.ParamType[float]):
             self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
-def overhead_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--overhead`` to a command."""
-    return click.option(
-        "--overhead", type=_Overhead(), metavar="PERCENT",
-        help="Let hits take at most so much of each CPU, such as 10%, by skipping handlers and disabling probepoints; "
-        f"'off' for no limit. Default: {DEFAULT_OVERHEAD:g}% in all processes and in the kernel, else off.",
-    )(function)  # fmt: skip
+overhead_option = click.option(
+    "--overhead", type=_Overhead(), metavar="PERCENT",
+    help="Let hits take at most so much of each CPU, such as 10%, by skipping handlers and disabling probepoints; "
+    f"'off' for no limit. Default: {DEFAULT_OVERHEAD:g}% in all processes and in the kernel, else off.",
+)  # fmt: skip
+"""``--overhead``."""
 
 
-def filter_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--filter`` to a command that inserts programs."""
-    return click.option(
-        "--filter", "filters", multiple=True, metavar="CONDITION",
-        help="Make records of these hits only, such as 'comm == \"redis-server\" and arg0 > 1M'; the condition is "
-        "evaluated at the hit. May be given several times: all conditions must be true.",
-    )(function)  # fmt: skip
+filter_option = click.option(
+    "--filter", "filters", multiple=True, metavar="CONDITION",
+    help="Make records of these hits only, such as 'comm == \"redis-server\" and arg0 > 1M'; the condition is "
+    "evaluated at the hit. May be given several times: all conditions must be true.",
+)  # fmt: skip
+"""``--filter``."""
 
 
-def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--group`` and ``--type`` to a command; ``names_of`` reads them."""
-    for option in reversed(
-        (
-            click.option(
-                "--group", "groups", multiple=True, metavar="NAMES", help="Insert only the definitions of these groups."
-            ),
-            click.option(
-                "--type", "types", multiple=True, metavar="NAMES", help="Insert only the definitions of these types."
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+selection_options = with_options(
+    click.option(
+        "--group", "groups", multiple=True, metavar="NAMES", help="Insert only the definitions of these groups."
+    ),
+    click.option("--type", "types", multiple=True, metavar="NAMES", help="Insert only the definitions of these types."),
+)
+"""``--group`` and ``--type``; ``names_of`` reads them."""
 
 
-def verification_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add to a command what is taken on trust of a module."""
-    for option in reversed(
-        (
-            click.option(
-                "--dont-verify-build-id",
-                is_flag=True,
-                help="Accept builds of the module that a compiled FILE was not built for.",
-            ),
-            click.option(
-                "--dont-verify-opcodes",
-                is_flag=True,
-                help="Insert probepoints whatever instructions are at their offsets.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+verification_options = with_options(
+    click.option(
+        "--dont-verify-build-id",
+        is_flag=True,
+        help="Accept builds of the module that a compiled FILE was not built for.",
+    ),
+    click.option(
+        "--dont-verify-opcodes",
+        is_flag=True,
+        help="Insert probepoints whatever instructions are at their offsets.",
+    ),
+)
+"""To a command what is taken on trust of a module."""
 
 
 def sum_options(when: str, instead: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -255,62 +246,51 @@ def sum_options(when: str, instead: str = "") -> Callable[[Callable[..., Any]], 
     return lambda function: total(by(function))
 
 
-def stacks_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of profiles of call stacks."""
-    for option in reversed(
-        (
-            click.option(
-                "--stacks",
-                metavar="folded|FILE",
-                help="At the end, print call stacks folded, or write them to FILE: .html is a flame graph, .pb.gz is "
-                "for pprof, .pftrace for Perfetto, .folded is text.",
-            ),
-            click.option("--weight", metavar="FIELD", help="The number that a stack of --stacks weighs; by default 1."),
-            click.option(
-                "--baseline",
-                type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                metavar="FILE",
-                help="Folded stacks, or a trace file, that the flame graph of --stacks is compared with.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+stacks_options = with_options(
+    click.option(
+        "--stacks",
+        metavar="folded|FILE",
+        help="At the end, print call stacks folded, or write them to FILE: .html is a flame graph, .pb.gz is "
+        "for pprof, .pftrace for Perfetto, .folded is text.",
+    ),
+    click.option("--weight", metavar="FIELD", help="The number that a stack of --stacks weighs; by default 1."),
+    click.option(
+        "--baseline",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Folded stacks, or a trace file, that the flame graph of --stacks is compared with.",
+    ),
+)
+"""The options of profiles of call stacks."""
 
 
-def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of keyed tables, and of the time that a run takes."""
-    for option in reversed(
-        (
-            click.option(
-                "--rows",
-                type=click.IntRange(min=1),
-                metavar="N",
-                help="Print only the N rows with the greatest values of each keyed table.",
-            ),
-            click.option(
-                "--interval",
-                type=_DURATION,
-                metavar="TIME",
-                help="Print the keyed tables again and again after this time, such as 1s; they go on counting.",
-            ),
-            click.option(
-                "--prometheus",
-                type=click.Path(dir_okay=False, path_type=Path),
-                metavar="FILE",
-                help="Write the keyed tables there, too, in the text format of Prometheus: at the end, and at each "
-                "--interval.",
-            ),
-            click.option(
-                "--duration",
-                type=_DURATION,
-                metavar="TIME",
-                help="End the run after this time, such as 10s or 2m, and ask its command to end.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+table_options = with_options(
+    click.option(
+        "--rows",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Print only the N rows with the greatest values of each keyed table.",
+    ),
+    click.option(
+        "--interval",
+        type=_DURATION,
+        metavar="TIME",
+        help="Print the keyed tables again and again after this time, such as 1s; they go on counting.",
+    ),
+    click.option(
+        "--prometheus",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write the keyed tables there, too, in the text format of Prometheus: at the end, and at each --interval.",
+    ),
+    click.option(
+        "--duration",
+        type=_DURATION,
+        metavar="TIME",
+        help="End the run after this time, such as 10s or 2m, and ask its command to end.",
+    ),
+)
+"""The options of keyed tables, and of the time that a run takes."""
 
 
 # The fields that ``--count``, ``--hist``, ``--sum`` and ``--by`` name.

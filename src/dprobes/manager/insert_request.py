@@ -30,30 +30,12 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class InsertRequest:
-    """
-    What is to be inserted, and how.
+    """What is to be inserted, and how: the arguments, and what they come to."""
 
-    ``name`` is the one that the user gives it, None for the module's. ``uses_own_symbols`` allows modules of which the
-    PPDF knows nothing. ``directory`` is the client's current one. ``targets`` get the records, in ``format``. Handlers
-    are executed for the hits that all ``filters`` hold for.
-    """
-
+    arguments: InsertArguments
     ppdf: Ppdf
-    data: bytes
     request: Request
-    name: str | None = None
-    merges: bool = False
-    replaces: bool = False
-    groups: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
-    filters: tuple[str, ...] = ()
-    items: Item = Item.MAJOR | Item.MINOR
-    verifies_opcodes: bool = True
-    verifies_build_id: bool = True
-    uses_own_symbols: bool = False
-    directory: str = "/"
-    targets: tuple[str, ...] = ()
-    format: str = "text"
+    items: Item
 
 
 def checked_insertion(given: InsertArguments) -> InsertRequest:
@@ -66,35 +48,20 @@ def checked_insertion(given: InsertArguments) -> InsertRequest:
     engine, endpoint = _engine(given.engine)
     ppdf = decode(given.ppdf)
     scope = replace(_scope(given.scope), endpoint=endpoint)
+    own: dict[str, object] = {"pid_namespace": given.pid_namespace, "exact": given.exact}
+    if given.ring_size is not None:
+        own["ring_size"] = given.ring_size
     options = EngineOptions(
         allow_write=given.allow_write,
         core_directory=given.core_directory or ".",
         overhead=_overhead(given.overhead),
         replaceable=True,
-        own={
-            "pid_namespace": given.pid_namespace,
-            "exact": given.exact,
-            **({} if given.ring_size is None else {"ring_size": given.ring_size}),
-        },
+        own=own,
     )
-    return InsertRequest(
-        ppdf=ppdf,
-        data=given.ppdf,
-        request=Request(engine, scope, options),
-        name=_program_name(given.name),
-        merges=given.merge,
-        replaces=given.replace,
-        groups=given.groups,
-        types=given.types,
-        filters=given.filters,
-        items=(items & sum(Item)) & ~ABOUT_RECORDS | Item.MAJOR | Item.MINOR,
-        verifies_opcodes=given.verify_opcodes,
-        verifies_build_id=given.verify_build_id,
-        uses_own_symbols=given.own_symbols,
-        directory=given.directory or "/",
-        targets=given.targets,
-        format=check_format(given.format),
-    )
+    _check_name(given.name)
+    check_format(given.format)
+    kept = (items & sum(Item)) & ~ABOUT_RECORDS | Item.MAJOR | Item.MINOR
+    return InsertRequest(given, ppdf, Request(engine, scope, options), kept)
 
 
 def _engine(text: str) -> tuple[str, str | None]:
@@ -124,19 +91,17 @@ def _scope(given: ScopeArguments) -> Scope:
     return scope
 
 
-def _program_name(name: str | None) -> str | None:
-    """Return the name that a program is to have, which is printed in tables; None if it was not given."""
+def _check_name(name: str | None) -> None:
+    """Raise ``ManagerError`` if a program cannot have a name, which is printed in tables."""
     if name is not None and (not name.isprintable() or not 0 < len(os.fsencode(name)) <= _NAME_MAX):
         shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
         raise ManagerError(
             f"a program cannot be named {shown!r}",
             hint=f"a name is a string of 1 to {_NAME_MAX} bytes without control characters",
         )
-    return name
 
 
-def check_format(name: str) -> str:
-    """Return the name of a formatter; raise ``ManagerError`` if there is none of that name."""
+def check_format(name: str) -> None:
+    """Raise ``ManagerError`` if there is no formatter of that name."""
     if name not in LOG_FORMATS:
         raise ManagerError(f"there is no format '{name}'", hint=f"formats are {', '.join(LOG_FORMATS)}")
-    return name

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Attachment
     from dprobes.engines.shared_globals import GlobalVariables
     from dprobes.manager.insert_request import InsertRequest
+    from dprobes.manager.manager_messages import InsertArguments
     from dprobes.manager.recorder import Recording
     from dprobes.ppdf.ppdf_model import Ppdf
     from dprobes.resolve.local_module import Compiled
@@ -127,11 +128,12 @@ class Inserter:
 
         Raise an error of ours if that cannot be: what is inserted already stays as it is.
         """
+        arguments = given.arguments
         if given.ppdf.blocks is not None:
             raise tool_error(given.ppdf.blocks)
-        whole = [_with_absolute_name(each.program, given.directory) for each in given.ppdf.members]
-        programs = tuple(select_all(whole, given.groups, given.types))
-        if not given.verifies_opcodes:
+        whole = [_with_absolute_name(each.program, arguments.directory or "/") for each in given.ppdf.members]
+        programs = tuple(select_all(whole, arguments.groups, arguments.types))
+        if not arguments.verify_opcodes:
             programs = tuple(map(without_opcodes, programs))
         request = replace(
             given.request,
@@ -140,19 +142,19 @@ class Inserter:
                 own={"ring_size": ring_size(len(beside)), **given.request.options.own},
                 knowledge=self._knowledge,
             ),
-            replaces=present[0] if given.replaces and present else None,
+            replaces=present[0] if arguments.replace and present else None,
             beside=tuple(each.session for each in beside),
             globals=self._globals,
         )
-        symbols = tuple(SharingSymbols(_symbols_of(each, given), self._files) for each in given.ppdf.members)
+        symbols = tuple(SharingSymbols(_symbols_of(each, arguments), self._files) for each in given.ppdf.members)
         return carry_out(request, _ManagerFace(name, given, programs, symbols, present, notify, self._recording))
 
 
-def _symbols_of(ppdf: Ppdf, given: InsertRequest) -> CarriedSymbols:
-    other = OtherBuild.OWN_SYMBOLS if given.uses_own_symbols else OtherBuild.REFUSE
-    if not given.verifies_build_id:
+def _symbols_of(ppdf: Ppdf, given: InsertArguments) -> CarriedSymbols:
+    other = OtherBuild.OWN_SYMBOLS if given.own_symbols else OtherBuild.REFUSE
+    if not given.verify_build_id:
         other = OtherBuild.NEAREST
-    return CarriedSymbols(ppdf.builds, ppdf.program.name, other, given.verifies_opcodes, ppdf.kernels)
+    return CarriedSymbols(ppdf.builds, ppdf.program.name, other, given.verify_opcodes, ppdf.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +185,13 @@ class _ManagerFace(Face[InsertedProgram]):
             Diagnostics(),
             source,
             self.given.items,
-            self.given.filters,
+            self.given.arguments.filters,
             is_group=len(self.programs) > 1,
         )
 
     def check(self, resolution: Resolution) -> None:
         """Refuse a program with probepoints where one that it is merged with has some."""
-        if self.given.merges:
+        if self.given.arguments.merge:
             for each in resolution.compiled:
                 _check_apart(each, self.present)
 
@@ -200,7 +202,7 @@ class _ManagerFace(Face[InsertedProgram]):
             has_warnings = any(d.severity is Severity.WARNING for d in compiled.diagnostics)
             what = "warnings" if has_warnings else "notes"
             self.notify(Notice(f"the program '{self.name}' has {what}", details=text))
-        if self.given.replaces and self.present:
+        if self.given.arguments.replace and self.present:
             _check_replaceable(self.present[0], planned.engine, self.given.request.scope)
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> InsertedProgram:

@@ -129,9 +129,9 @@ def describe_program(
         local_variables=tuple(inserted.session.local_variables()),
         pending=pending,
         unwritten=inserted.unwritten,
-        filters=inserted.given.filters,
-        ppdf=inserted.given.data if extended else None,
-        selected=Selection(inserted.given.groups, inserted.given.types) if extended else None,
+        filters=inserted.given.arguments.filters,
+        ppdf=inserted.given.arguments.ppdf if extended else None,
+        selected=Selection(inserted.given.arguments.groups, inserted.given.arguments.types) if extended else None,
     )
 
 

@@ -155,21 +155,21 @@ class Manager:
         with self._changing:
             if self.is_over:
                 raise ManagerError("the probe manager is ending", hint="try again")
-            name = request.name or request.ppdf.program.name
+            name = given.name or request.ppdf.program.name
             present = [inserted for inserted in self._programs.get(name, ()) if not inserted.has_ended]
-            if present and not (request.merges or request.replaces):
+            if present and not (given.merge or given.replace):
                 raise ManagerError(
                     f"a program for '{name}' is inserted already",
                     hint="--merge adds to it, --replace replaces it, --as NAME inserts another one",
                 )
             for ended in self._programs.get(name, ()):
                 if ended.has_ended:  # by itself: its log targets are not for this program
-                    self._recording.forget_targets(ended.given.targets, name)
+                    self._recording.forget_targets(ended.given.arguments.targets, name)
             added: list[str] = []
             try:
                 # First, so that nothing is inserted whose records cannot go where they are to go.
-                for target in request.targets:
-                    if self._recording.add_target(target, name, request.format):
+                for target in given.targets:
+                    if self._recording.add_target(target, name, given.format):
                         added.append(target)  # noqa: PERF401 - those before one that fails are to be known
                 beside = [inserted for inserted in self._all() if not inserted.has_ended]
                 inserted = self._inserter.insert(name, request, present, beside, notify)
@@ -177,7 +177,7 @@ class Manager:
                 self._recording.forget_targets(added, name)
                 raise
             replaced: tuple[ManagedProgram, ...] = ()
-            if request.replaces:
+            if given.replace:
                 self._take_away(present)
                 replaced, present = tuple(describe_program(each) for each in present), []
             self._programs[name] = [*present, inserted]

@@ -128,7 +128,7 @@ class _LineFace(run_steps.Face[int]):
         given, scope = self._given, vantage.request.scope
         note_process(self._asked, scope)
         self._progress.begin("looking for the probepoints")
-        loaded = self._loaded = self._with_templates(self._read(vantage.request))
+        loaded = self._loaded = self._with_templates(self._read(vantage))
         items = self._items | self._views.items | printed_items(loaded.templates)
         if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
             note_addresses(loaded.templates, items)
@@ -150,8 +150,8 @@ class _LineFace(run_steps.Face[int]):
             is_group=loaded.is_joined,
         )
 
-    def _read(self, request: Request) -> CompiledProgram:
-        given, scope = self._given, request.scope
+    def _read(self, vantage: Vantage) -> CompiledProgram:
+        given = self._given
         return load_program(
             self._chosen,
             compile_options(given.defines, given.includes, given.cpp, allow_write=given.allow_write),
@@ -160,8 +160,8 @@ class _LineFace(run_steps.Face[int]):
             types=names_of(given.types),
             verify_build_id=not given.dont_verify_build_id,
             verify_opcodes=not given.dont_verify_opcodes,
-            module=module_of(scope),
-            files=files_of(self._chosen, given.symbols, scope, engine=request.engine, kernel_types=given.kernel_types),
+            module=module_of(vantage.request.scope),
+            files=files_of(self._chosen, given.symbols, vantage, kernel_types=given.kernel_types),
         )
 
     def _with_templates(self, loaded: CompiledProgram) -> CompiledProgram:

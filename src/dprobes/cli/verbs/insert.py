@@ -29,6 +29,7 @@ from dprobes.cli.shared_options import (
     symbols_option,
     text_option,
     verification_options,
+    with_options,
 )
 from dprobes.cli.verbs.manager_verbs import absolute_target, client, print_json
 from dprobes.diagnostics import Diagnostics, Severity
@@ -41,50 +42,44 @@ from dprobes.resolve.probepoints import NEVER_RETURNS
 from dprobes.runs.run_steps import Request, look_around
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dprobes.manager import manager_messages
     from dprobes.runs.run_steps import Vantage
 
 
-def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say how a program is inserted to a command; ``insert`` reads them."""
-    for option in reversed(
-        (
-            click.option("--merge", "merges", is_flag=True, help="Add FILE to the program that is already inserted."),
-            click.option("--replace", "replaces", is_flag=True, help="Replace the inserted program; no hit is lost."),
-            click.option("--as", "as_name", metavar="NAME", help="Insert FILE under this name, in addition to others."),
-            click.option(
-                "--log", "log_items", multiple=True, metavar="ITEMS",
-                help="Header items, separated by commas, or ALL; see 'dprobes run --help'.",
-            ),
-            click.option(
-                "--log-target", "targets", multiple=True, metavar="TARGET",
-                help="Also send records there: KLOG, a file, ...; 'dprobes log-target kinds' lists them all.",
-            ),
-            log_format_option("text"),
-            click.option(
-                "--unformatted-output", "-f", "unformatted", is_flag=True,
-                help="The original's name for --log-format dprobes.",
-            ),
-            click.option(ORIGINAL_OPTION, "is_original", is_flag=True, hidden=True),
-            engine_option("auto chooses.", with_arguments=True, managed=True),
-            click.option("--exact", is_flag=True, help="Probe exactly the named instruction (ebpf)."),
-            click.option("--pid-namespace", is_flag=True, help="Log pid and tid of the PID namespace (ebpf)."),
-            click.option(
-                "--core-dir", "core_directory", type=click.Path(exists=True, file_okay=False), default=".",
-                metavar="DIR", help="Where 'exit 3' writes core.dprobes.PID.",
-            ),
-            click.option(
-                "--ring-size", type=click.IntRange(min=1, max=1024), metavar="MIB",
-                help="Buffer for records not yet read, in MiB (ebpf; 4, and less if many programs are inserted).",
-            ),
-            overhead_option,
-            click.option("--json", "as_json", is_flag=True, help="Print the inserted and replaced programs as JSON."),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return filter_option(selection_options(verification_options(verbose_option(function))))
+insertion_options = with_options(
+    filter_option, selection_options, verification_options, verbose_option,
+    click.option("--merge", "merges", is_flag=True, help="Add FILE to the program that is already inserted."),
+    click.option("--replace", "replaces", is_flag=True, help="Replace the inserted program; no hit is lost."),
+    click.option("--as", "as_name", metavar="NAME", help="Insert FILE under this name, in addition to others."),
+    click.option(
+        "--log", "log_items", multiple=True, metavar="ITEMS",
+        help="Header items, separated by commas, or ALL; see 'dprobes run --help'.",
+    ),
+    click.option(
+        "--log-target", "targets", multiple=True, metavar="TARGET",
+        help="Also send records there: KLOG, a file, ...; 'dprobes log-target kinds' lists them all.",
+    ),
+    log_format_option("text"),
+    click.option(
+        "--unformatted-output", "-f", "unformatted", is_flag=True,
+        help="The original's name for --log-format dprobes.",
+    ),
+    click.option(ORIGINAL_OPTION, "is_original", is_flag=True, hidden=True),
+    engine_option("auto chooses.", with_arguments=True, managed=True),
+    click.option("--exact", is_flag=True, help="Probe exactly the named instruction (ebpf)."),
+    click.option("--pid-namespace", is_flag=True, help="Log pid and tid of the PID namespace (ebpf)."),
+    click.option(
+        "--core-dir", "core_directory", type=click.Path(exists=True, file_okay=False), default=".",
+        metavar="DIR", help="Where 'exit 3' writes core.dprobes.PID.",
+    ),
+    click.option(
+        "--ring-size", type=click.IntRange(min=1, max=1024), metavar="MIB",
+        help="Buffer for records not yet read, in MiB (ebpf; 4, and less if many programs are inserted).",
+    ),
+    overhead_option,
+    click.option("--json", "as_json", is_flag=True, help="Print the inserted and replaced programs as JSON."),
+)  # fmt: skip
+"""The options that say how a program is inserted; ``insert`` reads them."""
 
 
 def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Vantage:

@@ -8,7 +8,8 @@ import select
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from dprobes.cli.output.stack_profiles import StacksOptions
     from dprobes.formatters.templates.template_collection import Templates
     from dprobes.sinks.field_columns import RecordData
     from dprobes.trace.packed_blocks import Block
@@ -94,6 +96,32 @@ _INTERVAL = 0.1
 """Seconds between two looks for more."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LogOptions:
+    """The values of the options of ``log``."""
+
+    files: tuple[Path, ...]
+    follow: bool
+    filters: tuple[str, ...]
+    name: str | None
+    since: str | None
+    until: str | None
+    head: int | None
+    tail: int | None
+    total: bool
+    counted: tuple[str, ...]
+    only_tables: bool
+    measured: tuple[str, ...]
+    summed: tuple[str, ...]
+    by: tuple[str, ...]
+    stacks: str | None
+    weight: str | None
+    baseline: Path | None
+    format_name: str
+    templates: Path | None
+    skip_damaged: bool
+
+
 @click.command("log")
 @click.argument("files", type=PROGRAM_FILE, nargs=-1, metavar="[FILE ...]")
 @click.option("-f", "--follow", is_flag=True, help="Wait for new records, until Ctrl-C.")
@@ -122,28 +150,7 @@ _INTERVAL = 0.1
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @skip_damaged_option()
 @templates_option("Print records by the templates in this directory before those that programs brought with them.")
-def log_command(
-    files: tuple[Path, ...],
-    follow: bool,
-    filters: tuple[str, ...],
-    name: str | None,
-    since: str | None,
-    until: str | None,
-    head: int | None,
-    tail: int | None,
-    total: bool,
-    counted: tuple[str, ...],
-    only_tables: bool,
-    measured: tuple[str, ...],
-    summed: tuple[str, ...],
-    by: tuple[str, ...],
-    stacks: str | None,
-    weight: str | None,
-    baseline: Path | None,
-    format_name: str,
-    templates: Path | None,
-    skip_damaged: bool,
-) -> int:
+def log_command(**values: Any) -> int:
     """
     Print the records of trace files, by default of the manager's trace file.
 
@@ -154,36 +161,22 @@ def log_command(
     process), module, program, symbol, function, host, or fields of the data (arg0, word0, ...) with ==, !=, <, <=, >,
     >=, =~ "pattern*", !~, startswith, contains or in (1, 2); and, or, not and parentheses combine comparisons.
     """
-    if head is not None and tail is not None:
-        raise click.UsageError("--head and --tail exclude each other")
-    profile = stacks_of(stacks, weight, baseline)
-    wanted = WantedFields.of_options(counted, measured, summed, by)
-    if (total or wanted or profile) and (follow or head is not None or tail is not None):
-        options = {"--total": total, "--count": counted, "--hist": measured, "--sum": summed, "--stacks": True}
-        what = next(option for option, value in options.items() if value)
-        raise click.UsageError(f"{what} is about all records that are there: leave out --follow, --head and --tail")
-    if total and (wanted or profile):
-        raise click.UsageError("--total prints nothing else: leave out --count, --hist, --sum and --stacks")
-    if profile is not None:
-        from dprobes.cli.output.stack_profiles import check_stacks_target
-
-        if wanted:
-            raise click.UsageError("--stacks prints nothing else: leave out --count, --hist and --sum")
-        check_stacks_target(profile.target)
-    data = _record_data() if filters else None
-    chosen: list[RowFilter] = [compile_filter(text, called="--filter", data=data) for text in filters]
-    if name is not None:
-        chosen.append(program_filter(name))
-    paths = _paths(files, follow=follow)
-    if since is not None or until is not None:
-        chosen.append(_time_filter(since, until, paths, skip_damaged=skip_damaged))
+    given = _LogOptions(**values)
+    profile, wanted = _views_of(given)
+    data = _record_data() if given.filters else None
+    chosen: list[RowFilter] = [compile_filter(text, called="--filter", data=data) for text in given.filters]
+    if given.name is not None:
+        chosen.append(program_filter(given.name))
+    paths = _paths(given.files, follow=given.follow)
+    if given.since is not None or given.until is not None:
+        chosen.append(_time_filter(given.since, given.until, paths, skip_damaged=given.skip_damaged))
     selection = Selection(chosen)
-    own_templates = read_templates(templates)
-    printer = Printer(format_name, own_templates)
+    templates = read_templates(given.templates)
+    printer = Printer(given.format_name, templates)
     report = DamageReport()
-    followers = _followers(paths, report if skip_damaged else None)
+    followers = _followers(paths, report if given.skip_damaged else None)
     try:
-        if total:
+        if given.total:
             with Progress("counting records"):
                 count = _count(selection, followers)
             click.echo(count)
@@ -192,15 +185,12 @@ def log_command(
 
             warn_of_all(profile_traces(_found(selection, followers, None), profile))
         elif wanted:
-            _aggregate(selection, followers, wanted, own_templates)
-        elif follow:
-            _follow(selection, followers, paths, printer, head, tail)
+            _aggregate(selection, followers, wanted, templates)
+        elif given.follow:
+            _follow(selection, followers, paths, printer, given.head, given.tail)
         else:
-            found = _found(selection, followers, tail)
-            if not only_tables:
-                printer.print(found if head is None else _first(found, head))
-            if only_tables or not (chosen or head is not None or tail is not None):
-                _print_tables(followers, format_name)
+            is_all = not chosen and given.head is None and given.tail is None
+            _print_found(selection, followers, printer, given, is_all=is_all)
         if data is not None:
             data.check()
     except KeyboardInterrupt:
@@ -210,6 +200,50 @@ def log_command(
             follower.close()
         report.finish()
     return 0
+
+
+def _views_of(given: _LogOptions) -> tuple[StacksOptions | None, WantedFields]:
+    """Return what is shown instead of records; raise a usage error if options do not go together."""
+    head_or_tail = given.head is not None or given.tail is not None
+    if given.head is not None and given.tail is not None:
+        raise click.UsageError("--head and --tail exclude each other")
+    profile = stacks_of(given.stacks, given.weight, given.baseline)
+    wanted = WantedFields.of_options(given.counted, given.measured, given.summed, given.by)
+    if (given.total or wanted or profile) and (given.follow or head_or_tail):
+        options = {
+            "--total": given.total,
+            "--count": given.counted,
+            "--hist": given.measured,
+            "--sum": given.summed,
+            "--stacks": True,
+        }
+        what = next(option for option, value in options.items() if value)
+        raise click.UsageError(f"{what} is about all records that are there: leave out --follow, --head and --tail")
+    if given.total and (wanted or profile):
+        raise click.UsageError("--total prints nothing else: leave out --count, --hist, --sum and --stacks")
+    if profile is not None:
+        from dprobes.cli.output.stack_profiles import check_stacks_target
+
+        if wanted:
+            raise click.UsageError("--stacks prints nothing else: leave out --count, --hist and --sum")
+        check_stacks_target(profile.target)
+    return profile, wanted
+
+
+def _print_found(
+    selection: Selection,
+    followers: Sequence[TraceFollower],
+    printer: Printer,
+    given: _LogOptions,
+    *,
+    is_all: bool,
+) -> None:
+    """Print the records that are there, and the keyed tables behind all of them."""
+    found = _found(selection, followers, given.tail)
+    if not given.only_tables:
+        printer.print(found if given.head is None else _first(found, given.head))
+    if given.only_tables or is_all:
+        _print_tables(followers, given.format_name)
 
 
 def _record_data() -> RecordData:

@@ -20,7 +20,6 @@ from dprobes.engines.inline.hits.handler_hits import HandlerHits, damage_notice,
 from dprobes.engines.inline.memory.handler_maps import Borrowed, HandlerMaps, new_state
 from dprobes.engines.inline.memory.shared_state import PROBES_MAX, SharedState
 from dprobes.engines.inline.module_plans import ModulePlan, plan_alone, plan_together, sites_together
-from dprobes.engines.overhead_budget import UNLIMITED
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine, PtraceSession
 from dprobes.engines.ptrace.tracer_messages import PatchSites, ReleaseMemory, ShareMemory
 from dprobes.errors import DprobesError
@@ -453,10 +452,4 @@ def _state_of(session: object) -> SharedState | None:
 
 def engine_for(options: EngineOptions, scope: Scope) -> InlineEngine:  # noqa: ARG001 - the registry's signature
     """Return the engine for what a user says."""
-    return InlineEngine(
-        allow_write=options.allow_write,
-        symbols=options.symbols,
-        debugger=options.debugger,
-        core_directory=options.core_directory,
-        overhead=UNLIMITED if options.overhead is None else options.overhead,
-    )
+    return InlineEngine(options)

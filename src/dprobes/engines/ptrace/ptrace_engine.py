@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.debugger_start import LOOK, Debuggers
 from dprobes.engines.engine_interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch
+from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
 from dprobes.engines.overhead_budget import UNLIMITED, budget_of
 from dprobes.engines.ptrace.client.program_run import ProgramRun
@@ -21,13 +22,11 @@ from dprobes.engines.ptrace.tracer_messages import ChangeRequest, Done, Ended, R
 from dprobes.errors import EngineError, InternalError
 from dprobes.platform.linux.procfs import living_thread, process_field
 from dprobes.rpn.rpn_program import MANY_PLACES, calls_extensions
-from dprobes.target.probed_module import OWN_SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.engines.engine_interface import Change, Job, Plan, Scope
-    from dprobes.engines.engine_options import EngineOptions
     from dprobes.engines.overload_guard import OverloadNotices
     from dprobes.engines.ptrace.client.program_run import NativeSide
     from dprobes.engines.shared_globals import GlobalVariables
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.rpn_program import Program
-    from dprobes.target.probed_module import SymbolProvider
 
 __all__ = ["PtraceEngine", "PtraceSession", "engine_for"]
 
@@ -50,20 +48,8 @@ class PtraceEngine(Engine):
 
     name = "ptrace"
 
-    def __init__(
-        self,
-        *,
-        allow_write: bool = False,
-        symbols: SymbolProvider = OWN_SYMBOLS,
-        debugger: Sequence[str] | None = None,
-        core_directory: str = ".",
-        overhead: float = UNLIMITED,
-    ) -> None:
-        self._allow_write = allow_write
-        self._symbols = symbols
-        self._debugger = debugger
-        self._core_directory = core_directory
-        self._overhead = overhead
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        self._options = EngineOptions() if options is None else options
 
     def check(self, scope: Scope, options: EngineOptions) -> None:
         """Raise ``EngineError`` if somebody else traces the process in scope."""
@@ -80,51 +66,30 @@ class PtraceEngine(Engine):
 
     def session(self, job: Job) -> PtraceSession:
         """Return the session, which has not begun."""
-        return PtraceSession(
-            job,
-            allow_write=self._allow_write,
-            symbols=self._symbols,
-            debugger=self._debugger,
-            core_directory=self._core_directory,
-            budget=budget_of(self._overhead, job.scope, job.program),
-        )
+        overhead = UNLIMITED if self._options.overhead is None else self._options.overhead
+        return PtraceSession(job, self._options, budget_of(overhead, job.scope, job.program))
 
 
 def engine_for(options: EngineOptions, scope: Scope) -> PtraceEngine:  # noqa: ARG001 - the registry's signature
     """Return the engine for what a user says."""
-    return PtraceEngine(
-        allow_write=options.allow_write,
-        symbols=options.symbols,
-        debugger=options.debugger,
-        core_directory=options.core_directory,
-        overhead=UNLIMITED if options.overhead is None else options.overhead,
-    )
+    return PtraceEngine(options)
 
 
 class PtraceSession:
     """One program in a process tree."""
 
-    def __init__(
-        self,
-        job: Job,
-        *,
-        allow_write: bool,
-        symbols: SymbolProvider,
-        debugger: Sequence[str] | None = None,
-        core_directory: str = ".",
-        budget: float | None = None,
-    ) -> None:
+    def __init__(self, job: Job, options: EngineOptions, budget: float | None) -> None:
         self._job = job
         self._budget = budget
-        self._core_directory = core_directory
+        self._core_directory = options.core_directory
         self.globals: GlobalVariables | None = job.globals
         """The global variables that are shared with other sessions."""
-        answers = Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved)
+        answers = Answers(job.program, allow_write=options.allow_write, symbols=options.symbols, resolved=job.resolved)
         self._run = ProgramRun(
             answers,
             SharedCounters.new(job.program.vars, job.program.cvars, job.program.tables),
             # A command needs its input itself, unless it is the terminal, which people share.
-            Debuggers(debugger, keep_input=not job.scope.is_command or os.isatty(0)),
+            Debuggers(options.debugger, keep_input=not job.scope.is_command or os.isatty(0)),
             _notices(budget, job.program, answers),
             job.images,
         )
