@@ -144,7 +144,7 @@ def parse_c(
 @dataclass(frozen=True)
 class CompiledProgram:
     """
-    Hold a program that can be inserted, with what is known of the symbols of its module.
+    A program that can be inserted, with what is known of the symbols of its module.
 
     ``diagnostics`` are warnings and notes about it. ``ppdf`` is what was read from a ``.ppdf`` file, or built for
     certain modules, else None. ``templates`` maps the names of the template files that go with it to their bytes.
@@ -225,7 +225,7 @@ class CompiledProgram:
         """
         Return the program with templates of a directory, those that its records need, in the place of its own.
 
-        They are saved with it, and whoever formats its records has them. Raise ``SourceError`` if one is wrong, and
+        They are saved with it, and who formats its records has them. Raise ``SourceError`` if one is wrong, and
         ``FormatError`` if they cannot be read.
         """
         from dprobes.formatters.templates.carried_templates import carried_templates

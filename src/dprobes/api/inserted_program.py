@@ -285,7 +285,7 @@ _BEGINNING = 20.0
 @dataclass(frozen=True, slots=True)
 class Probepoint:
     """
-    Say what is known of one place where a program is inserted.
+    What is known of one place where a program is inserted.
 
     ``minor`` is that of its definition, ``path`` the file. ``detail`` says more about the state where there is more.
     """

@@ -51,7 +51,7 @@ class ProbeSession:
     Insert programs into the processes of a scope, and read their records.
 
     ``attach``, ``launch`` and ``everywhere`` make one. Use it as a context manager: whichever way the block ends, all
-    probepoints are gone behind it, and records that were not read yet can still be. It may be used by several threads.
+    probepoints are gone after it, and records that were not read yet can still be. It may be used by several threads.
     Global variables (``gv``) are common to its programs.
     """
 
@@ -135,7 +135,7 @@ class ProbeSession:
             return inserted
 
     def _drop_command(self) -> None:
-        """Leave no process behind for a command that has no program and has not begun; another one may come."""
+        """Leave no process for a command that has no program and has not begun; another one may come."""
         if self._command is not None and not self._command.has_begun and not self._programs:
             self._command.close()
 
@@ -167,7 +167,7 @@ class ProbeSession:
         Iterate over the records of all programs as they come, each once.
 
         The iteration ends when no program is inserted any more, or if none came for ``timeout`` seconds; a later one
-        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error, or of which nothing
+        goes on after it. Raise ``EngineError`` at the end for a program that ended by an error, or of which nothing
         could be inserted. A launched command begins with the first iteration.
         """
         self._begin_command()

@@ -172,7 +172,7 @@ class ProgramBuilder:
     ``name`` is the module: a program, a shared library, or its path; with ``modtype`` "kernel" or "kmod" the kernel or
     one of its modules. The other arguments are the statements of the file header (docs/language.md): ``vars``,
     ``gvars``, ``cvars`` and ``tvars`` are how many local, global, per-CPU and per-thread variables there are;
-    each of ``table`` is what stands behind ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
+    each of ``table`` is what stands after ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
 
     A builder may be given wherever a program is expected. Mistakes are found when it is built, all at once, in a
     ``SourceError`` that names the lines of Python.

@@ -285,7 +285,7 @@ def _cgroups(ctx: click.Context, incomplete: str) -> Iterable[str]:
 
 
 def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
-    """Find modules, and behind the colon the symbols of one."""
+    """Find modules, and after the colon the symbols of one."""
     module, colon, start = incomplete.rpartition(":")
     if colon:
         yield from (f"{module}:{name}" for name in known_symbols(module, ctx.params.get("pid"), start))

@@ -107,7 +107,7 @@ def command(
 
 
 def _say_what_is_missing(*, is_printing: bool, has_blocks: bool) -> None:
-    """Say what of a program RPN source does not have."""
+    """Tell what of a program RPN source does not have."""
     missing = [
         *(["the formats of 'printf'"] if is_printing else []),
         *(["'begin', 'every' and 'end'"] if has_blocks else []),

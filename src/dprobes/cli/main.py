@@ -163,7 +163,7 @@ def _status_of_usage(error: Exception) -> int | None:
 
 
 def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
-    """Say what our form of the original's line is: what hints advise may be an option of that form only."""
+    """Tell what our form of the original's line is: what hints advise may be an option of that form only."""
     if is_shown:
         import shlex
 

@@ -1,4 +1,4 @@
-"""The example programs that come with DProbes: in a checkout ``examples/``, of a wheel ``share/dprobes/examples``."""
+"""What the values of options mean that several verbs share, and the example programs that may be named."""
 
 from __future__ import annotations
 
@@ -102,6 +102,9 @@ def compile_options(
         for key, equals, value in (define.partition("=") for define in defines)
     )
     return CompileOptions(pairs, includes, external, allow_write)
+
+
+# The example programs that come with DProbes: in a checkout ``examples/``, of a wheel ``share/dprobes/examples``.
 
 
 SUFFIXES = (".rpn", ".dpc")

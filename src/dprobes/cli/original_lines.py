@@ -34,7 +34,7 @@ class OriginalLineError(Exception):
 
 
 class Takes(enum.Enum):
-    """Say what follows an option."""
+    """What follows an option."""
 
     NOTHING = "nothing"
     WORD = "one word"
@@ -44,7 +44,7 @@ class Takes(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Hold an option of the original, and ours; ``ours`` is empty for one that has no effect today."""
+    """An option of the original, and ours; ``ours`` is empty for one that has no effect today."""
 
     takes: Takes
     ours: str
@@ -53,7 +53,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Hold our line, and what the user should hear about it."""
+    """Our line, and what the user should hear about it."""
 
     arguments: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ def translate(arguments: Sequence[str], *, klog_is_writable: bool) -> Translatio
 
 
 def _words(arguments: Sequence[str]) -> Iterator[str]:
-    """Split what the original's lexer split: ``=`` is a separator behind an option, as are blanks around it."""
+    """Split what the original's lexer split: ``=`` is a separator after an option, as are blanks around it."""
     follows_option = is_key = False
     for argument in arguments:
         if argument.startswith("-D") and len(argument) > 2 and not argument.startswith("--"):

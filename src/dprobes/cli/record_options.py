@@ -1,4 +1,4 @@
-"""The option ``--templates``, and what is said about templates."""
+"""Options about records: ``--log``, ``--log-format``, ``--templates``, and what is printed about templates."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def printed_items(files: Mapping[str, bytes]) -> Item:
 
 
 def note_addresses(files: Mapping[str, bytes], items: Item) -> None:
-    """Say what records with certain items lack for the names of the addresses that their templates print."""
+    """Tell what records with certain items lack for the names of the addresses that their templates print."""
     if not files or items & _NEEDED:
         return
     from dprobes.formatters.templates.carried_templates import name_addresses

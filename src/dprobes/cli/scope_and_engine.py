@@ -1,4 +1,4 @@
-"""The engine of a run, as the command line asks for it and says which one it is."""
+"""The scope and the engine of a run, as the command line asks for them and names them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scope_of(
     *,
     follow: bool,
 ) -> Scope:
-    """Return the scope that the options and the words behind ``--`` mean; all processes if they say nothing."""
+    """Return the scope that the options and the words after ``--`` mean; all processes if they say nothing."""
     command = _command(command_line, tuple(arguments))
     if sum((bool(command), pid is not None, cgroup is not None, user is not None)) > 1:
         raise usage_error(
@@ -100,7 +100,7 @@ def _user_id(user: str) -> int:
 
 def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, Scope]:
     """
-    Return the name of the engine that a user asks for, and the scope, which what stands behind the name is part of.
+    Return the name of the engine that a user asks for, and the scope, of which the argument after the name is a part.
 
     Raise a usage error if the engine cannot be asked for with the scope and options.
     """
@@ -119,7 +119,7 @@ def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, S
 
 
 def note_engine(name: str, reason: str | None, *, verbose: bool) -> None:
-    """Say why an engine was taken, if a user wants to know and has not asked for it."""
+    """Tell why an engine was taken, if a user wants to know and has not asked for it."""
     if reason is not None and verbose:
         console.note(f"engine {name}: {reason}")
 
@@ -139,6 +139,6 @@ def note_uprobe_holders() -> None:
 
 
 def note_running_cpus(name: str) -> None:
-    """Say that the processors are not stopped, unless the engine is one that does so."""
+    """Tell that the processors are not stopped, unless the engine is one that does so."""
     if name == AUTO or not engine_row(name).stops_all:
         console.note("--stop-cpus has no effect: probepoints are inserted without stopping the processors")

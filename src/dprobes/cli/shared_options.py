@@ -297,7 +297,7 @@ table_options = with_options(
 
 
 class WantedFields(NamedTuple):
-    """Hold the fields of ``--count``, each of which makes a table, of ``--hist``, ``--sum`` and ``--by``."""
+    """The fields of ``--count``, each of which makes a table, of ``--hist``, ``--sum`` and ``--by``."""
 
     counted: tuple[tuple[str, ...], ...] = ()
     measured: tuple[str, ...] = ()

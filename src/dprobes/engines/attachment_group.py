@@ -97,7 +97,7 @@ class _RecordOrder:
         self._held: list[tuple[int, int, bytes]] = []
 
     def take(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Hold records back for a while."""
+        """Keep records back for a while."""
         self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
 
     def due_in(self, held: int) -> float | None:

@@ -39,7 +39,7 @@ _PATIENCE = 2.0
 
 class Command:
     """
-    Hold a child process that waits to become ``arguments``.
+    A child process that waits to become ``arguments``.
 
     ``prepare`` is called in the child, with our process id, before that of the child is known to anybody. Its standard
     output is the descriptor ``output``, by default ours.
@@ -173,7 +173,7 @@ _LOOK = 0.005
 
 class LaunchedCommand:
     """
-    Hold a command from the first program that is inserted for it to its end; any thread may use it.
+    A command, from the first program that is inserted for it to its end; any thread may use it.
 
     There is no process before ``scope`` is asked for, and none after ``close`` unless the command was let go.
     ``output`` is the descriptor that it gets as its standard output, by default ours.

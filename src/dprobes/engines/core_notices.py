@@ -8,10 +8,10 @@ __all__ = ["no_core_notice", "written_notice"]
 
 
 def written_notice(pid: int, name: str, path: str, size: int) -> Notice:
-    """Say where the core of a process is."""
+    """Tell where the core of a process is."""
     return Notice(f"the core of process {pid} ({name}) is in '{path}' ({size} bytes)", is_warning=False)
 
 
 def no_core_notice(pid: int, name: str, path: str, problem: str) -> Notice:
-    """Say why there is none."""
+    """Tell why there is none."""
     return Notice(f"no core of process {pid} ({name}) in '{path}': {problem.rstrip()}; the process continues")

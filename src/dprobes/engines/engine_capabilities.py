@@ -59,7 +59,7 @@ class Capability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Say that ``what``, which stands at ``span``, needs a capability; ``hurdle`` is why engines can hardly have it."""
+    """A capability that ``what`` needs, which stands at ``span``; ``hurdle`` is why engines can hardly have it."""
 
     capability: Capability
     what: str

@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Say whether ``what`` works, why or how (``detail``), and what to do if it does not (``remedy``)."""
+    """Whether ``what`` works, why or how (``detail``), and what to do if it does not (``remedy``)."""
 
     what: str
     works: bool
@@ -74,7 +74,7 @@ class Finding:
 @dataclass(slots=True)
 class Counts:
     """
-    Count what happened at one probepoint.
+    What happened at one probepoint.
 
     ``hits`` are all that are known of whose instruction completed. Of them ``passed`` ones were skipped by passcount,
     ``recursed`` ones came during a handler of the same thread, for ``missed`` ones there was no room, and with
@@ -104,7 +104,7 @@ class RecordBatch(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StateEvent:
     """
-    Report the state of probepoints in one process; ``detail`` says more where there is more to say.
+    The state of probepoints in one process; ``detail`` says more where there is more to say.
 
     ``probes`` are indices into the attachment's ``probes``.
     """
@@ -118,7 +118,7 @@ class StateEvent:
 @dataclass(frozen=True, slots=True)
 class Notice:
     """
-    Tell the user something that belongs to no single probe; not every notice is a warning.
+    What the user is told that belongs to no single probe; not every notice is a warning.
 
     ``message`` is one line; ``details`` are more of them, as diagnostics are rendered.
     """
@@ -137,18 +137,18 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Say that nothing more has arrived yet: the moment to flush what was written."""
+    """A moment in which nothing more has arrived yet: time to flush what was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Say that all that was in scope at the beginning has been probed, as far as that can be; comes once."""
+    """The moment from which all is probed that was in scope at the beginning, as far as that can be; comes once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """
-    Close a run.
+    The end of a run.
 
     ``counts`` are in the order of the attachment's ``probes``. ``exit_status`` is the command's wait status, None where
     there was no command. After a ``cut_short`` run the counts are of what was received; more may have happened.
@@ -165,10 +165,10 @@ Event = RecordBatch | StateEvent | Notice | Pause | Begun | Finished
 @dataclass(frozen=True, slots=True)
 class HandedOver:
     """
-    Say that a process is not probed any more and stops (SIGSTOP), for a debugger to attach.
+    A process that is not probed any more and stops (SIGSTOP), for a debugger to attach.
 
     ``name`` is that of thread ``tid``, which stands at ``address``: that of the probed instruction, which it has not
-    executed, or with ``has_executed`` the one behind.
+    executed, or with ``has_executed`` the one after it.
     """
 
     pid: int
@@ -214,7 +214,7 @@ class Scope:
 
     At most one of ``pid``, a ``command`` that is to be started, the path ``cgroup`` of a directory in a cgroup file
     system, the user id ``uid``, an ``endpoint``, a ``machine`` and the ``kernel`` is given, but for a command that
-    starts what an endpoint stands for, and a process behind one. An endpoint is what stands behind the name of an
+    starts what an endpoint stands for, and a process at one. An endpoint is what stands after the name of an
     engine (NAME=ENDPOINT), such as HOST:PORT or a file. ``follow`` says that what the process or command starts is in
     scope as well; with the others that follows by itself. ``program`` is the path of what the
     process ``pid`` is about to execute: it comes into scope with that. ``output`` is the descriptor that a command gets

@@ -73,7 +73,7 @@ class ForeignUsers:
         self._all_files.use(seconds)
 
     def note_lack_of_room(self, owner: str) -> None:
-        """Say that there is no room for the probepoints in files of an owner."""
+        """Tell that there is no room for the probepoints in files of an owner."""
         self._say(
             owner,
             "room",

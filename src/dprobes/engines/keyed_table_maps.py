@@ -48,7 +48,7 @@ class ArrayPart(Protocol):
 
 
 class HashPart(Protocol):
-    """A hash; with values for each CPU a value is those of all, one behind the other."""
+    """A hash; with values for each CPU a value is those of all, one after the other."""
 
     def __getitem__(self, key: bytes) -> bytes: ...
 
@@ -201,7 +201,7 @@ class _SharedStore(TableStore):
 
 class TableMaps(Generic[A, H]):
     """
-    Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1.
+    The maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1.
 
     ``maps`` makes them. With ``keeps_stacks`` they have those tables as well whose keys are followed by who reads
     records.

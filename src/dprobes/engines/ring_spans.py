@@ -1,5 +1,5 @@
 """
-The entries of a ring as they stand in it, one behind the other: many of one size in a row, and what is between those.
+The entries of a ring as they stand in it, one after the other: many of one size in a row, and what is between those.
 
 ::
 
@@ -55,7 +55,7 @@ class _Runs:
         """What the head of an entry says of how many words it takes."""
 
     def passed(self, place: int, end: int) -> int:
-        """Return the place behind entries that are passed one by one: before a busy one, and not beyond ``end``."""
+        """Return the place after entries that are passed one by one: before a busy one, and not beyond ``end``."""
         words, steps = self._words, self._steps
         at, stop = place >> 2, end >> 2
         for _ in range(self.left):

@@ -109,7 +109,7 @@ class AtomicCells(SharedCells):
 
 
 class MappedCells(AtomicCells):
-    """Show the cells behind a descriptor; ``close`` gives the mapping up."""
+    """Show the cells of a descriptor; ``close`` gives the mapping up."""
 
     def __init__(self, descriptor: int, count: int) -> None:
         self._mapping = mmap.mmap(descriptor, mapped_size(count))
@@ -130,7 +130,7 @@ def mapped_size(count: int) -> int:
 
 class GlobalVariables:
     """
-    Own the memory of ``count`` global variables; leaving the context manager gives it up.
+    The memory of ``count`` global variables; leaving the context manager gives it up.
 
     ``descriptor`` may be handed to other processes, and to handlers in the kernel if ``is_map``.
     """

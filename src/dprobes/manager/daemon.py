@@ -48,7 +48,7 @@ __all__ = ["LARGE", "give_large_blocks_back", "main"]
 
 # The place of a manager in the file system: the lock that says there is one, and the socket that clients find it at.
 #
-# Both are files, and files can be taken away: by whoever clears a run-time directory, or by a second listener that
+# Both are files, and files can be taken away: by who clears a run-time directory, or by a second listener that
 # binds the same path. A manager that nobody can reach would keep its probepoints for ever, so ``restore`` is called now
 # and then, and puts back what is missing.
 
@@ -69,7 +69,7 @@ _Identity = tuple[int, int]
 
 class Place:
     """
-    Own a manager's lock and its listening socket; made by ``take``, given up by ``leave``.
+    A manager's lock and its listening socket; made by ``take``, given up by ``leave``.
 
     The lock holds as long as the process lives. ``listening`` is there after ``listen``, and another one after a
     ``restore`` that made it.
@@ -114,7 +114,7 @@ class Place:
         return True
 
     def leave(self) -> None:
-        """Stop listening; whoever connects from now on starts another manager, which waits for our lock."""
+        """Stop listening; who connects from now on starts another manager, which waits for our lock."""
         if self._is_ours and _identity(self._paths.socket) == self._socket:
             with contextlib.suppress(OSError):
                 self._paths.socket.unlink()
@@ -225,7 +225,7 @@ class Server:
                 continue
             self._last = time.monotonic()
             self._begin(end)
-        # Whoever asked for the end waits for the answer.
+        # Who asked for the end waits for the answer.
         until = time.monotonic() + _LOOK
         while self._answering and time.monotonic() < until:
             time.sleep(_LOOK / 100)

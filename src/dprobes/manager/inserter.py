@@ -1,4 +1,4 @@
-"""Inserting a program: from a PPDF to a session that the manager follows."""
+"""Inserting a program: from a PPDF to a program that the manager follows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["HeldFiles", "Inserter", "SharingSymbols", "ring_size"]
 
 
 class HeldFiles:
-    """Know the files that somebody holds; any thread may ask."""
+    """The files that somebody holds; any thread may ask."""
 
     def __init__(self) -> None:
         self._files: WeakValueDictionary[tuple[str, str | None, int], ElfFile] = WeakValueDictionary()

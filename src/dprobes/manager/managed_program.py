@@ -1,4 +1,4 @@
-"""The answers of ``query`` and ``manager_verbs``: programs and variables as ``results``."""
+"""Programs that the manager has inserted, and what ``query`` and ``getvars`` answer of them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["InsertedProgram", "describe_program", "describe_scope", "describe_variables"]
 
-# A program that the manager has inserted, with where it came from and where its records go.
-
 
 class InsertedProgram(FollowedProgram):
     """
-    Own a session that has been entered; ``start`` begins to follow it.
+    A program that the manager has inserted; ``start`` begins to follow it.
 
     ``name`` is what the user calls it, ``given`` what was asked for, ``planned`` how that is done.
     """

@@ -49,7 +49,7 @@ RUNTIME, STATE = "DPROBES_RUNTIME_DIR", "DPROBES_STATE_DIR"
 
 @dataclass(frozen=True, slots=True)
 class ManagerPaths:
-    """Hold the two directories of a manager."""
+    """The two directories of a manager."""
 
     runtime: Path
     state: Path

@@ -1,5 +1,5 @@
 """
-What the manager answers (``schema``); docs/manager.md says what the fields mean.
+What the manager is asked and answers, as it is sent; docs/manager.md says what the fields mean.
 
 ``answer`` is the object itself as a client has received it.
 """
@@ -44,8 +44,6 @@ __all__ = [
     "StopArguments",
     "Stopped",
 ]
-
-# The arguments of the manager's verbs, as they are sent (``schema``); docs/manager.md says what they mean.
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class QueryArguments:
 
 @dataclass(frozen=True, slots=True)
 class GetvarsArguments:
-    """The arguments of ``manager_verbs``."""
+    """The arguments of ``getvars``."""
 
     name: str | None = None
     local: bool = False
@@ -161,7 +159,7 @@ VERBS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class ManagerStatus:
-    """Say which manager answers: its version and process, since when, its trace file, and how much is inserted."""
+    """The manager that answers: its version and process, since when, its trace file, and how much is inserted."""
 
     version: str
     pid: int
@@ -175,7 +173,7 @@ class ManagerStatus:
 @dataclass(frozen=True, slots=True)
 class ManagedProbepoint:
     """
-    Say what is known of one place; ``where`` is it for people, ``path`` the file.
+    What is known of one place; ``where`` is it for people, ``path`` the file.
 
     ``definition`` is the number of its probe definition. ``at_return`` says that it is hit just after the function's
     return. What follows ``kind`` is there for some kinds only.
@@ -208,7 +206,7 @@ class ManagedProbepoint:
 
 @dataclass(frozen=True, slots=True)
 class ManagedScope:
-    """Say which processes a program is about: those of one of these, or all; behind an endpoint if there is one."""
+    """The processes that a program is about: those of one of these, or all; at an endpoint if there is one."""
 
     pid: int | None = field(default=None, metadata=LEFT_OUT)
     follow: bool | None = field(default=None, metadata=LEFT_OUT)
@@ -219,7 +217,7 @@ class ManagedScope:
 
 @dataclass(frozen=True, slots=True)
 class ManagedHeader:
-    """Hold statements of a program's file header."""
+    """Statements of a program's file header."""
 
     modtype: str
     major: int
@@ -238,7 +236,7 @@ class ManagedHeader:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Say which groups and types of a compiled program were inserted."""
+    """The groups and types of a compiled program that were inserted."""
 
     groups: tuple[str, ...]
     types: tuple[str, ...]
@@ -246,7 +244,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class LeftOutPlace:
-    """Say why what the pattern of a definition matches has no probepoint; ``number`` is the definition's."""
+    """Why what the pattern of a definition matches has no probepoint; ``number`` is the definition's."""
 
     number: int
     path: str
@@ -257,7 +255,7 @@ class LeftOutPlace:
 @dataclass(frozen=True, slots=True)
 class ManagedProgram:
     """
-    Say what is known of a program that is inserted.
+    What is known of a program that is inserted.
 
     ``name`` is what it is called, ``module`` what it probes. ``since`` is in seconds since 1970. ``problem`` says why
     it has ended, if not because it was asked to. ``not_resolved`` are the numbers of definitions without a probepoint.
@@ -291,7 +289,7 @@ class ManagedProgram:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Say what was inserted, what it replaced, and why its engine was chosen (None: it was asked for)."""
+    """What was inserted, what it replaced, and why its engine was chosen (None: it was asked for)."""
 
     program: ManagedProgram
     replaced: tuple[ManagedProgram, ...]
@@ -301,7 +299,7 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Say what was removed: programs, or how many of their probepoints."""
+    """What was removed: programs, or how many of their probepoints."""
 
     removed: tuple[ManagedProgram, ...] | None = field(default=None, metadata=LEFT_OUT)
     probepoints: int | None = field(default=None, metadata=LEFT_OUT)
@@ -309,14 +307,14 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class InsertedPrograms:
-    """Hold the programs that are inserted."""
+    """The programs that are inserted."""
 
     programs: tuple[ManagedProgram, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalValues:
-    """Say how many global variables are in use, and hold the values of those that were asked for."""
+    """How many global variables are in use, and the values of those that were asked for."""
 
     count: int
     values: tuple[int, ...]
@@ -325,7 +323,7 @@ class GlobalValues:
 @dataclass(frozen=True, slots=True)
 class ProgramVariables:
     """
-    Hold the variables that a program has for itself; ``cpu`` has a list for each CPU.
+    The variables that a program has for itself; ``cpu`` has a list for each CPU.
 
     ``tables`` are its keyed tables as bytes (``keyed.table_codec``), None if it has none.
     """
@@ -346,7 +344,7 @@ class ProgramVariables:
 @dataclass(frozen=True, slots=True)
 class ManagedVariables:
     """
-    Hold variables, those from index ``first`` on.
+    Variables, those from index ``first`` on.
 
     ``globals`` is None if they were not asked for. ``programs`` are those that have variables of their own.
     """
@@ -369,7 +367,7 @@ class ManagedVariables:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Say how many programs were stopped, and which of them have not ended yet."""
+    """How many programs were stopped, and which of them have not ended yet."""
 
     count: int = field(metadata=wire("stopped"))
     unfinished: tuple[str, ...]
@@ -377,7 +375,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Say which process was the manager, and whether it had to be killed because it did not end when asked to."""
+    """The process that was the manager, and whether it had to be killed because it did not end when asked to."""
 
     pid: int
     by_force: bool

@@ -68,7 +68,7 @@ _STOPPING_LIMIT = 3.0
 
 
 class Manager:
-    """Own programs, global variables, and where records go; leaving the context manager removes everything."""
+    """Programs, global variables, and where records go; leaving the context manager removes everything."""
 
     def __init__(self, trace: Path, trace_limit: int = TRACE_LIMIT) -> None:
         self._recording = Recording(trace, trace.parent, trace_limit)

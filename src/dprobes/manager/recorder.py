@@ -40,7 +40,7 @@ _CLOSING_LIMIT = 10.0
 
 class Recording:
     """
-    Own the trace file and the log targets; all threads of programs write to it.
+    The trace file and the log targets; all threads of programs write to it.
 
     ``directory`` is where log targets without a path of their own make files.
     """
@@ -185,5 +185,5 @@ class ProgramRecords:
         return self._recording.write(self._source, records, self.places, self._names)
 
     def end(self, lost: int, tables: Sequence[TableContents] = ()) -> None:
-        """Say that no more records come, and what keyed tables hold in the end."""
+        """Note that no more records come, and what keyed tables hold in the end."""
         self._recording.end(self._source, lost, tables)

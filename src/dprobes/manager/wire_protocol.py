@@ -64,7 +64,7 @@ Codes = tuple[int, int]
 
 
 class _UnfitError(Exception):
-    """Say what is wrong with a value: the rest of a sentence about it."""
+    """What is wrong with a value: the rest of a sentence about it."""
 
 
 class _Type(NamedTuple):

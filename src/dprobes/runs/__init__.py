@@ -1,5 +1,5 @@
 """
-The run of a program, whoever has it run.
+The run of a program.
 
 ::
 

@@ -1,5 +1,5 @@
 """
-A session that a thread of ours follows: records are handed on, and what becomes of probepoints is remembered.
+An attachment that a thread of ours follows: records are handed on, and what becomes of probepoints is remembered.
 
 The thread takes records and states as they come; everything else may be asked by any thread.
 """
@@ -41,7 +41,7 @@ _LOOK = 0.005
 
 class FollowedProgram(ABC):
     """
-    Own a session that has been entered; ``start`` begins to follow it.
+    A program that was attached; ``start`` begins to follow it.
 
     What becomes of records is a subclass's business.
     """
@@ -79,7 +79,7 @@ class FollowedProgram(ABC):
 
     @abstractmethod
     def take_end(self, lost: int) -> None:
-        """Know that there will be no more records, ``lost`` of which were lost on the way; called by the thread."""
+        """Take notice of the end of the records, ``lost`` of which were lost on the way; called by the thread."""
 
     def _follow(self) -> None:
         try:
@@ -218,7 +218,7 @@ class FollowedProgram(ABC):
 
 
 class _Settlement:
-    """Hold the counts of a program at a moment, until their records have been taken."""
+    """The counts of a program at a moment, until their records have been taken."""
 
     def __init__(self, program: FollowedProgram) -> None:
         self._program = program

@@ -94,8 +94,8 @@ class ProgramInput:
     """
     A program as it was read, or several that were written as one (``is_group``), for which ``symbols`` are known.
 
-    ``source`` describes it to whoever shows its records, which carry ``items``. Handlers are executed for the hits that
-    all ``filters`` hold for. ``allow_write`` allows what the options of the request do not.
+    ``source`` describes it to those who show its records, which carry ``items``. Handlers are executed for the hits
+    that all ``filters`` hold for. ``allow_write`` allows what the options of the request do not.
     """
 
     programs: tuple[Program, ...]
@@ -256,7 +256,7 @@ def record_source(
     names_addresses: bool = False,
 ) -> RecordSource:
     """
-    Describe a program to whoever shows its records, by the name that a user gave it.
+    Describe a program to those who show its records, by the name that a user gave it.
 
     It follows what processes map if templates show addresses, or with ``names_addresses``.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompletionKind", "completions_at"]
 
-# The members that may be named behind ``.`` and ``->``: those of the type that the compiler has for what is before.
+# The members that may be named after ``.`` and ``->``: those of the type that the compiler has for what is before.
 
 
 _ACCESS = re.compile(r"(?<=[\w)\]])\s*(?:->|\.)\s*(?P<word>[A-Za-z_]\w*)?\Z")
@@ -124,7 +124,7 @@ _STATEMENTS = ("if", "else", "while", "do", "for", "switch", "case", "break", "c
 
 
 class CompletionKind(enum.Enum):
-    """Say what a completion is."""
+    """What a completion is."""
 
     MODULE = "module"
     FUNCTION = "function"

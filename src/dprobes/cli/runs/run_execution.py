@@ -107,7 +107,7 @@ class _LineFace(run_steps.Face[int]):
         """Return what the line asks for."""
         given, scope = self._given, self._asked
         if scope.command and _is_for_programs(given):
-            # Whoever reads records gets nothing else: what the command prints goes where our messages do.
+            # Who reads records gets nothing else: what the command prints goes where our messages do.
             scope = replace(scope, output=_STANDARD_ERROR)
         options = EngineOptions(
             allow_write=given.allow_write,
@@ -196,7 +196,7 @@ class _LineFace(run_steps.Face[int]):
         return source, items
 
     def announce(self, planned: RunPlan) -> None:
-        """Say which engine it is, and what is doubtful; open what records go to."""
+        """Tell which engine it is, and what is doubtful; open what records go to."""
         compiled = planned.compiled
         self._progress.end()
         note_engine(planned.engine, planned.reason, verbose=self._given.verbose)

@@ -120,7 +120,7 @@ class Run:
     """
     Follow the session of a program to its end, or for ``duration`` seconds.
 
-    ``outputs`` take the records; ``progress`` shows what takes long before the first and behind the last. With
+    ``outputs`` take the records; ``progress`` shows what takes long before the first and after the last. With
     ``exit_status`` the run ends as the command does. Hits that ``filters`` do not hold for make no records, as is said
     at the end.
     """
@@ -337,14 +337,14 @@ class Run:
             self._session.stop()
 
     def _announce(self) -> None:
-        """Say once that what happens from now on is recorded, as soon as all is probed that was there."""
+        """Tell once that what happens from now on is recorded, as soon as all is probed that was there."""
         if self._announces and self._has_begun and self._active and not self._asked_to_stop:
             self._announces = False
             are = "s are" if self._active > 1 else " is"
             console.note(f"{self._active} probepoint{are} active; Ctrl-C ends the run")
 
     def conclude(self, finished: Finished | None) -> int:
-        """Say what has happened, and return the exit status."""
+        """Tell what has happened, and return the exit status."""
         if finished is None:
             return 1
         self._summarize(finished)
@@ -370,7 +370,7 @@ class Run:
             console.write(_filtered_line(self._filters))
 
     def _explain_silence(self, *, has_faulted: bool) -> None:
-        """Say why probepoints that were inserted have had no hits."""
+        """Tell why probepoints that were inserted have had no hits."""
         if has_faulted:
             console.note("the probepoints were inserted, but whenever one was hit, its instruction faulted")
             return
@@ -382,7 +382,7 @@ class Run:
         console.note("the probepoints were inserted, but never reached", hint)
 
     def _explain_absence(self) -> None:
-        """Say why no probepoint was inserted."""
+        """Tell why no probepoint was inserted."""
         probes = self._session.probes
         if self._is_early:
             console.note("the run was ended before a probepoint was inserted")
@@ -415,6 +415,6 @@ class Run:
 
 
 def _filtered_line(filters: Sequence[str]) -> str:
-    """Say which hits are counted and have made no record."""
+    """Return which hits are counted and have made no record."""
     shown = " and ".join(f"'{escaped(each)}'" for each in filters)
     return f"hits count in any case, and make a record where {shown} holds"

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FLAGS", "VALUES", "RunOptions", "options_of"]
 
-# What a line of ``run`` says, whoever has read it.
-
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Hold the values of options and arguments; ``cli.verbs.run`` explains them, and has the same defaults."""
+    """The values of options and arguments; ``cli.verbs.run`` explains them, and has the same defaults."""
 
     file: Path | None = None
     arguments: tuple[str, ...] = ()
@@ -109,7 +107,7 @@ FLAGS: Mapping[str, str] = {"-v": "verbose", "--verbose": "verbose", "--allow-wr
 
 
 def options_of(arguments: Sequence[str]) -> RunOptions | None:
-    """Return what a line says, if it consists of nothing but these options and perhaps a command behind ``--``."""
+    """Return what a line says, if it consists of nothing but these options and perhaps a command after ``--``."""
     if not arguments or arguments[0] != "run":
         return None
     values: dict[str, object] = {}

@@ -81,7 +81,7 @@ def _note_foreign_debug_file(compiled: Compiled) -> None:
     try:
         problem = lack_of_debug_file(compiled.resolved.module.elf)
     except TargetError:
-        return  # damaged: whoever needs it says so
+        return  # damaged: who needs it says so
     if problem is not None:
         compiled.diagnostics.note(compiled.program.spans.get("name"), problem, hint="install that of this build")
 

@@ -1,4 +1,4 @@
-"""The options of ``insert`` and ``apply``, and their conversation with the manager."""
+"""The verbs ``insert`` and ``apply``: have the manager insert a program."""
 
 from __future__ import annotations
 

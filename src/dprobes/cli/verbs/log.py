@@ -238,7 +238,7 @@ def _print_found(
     *,
     is_all: bool,
 ) -> None:
-    """Print the records that are there, and the keyed tables behind all of them."""
+    """Print the records that are there, and the keyed tables after all of them."""
     found = _found(selection, followers, given.tail)
     if not given.only_tables:
         printer.print(found if given.head is None else _first(found, given.head))

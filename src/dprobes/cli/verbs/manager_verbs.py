@@ -1,4 +1,4 @@
-"""The verb ``query``: what is inserted, its state, and what it has counted."""
+"""The verbs that talk to the manager: ``query``, ``getvars``, ``remove``, ``stop`` and ``log-target``."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _checked(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.Statem
     if not statements:
         raise query_error(query, "there is no query")
     if len(statements) > 1:
-        first = statements[0].query  # with the blanks behind it or without, as the version of DuckDB has it
+        first = statements[0].query  # with the blanks after it or without, as the version of DuckDB has it
         start = len(query) - len(query[len(first) :].lstrip())
         raise query_error(query, f"expected one query, found {len(statements)}", (start, len(query)))
     (statement,) = statements

@@ -1,4 +1,4 @@
-"""The eBPF engine as the command line sees it."""
+"""The eBPF engine: its plans, and its sessions."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ MANY_BREAKPOINTS = 50_000
 """
 So many breakpoints in processes that do not count are too many for a command alone.
 
-To write one and to take it away took 4 us in processes that slept, and 77 us in those of a busy machine. Whoever runs
+To write one and to take it away took 4 us in processes that slept, and 77 us in those of a busy machine. Who runs
 into one meanwhile has a hit that counts nowhere. With ptrace they are in the command only.
 """
 
 
 class EbpfEngine(Engine):
     """
-    Probe files, whoever maps them, with handlers that are compiled to eBPF and run in the kernel.
+    Probe files in all that map them, with handlers that are compiled to eBPF and run in the kernel.
 
     ``exact``, ``command`` are those of the ``Planner``, the others those of ``Settings``. Any thread may use an engine,
     and sessions may share it.

@@ -144,7 +144,7 @@ class GdbEngine(engine_interface.Engine):
 
     def _session(self, plan: StubPlan) -> StubSession:
         """
-        Return the session for what stands behind the stub.
+        Return the session for what the stub stands for.
 
         That is asked of the stub, unless a command has to start it: it is a process then.
         """

@@ -252,7 +252,7 @@ class PtraceSession:
                 item = run.next_item()
                 if isinstance(item, (Done, Ended)):
                     run.take_native(is_over=True)
-                    # What the debuggers had to say may have come behind it.
+                    # What the debuggers had to say may have come after it.
                     yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
                     yield from self._on_end(conversation, item)
                 elif isinstance(item, Exception):
