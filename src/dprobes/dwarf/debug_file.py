@@ -23,7 +23,7 @@ from dprobes.errors import TargetError
 from dprobes.target.elf.byte_reader import text_at
 from dprobes.target.elf.debug_sections import has_debug_information, joined_source, section_bytes, section_source
 from dprobes.target.elf.elf_file import ElfFile
-from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY
+from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY, debug_path, find_debug_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,7 +142,7 @@ def _candidates(elf: ElfFile, path: Path, build_id: str, directory: Path) -> Ite
         yield path
     else:
         yield Path(os.path.realpath(elf.path)).parent / path
-    yield directory / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
+    yield debug_path(build_id, directory)
     yield directory / ".dwz" / path.name
 
 
@@ -166,8 +166,6 @@ def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile |
 
     ``directory`` is where separate files are installed.
     """
-    from dprobes.target.elf.symbol_sources import find_debug_file
-
     if has_debug_information(module):
         return DebugFile(module, directory)
     found = find_debug_file(module, directory or DEBUG_DIRECTORY)

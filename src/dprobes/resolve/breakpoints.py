@@ -8,14 +8,24 @@ matches and is no place for a probepoint is left out, with the reason.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probed_space import check_skip
-from dprobes.resolve.probepoints import NEVER_RETURNS, NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
+from dprobes.resolve.probepoints import (
+    NEVER_RETURNS,
+    NO_EXITS,
+    TAKEN,
+    LeftOutProbe,
+    ProbedCode,
+    ProbeKind,
+    Probepoint,
+    opcode_state,
+    probepoint_in_code,
+)
 from dprobes.resolve.usdt_probes import guards, resolve_usdt
 from dprobes.rpn.instruction_set import OperandKind
 from dprobes.rpn.program_needs import entry_instructions, executed_instructions
@@ -197,8 +207,6 @@ _MOVES = "Go moves the stacks of goroutines while their functions are executed"
 
 _GOES_BACK = "it jumps to its own first instruction, which is then executed without a call"
 
-_TAKEN = "it is the place of another probe definition"
-
 
 def resolve_breakpoints(
     program: Program, module: Module, diagnostics: Diagnostics, conventions: GoConventions
@@ -247,19 +255,6 @@ def _check_unique(probe: Probepoint, earlier: _Places, diagnostics: Diagnostics)
         )
 
 
-def _made(
-    number: int,
-    definition: ProbeDefinition,
-    module: Module,
-    code: ProbedCode,
-    where: str,
-    state: ProbeState,
-    detail: str,
-) -> Probepoint:
-    kind, function = (ProbeKind.RETURN, where) if definition.at_return else (ProbeKind.BREAKPOINT, "")
-    return Probepoint(kind, number, definition, str(module.path), where, code, state, function, detail)
-
-
 def _exits_difference(module: Module, exits: Exits) -> str:
     """Return how the first differing exit of a function differs from what is expected there, empty if none does."""
     for leaving in exits.exits:
@@ -302,19 +297,21 @@ class _Matches:
             key = (function.offset, self.definition.at_return)
             difference = self.module.difference_at(function.offset) or ""
             is_other = bool(difference) and difference != NOT_EXPECTED
-            reason = _TAKEN if key in places else None if is_other else self._reason_against(instruction, function.name)
+            reason = TAKEN if key in places else None if is_other else self._reason_against(instruction, function.name)
             exits = NO_EXITS
             if reason is None and not is_other and self.definition.at_return:
                 exits, reason = self._exits(function)
                 difference = difference or _exits_difference(self.module, exits)
             if reason is not None:
                 refused.append((function.name, reason))
-                self.taken += reason is _TAKEN
+                self.taken += reason is TAKEN
                 continue
             self.taken += 1
             code, state = ProbedCode(instruction, exits), ProbeState.MISMATCH if difference else ProbeState.COMPILED
-            probe = _made(self.number, self.definition, self.module, code, function.name, state, difference)
-            places[key] = replace(probe, function=function.name)
+            name = function.name
+            places[key] = probepoint_in_code(
+                self.number, self.definition, str(self.module.path), name, code, state, name, difference
+            )
             self.mismatches += [(function.name, difference)] if difference else []
         left_out += [LeftOutProbe(self.number, str(self.module.path), name, reason) for name, reason in refused]
         self.names = [name for name, _ in refused]
@@ -386,7 +383,7 @@ class _Resolver:
         decoded = self._instruction(offset)
         if decoded is None:
             return None
-        where, state = self._where(offset), self._opcode_state(decoded)
+        where, state = self._where(offset), opcode_state(self.definition, decoded, self.diagnostics)
         if not self.definition.at_return:
             start = self.module.function_start(decoded.offset)
             check_skip(self.program, self.definition, where, self.diagnostics, begins=start == decoded.address)
@@ -401,7 +398,8 @@ class _Resolver:
         return self._made(ProbedCode(decoded, exits), where, state, difference)
 
     def _made(self, code: ProbedCode, where: str, state: ProbeState, detail: str = "") -> Probepoint:
-        return _made(self.number, self.definition, self.module, code, where, state, detail)
+        path = str(self.module.path)
+        return probepoint_in_code(self.number, self.definition, path, where, code, state, detail=detail)
 
     def _mismatch(self, offset: int, difference: str) -> Probepoint | None:
         """Return the probepoint at a place where other code is than was expected; nothing else is asked there."""
@@ -500,16 +498,3 @@ class _Resolver:
                 f"the place is guarded by the semaphore of 'usdt:{site.probe}': it may be passed by, without a hit",
                 hint=f"'offset = usdt:{site.probe}' raises the semaphore as long as the probe is there",
             )
-
-    def _opcode_state(self, decoded: DecodedInstruction) -> ProbeState:
-        expected = self.definition.opcode
-        if expected is None or expected == decoded.opcode_byte:
-            return ProbeState.COMPILED
-        self.diagnostics.warning(
-            self.definition.span("opcode"),
-            ProbeState.MISMATCH.line(
-                f"opcode {decoded.opcode_byte:#04x} ({decoded.text}) is there, not {expected:#04x}"
-            ),
-            hint=f"if the place is right, write 'opcode = {decoded.opcode_byte:#04x}'",
-        )
-        return ProbeState.MISMATCH

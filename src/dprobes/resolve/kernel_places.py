@@ -20,7 +20,14 @@ from dprobes.errors import TargetError
 from dprobes.resolve.codeless_probes import resolve_samplers, resolve_tracepoints, resolve_watchpoints
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probed_space import check_skip, pushed_symbols
-from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint
+from dprobes.resolve.probepoints import (
+    TAKEN,
+    LeftOutProbe,
+    ProbedCode,
+    Probepoint,
+    opcode_state,
+    probepoint_in_code,
+)
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.rpn_program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
 from dprobes.target.code.machine_code import MAX_LENGTH, DecodedInstruction, decode
@@ -120,7 +127,6 @@ _END = "_etext"
 """The symbol behind the last function of the kernel."""
 
 _CHANGED = "the kernel replaces this instruction when it loads the module"
-_TAKEN = "it is the place of another probe definition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +395,7 @@ class _Resolver:
                 definition, _patched(text.origin_of(instruction.address) or "the file that was built for", instruction)
             )
             return ProbeState.COMPILED
-        self._diagnostics.warning(
-            definition.span("opcode"),
-            f"MISMATCH: opcode {instruction.opcode_byte:#04x} ({instruction.text}) is there, not {expected:#04x}; "
-            "not inserted",
-            hint=f"if the place is right, write 'opcode = {instruction.opcode_byte:#04x}'",
-        )
-        return ProbeState.MISMATCH
+        return opcode_state(definition, instruction, self._diagnostics)
 
     def _made(
         self,
@@ -406,9 +406,7 @@ class _Resolver:
         state: ProbeState,
         function: str = "",
     ) -> Probepoint:
-        kind = ProbeKind.RETURN if definition.at_return else ProbeKind.BREAKPOINT
-        named = function or (where if definition.at_return else "")
-        return Probepoint(kind, number, definition, self._path, where, ProbedCode(instruction), state, named)
+        return probepoint_in_code(number, definition, self._path, where, ProbedCode(instruction), state, function)
 
     # Patterns
 
@@ -422,7 +420,7 @@ class _Resolver:
             place = symbol.address - base, definition.at_return
             reason = self._reason_against(symbol, place)
             if reason is not None:
-                taken += reason is _TAKEN
+                taken += reason is TAKEN
                 self.left_out.append(LeftOutProbe(number, path, where, reason))
                 continue
             probe = self._made(
@@ -446,7 +444,7 @@ class _Resolver:
 
     def _reason_against(self, symbol: KernelSymbol, place: tuple[int, bool]) -> str | None:
         if place in self._places:
-            return _TAKEN
+            return TAKEN
         if (reason := self._kernel.refusal(symbol.address)) is not None:
             return reason
         if self._kernel.is_traceable(symbol.address) is False:

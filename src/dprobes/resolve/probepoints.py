@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.record.record_origin import Place
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.arch.usdt_arguments import Argument
-    from dprobes.diagnostics import Diagnostic
+    from dprobes.diagnostics import Diagnostics
     from dprobes.record.record_origin import RecordSource
     from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.rpn.rpn_program import Access, ProbeDefinition
+    from dprobes.source_text import Diagnostic
     from dprobes.target.code.machine_code import DecodedInstruction
     from dprobes.target.kernel.traced_fields import TracedEvent
     from dprobes.target.probed_module import Module
@@ -30,15 +31,17 @@ if TYPE_CHECKING:
 __all__ = [
     "NEVER_RETURNS",
     "NO_EXITS",
+    "TAKEN",
     "LeftOutProbe",
     "ProbeKind",
     "ProbedCode",
     "Probepoint",
-    "ResolvedCode",
     "ResolvedModule",
     "SampleClock",
     "WatchedMemory",
+    "opcode_state",
     "places_of",
+    "probepoint_in_code",
     "with_files",
 ]
 
@@ -65,6 +68,9 @@ NO_EXITS = Exits((), ())
 
 NEVER_RETURNS = "it never returns"
 """Why a probepoint at the return of a function is nowhere, as a clause about the function."""
+
+TAKEN = "it is the place of another probe definition"
+"""Why what a pattern matches has no probepoint of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +201,34 @@ class Probepoint:
         return self.path, self.offset, self.at_return
 
 
+def probepoint_in_code(
+    number: int,
+    definition: ProbeDefinition,
+    path: str,
+    where: str,
+    code: ProbedCode,
+    state: ProbeState = ProbeState.COMPILED,
+    function: str = "",
+    detail: str = "",
+) -> Probepoint:
+    """Return the breakpoint or return of a definition; of a return ``where`` is the function, if no other one is."""
+    kind, named = (ProbeKind.RETURN, function or where) if definition.at_return else (ProbeKind.BREAKPOINT, function)
+    return Probepoint(kind, number, definition, path, where, code, state, named, detail)
+
+
+def opcode_state(definition: ProbeDefinition, found: DecodedInstruction, diagnostics: Diagnostics) -> ProbeState:
+    """Return MISMATCH, with a warning, if 'opcode' says that another instruction is at a place; else COMPILED."""
+    expected = definition.opcode
+    if expected is None or expected == found.opcode_byte:
+        return ProbeState.COMPILED
+    diagnostics.warning(
+        definition.span("opcode"),
+        ProbeState.MISMATCH.line(f"opcode {found.opcode_byte:#04x} ({found.text}) is there, not {expected:#04x}"),
+        hint=f"if the place is right, write 'opcode = {found.opcode_byte:#04x}'",
+    )
+    return ProbeState.MISMATCH
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOutProbe:
     """Something in a file that matches the pattern of a definition and has no probepoint, with the reason."""
@@ -203,30 +237,6 @@ class LeftOutProbe:
     path: str
     name: str
     reason: str
-
-
-class ResolvedCode(Protocol):
-    """Code with a program's own code for its processor: a module's file, or the kernel."""
-
-    @property
-    def architecture(self) -> Architecture:
-        """The processor."""
-
-    @property
-    def image(self) -> CodeImage:
-        """The program's encoded code."""
-
-    @property
-    def symbols(self) -> tuple[tuple[str, int], ...]:
-        """The addresses of those that handlers push."""
-
-    @property
-    def per_cpu(self) -> tuple[int, frozenset[int]]:
-        """Where the kernel has the offset of each CPU's copies, and which addresses in ``symbols`` mean such copies."""
-
-    @property
-    def events(self) -> tuple[Probepoint, ...]:
-        """The probepoints that leave the code as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dprobes.arch.usdt_arguments import ARGUMENTS_MAX
 from dprobes.errors import TargetError
 from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint
+from dprobes.resolve.probepoints import TAKEN, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.rpn.program_needs import usdt_arguments
 from dprobes.target.code.machine_code import Boundary, check_boundary, first_instructions
 from dprobes.target.probed_module import NOT_EXPECTED
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from dprobes.target.usdt import UsdtSite
 
 __all__ = ["argument_symbols", "arguments_used", "guards", "resolve_usdt"]
-
-_TAKEN = "it is the place of another probe definition"
 
 
 def resolve_usdt(
@@ -100,7 +98,7 @@ class _Resolver:
             where = self._where(site, is_alone=counts[site.probe] == 1)
             reason = self._reason_against(site, decoded)
             if reason is None and (site.offset in taken or site.offset in probes):
-                reason, is_taken = _TAKEN, True
+                reason, is_taken = TAKEN, True
             if reason is not None or site.offset is None:
                 left_out.append(LeftOutProbe(self._number, self._path, where, reason or ""))
                 continue

@@ -507,7 +507,6 @@ def _section_of(path: Path) -> bytes:
     from dprobes.target.elf.elf_file import ElfFile
 
     elf = ElfFile.open(path)
-    for section in elf.sections:
-        if section.name == _SECTION:
-            return elf.bytes_at(section.offset, section.size, f"the section {_SECTION}")
+    if (section := elf.section(_SECTION)) is not None:
+        return elf.bytes_at(section.offset, section.size, f"the section {_SECTION}")
     raise TargetError(f"'{path}' has no section {_SECTION}, which has the types of a kernel", hint=_HINT)

@@ -93,9 +93,8 @@ def _version_in(elf: ElfFile) -> tuple[int, int] | None:
 
 def _information(elf: ElfFile) -> int | None:
     """Return the file offset of what Go's linker has left of itself, None if there is nothing."""
-    for section in elf.sections:
-        if section.name == _SECTION and section.in_file:
-            return section.offset if elf.data[section.offset : section.offset + len(_MAGIC)] == _MAGIC else None
+    if (section := elf.section(_SECTION)) is not None:
+        return section.offset if elf.data[section.offset : section.offset + len(_MAGIC)] == _MAGIC else None
     if elf.sections:
         return None
     for segment in elf.load_segments:  # a file without section headers

@@ -289,12 +289,9 @@ class Module:
 
     def _is_described(self, name: str) -> bool:
         """Return whether the debug information of the file itself has a name, in a section that is not compressed."""
-        wanted = b"\0" + os.fsencode(name) + b"\0"
-        return any(
-            wanted in self.elf.data[section.offset : section.offset + section.size]
-            for section in self.elf.sections
-            if section.name == ".debug_str" and section.in_file
-        )
+        if (section := self.elf.section(".debug_str")) is None:
+            return False
+        return b"\0" + os.fsencode(name) + b"\0" in self.elf.data[section.offset : section.offset + section.size]
 
     def _ambiguous(self, name: str, found: list[Symbol]) -> TargetError:
         files = {symbol.address: file for file, symbol in self.symbols.in_files(name)}

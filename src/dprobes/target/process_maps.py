@@ -41,7 +41,6 @@ __all__ = [
     "code_mappings",
     "command_name",
     "executable_mappings",
-    "file_offset_at",
     "free_ranges",
     "growth_of",
     "mapping_at",
@@ -348,14 +347,6 @@ def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | Non
             if found is None:
                 found = address
     return found
-
-
-def file_offset_at(mappings: Iterable[Mapping], address: int) -> int | None:
-    """Return which byte of the file is at run-time ``address``, given the mappings of that file."""
-    for mapping in mappings:
-        if mapping.start <= address < mapping.end:
-            return address - mapping.start + mapping.offset
-    return None
 
 
 @lru_cache(1 << 16)  # a process is looked at again and again, and most of its mappings stay

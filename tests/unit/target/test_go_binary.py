@@ -40,6 +40,9 @@ class MadeUpFile:
         self.sections = [Section(".go.buildinfo", 1, 3, BASE, 0, size, 0, 0)] if self.has_sections else []
         self.load_segments = [LoadSegment(BASE, size, 0, size, 6)]
 
+    def section(self, name: str) -> Section | None:
+        return next((each for each in self.sections if each.name == name), None)
+
     def bytes_at(self, offset: int, size: int, what: str) -> bytes:
         if offset + size > len(self.data):
             raise TargetError(what)

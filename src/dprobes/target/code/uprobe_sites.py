@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UprobeClass",
-    "cheap_site",
     "cheap_sites",
     "has_no_effect",
     "is_replaced_by_call",
@@ -360,17 +359,12 @@ class _Candidate:
     raw: bytes
 
 
-def cheap_site(module: Module, instruction: DecodedInstruction) -> int:
-    """
-    Return by how many bytes a uprobe at the instruction may move to be emulated by the kernel instead of stepped.
-
-    0 if it has to stay, or gains nothing: also if it is not the first instruction of a function.
-    """
-    return cheap_sites(module, [instruction])[0]
-
-
 def cheap_sites(module: Module, instructions: Sequence[DecodedInstruction]) -> list[int]:
-    """Return the same for many instructions of a module; made for thousands of them."""
+    """
+    Return by how many bytes a uprobe at each instruction may move to be emulated by the kernel instead of stepped.
+
+    0 if it has to stay, or gains nothing: also if it is not the first instruction of a function. Made for thousands.
+    """
     bits = _BITS.get(module.elf.machine)
     moved = [0] * len(instructions)
     if bits is None:

@@ -259,6 +259,10 @@ class ElfFile:
         """Whether the file is a separate debug file, without the code and data that it describes."""
         return self._headers.is_debug_only
 
+    def section(self, name: str) -> Section | None:
+        """Return the first section of a name that has bytes in the file."""
+        return next((each for each in self.sections if each.name == name and each.in_file), None)
+
     def file_offset(self, link_address: int) -> int | None:
         """Return the file offset of the byte at ``link_address``; None if it is not in the file (not loaded, bss)."""
         for segment in self.load_segments:

@@ -148,7 +148,7 @@ def _apply(relocations: _Relocations, data: bytearray) -> None:
 
 def targets_in(elf: ElfFile, name: str) -> Iterator[tuple[int, int, int]]:
     """Give the place of each relocation of a section, the section of its symbol, and where in that; of 64-bit files."""
-    table = next((each for each in elf.sections if each.name == f".rela{name}"), None)
+    table = elf.section(f".rela{name}")
     names = next((each for each in elf.sections if each.type == SHT_SYMTAB), None)
     if table is None or names is None:
         return
@@ -208,8 +208,8 @@ def restartable_sections(elf: ElfFile) -> list[tuple[int, int, int]]:
 
     A thread that is interrupted in one goes on at the third address, but only if it is interrupted between the others.
     """
-    section = next((s for s in elf.sections if s.name == _RSEQ and s.in_file and s.address), None)
-    if section is None:
+    section = elf.section(_RSEQ)
+    if section is None or not section.address:
         return []
     data = elf.bytes_at(section.offset, section.size - section.size % _RSEQ_DESCRIPTION.size, "the table of sequences")
     written = dict(written_words(elf))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEBUG_DIRECTORY",
     "ListedSymbols",
+    "debug_path",
     "find_debug_file",
     "foreign_debug_file",
     "lack_of_debug_file",
@@ -193,16 +194,11 @@ def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFi
     Those of modules of the kernel are found by the module's own name, for distributions do not link them. A file that
     does not match (other build-id, other checksum) or cannot be read is skipped.
     """
-    if (path := _by_build_id(module, directory)) is not None and (found := _open_matching(path, module)) is not None:
-        return found
-    link = _debug_link(module)
-    if link is None:
-        beside = _real(module.path).parent
-        return _of_kernel_module(module, beside, directory) if module.type == "rel" else None
-    for path in _linked_places(module, link[0], directory):
-        if _checksum(path) == link[1] and (found := _open_matching(path, module)) is not None:
+    for path, checksum in _expected(module, directory):
+        is_right = checksum is None or _checksum(path) == checksum
+        if is_right and (found := _open_matching(path, module)) is not None:
             return found
-    return None
+    return _of_kernel_module(module, directory) if module.type == "rel" and _debug_link(module) is None else None
 
 
 def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
@@ -211,26 +207,20 @@ def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> st
 
     It is that of another build. It is asked where ``find_debug_file`` has found none.
     """
-    if (path := _by_build_id(module, directory)) is not None and (problem := _of_other_build(path, module)) is not None:
-        return problem
-    if (link := _debug_link(module)) is None:
-        return None
-    for path in _linked_places(module, link[0], directory):
+    for path, checksum in _expected(module, directory):
         if (problem := _of_other_build(path, module)) is not None:
             return problem
-        if (checksum := _checksum(path)) is not None and checksum != link[1]:
+        if checksum is not None and (found := _checksum(path)) is not None and found != checksum:
             return (
-                f"'{path}' is the debug file of another build: its CRC is {checksum:#010x}, "
-                f"and .gnu_debuglink of the module says {link[1]:#010x}"
+                f"'{path}' is the debug file of another build: its CRC is {found:#010x}, "
+                f"and .gnu_debuglink of the module says {checksum:#010x}"
             )
     return None
 
 
 def lack_of_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
     """Return ``foreign_debug_file`` of a module that has no debug information, its own or in a file; None else."""
-    if any(each.name in _INFORMATION and each.in_file for each in module.sections) or find_debug_file(
-        module, directory
-    ):
+    if any(map(module.section, _INFORMATION)) or find_debug_file(module, directory):
         return None
     return foreign_debug_file(module, directory)
 
@@ -248,26 +238,29 @@ def _of_other_build(path: Path, module: ElfFile) -> str | None:
     )
 
 
-def _by_build_id(module: ElfFile, directory: Path) -> Path | None:
+def debug_path(build_id: str, directory: Path = DEBUG_DIRECTORY) -> Path:
     """Return where the debug file of a build-id is installed."""
-    if module.build_id is None or len(module.build_id) <= _DIRECTORY_DIGITS:
-        return None
-    first, rest = module.build_id[:_DIRECTORY_DIGITS], module.build_id[_DIRECTORY_DIGITS:]
-    return directory / ".build-id" / first / f"{rest}.debug"
+    return directory / ".build-id" / build_id[:_DIRECTORY_DIGITS] / f"{build_id[_DIRECTORY_DIGITS:]}.debug"
 
 
-def _linked_places(module: ElfFile, name: str, directory: Path) -> list[Path]:
-    """Return where the file that ``.gnu_debuglink`` names may be; the module itself is none."""
-    own = _real(module.path)
-    beside = own.parent
-    places = (beside / name, beside / ".debug" / name, directory / beside.relative_to("/") / name)
-    return [path for path in places if _real(path) != own]
+def _expected(module: ElfFile, directory: Path) -> Iterator[tuple[Path, int | None]]:
+    """Give where the debug file of a module may be, never the module itself, with the checksum that it must have."""
+    if module.build_id is not None and len(module.build_id) > _DIRECTORY_DIGITS:
+        yield debug_path(module.build_id, directory), None
+    if (link := _debug_link(module)) is not None:
+        name, checksum = link
+        own = _real(module.path)
+        beside = own.parent
+        for path in (beside / name, beside / ".debug" / name, directory / beside.relative_to("/") / name):
+            if _real(path) != own:
+                yield path, checksum
 
 
-def _of_kernel_module(module: ElfFile, beside: Path, directory: Path) -> ElfFile | None:
-    """Return the debug file of a module of the kernel in the directory ``beside``, whose own file may be packed."""
+def _of_kernel_module(module: ElfFile, directory: Path) -> ElfFile | None:
+    """Return the debug file of a module of the kernel, whose own file may be packed."""
     if module.build_id is None:
         return None
+    beside = _real(module.path).parent
     name = module.path.name.partition(".ko")[0]
     # /lib may be a link to /usr/lib, and the directory of debug files is older than that.
     for place in (str(beside), str(beside).removeprefix("/usr")):
@@ -330,7 +323,7 @@ def _open_matching(path: Path, module: ElfFile) -> ElfFile | None:
 
 def _debug_link(module: ElfFile) -> tuple[str, int] | None:
     """Return file name and CRC-32 from ``.gnu_debuglink``: the name, NUL, padding to 4 bytes, then the checksum."""
-    section = next((s for s in module.sections if s.name == ".gnu_debuglink" and s.in_file), None)
+    section = module.section(".gnu_debuglink")
     if section is None or section.offset + section.size > len(module.data):
         return None
     data = module.data[section.offset : section.offset + section.size]

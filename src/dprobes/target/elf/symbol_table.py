@@ -43,7 +43,7 @@ class FunctionDescriptors(NamedTuple):
         """Return those of a file, None if it has none."""
         if elf.machine != "ppc64" or elf.byte_order != "big" or elf.type == "rel" or elf.is_debug_only:
             return None
-        section = next((each for each in elf.sections if each.name == _DESCRIPTORS and each.in_file), None)
+        section = elf.section(_DESCRIPTORS)
         if section is None:
             return None
         return cls(section.address, bytes(elf.bytes_at(section.offset, section.size, "the function descriptors")))

@@ -20,7 +20,7 @@ from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.elf.elf_headers import build_id_among, notes_in
 from dprobes.target.elf.file_contents import file_contents
 from dprobes.target.elf.relocations import targets_in
-from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY, find_debug_file
+from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY, debug_path, find_debug_file
 from dprobes.target.elf.symbol_table import elf_symbols
 from dprobes.target.module_symbols import SymbolTable
 
@@ -258,7 +258,7 @@ def described_kernel(
 
 def kernel_of_build(build_id: str, directory: Path = DEBUG_DIRECTORY, others: Iterable[Path] = ()) -> ElfFile | None:
     """Return the file of a kernel of a build, from a debug package or among ``others``; None if there is none."""
-    for path in (directory / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug", *others):
+    for path in (debug_path(build_id, directory), *others):
         try:
             elf = ElfFile.open(path)
         except TargetError:
@@ -377,7 +377,7 @@ def alternatives(elf: ElfFile) -> list[tuple[int, int]] | None:
 
     None if the section is not of a form that is known.
     """
-    section = next((section for section in elf.sections if section.name == _ALTERNATIVES), None)
+    section = elf.section(_ALTERNATIVES)
     if section is None:
         return []
     data = elf.bytes_at(section.offset, section.size, _ALTERNATIVES)
@@ -544,10 +544,10 @@ class FileText:
     def _kernel(self) -> _Code:
         wanted = build_id_of_notes(self._files.notes)
         elf = _first_of(self._files.images, wanted, "the running kernel")
-        start = next((section.address for section in elf.sections if section.name == _TEXT), None)
-        if start is None:
+        section = elf.section(_TEXT)
+        if section is None:
             raise TargetError(f"'{elf.path}' has no section {_TEXT}")
-        shift = self._text_address() - start
+        shift = self._text_address() - section.address
         pieces = tuple(_Piece(s.address + shift, s.size, s.offset) for s in elf.sections if s.executable and s.in_file)
         patched = alternatives(elf)
         running = None if patched is None else [(site + shift, length) for site, length in patched]

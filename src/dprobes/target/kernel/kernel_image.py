@@ -462,7 +462,7 @@ class ModuleImage(KernelText):
     @cached_property
     def information(self) -> dict[str, str]:
         """What the module says of itself (.modinfo): its name, the kernel that it is for."""
-        section = next((each for each in self._elf.sections if each.name == ".modinfo"), None)
+        section = self._elf.section(".modinfo")
         if section is None:
             return {}
         data = self._elf.bytes_at(section.offset, section.size, "'.modinfo'").decode(errors="replace")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.target.code.machine_code import decode_at, first_instructions
-from dprobes.target.code.uprobe_sites import _has_near_branch, _near_branch_targets, cheap_site, cheap_sites
+from dprobes.target.code.uprobe_sites import _has_near_branch, _near_branch_targets, cheap_sites
 from dprobes.target.matching_functions import matching_functions
 from dprobes.target.probed_module import Module
 
 if TYPE_CHECKING:
+    from dprobes.target.code.machine_code import DecodedInstruction
     from unit.target.conftest import Toolbox
 
 ASSEMBLY = """
@@ -242,6 +243,10 @@ EXPECTED = {
     for name, distance in re.findall(r"^(?:function|\.globl) (\w+) +# (\d+)$", ASSEMBLY, re.MULTILINE)
     if name != "entered_from_before"  # which has no mark
 }
+
+
+def cheap_site(module: Module, instruction: DecodedInstruction) -> int:
+    return cheap_sites(module, [instruction])[0]
 
 
 def site_of(module: Module, name: str) -> int:
