@@ -352,7 +352,7 @@ def test_an_output_file_that_cannot_be_written(build: Builder, tmp_path: Path) -
         "ptrace",
         str(source),
         "-o",
-        "/nonexistent/output",
+        str(tmp_path / "missing" / "output"),
         "--",
         "touch",
         str(marker),

@@ -78,6 +78,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
         list(read_recording(str(path)))
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(EngineError, match=r"^the recording '/nonexistent' cannot be read: no such file or directory$"):
-        list(read_recording("/nonexistent"))
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing"
+    with pytest.raises(EngineError, match=rf"^the recording '{path}' cannot be read: no such file or directory$"):
+        list(read_recording(str(path)))
