@@ -140,7 +140,12 @@ def test_stacks_through_code_that_no_compiler_made_are_those_of_gdb(build: Build
 
 
 @pytest.mark.parametrize("language", ["rust", "go"])
-def test_stacks_of_other_languages_are_those_of_gdb(tmp_path: Path, language: str) -> None:
+def test_stacks_of_other_languages_are_those_of_gdb(
+    tmp_path: Path, language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing but the program itself is stepped through: Go collects no garbage, and interrupts nothing after a time.
+    for name, value in {"GOMAXPROCS": "1", "GOGC": "off", "GODEBUG": "asyncpreemptoff=1"}.items():
+        monkeypatch.setenv(name, value)
     program, sources = tmp_path / "program", TESTS / "programs"
     commands: dict[str, list[str | Path]] = {
         "rust": ["rustc", "-O", sources / "names.rs", "-o", program],
