@@ -86,7 +86,7 @@ ALSO: dict[str, list[str]] = {
     "engines/replay": ["tests/integration/test_replay.py"],
     "engines/ebpf": ["tests/integration/ebpf/test_runs.py", "tests/integration/ebpf/test_control.py"],
     "engines/ebpf/attach": ["tests/integration/ebpf/test_runs.py", "tests/integration/ebpf/test_scopes.py"],
-    "engines/ebpf/attach/code_conflicts": ["tests/integration/ebpf/test_conflicts.py"],
+    "engines/ebpf/attach/code_mappers": ["tests/integration/ebpf/test_conflicts.py"],
     "engines/ebpf/attach/handler_objects": [
         "tests/integration/ebpf/test_code_reads.py",
         "tests/integration/ebpf/test_doctor.py",

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.attach.code_conflicts import PATCHED, Conflict, Place, _Memory, find_conflicts
-from dprobes.engines.ebpf.attach.code_mappers import find_mappers
+from dprobes.engines.ebpf.attach.code_mappers import PATCHED, Conflict, Place, _Memory, find_conflicts, find_mappers
 from dprobes.target.code.machine_code import decode_at
 from dprobes.target.probed_module import Module
 from dprobes.target.process_maps import run_time_address
@@ -324,7 +323,7 @@ def test_memory_that_goes_while_it_is_looked_at_is_no_conflict(module: Module, m
 
     monkeypatch.setattr(_Memory, "private_copies", look)
     monkeypatch.setattr(_Memory, "_page", lambda *_: b"")
-    monkeypatch.setattr("dprobes.engines.ebpf.attach.code_conflicts.find_mappers", lambda *_: mappers)
+    monkeypatch.setattr("dprobes.engines.ebpf.attach.code_mappers.find_mappers", lambda *_: mappers)
     with running(module) as other:
         stale = replace(mappers[0], pid=other.pid, thread=other.pid)
         mappers = [stale]
@@ -337,7 +336,7 @@ def test_a_process_that_executes_another_program_meanwhile_is_looked_at_anew(
     with running(module) as target:
         target.patch("second", b"\xe9\x00\x01\x00\x00")
         answers = [find_mappers(module.path), []]
-        monkeypatch.setattr("dprobes.engines.ebpf.attach.code_conflicts.find_mappers", lambda *_: answers.pop(0))
+        monkeypatch.setattr("dprobes.engines.ebpf.attach.code_mappers.find_mappers", lambda *_: answers.pop(0))
         assert conflicts(module) == ()
         assert not answers
 

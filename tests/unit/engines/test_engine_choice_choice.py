@@ -34,7 +34,7 @@ def settled(
 ) -> tuple[str, str | None]:
     """Return the engine for all functions of the C library that begin with 'm', and why."""
 
-    def found(path: Path) -> list[Mapper]:
+    def found(path: Path, *_: object) -> list[Mapper]:
         return [Mapper(1, 1, (), "")] * mappers
 
     monkeypatch.setattr("dprobes.engines.ebpf.attach.code_mappers.find_mappers", found)

@@ -123,15 +123,16 @@ class EbpfEngine(Engine):
         if (cost := _cost(compiled, scope)) is not None:
             return cost
         from dprobes.diagnostics import Diagnostics
-        from dprobes.engines.ebpf.attach.code_conflicts import conflict_outside
+        from dprobes.engines.ebpf.attach.code_mappers import conflict_outside
         from dprobes.engines.ebpf.attach.file_spec import places_of
+        from dprobes.engines.ebpf.attach.run_scope import processes_of
 
         diagnostics = Diagnostics()
         try:
             plan = self.plan_file(compiled.program, compiled.resolved, diagnostics)
         except SourceError:
             return None  # "plan" says it
-        conflict = conflict_outside(str(compiled.resolved.module.path), places_of(plan), scope)
+        conflict = conflict_outside(str(compiled.resolved.module.path), places_of(plan), processes_of(scope))
         if conflict is None:
             compiled.diagnostics.extend(diagnostics)  # the plan is kept
         return conflict

@@ -1,32 +1,58 @@
 """
-Which processes execute the code of a file: from ``/proc/*/maps``, in whatever mount namespace they are.
+Which processes execute the code of a file, and where theirs differs from it: places that a uprobe must leave alone.
 
-A file is known by its device and inode. Processes that end meanwhile are skipped, and those that this user may not
-look at.
+They are known from ``/proc/*/maps``, in whatever mount namespace they are; a file is known by its device and inode.
+Processes that end meanwhile are skipped, and those that this user may not look at.
+
+The kernel takes the instruction under a uprobe from the file. Where a debugger has a breakpoint, the kernel would take
+that for the uprobe's own, and the debugger would see no hit; where a tool has patched the code, the file's instruction
+would be executed instead. A jump of such a tool may share its last bytes with what follows, where memory looks as the
+file does: so the bytes before are looked at as well. Only pages that a process has a private copy of can differ, and
+``/proc/PID/pagemap`` tells which these are: nothing else is read, and no page comes into memory because of us.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import struct
 import threading
 import time
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Self
 
+from dprobes.engines.engine_interface import Notice
 from dprobes.engines.foreign_users import ForeignUsers
-from dprobes.errors import TargetError
+from dprobes.errors import TargetError, system_error
 from dprobes.platform.linux.map_query import MapQuestion
-from dprobes.platform.linux.procfs import living_thread
+from dprobes.platform.linux.procfs import living_thread, process_field, threads_of
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.target.code.uprobe_sites import is_replaced_by_call
 from dprobes.target.module_lookup import root_of
-from dprobes.target.process_maps import executable_mappings, read_maps
+from dprobes.target.process_maps import PAGE_SIZE, executable_mappings, parse_maps, read_maps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from dprobes.engines.engine_interface import Scope, StateEvent
     from dprobes.target.process_maps import Mapping
 
-__all__ = ["FileId", "Mapper", "RecentMaps", "file_id", "find_mappers", "processes"]
+__all__ = [
+    "Conflict",
+    "FileId",
+    "Mapper",
+    "Place",
+    "RecentMaps",
+    "conflict_outside",
+    "file_id",
+    "find_conflicts",
+    "find_mappers",
+    "notes_of_outsiders",
+    "processes",
+]
 
 _QUESTIONS_MAX = 1 << 16
 _LINE = 64
@@ -157,3 +183,258 @@ def _shows(pid: int, mapping: Mapping, wanted: FileId, base: str) -> bool:
         return file_id(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}") == wanted
     except OSError:
         return False
+
+
+BEFORE = 7
+"""Bytes of a jump with three prefixes, the longest that there is, that may precede one of its own bytes."""
+
+_INT3, _CALL, _JUMP, _SHORT_JUMP = 0xCC, 0xE8, 0xE9, 0xEB
+_JUMP_SIZE, _SHORT_JUMP_SIZE = 5, 2
+_PREFIXES = b"\x2e\x36\x3e\x26\x64\x65\x66\xf2\xf3"
+"""Those that jumps may have in front (segments, operand size, bnd)."""
+_CALL_DISTANCE = struct.Struct("<i")
+_TRAMPOLINE = "[uprobes-trampoline]"
+"""What the kernel calls the page to which it makes nops of five bytes call."""
+
+_OUTSIDERS_SHOWN = 3
+
+# Documentation/admin-guide/mm/pagemap.rst
+_PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
+
+
+class Place(NamedTuple):
+    """
+    The file offset of a probepoint, and the bytes of the instruction in the file.
+
+    ``before`` are at most ``BEFORE`` bytes in front of it: a jump that starts there may cover the instruction.
+    """
+
+    offset: int
+    raw: bytes
+    before: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """What keeps probepoints at file offsets from being inserted in a process."""
+
+    pid: int
+    offsets: tuple[int, ...]
+    detail: str
+
+
+class _Finding(Enum):
+    SAME = "the file's bytes"
+    BREAKPOINT = "a breakpoint"
+    UPROBE = "a uprobe"
+    PATCH = "other code"
+
+
+PATCHED = "memory differs from the file: another tool has patched this code"
+
+
+def find_conflicts(
+    path: str, places: Iterable[Place], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
+) -> list[Conflict]:
+    """
+    Return where the processes ``pids`` (by default all) that map the file ``path`` have other code than it.
+
+    ``users`` bounds the time that is spent on processes of other users.
+
+    A breakpoint in a process that nobody traces is taken for a uprobe, of which the kernel allows several; as a uprobe
+    is in all processes, so are those at the same place in traced ones.
+    """
+    ordered = sorted(places)
+    users = users or ForeignUsers(os.path.basename(path))
+    differing: dict[int, _Differences] = {}
+    found = {mapper.pid: mapper for mapper in find_mappers(path, pids, users)}
+    for pid, _ in users.bounded(found):
+        with contextlib.suppress(OSError):  # it is not ours to see, has ended, or unmapped the file
+            differing[pid] = _certain_differences(path, found[pid], ordered)
+    return list(_conflicts_among(differing))
+
+
+def _conflicts_among(differing: dict[int, _Differences]) -> Iterator[Conflict]:
+    """Iterate over what is no uprobe of what differs in processes."""
+    if not any(any(found) for found in differing.values()):
+        return
+    from dprobes.engines.refusals import jump_text, tracer_text
+
+    tracers = {pid: _tracer_of(pid) for pid, (breakpoints, _) in differing.items() if breakpoints}
+    uprobes = {offset for pid, (breakpoints, _) in differing.items() if not tracers.get(pid) for offset in breakpoints}
+    for pid, (breakpoints, patched) in differing.items():
+        if others := tuple(offset for offset in breakpoints if offset not in uprobes):
+            yield Conflict(pid, others, tracer_text(tracers[pid]))
+        if patched:
+            tracer = _tracer_of(pid)
+            name = process_field(tracer, "Name") if tracer else None
+            detail = jump_text(tracer) or (f"{PATCHED}; process {tracer} ({name}) traces it" if name else PATCHED)
+            yield Conflict(pid, tuple(patched), detail)
+
+
+def conflict_outside(path: str, places: Sequence[Place], inside: Collection[int]) -> str | None:
+    """Return which process besides those ``inside`` of a scope keeps a uprobe away; None if none does."""
+    for conflict in find_conflicts(path, places) if places else ():
+        if conflict.pid not in inside:
+            name = process_field(conflict.pid, "Name")
+            return (
+                f"a uprobe would be in process {conflict.pid} ({name}) as well, where it cannot be: {conflict.detail}"
+            )
+    return None
+
+
+def notes_of_outsiders(states: Iterable[StateEvent], scope: Scope, inside: Collection[int]) -> list[Notice]:
+    """Return the note that code of processes outside of a scope keeps probepoints from being inserted, if it does."""
+    outside = sorted({state.pid for state in states if state.state is ProbeState.CONFLICT} - {0, *inside})
+    if not outside:
+        return []
+    if not scope.is_tree:
+        hint = "end what has changed the code, or give -p PID or a command: then one process alone can be probed"
+        return [Notice("uprobes are in all processes that execute a file, or in none", hint, is_warning=False)]
+    shown = ", ".join(map(str, outside[:_OUTSIDERS_SHOWN])) + (", ..." if outside[_OUTSIDERS_SHOWN:] else "")
+    who = f"processes {shown} are" if outside[1:] else f"process {shown} is"
+    message = f"{who} not in the scope of this run, but uprobes are in all processes that execute the file"
+    return [Notice(message, "--engine ptrace inserts the probepoints in the processes in scope only", is_warning=False)]
+
+
+_Differences = tuple[list[int], list[int]]
+"""The file offsets of breakpoints, and those of other code."""
+
+
+def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> _Differences:
+    """Return the differences of a process that has not executed another program while it was looked at."""
+    seen: Mapper | None = mapper
+    while seen is not None:
+        mapper, found = seen, _differences(seen, places)
+        if not any(found):
+            break
+        seen = next(iter(find_mappers(path, [mapper.pid])), None)
+        if seen is not None and seen.mappings == mapper.mappings:
+            return found
+    return [], []
+
+
+def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
+    """Return where a process has breakpoints, and where other code."""
+    breakpoints: list[int] = []
+    patched: list[int] = []
+    trampolines: list[Mapping] | None = None
+    with _Memory(mapper.thread) as memory:
+        for address, place in _copied(memory, mapper, places):
+            found = memory.read(address, len(place.raw))
+            if place.before and _is_in_jump(place.before, memory.read(address - len(place.before), len(place.before))):
+                patched.append(place.offset)
+                continue
+            if found == place.raw:
+                continue
+            if trampolines is None:
+                trampolines = [m for m in parse_maps(mapper.text) if m.path == _TRAMPOLINE]
+            match _compare(place.raw, found, address, trampolines):
+                case _Finding.BREAKPOINT:
+                    breakpoints.append(place.offset)
+                case _Finding.PATCH:
+                    patched.append(place.offset)
+    return breakpoints, patched
+
+
+def _is_in_jump(original: bytes, before: bytes) -> bool:
+    """Return whether in the bytes ``before`` a place a jump begins that is not the file's, and ends after them."""
+    size = len(before)
+    for start in range(size):
+        opcode = size - len(before[start:].lstrip(_PREFIXES))
+        if opcode == size or before[start : opcode + 1] == original[start : opcode + 1]:
+            continue
+        length = {_JUMP: _JUMP_SIZE, _SHORT_JUMP: _SHORT_JUMP_SIZE}.get(before[opcode], 0)
+        if opcode + length > size:
+            return True
+    return False
+
+
+def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mapping]) -> _Finding:
+    """Return what ``found`` is, which stands at ``address`` in the place of ``raw``."""
+    if found == raw:
+        return _Finding.SAME
+    if found[0] in (_INT3, _CALL) and is_replaced_by_call(raw, 64):
+        target = address + len(found) + _CALL_DISTANCE.unpack_from(found, 1)[0]
+        if any(trampoline.start <= target < trampoline.end for trampoline in trampolines):
+            return _Finding.UPROBE
+    if found[0] == _INT3 and found[1:] == raw[1:]:
+        return _Finding.BREAKPOINT
+    return _Finding.PATCH
+
+
+def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterator[tuple[int, Place]]:
+    """Give the places in pages that the process has a copy of, with their addresses."""
+    for mapping in mapper.mappings:
+        first = bisect_left(places, (mapping.offset,))
+        after = bisect_left(places, (mapping.offset + mapping.end - mapping.start,))
+        if first == after:
+            continue
+        distance = mapping.start - mapping.offset
+        start = max(places[first].offset + distance - BEFORE, mapping.start) // PAGE_SIZE
+        last = places[after - 1]
+        # The last instruction may go on in the next page, but not after the mapping.
+        end = min((last.offset + len(last.raw) - 1 + distance) // PAGE_SIZE, mapping.end // PAGE_SIZE - 1)
+        copies = memory.private_copies(start, end + 1)
+        if not copies:
+            continue
+        for place in places[first:after]:
+            address = place.offset + distance
+            before = place.before[-(address - mapping.start) :] if address > mapping.start else b""
+            ends = address - len(before), address, address + len(place.raw) - 1
+            if not copies.isdisjoint(each // PAGE_SIZE for each in ends):
+                yield address, place._replace(before=before)
+
+
+def _tracer_of(pid: int) -> int:
+    """Return the process that traces a thread of ``pid``, 0 if none does."""
+    with contextlib.suppress(OSError):
+        for tid in sorted(threads_of(pid)):
+            if tracer := int(process_field(tid, "TracerPid") or 0):
+                return tracer
+    return 0
+
+
+class _Memory:
+    """The memory of a process, each page read once, and what the kernel says of its pages."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._descriptor = -1
+        self._pages: dict[int, bytes] = {}
+
+    def __enter__(self) -> Self:
+        self._descriptor = os.open(f"/proc/{self._thread}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def private_copies(self, start: int, end: int) -> set[int]:
+        """Return which of the pages from number ``start`` to ``end`` (excluded) show no page of a file."""
+        descriptor = os.open(f"/proc/{self._thread}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(descriptor, 8 * (end - start), 8 * start)
+        finally:
+            os.close(descriptor)
+        entries = memoryview(data[: len(data) & ~7]).cast("Q")
+        return {
+            start + n
+            for n, entry in enumerate(entries)
+            if entry & _SWAPPED or (entry & _PRESENT and not entry & _OF_FILE)
+        }
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return memory that may lie in two pages; raise ``ProcessLookupError`` if it has gone."""
+        page, place = divmod(address, PAGE_SIZE)
+        data = self._page(page)[place : place + size]
+        if len(data) < size:
+            data += self._page(page + 1)[: size - len(data)]
+        if len(data) < size:
+            raise system_error(errno.ESRCH)
+        return data
+
+    def _page(self, page: int) -> bytes:
+        if page not in self._pages:
+            self._pages[page] = os.pread(self._descriptor, PAGE_SIZE, page * PAGE_SIZE)
+        return self._pages[page]

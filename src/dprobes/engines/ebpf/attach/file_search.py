@@ -20,7 +20,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.attach.code_mappers import FileId
 from dprobes.engines.ebpf.attach.file_spec import KEPT, Findings, PlannedFile, conflicts_in, module_files
 from dprobes.engines.ebpf.attach.handler_objects import basic_request
-from dprobes.engines.ebpf.attach.run_scope import descendants
+from dprobes.engines.ebpf.attach.run_scope import processes_of
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 from dprobes.engines.ebpf.read.session_switchover import ReplaceableSession
 from dprobes.engines.engine_interface import Notice
@@ -34,7 +34,7 @@ from dprobes.target.module_lookup import find_module, root_of, suggestion
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from dprobes.engines.ebpf.attach.code_conflicts import Conflict
+    from dprobes.engines.ebpf.attach.code_mappers import Conflict
     from dprobes.engines.ebpf.attach.file_spec import ModuleFile
     from dprobes.engines.ebpf.attach.perf_probes import EventProbe
     from dprobes.engines.ebpf.attach.site_planner import Planner
@@ -211,13 +211,11 @@ def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile
     """Return the file ``found``, what the name means for the other word size, and what processes in scope execute."""
     name, scope = job.program.name, job.scope
     is_about_to_exec = bool(scope.command) or (scope.program is not None and not root_of(scope.pid or 0))
-    pid = None if is_about_to_exec else scope.pid
+    thread = None if is_about_to_exec or scope.pid is None else living_thread(scope.pid)
     paths = [] if found is None else [found]
-    paths += _of_other_processors(job, paths, None if pid is None else living_thread(pid))
-    pids: list[int] | None = [] if is_about_to_exec else None
-    if pid is not None:
-        pids = [pid, *(descendants(pid) if scope.follow else ())]
-    return module_files(name, paths, pids, users=users)
+    paths += _of_other_processors(job, paths, thread)
+    pids = [] if is_about_to_exec else processes_of(scope)
+    return module_files(name, paths, pids if is_about_to_exec or pids else None, users=users)
 
 
 def _of_other_processors(job: Job, known: Sequence[Path], thread: int | None) -> Iterator[Path]:

@@ -19,8 +19,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
-from dprobes.engines.ebpf.attach.code_conflicts import BEFORE, Place, find_conflicts
-from dprobes.engines.ebpf.attach.code_mappers import FileId, RecentMaps, file_id, processes
+from dprobes.engines.ebpf.attach.code_mappers import (
+    BEFORE,
+    FileId,
+    Place,
+    RecentMaps,
+    file_id,
+    find_conflicts,
+    processes,
+)
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.platform.linux.process_calls import RemoteMemory
@@ -32,7 +39,7 @@ from dprobes.target.process_maps import executable_mappings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dprobes.engines.ebpf.attach.code_conflicts import Conflict
+    from dprobes.engines.ebpf.attach.code_mappers import Conflict
     from dprobes.engines.ebpf.attach.perf_probes import EventProbe
     from dprobes.engines.ebpf.attach.site_spec import FilePlan, Site
     from dprobes.engines.ebpf.inkernel.kernel_spec import PlannedKernel

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from dprobes.bpf.lower.lowering_request import Filter
-    from dprobes.engines.ebpf.attach.code_conflicts import Conflict
+    from dprobes.engines.ebpf.attach.code_mappers import Conflict
     from dprobes.engines.ebpf.attach.file_spec import Findings, PlannedCode, PlannedFile
     from dprobes.engines.ebpf.attach.handler_compiler import Part
     from dprobes.engines.ebpf.attach.module_watch import ModuleWatch

@@ -45,6 +45,7 @@ __all__ = [
     "is_initial_namespace",
     "pid_namespace_of",
     "plant",
+    "processes_of",
     "put",
     "refuse_stops",
 ]
@@ -118,6 +119,11 @@ def descendants(pid: int) -> list[int]:
             found += children
             waiting += children
     return found
+
+
+def processes_of(scope: Scope) -> list[int]:
+    """Return the process that a scope is about, if it is about one, and what that has started if it is followed."""
+    return [] if scope.pid is None else [scope.pid, *(descendants(scope.pid) if scope.follow else ())]
 
 
 _LEAVING = 2.0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.ebpf.attach.code_conflicts import Conflict
+    from dprobes.engines.ebpf.attach.code_mappers import Conflict
     from dprobes.engines.ebpf.kernel.kernel_features import Features
     from dprobes.resolve.kernel_places import ResolvedKernel
     from dprobes.resolve.probepoints import Probepoint

@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.map_layouts import LIMIT, MapName
 from dprobes.engines.debugger_start import LOOK, Debuggers
-from dprobes.engines.ebpf.attach.code_conflicts import notes_of_outsiders
+from dprobes.engines.ebpf.attach.code_mappers import notes_of_outsiders
 from dprobes.engines.ebpf.attach.file_search import NewFiles, find_probes
 from dprobes.engines.ebpf.attach.installation import Installation
 from dprobes.engines.ebpf.attach.process_programs import FaultWatch
-from dprobes.engines.ebpf.attach.run_scope import ProcessTree, filter_of, is_initial_namespace, pid_namespace_of
+from dprobes.engines.ebpf.attach.run_scope import (
+    ProcessTree,
+    filter_of,
+    is_initial_namespace,
+    pid_namespace_of,
+    processes_of,
+)
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 from dprobes.engines.ebpf.read.run_control import Readings, Requests
 from dprobes.engines.ebpf.read.session_switchover import Replacement, session_to_replace
@@ -221,7 +227,7 @@ class EbpfSession(Attachment):
         """Attach the handlers, in the place of those of another session if there is one."""
         scope = self._job.scope
         states = installed.attach()
-        self._notices += [*states, *notes_of_outsiders(states, scope)]
+        self._notices += [*states, *notes_of_outsiders(states, scope, processes_of(scope))]
         if scope.is_command and not installed.attached and states:
             _refuse_command(states)
         self._left_out += installed.kernel.left_out

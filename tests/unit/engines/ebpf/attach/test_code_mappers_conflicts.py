@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dprobes.engines.ebpf.attach import code_conflicts
-from dprobes.engines.ebpf.attach.code_conflicts import Place
-from dprobes.engines.ebpf.attach.code_mappers import Mapper
+from dprobes.engines.ebpf.attach import code_mappers
+from dprobes.engines.ebpf.attach.code_mappers import Mapper, Place
 from dprobes.target.process_maps import PAGE_SIZE, parse_maps
 
 if TYPE_CHECKING:
-    from dprobes.engines.ebpf.attach.code_conflicts import _Memory
+    from dprobes.engines.ebpf.attach.code_mappers import _Memory
 
 START = 0x7F0000000000
 FIRST = START // PAGE_SIZE
@@ -37,5 +36,5 @@ class Memory:
 def test_an_instruction_is_where_its_first_and_last_byte_are(copies: tuple[int, ...], expected: list[int]) -> None:
     places = [Place(PAGE_SIZE + offset, bytes(4)) for offset in (0x10, 0xFFE, 0x1000, 0x3FFE)]
     mapper = Mapper(1, 1, tuple(parse_maps(MAPS)), MAPS)
-    found = code_conflicts._copied(cast("_Memory", Memory(*copies)), mapper, places)
+    found = code_mappers._copied(cast("_Memory", Memory(*copies)), mapper, places)
     assert [(START + offset, offset + PAGE_SIZE) for offset in expected] == [(at, place.offset) for at, place in found]
