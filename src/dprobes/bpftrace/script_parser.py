@@ -241,9 +241,8 @@ class ExpressionParser:
         if len(digits.lstrip("0")) > _DIGITS_MAX:
             raise self._cursor.wrong(f"'{text}' has more than 64 bits", self._cursor.tokens.span(token))
         is_octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit() and not {"8", "9"} & {*digits}
-        value = (
-            int(digits, 8 if is_octal else 10) * int(10 ** int(match["exponent"] or 0)) * _UNITS[match["unit"] or ""]
-        )
+        value = int(digits, 8 if is_octal else 10)
+        value = value * int(10 ** int(match["exponent"] or 0)) * _UNITS[match["unit"] or ""]
         if value >= 1 << 64:
             raise self._cursor.wrong(f"'{text}' has more than 64 bits", self._cursor.tokens.span(token))
         return value

@@ -142,110 +142,145 @@ def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
         diagnostics.warning(first.span, f"'{first}' is never reached")
 
 
-def check_location(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
-    """Check where a probepoint is to be, and what its header says of that."""
-    location = definition.location
-    span = definition.span("address")
-    if isinstance(location, Tracepoint) or program.modtype is ModuleType.TRACEPOINT:
-        _check_tracepoint(program, definition, diagnostics)
-        return
-    if definition.watchpoint is not None and not isinstance(location, Address):
-        diagnostics.error(
-            definition.span("watchpoint"),
-            "a watchpoint needs 'address =', not 'offset ='",
-            hint="write 'address = <symbol>'",
-        )
-    if isinstance(location, Address):
-        if definition.watchpoint is None and location.high is not None:
-            diagnostics.warning(span, "the upper address means nothing for a breakpoint probe")
-        if definition.watchpoint is None and program.modtype is ModuleType.USER:
-            diagnostics.error(
-                span,
-                "'address =' in a user program is for watchpoints only",
-                hint="a module lies elsewhere in each process: write 'offset =' with a symbol or a file offset",
-            )
-        _check_range(location, definition, diagnostics)
-    if isinstance(location, Usdt):
-        _check_usdt(program, definition, location, diagnostics)
-        return
-    for instruction in usdt_arguments(program, definition):
-        diagnostics.error(
-            instruction.span,
-            f"'{instruction}' needs a USDT probe",
-            hint="write 'offset = usdt:PROVIDER:NAME'; 'dprobes list MODULE' shows them",
-            notes=(Note("the probe definition that executes it is here", definition.span("offset")),),
-        )
-    if isinstance(location, Sampler) and definition.opcode is not None:
-        diagnostics.error(definition.span("opcode"), "a sampler probe has no opcode")
-    if definition.at_return and not isinstance(location, (Offset, Glob)):
-        diagnostics.error(definition.span("return"), "'return = yes' needs the 'offset =' of a function")
-    if program.name == "*" and not isinstance(location, Sampler):
-        diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
+class _HeaderChecks:
+    """Checks of the header of a definition: where its probepoint is to be, and what the header says of that."""
 
+    def __init__(self, program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+        self._program = program
+        self._definition = definition
+        self._diagnostics = diagnostics
 
-def _check_usdt(program: Program, definition: ProbeDefinition, location: Usdt, diagnostics: Diagnostics) -> None:
-    if program.modtype is not ModuleType.USER:
-        diagnostics.error(definition.span("offset"), f"'{location}' is in a program or library, not in the kernel")
-    if program.name == "*":
-        diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
-    if definition.at_return:
-        diagnostics.error(definition.span("return"), "a USDT probe has no return")
-    for instruction in usdt_arguments(program, definition):
-        if not 1 <= int(str(instruction.operand)) <= ARGUMENTS_MAX:
-            diagnostics.error(
-                instruction.operand_place,
-                f"a USDT probe has no argument {instruction.operand}: they are counted from 1 to {ARGUMENTS_MAX}",
-            )
+    def _wrong(self, keyword: str, message: str, hint: str | None = None) -> None:
+        self._diagnostics.error(self._definition.span(keyword), message, hint=hint)
 
-
-def _check_tracepoint(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
-    location = definition.location
-    if not isinstance(location, Tracepoint):
-        if isinstance(location, Glob):
-            diagnostics.error(
-                definition.span("offset"),
-                "tracepoints and system calls have no patterns: each is named",
-                hint="all system calls are the tracepoints raw_syscalls:sys_enter and raw_syscalls:sys_exit",
-            )
+    def check_location(self) -> None:
+        program, definition, location = self._program, self._definition, self._definition.location
+        if isinstance(location, Tracepoint):
+            self._check_tracepoint(location)
             return
-        diagnostics.error(
-            definition.span("offset"),
-            "a program with 'modtype = tracepoint' has tracepoints and system calls only",
-            hint="write 'offset = SUBSYSTEM:NAME' or 'offset = syscall:NAME'",
-        )
-        return
-    if program.modtype is not ModuleType.TRACEPOINT:
-        diagnostics.error(
-            definition.span("offset"),
-            f"'{location}' is a tracepoint",
-            hint="write 'modtype = tracepoint' and 'name = vmlinux' in the file header",
-        )
-    if definition.watchpoint is not None:
-        diagnostics.error(definition.span("watchpoint"), "a watchpoint needs 'address =', not 'offset ='")
-    if definition.opcode is not None:
-        diagnostics.error(definition.span("opcode"), "a tracepoint has no opcode")
-    if definition.at_return and not location.is_system_call:
-        diagnostics.error(definition.span("return"), "a tracepoint has no return; a system call has one")
+        if program.modtype is ModuleType.TRACEPOINT:
+            self._check_other_than_tracepoint()
+            return
+        if definition.watchpoint is not None and not isinstance(location, Address):
+            self._wrong("watchpoint", _NO_ADDRESS, "write 'address = <symbol>'")
+        if isinstance(location, Address):
+            self._check_address(location)
+        if isinstance(location, Usdt):
+            self._check_usdt(location)
+            return
+        for instruction in usdt_arguments(program, definition):
+            self._diagnostics.error(
+                instruction.span,
+                f"'{instruction}' needs a USDT probe",
+                hint="write 'offset = usdt:PROVIDER:NAME'; 'dprobes list MODULE' shows them",
+                notes=(Note("the probe definition that executes it is here", definition.span("offset")),),
+            )
+        if isinstance(location, Sampler) and definition.opcode is not None:
+            self._wrong("opcode", "a sampler probe has no opcode")
+        if definition.at_return and not isinstance(location, (Offset, Glob)):
+            self._wrong("return", "'return = yes' needs the 'offset =' of a function")
+        if program.name == "*" and not isinstance(location, Sampler):
+            self._wrong("offset", _NAME_OF_SAMPLERS)
+
+    def _check_address(self, location: Address) -> None:
+        low, high = location.low, location.high
+        if self._definition.watchpoint is None and high is not None:
+            span = self._definition.span("address")
+            self._diagnostics.warning(span, "the upper address means nothing for a breakpoint probe")
+        if self._definition.watchpoint is None and self._program.modtype is ModuleType.USER:
+            hint = "a module lies elsewhere in each process: write 'offset =' with a symbol or a file offset"
+            self._wrong("address", "'address =' in a user program is for watchpoints only", hint)
+        if high is not None and low.symbol == high.symbol and high.addend < low.addend:
+            self._wrong("address", "the upper address is below the lower one")
+
+    def _check_usdt(self, location: Usdt) -> None:
+        if self._program.modtype is not ModuleType.USER:
+            self._wrong("offset", f"'{location}' is in a program or library, not in the kernel")
+        if self._program.name == "*":
+            self._wrong("offset", _NAME_OF_SAMPLERS)
+        if self._definition.at_return:
+            self._wrong("return", "a USDT probe has no return")
+        for instruction in usdt_arguments(self._program, self._definition):
+            if not 1 <= int(str(instruction.operand)) <= ARGUMENTS_MAX:
+                message = f"a USDT probe has no argument {instruction.operand}: they are counted from 1 to"
+                self._diagnostics.error(instruction.operand_place, f"{message} {ARGUMENTS_MAX}")
+
+    def _check_other_than_tracepoint(self) -> None:
+        if isinstance(self._definition.location, Glob):
+            hint = "all system calls are the tracepoints raw_syscalls:sys_enter and raw_syscalls:sys_exit"
+            self._wrong("offset", "tracepoints and system calls have no patterns: each is named", hint)
+        else:
+            hint = "write 'offset = SUBSYSTEM:NAME' or 'offset = syscall:NAME'"
+            self._wrong("offset", "a program with 'modtype = tracepoint' has tracepoints and system calls only", hint)
+
+    def _check_tracepoint(self, location: Tracepoint) -> None:
+        if self._program.modtype is not ModuleType.TRACEPOINT:
+            hint = "write 'modtype = tracepoint' and 'name = vmlinux' in the file header"
+            self._wrong("offset", f"'{location}' is a tracepoint", hint)
+        if self._definition.watchpoint is not None:
+            self._wrong("watchpoint", _NO_ADDRESS)
+        if self._definition.opcode is not None:
+            self._wrong("opcode", "a tracepoint has no opcode")
+        if self._definition.at_return and not location.is_system_call:
+            self._wrong("return", "a tracepoint has no return; a system call has one")
+
+    def check_opcode(self, architecture: Architecture) -> None:
+        opcode = self._definition.opcode
+        if opcode is not None and self._definition.watchpoint is not None:
+            self._diagnostics.warning(self._definition.span("opcode"), "'opcode =' means nothing for a watchpoint")
+        if opcode is not None and (mnemonic := architecture.unprobeable.get(opcode)):
+            hint = "place the probepoint on the instruction before or after it"
+            self._wrong("opcode", f"opcode {opcode:#04x} ({mnemonic}) can never carry a probe", hint)
+
+    def check_selection(self) -> None:
+        program, definition = self._program, self._definition
+        for keyword, names, known, definer in (
+            ("group", (definition.group,) if definition.group else (), program.groups, "groupdef"),
+            ("type", definition.types, program.types, "typedef"),
+        ):
+            for name in names:
+                if name not in known:
+                    hint = did_you_mean(name, known) or f"add it to '{definer} =' in the file header"
+                    self._wrong(keyword, f"{keyword} '{name}' is not in '{definer} ='", hint)
+
+    def check_skip(self) -> None:
+        definition = self._definition
+        skip = skipping_instruction(self._program, definition)
+        if skip is None:
+            return
+        if definition.watchpoint is not None:
+            what, keyword = "a watchpoint", "watchpoint"
+        elif isinstance(definition.location, Sampler):
+            what, keyword = "a sampler", "sampler"
+        elif isinstance(definition.location, Tracepoint):
+            what, keyword = "a tracepoint", "offset"
+        elif isinstance(definition.location, Usdt):
+            what, keyword = "a USDT probe", "offset"
+        elif definition.at_return:
+            what, keyword = "the return of a function", "return"
+        else:
+            return
+        message = f"'skip' returns from the function that begins at the probepoint, and none begins at {what}"
+        notes = (Note("the probepoint is here", definition.span(keyword)),)
+        self._diagnostics.error(skip.span, message, notes=notes)
+
+    def check_entry(self, title: str) -> None:
+        asking = entry_instructions(self._program, self._definition)
+        if asking and not self._definition.at_return:
+            message = f"'{asking[0]}' is about a call that returns, and {title} is not at a return"
+            hint = "write 'return = yes' in the header of the probepoint"
+            self._diagnostics.error(asking[0].span, message, hint=hint)
+        for instruction in asking:
+            if instruction.row.syntax == ENTRY and self._program.modtype is ModuleType.TRACEPOINT:
+                hint = "write 'push tp, FIELD': a system call has its arguments at its end as well"
+                self._diagnostics.error(instruction.span, _NO_REGISTERS, hint=hint)
 
 
-def _check_range(location: Address, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
-    low, high = location.low, location.high
-    if high is not None and low.symbol == high.symbol and high.addend < low.addend:
-        diagnostics.error(definition.span("address"), "the upper address is below the lower one")
+_NO_ADDRESS = "a watchpoint needs 'address =', not 'offset ='"
+_NAME_OF_SAMPLERS = 'the name "*" is for sampler probes only'
+_NO_REGISTERS = "a tracepoint has no registers of its own"
 
-
-def check_opcode(definition: ProbeDefinition, architecture: Architecture, diagnostics: Diagnostics) -> None:
-    """Check the opcode that a header expects."""
-    if definition.opcode is not None and definition.watchpoint is not None:
-        diagnostics.warning(definition.span("opcode"), "'opcode =' means nothing for a watchpoint")
-    if definition.opcode is not None and (mnemonic := architecture.unprobeable.get(definition.opcode)):
-        diagnostics.error(
-            definition.span("opcode"),
-            f"opcode {definition.opcode:#04x} ({mnemonic}) can never carry a probe",
-            hint="place the probepoint on the instruction before or after it",
-        )
-
-
+_OUTSIDE = "a program of the type 'user' is hit outside of the kernel"
 _X86_ONLY = (Group.IO, Group.SEGMENT)
 
 _EXTENSION_WORD = "kmod"
@@ -267,11 +302,12 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
         _check_table(program, table, diagnostics)
     titles = _handler_titles(program)
     for definition, title in zip(program.definitions, titles, strict=True):
-        check_location(program, definition, diagnostics)
-        check_opcode(definition, architecture, diagnostics)
-        _check_selection(program, definition, diagnostics)
-        _check_skip(program, definition, diagnostics)
-        _check_entry(program, definition, title, diagnostics)
+        header = _HeaderChecks(program, definition, diagnostics)
+        header.check_location()
+        header.check_opcode(architecture)
+        header.check_selection()
+        header.check_skip()
+        header.check_entry(title)
     blocks: list[tuple[str, Code]] = [
         *((title, definition.handler) for definition, title in zip(program.definitions, titles, strict=True)),
         *((f"procedure '{p.name}'", p.code) for p in program.procedures),
@@ -299,11 +335,9 @@ def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: 
     compiled, found = program.word_size, architecture.word_size
     if compiled in (None, found):
         return True
-    diagnostics.error(
-        program.spans.get("wordsize"),
-        f"the program is for words of {compiled} bytes, and those of {architecture.name} have {found}",
-        hint="write a second program, whose module is the path of a file with such words: it is compiled for them",
-    )
+    message = f"the program is for words of {compiled} bytes, and those of {architecture.name} have {found}"
+    hint = "write a second program, whose module is the path of a file with such words: it is compiled for them"
+    diagnostics.error(program.spans.get("wordsize"), message, hint=hint)
     return False
 
 
@@ -319,58 +353,14 @@ def _handler_titles(program: Program) -> list[str]:
 
 def _check_field(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
     if instruction.row.syntax.startswith("log kstack") and not _sees_kernel(program):
-        diagnostics.error(
-            instruction.span,
-            f"'{instruction}' needs a program about the kernel",
-            hint="a program of the type 'user' is hit outside of the kernel",
-        )
+        diagnostics.error(instruction.span, f"'{instruction}' needs a program about the kernel", hint=_OUTSIDE)
     if program.modtype is not ModuleType.TRACEPOINT:
         if instruction.row.operand_kind is OperandKind.FIELD:
-            diagnostics.error(
-                instruction.span,
-                f"'{instruction}' needs a tracepoint",
-                hint="write 'modtype = tracepoint' in the file header",
-            )
+            hint = "write 'modtype = tracepoint' in the file header"
+            diagnostics.error(instruction.span, f"'{instruction}' needs a tracepoint", hint=hint)
     elif instruction.row.group is Group.REGISTER and " r," in instruction.row.syntax:
-        diagnostics.error(
-            instruction.span,
-            "a tracepoint has no registers of its own",
-            hint=f"write 'push tp, FIELD', or 'push u, {instruction.operand}' for that of the program",
-        )
-
-
-def _check_selection(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
-    for keyword, names, known, definer in (
-        ("group", (definition.group,) if definition.group else (), program.groups, "groupdef"),
-        ("type", definition.types, program.types, "typedef"),
-    ):
-        for name in names:
-            if name not in known:
-                hint = did_you_mean(name, known) or f"add it to '{definer} =' in the file header"
-                diagnostics.error(definition.span(keyword), f"{keyword} '{name}' is not in '{definer} ='", hint=hint)
-
-
-def _check_skip(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
-    skip = skipping_instruction(program, definition)
-    if skip is None:
-        return
-    if definition.watchpoint is not None:
-        what, keyword = "a watchpoint", "watchpoint"
-    elif isinstance(definition.location, Sampler):
-        what, keyword = "a sampler", "sampler"
-    elif isinstance(definition.location, Tracepoint):
-        what, keyword = "a tracepoint", "offset"
-    elif isinstance(definition.location, Usdt):
-        what, keyword = "a USDT probe", "offset"
-    elif definition.at_return:
-        what, keyword = "the return of a function", "return"
-    else:
-        return
-    diagnostics.error(
-        skip.span,
-        f"'skip' returns from the function that begins at the probepoint, and none begins at {what}",
-        notes=(Note("the probepoint is here", definition.span(keyword)),),
-    )
+        hint = f"write 'push tp, FIELD', or 'push u, {instruction.operand}' for that of the program"
+        diagnostics.error(instruction.span, _NO_REGISTERS, hint=hint)
 
 
 def _check_names(
@@ -417,11 +407,8 @@ def _check_index(program: Program, instruction: Instruction, diagnostics: Diagno
     count = getattr(program, keyword)
     if index >= count:
         has = f"has {count}" if count else "has none"
-        diagnostics.error(
-            instruction.operand_place,
-            f"{what} variable {index} does not exist: the program {has}",
-            hint=f"write '{keyword} = {index + 1}' in the file header",
-        )
+        message, hint = f"{what} variable {index} does not exist: the program {has}", f"write '{keyword} = {index + 1}'"
+        diagnostics.error(instruction.operand_place, message, hint=f"{hint} in the file header")
 
 
 def _check_table(program: Program, table: Table, diagnostics: Diagnostics) -> None:
@@ -443,11 +430,8 @@ def _check_table(program: Program, table: Table, diagnostics: Diagnostics) -> No
         )
     ):
         what = "key" if any(key.kind is KeyKind.KERNEL_STACK for key in table.keys) else "value"
-        diagnostics.error(
-            table.span,
-            f"the {what} 'kstack' of table '{table.name}' needs a program about the kernel",
-            hint="a program of the type 'user' is hit outside of the kernel",
-        )
+        message = f"the {what} 'kstack' of table '{table.name}' needs a program about the kernel"
+        diagnostics.error(table.span, message, hint=_OUTSIDE)
 
 
 def _sees_kernel(program: Program) -> bool:
@@ -463,23 +447,6 @@ def _check_table_name(program: Program, instruction: Instruction, diagnostics: D
         diagnostics.error(instruction.operand_place, f"unknown table '{name}'", hint=hint)
 
 
-def _check_entry(program: Program, definition: ProbeDefinition, title: str, diagnostics: Diagnostics) -> None:
-    asking = entry_instructions(program, definition)
-    if asking and not definition.at_return:
-        diagnostics.error(
-            asking[0].span,
-            f"'{asking[0]}' is about a call that returns, and {title} is not at a return",
-            hint="write 'return = yes' in the header of the probepoint",
-        )
-    for instruction in asking:
-        if instruction.row.syntax == ENTRY and program.modtype is ModuleType.TRACEPOINT:
-            diagnostics.error(
-                instruction.span,
-                "a tracepoint has no registers of its own",
-                hint="write 'push tp, FIELD': a system call has its arguments at its end as well",
-            )
-
-
 def _check_register(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
     which = instruction.operand
     if instruction.row.operand_kind is not OperandKind.REGISTER or not isinstance(which, (str, int)):
@@ -493,11 +460,8 @@ def _check_register(architecture: Architecture, instruction: Instruction, diagno
     access = instruction.row.syntax.partition(",")[0]
     if not register.may_be(access):
         others = ", ".join(f"'{d.value}'" for d in Direction if d in register.allowed)
-        diagnostics.error(
-            instruction.operand_place,
-            f"'{access}' is not allowed for register '{which}' of {architecture.name}",
-            hint=f"allowed: {others}" if others else None,
-        )
+        message = f"'{access}' is not allowed for register '{which}' of {architecture.name}"
+        diagnostics.error(instruction.operand_place, message, hint=f"allowed: {others}" if others else None)
 
 
 def _check_symbol(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
@@ -551,13 +515,7 @@ def _check_exit(program: Program, instruction: Instruction, diagnostics: Diagnos
 def _check_write(program: Program, instruction: Instruction, diagnostics: Diagnostics, *, allow_write: bool) -> None:
     if allow_write:
         return
-    if instruction.row.writes:
-        diagnostics.error(
-            instruction.span,
-            f"'{instruction}' writes to the target",
-            hint="give --allow-write if that is what you want",
-        )
-    elif stops_target(instruction, program.modtype):
-        diagnostics.error(
-            instruction.span, f"'{instruction}' stops the target", hint="give --allow-write if that is what you want"
-        )
+    if instruction.row.writes or stops_target(instruction, program.modtype):
+        does = "writes to" if instruction.row.writes else "stops"
+        hint = "give --allow-write if that is what you want"
+        diagnostics.error(instruction.span, f"'{instruction}' {does} the target", hint=hint)
