@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from support.case_format import Case
 
-MODULES = (rpn_expressions, rpn_expressions, operands, header_statements, rpn_parser, program_checker, program_checker)
+MODULES = (rpn_expressions, operands, header_statements, rpn_parser, program_checker)
 
-_REPORTERS = {"StatementError", "ExpressionError", "error", "warning", "note", "_error", "_report"}
+_REPORTERS = {"StatementError", "ExpressionError", "error", "warning", "note", "_error", "_report", "_wrong"}
 
 
 def _reports(module: ModuleType) -> list[int]:
