@@ -29,6 +29,7 @@ from dprobes.bpf.bpf_instructions import (
     Atomic,
     CallKind,
     Class,
+    Helper,
     Insn,
     Jump,
     LoadImmediate,
@@ -161,6 +162,17 @@ class Assembler:
         else:
             self.emit(_ALU[wide] | operation, dst, imm=operand)
 
+    def derive(
+        self, operation: Alu, dst: Register, src: Register | int, operand: Register | int, *, wide: bool = True
+    ) -> None:
+        """Let a register be what an operation makes of another one."""
+        self.mov(dst, src, wide=wide)
+        self.alu(operation, dst, operand, wide=wide)
+
+    def add(self, dst: Register, src: Register | int, operand: Register | int) -> None:
+        """Let a register be a sum."""
+        self.derive(Alu.ADD, dst, src, operand)
+
     def neg(self, dst: Register, *, wide: bool = True) -> None:
         """Negate a register."""
         self.emit(_ALU[wide] | Alu.NEG, dst)
@@ -175,6 +187,19 @@ class Assembler:
             self.emit(Class.STX | Mode.MEM | size, base, value, offset)
         else:
             self.emit(Class.ST | Mode.MEM | size, base, off=offset, imm=value)
+
+    def copy(self, base: Register, target: int, source: int, by: Register = Register.R1) -> None:
+        """Copy a word of memory at a register to another one, by a register."""
+        self.load(by, base, source)
+        self.store(base, target, by)
+
+    def increase(
+        self, base: Register, offset: int, amount: Register | int, by: Register = Register.R1, *, wide: bool = True
+    ) -> None:
+        """Add to a word of memory that nobody else changes."""
+        self.load(by, base, offset)
+        self.alu(Alu.ADD, by, amount, wide=wide)
+        self.store(base, offset, by)
 
     def atomic(
         self,
@@ -223,8 +248,22 @@ class Assembler:
         """Call a kernel function by the id of its type in the kernel's BTF."""
         self.emit(Class.JMP | Jump.CALL, src=CallKind.KFUNC, imm=btf_id)
 
-    def exit(self) -> None:
-        """Return from the function."""
+    def look_up(self, name: MapName, key: Register, offset: int, none: Label | None = None) -> None:
+        """Let R0 point to the value of the key at an address; go to ``none`` if there is none. Takes R1-R5."""
+        self.ask_map(Helper.MAP_LOOKUP_ELEM, name, key, offset)
+        if none is not None:
+            self.jump_if(Jump.JEQ, Register.R0, 0, none)
+
+    def ask_map(self, helper: Helper, name: MapName, key: Register, offset: int) -> None:
+        """Call a helper with a map and the key at an address."""
+        self.load_map(Register.R1, name)
+        self.add(Register.R2, key, offset)
+        self.call(helper)
+
+    def exit(self, result: int | None = None) -> None:
+        """Return from the function, with a number if one is given."""
+        if result is not None:
+            self.mov(Register.R0, result)
         self.emit(Class.JMP | Jump.EXIT)
 
     def load_map(self, dst: Register, name: MapName) -> None:

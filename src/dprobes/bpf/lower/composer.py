@@ -65,8 +65,7 @@ class Composer:
     def set(self, variable: Variable, value: Variable | int) -> None:
         """Give a variable a value."""
         if isinstance(value, Variable):
-            self._asm.load(_R.R1, SCRATCH, value.offset)
-            self._asm.store(SCRATCH, variable.offset, _R.R1)
+            self._asm.copy(SCRATCH, variable.offset, value.offset)
         else:
             store_number(self._asm, SCRATCH, variable.offset, value & (1 << 64) - 1)
 
@@ -121,8 +120,7 @@ class Composer:
         if not self._w.wide:
             self._asm.mov(_R.R1, _R.R1, wide=False)
         read_value(self._w, _R.R1, size)
-        self._asm.load(_R.R1, SCRATCH, self._w.work(1))
-        self._asm.store(SCRATCH, variable.offset, _R.R1)
+        self._asm.copy(SCRATCH, variable.offset, self._w.work(1))
 
     # Control
 

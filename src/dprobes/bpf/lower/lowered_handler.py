@@ -147,8 +147,7 @@ def lower_for_word_sizes(
             handlers.append(_Handler(asm, image, architecture, image.handlers[number], point, request, host))
             handlers[-1].write()
             asm.place(other)
-        asm.mov(Register.R0, 0)
-        asm.exit()
+        asm.exit(0)
         for handler in handlers:
             handler.write_functions()
         assembled = asm.assemble()

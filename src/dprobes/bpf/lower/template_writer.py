@@ -169,8 +169,7 @@ class Guards(Loops):
 
     def _call(self, function: int) -> None:
         """Call a function on the iterator, its address in R1."""
-        self._asm.mov(_R.R1, _R.R10)
-        self._asm.alu(Alu.ADD, _R.R1, _ITERATOR)
+        self._asm.add(_R.R1, _R.R10, _ITERATOR)
         self._asm.call_kfunc(function)
 
 
@@ -191,8 +190,7 @@ class Steps(Loops):
         asm.store(SCRATCH, Field.RESUME, 0)
         asm.mov(_R.R1, LOOPS_MAX)
         asm.load_function(_R.R2, self._callback)
-        asm.mov(_R.R3, _R.R10)
-        asm.alu(Alu.ADD, _R.R3, -16)
+        asm.add(_R.R3, _R.R10, -16)
         asm.mov(_R.R4, 0)
         asm.call(Helper.LOOP)
         asm.jump_if(Jump.JLT, _R.R0, LOOPS_MAX, ended)
@@ -209,8 +207,7 @@ class Steps(Loops):
         asm.jump_if(Jump.JNE, _R.R1, 0, resume)
         body()
         asm.place(self._end)
-        asm.mov(_R.R0, 1)
-        asm.exit()
+        asm.exit(1)
         asm.place(resume)
         asm.load(_R.R1, SCRATCH, Field.RESUME)
         switch(asm, _R.R1, [(n, label) for n, label in enumerate(self._resumed, 1)], self._end)
@@ -237,8 +234,7 @@ class Steps(Loops):
         if label not in self._resumed:
             self._resumed.append(label)
         self._asm.store(SCRATCH, Field.RESUME, self._resumed.index(label) + 1)
-        self._asm.mov(_R.R0, 0)
-        self._asm.exit()
+        self._asm.exit(0)
 
 
 if TYPE_CHECKING:
@@ -576,21 +572,18 @@ def write_dispatch(w: Writer, take_trace: Callable[[], None] | None) -> None:
             (Field.LAST_PARM1, Field.PARM1),
             (Field.LAST_PARM2, Field.PARM2),
         ):
-            asm.load(_R.R1, SCRATCH, field)
-            asm.store(SCRATCH, last, _R.R1)
+            asm.copy(SCRATCH, last, field)
     if take_trace is not None:
         take_trace()
     if flow.catches:
         _find_handler(w, ends)
     asm.place(ends)
-    asm.load(_R.R1, SCRATCH, Field.RAISED)
-    asm.store(SCRATCH, Field.UNHANDLED, _R.R1)
+    asm.copy(SCRATCH, Field.UNHANDLED, Field.RAISED)
     asm.jump(w.end_label)
     asm.place(w.masked_label)
     if take_trace is not None:
         take_trace()
-    asm.load(_R.R1, SCRATCH, Field.RAISED)
-    asm.store(SCRATCH, Field.UNHANDLED, _R.R1)
+    asm.copy(SCRATCH, Field.UNHANDLED, Field.RAISED)
     asm.jump(w.end_label)
 
 
@@ -600,8 +593,7 @@ def _push_triple(w: Writer) -> None:
     asm.load(TSP, SCRATCH, Field.TSP)
     for position, field in ((-1, Field.PARM2), (-2, Field.PARM1), (-3, Field.CODE)):
         asm.load(_R.R1, SCRATCH, field)
-        asm.mov(_R.R0, TSP)
-        asm.alu(Alu.ADD, _R.R0, position)
+        asm.add(_R.R0, TSP, position)
         w.cell(_R.R0)
         asm.store(_R.R0, CELLS, _R.R1)
     asm.alu(Alu.ADD, TSP, -3)

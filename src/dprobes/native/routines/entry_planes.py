@@ -69,8 +69,7 @@ def places_routine() -> Assembled:
     asm.jump_if(Jump.JGE, _R.R1, _R.R2, done)
     asm.load(_R.R5, _R.R1, 8)
     asm.alu(Alu.ADD, _R.R1, LINE_SIZE)
-    asm.mov(_R.R4, _R.R5)
-    asm.alu(Alu.RSH, _R.R4, 32)
+    asm.derive(Alu.RSH, _R.R4, _R.R5, 32)
     asm.jump_if(Jump.JNE, _R.R4, _R.R3, following)
     asm.store(_R.R0, 0, _R.R5, Size.W)
     asm.alu(Alu.ADD, _R.R0, PLACE_SIZE)
@@ -93,8 +92,7 @@ def order_routine() -> Assembled:
     asm.alu(Alu.ADD, _R.R3, 1)
     asm.jump(again)
     asm.place(done)
-    asm.mov(_R.R0, 0)
-    asm.exit()
+    asm.exit(0)
     return asm.assemble()
 
 
@@ -128,8 +126,7 @@ def difference_routine() -> Assembled:
     asm.mov(_R.R2, _R.R3)
     asm.jump(batch)
     asm.place(done)
-    asm.mov(_R.R0, 0)
-    asm.exit()
+    asm.exit(0)
     return asm.assemble()
 
 
@@ -141,8 +138,7 @@ def planes_routine() -> Assembled:
     asm.load(_R.R7, _R.R1, Packing.WHICH)
     asm.load(_R.R8, _R.R1, Packing.OUT)
     asm.load(_R.R0, _R.R1, Packing.PLACES)
-    asm.mov(_R.R9, _R.R2)
-    asm.alu(Alu.SUB, _R.R9, _R.R0)
+    asm.derive(Alu.SUB, _R.R9, _R.R2, _R.R0)
     asm.alu(Alu.RSH, _R.R9, PLACE_SIZE.bit_length() - 1)
     asm.alu(Alu.ADD, _R.R8, _R.R9)  # where the bytes of these entries go
     asm.place(plane)
@@ -167,8 +163,7 @@ def planes_routine() -> Assembled:
     asm.mov(_R.R2, _R.R3)
     asm.jump(batch)
     asm.place(done)
-    asm.mov(_R.R0, 0)
-    asm.exit()
+    asm.exit(0)
     return asm.assemble()
 
 
@@ -179,8 +174,7 @@ def _begin(asm: Assembler, batch: Label, done: Label) -> None:
     asm.place(batch)
     asm.load(_R.R0, _R.R1, Packing.PLACES_END)
     asm.jump_if(Jump.JGE, _R.R2, _R.R0, done)
-    asm.mov(_R.R3, _R.R2)
-    asm.alu(Alu.ADD, _R.R3, _TOGETHER)
+    asm.add(_R.R3, _R.R2, _TOGETHER)
     asm.jump_if(Jump.JLE, _R.R3, _R.R0, whole)
     asm.mov(_R.R3, _R.R0)
     asm.place(whole)
@@ -211,6 +205,5 @@ def copy_routine() -> Assembled:
     asm.jump_if(Jump.JLT, _R.R4, _R.R6, word)
     asm.jump(again)
     asm.place(done)
-    asm.mov(_R.R0, _R.R4)
-    asm.exit()
+    asm.exit(_R.R4)
     return asm.assemble()

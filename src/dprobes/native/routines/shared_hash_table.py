@@ -130,19 +130,16 @@ class _Writer:
             asm.load(_R.R5, key, at, size)
             asm.alu(Alu.XOR, _R.R3, _R.R5)
             asm.alu(Alu.MUL, _R.R3, _R.R4)
-            asm.mov(_R.R5, _R.R3)
-            asm.alu(Alu.RSH, _R.R5, 32)
+            asm.derive(Alu.RSH, _R.R5, _R.R3, 32)
             asm.alu(Alu.XOR, _R.R3, _R.R5)
-        asm.mov(_R.R4, _R.R3)
-        asm.alu(Alu.RSH, _R.R4, 3)
+        asm.derive(Alu.RSH, _R.R4, _R.R3, 3)
         asm.alu(Alu.AND, _R.R4, self._shape.capacity - 1)
         asm.alu(Alu.OR, _R.R3, _READY | 1)
         asm.alu(Alu.XOR, _R.R3, 1)
 
     def _slot(self, table: Register) -> None:
         """Let R0 be the address of slot R4, less the head of the table."""
-        self._asm.mov(_R.R0, _R.R4)
-        self._asm.alu(Alu.MUL, _R.R0, self._shape.stride)
+        self._asm.derive(Alu.MUL, _R.R0, _R.R4, self._shape.stride)
         self._asm.alu(Alu.ADD, _R.R0, table)
 
     def _go_on(self, again: Label) -> None:
@@ -191,14 +188,12 @@ class _Writer:
         asm.place(following)
         self._go_on(again)
         asm.place(none)
-        asm.mov(_R.R0, 0)
-        asm.exit()
+        asm.exit(0)
 
     def _lock(self) -> None:
         """Take the lock of slot R4 of the table at R6; return EBUSY if that fails. Takes R0, R1, R5 and R9."""
         asm, again, busy, locked = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
-        asm.mov(_R.R9, _R.R4)
-        asm.alu(Alu.AND, _R.R9, -BLOCK)
+        asm.derive(Alu.AND, _R.R9, _R.R4, -BLOCK)
         asm.alu(Alu.ADD, _R.R9, self._shape.locks)
         asm.alu(Alu.ADD, _R.R9, _R.R6)
         asm.store(_R.R10, _HELD, _R.R9)
@@ -212,8 +207,7 @@ class _Writer:
         asm.place(busy)
         asm.alu(Alu.SUB, _R.R5, 1)
         asm.jump_if(Jump.JNE, _R.R5, 0, again)
-        asm.mov(_R.R0, -errno.EBUSY)
-        asm.exit()
+        asm.exit(-errno.EBUSY)
         asm.place(locked)
 
     def _return(self, value: int) -> None:
@@ -221,8 +215,7 @@ class _Writer:
         self._asm.load(_R.R1, _R.R10, _HELD)
         self._asm.mov(_R.R2, 0)
         self._asm.atomic(Atomic.XCHG, _R.R1, 0, _R.R2)
-        self._asm.mov(_R.R0, value)
-        self._asm.exit()
+        self._asm.exit(value)
 
     def _walk(self, free: Label, found: Label, *, notes_deleted: bool) -> None:
         """

@@ -183,8 +183,7 @@ def _write_key(
         asm.call(Helper.KTIME_GET_NS)
         asm.store(_R.R10, _ENTRY_WORD, _R.R0)
         _point_to_space(asm)
-        asm.mov(_R.R3, _R.R10)
-        asm.alu(Alu.ADD, _R.R3, _ENTRY_WORD)
+        asm.add(_R.R3, _R.R10, _ENTRY_WORD)
         asm.mov(_R.R4, NO_OVERWRITE)
         asm.call(Helper.MAP_UPDATE_ELEM)
         _look_up_space(asm)
@@ -201,16 +200,12 @@ def _look_up_space(asm: Assembler) -> None:
 
 def _point_to_space(asm: Assembler) -> None:
     asm.load_map(_R.R1, MapName.SPACES)
-    asm.mov(_R.R2, _R.R10)
-    asm.alu(Alu.ADD, _R.R2, _TASK)
+    asm.add(_R.R2, _R.R10, _TASK)
 
 
 def _call(asm: Assembler, helper: Helper) -> None:
     """Call a helper on the key in ENTRIES."""
-    asm.load_map(_R.R1, MapName.ENTRIES)
-    asm.mov(_R.R2, _R.R10)
-    asm.alu(Alu.ADD, _R.R2, _ENTRY_KEY)
-    asm.call(helper)
+    asm.ask_map(helper, MapName.ENTRIES, _R.R10, _ENTRY_KEY)
 
 
 def _update(asm: Assembler, value: Register) -> None:
@@ -255,15 +250,13 @@ class _Recorder:
             self._keep_calls_below()
         asm.call(Helper.KTIME_GET_NS)
         asm.store(_R.R10, self._value + _TIME, _R.R0)
-        asm.mov(_R.R3, _R.R10)
-        asm.alu(Alu.ADD, _R.R3, self._value)
+        asm.add(_R.R3, _R.R10, self._value)
         _update(asm, _R.R3)
         asm.jump_if(Jump.JEQ, _R.R0, 0, self._out)
         asm.place(self._forget)  # an older entry must not be taken for this one
         _call(asm, Helper.MAP_DELETE_ELEM)
         asm.place(self._out)
-        asm.mov(_R.R0, 0)
-        asm.exit()
+        asm.exit(0)
         self.host.write_functions()
 
     def _keep_registers(self) -> None:
@@ -286,8 +279,7 @@ class _Recorder:
         asm = self._asm
 
         def arguments() -> None:
-            asm.mov(_R.R1, _R.R10)
-            asm.alu(Alu.ADD, _R.R1, place)
+            asm.add(_R.R1, _R.R10, place)
             asm.mov(_R.R2, self._word_size)
             asm.load(_R.R3, _R.R10, _FRAME)
             asm.alu(Alu.ADD, _R.R3, distance)
@@ -301,23 +293,20 @@ class _Recorder:
             self.host.register(_R.R1, name)
             return
         asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS[name], Size.of(self._word_size))
-        asm.mov(_R.R2, _R.R8)
-        asm.alu(Alu.ARSH, _R.R2, 32)
+        asm.derive(Alu.ARSH, _R.R2, _R.R8, 32)
         asm.alu(Alu.SUB, _R.R1, _R.R2)
 
     def _keep_calls_below(self) -> None:
         """See whether the function was jumped to by one that it has called, or itself; then keep the older entries."""
         asm, fresh = self._asm, self._asm.label()
         asm.store(_R.R10, _ENTRY_WORD, 0)
-        asm.mov(_R.R1, _R.R10)
-        asm.alu(Alu.ADD, _R.R1, _ENTRY_WORD)
+        asm.add(_R.R1, _R.R10, _ENTRY_WORD)
         asm.mov(_R.R2, self._word_size)
         asm.load(_R.R3, _R.R10, _FRAME)
         asm.call(Helper.PROBE_READ_USER)
         asm.jump_if(Jump.JNE, _R.R0, 0, fresh)
         asm.load(_R.R9, _R.R10, _ENTRY_WORD)
-        asm.mov(_R.R1, _R.R9)
-        asm.alu(Alu.AND, _R.R1, _PAGE - 1)
+        asm.derive(Alu.AND, _R.R1, _R.R9, _PAGE - 1)
         asm.jump_if(Jump.JNE, _R.R1, 0, fresh)  # trampolines are at the beginning of a page
         _call(asm, Helper.MAP_LOOKUP_ELEM)
         asm.jump_if(Jump.JEQ, _R.R0, 0, fresh)
@@ -354,8 +343,7 @@ class _Recorder:
         asm = self._asm
         asm.mov(_R.R3, base)
         asm.alu(Alu.ADD, _R.R3, distance)
-        asm.mov(_R.R1, _R.R10)
-        asm.alu(Alu.ADD, _R.R1, _ENTRY_WORD)
+        asm.add(_R.R1, _R.R10, _ENTRY_WORD)
         asm.mov(_R.R2, 8)
         asm.call(Helper.PROBE_READ_KERNEL)
         asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
@@ -427,8 +415,7 @@ def table_entry_program(architecture: Architecture, request: Request, host: type
     asm.place(forget)
     asm.store(_KEPT_SLOT, CALL_KEY, 0)
     asm.place(out)
-    asm.mov(_R.R0, 0)
-    asm.exit()
+    asm.exit(0)
     return Lowered(asm.assemble(), StateLayout(1), asked.sleeps, architecture.word_size)
 
 
@@ -532,8 +519,7 @@ def missed_returns(request: Request, trampolines: Sequence[int]) -> Assembled:
     asm.mov(CONTEXT, _R.R1)
     write_filter(asm, request.filter, load_process, out)
     asm.store(_R.R10, _ADDRESS, 0)
-    asm.mov(_R.R1, _R.R10)
-    asm.alu(Alu.ADD, _R.R1, _ADDRESS)
+    asm.add(_R.R1, _R.R10, _ADDRESS)
     asm.mov(_R.R2, _WORD_SIZE)
     asm.load(_R.R3, CONTEXT, REGISTER_OFFSETS["esp"])
     asm.call(Helper.PROBE_READ_KERNEL)
@@ -557,6 +543,5 @@ def missed_returns(request: Request, trampolines: Sequence[int]) -> Assembled:
     asm.mov(_R.R2, 1)
     asm.atomic(Atomic.ADD, _R.R1, 0, _R.R2)
     asm.place(out)
-    asm.mov(_R.R0, 0)
-    asm.exit()
+    asm.exit(0)
     return asm.assemble()

@@ -66,15 +66,13 @@ class RingEntries:
                 load()
                 asm.store(SCRATCH, self.header(item), _R.R0, Size.W)
         if Item.PROCESS_NAME in self.items and not is_read:
-            asm.mov(_R.R1, SCRATCH)
-            asm.alu(Alu.ADD, _R.R1, self.header(Item.PROCESS_NAME))
+            asm.add(_R.R1, SCRATCH, self.header(Item.PROCESS_NAME))
             host.process_name()
         self._entry_size()
         copies = self._w.state.stack_copy and flow.uses("log ustack, <frames>", "log ustack")
         if copies:
             self._copy_stack(start - _HEAD)
-        asm.mov(_R.R2, SCRATCH)
-        asm.alu(Alu.ADD, _R.R2, start - _HEAD)
+        asm.add(_R.R2, SCRATCH, start - _HEAD)
         host.output()
         if copies:  # the traces have the same head
             self._kind(start - _HEAD, Entry.RECORD)
@@ -178,8 +176,7 @@ class RingEntries:
         trace = self._w.state.trace
         to = trace - self._header_size - _HEAD
         # The trace area lies beyond the reach of 16-bit offsets.
-        asm.mov(_R.R4, SCRATCH)
-        asm.alu(Alu.ADD, _R.R4, to)
+        asm.add(_R.R4, SCRATCH, to)
         source = LOG - self._header_size - _HEAD
         for offset in range(0, self._header_size + _HEAD, 4):
             asm.load(_R.R1, SCRATCH, source + offset, Size.W)

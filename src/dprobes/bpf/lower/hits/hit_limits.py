@@ -79,10 +79,8 @@ class Ticket:
         for offset in range(0, NOTE_SIZE, 8):
             asm.store(_R.R10, _EMPTY + offset, 0)
         asm.load_map(_R.R1, MapName.NOTES)
-        asm.mov(_R.R2, _R.R10)
-        asm.alu(Alu.ADD, _R.R2, _KEY)
-        asm.mov(_R.R3, _R.R10)
-        asm.alu(Alu.ADD, _R.R3, _EMPTY)
+        asm.add(_R.R2, _R.R10, _KEY)
+        asm.add(_R.R3, _R.R10, _EMPTY)
         asm.mov(_R.R4, 0)
         asm.call(Helper.MAP_UPDATE_ELEM)
         self._look_up()
@@ -93,10 +91,7 @@ class Ticket:
 
     def _look_up(self) -> None:
         asm = self._asm
-        asm.load_map(_R.R1, MapName.NOTES)
-        asm.mov(_R.R2, _R.R10)
-        asm.alu(Alu.ADD, _R.R2, _KEY)
-        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.look_up(MapName.NOTES, _R.R10, _KEY)
 
     def draw(self, last: int | None, out: Label) -> None:
         """
@@ -172,9 +167,7 @@ class Overload:
         self._cpu_load(_R.R1)
         self._probe_load(_R.R2, _R.R8)
         asm.load(_R.R0, _R.R2, ProbeLoad.COST, Size.W)
-        asm.load(_R.R3, _R.R1, CpuLoad.TRAPS)
-        asm.alu(Alu.ADD, _R.R3, _R.R0)
-        asm.store(_R.R1, CpuLoad.TRAPS, _R.R3)
+        asm.increase(_R.R1, CpuLoad.TRAPS, _R.R0, by=_R.R3)
         if is_foreign:
             asm.mov(_R.R3, 1)
             asm.atomic(Atomic.ADD, _R.R2, ProbeLoad.FOREIGN, _R.R3)
@@ -203,16 +196,14 @@ class Overload:
         asm.place(runs)
         asm.store(_R.R10, _BEGAN, 0)
         asm.load(_R.R2, load, CpuLoad.RUNS)
-        asm.mov(_R.R3, _R.R2)
-        asm.alu(Alu.ADD, _R.R3, 1)
+        asm.add(_R.R3, _R.R2, 1)
         asm.store(load, CpuLoad.RUNS, _R.R3)
         asm.alu(Alu.AND, _R.R2, MEASURED_EVERY - 1)
         asm.jump_if(Jump.JNE, _R.R2, 0, done)
         asm.call(Helper.KTIME_GET_NS)
         asm.store(_R.R10, _BEGAN, _R.R0)
         asm.load(_R.R2, load, CpuLoad.SINCE)
-        asm.mov(_R.R3, _R.R0)
-        asm.alu(Alu.SUB, _R.R3, _R.R2)
+        asm.derive(Alu.SUB, _R.R3, _R.R0, _R.R2)
         asm.jump_if(Jump.JLT, _R.R3, LOAD_WINDOW, done)
         asm.store(load, CpuLoad.SINCE, _R.R0)
         asm.load(_R.R2, load, CpuLoad.HANDLERS)
@@ -250,9 +241,7 @@ class Overload:
         self._probe_load(_R.R1, _R.R9)
         asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.TIME, _R.R8)
         self._cpu_load(_R.R1)
-        asm.load(_R.R2, _R.R1, CpuLoad.HANDLERS)
-        asm.alu(Alu.ADD, _R.R2, _R.R8)
-        asm.store(_R.R1, CpuLoad.HANDLERS, _R.R2)
+        asm.increase(_R.R1, CpuLoad.HANDLERS, _R.R8, by=_R.R2)
         asm.load(_R.R3, _R.R1, CpuLoad.MARK)
         asm.alu(Alu.SUB, _R.R2, _R.R3)
         asm.jump_if(Jump.JLE, _R.R2, self._limit, done)

@@ -87,8 +87,7 @@ def _find_successor(asm: Assembler, none: Label) -> None:
     for number in range(2):
         if number:
             asm.mov(_R.R1, _R.R0)
-        asm.mov(_R.R2, _R.R10)
-        asm.alu(Alu.ADD, _R.R2, _KEY)
+        asm.add(_R.R2, _R.R10, _KEY)
         asm.call(Helper.MAP_LOOKUP_ELEM)
         asm.jump_if(Jump.JEQ, _R.R0, 0, none)
     asm.mov(_R.R8, _R.R0)
@@ -245,11 +244,7 @@ class Prologue:
         asm.jump(self._out)
         asm.place(claimed)
         asm.store(_R.R10, _KEY, _R.R1, Size.W)
-        asm.load_map(_R.R1, MapName.SCRATCH)
-        asm.mov(_R.R2, _R.R10)
-        asm.alu(Alu.ADD, _R.R2, _KEY)
-        asm.call(Helper.MAP_LOOKUP_ELEM)
-        asm.jump_if(Jump.JEQ, _R.R0, 0, self._out)
+        asm.look_up(MapName.SCRATCH, _R.R10, _KEY, self._out)
         asm.mov(SCRATCH, _R.R0)
         asm.load(_R.R1, _R.R10, _KEY, Size.W)
         asm.store(SCRATCH, Field.NUMBER, _R.R1)
@@ -257,10 +252,8 @@ class Prologue:
     def _try_to_claim(self, claimed: Label) -> None:
         """Let R1 be the number of the state that R0 comes to, and go to ``claimed`` if it is free. Takes R2 to R4."""
         asm, states, address = self._asm, self._request.tables.states, _R.R3
-        asm.mov(_R.R1, _R.R0)
-        asm.alu(Alu.AND, _R.R1, states - 1)
-        asm.mov(_R.R2, _R.R1)
-        asm.alu(Alu.LSH, _R.R2, 3)
+        asm.derive(Alu.AND, _R.R1, _R.R0, states - 1)
+        asm.derive(Alu.LSH, _R.R2, _R.R1, 3)
         asm.load_value(address, MapName.CLAIMS)
         asm.alu(Alu.ADD, address, _R.R2)
         asm.mov(_R.R4, 1)

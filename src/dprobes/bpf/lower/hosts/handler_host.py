@@ -251,11 +251,7 @@ class Host(Identities, ProbeTable):
             return
         self.global_pid()
         asm.store(Register.R10, _KEY, Register.R0, Size.W)
-        asm.load_map(Register.R1, MapName.MAPPERS)
-        asm.mov(Register.R2, Register.R10)
-        asm.alu(Alu.ADD, Register.R2, _KEY)
-        asm.call(Helper.MAP_LOOKUP_ELEM)
-        asm.jump_if(Jump.JEQ, Register.R0, 0, outside)
+        asm.look_up(MapName.MAPPERS, Register.R10, _KEY, outside)
         asm.load(Register.R1, Register.R0, 0)
         asm.store(Register.R10, _FOUND + 8, Register.R1)
         if watched is Watched.SYMBOL:
@@ -274,8 +270,7 @@ class Host(Identities, ProbeTable):
         asm.store(SCRATCH, Field.IP, 0)
 
         def arguments() -> None:
-            asm.mov(Register.R1, SCRATCH)
-            asm.alu(Alu.ADD, Register.R1, Field.IP)
+            asm.add(Register.R1, SCRATCH, Field.IP)
             asm.mov(Register.R2, self._word_size)
             asm.load(Register.R3, CONTEXT, REGISTER_OFFSETS["esp"])
 
@@ -412,8 +407,7 @@ class Host(Identities, ProbeTable):
         asm, words, rest, done = self._asm, *(self._asm.label() for _ in range(3))
         asm.alu(Alu.ADD, Register.R2, Register.R1)
         asm.place(words)
-        asm.mov(Register.R3, Register.R1)
-        asm.alu(Alu.ADD, Register.R3, 8)
+        asm.add(Register.R3, Register.R1, 8)
         asm.jump_if(Jump.JGT, Register.R3, Register.R2, rest)
         asm.store(Register.R1, 0, 0)
         asm.mov(Register.R1, Register.R3)

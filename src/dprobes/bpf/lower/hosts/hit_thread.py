@@ -72,8 +72,7 @@ class Identities:
         other, done = asm.label(), asm.label()
         asm.mov(Register.R1, device)
         asm.mov(Register.R2, inode)
-        asm.mov(Register.R3, Register.R10)
-        asm.alu(Alu.ADD, Register.R3, _NAMESPACE_IDS)
+        asm.add(Register.R3, Register.R10, _NAMESPACE_IDS)
         asm.mov(Register.R4, 8)
         asm.store(Register.R10, _NAMESPACE_IDS, 0)
         asm.call(Helper.GET_NS_CURRENT_PID_TGID)
@@ -85,8 +84,7 @@ class Identities:
         asm.jump(done)
         asm.place(other)  # a process of another namespace has no number in this one
         asm.call(Helper.GET_CURRENT_PID_TGID)
-        asm.mov(Register.R1, Register.R0)
-        asm.alu(Alu.RSH, Register.R1, 32)
+        asm.derive(Alu.RSH, Register.R1, Register.R0, 32)
         asm.store(SCRATCH, Field.PID, Register.R1)
         asm.mov(Register.R0, Register.R0, wide=False)
         asm.store(SCRATCH, Field.TID, Register.R0)
@@ -157,11 +155,7 @@ def write_filter(asm: Assembler, scope: Filter, load_process: Callable[[], None]
             asm.jump_if(Jump.JEQ, _R.R0, scope.excluded, outside)
     if scope.processes:
         asm.store(_R.R10, _KEY, _R.R0, Size.W)
-        asm.load_map(_R.R1, MapName.SCOPE)
-        asm.mov(_R.R2, _R.R10)
-        asm.alu(Alu.ADD, _R.R2, _KEY)
-        asm.call(Helper.MAP_LOOKUP_ELEM)
-        asm.jump_if(Jump.JEQ, _R.R0, 0, outside)
+        asm.look_up(MapName.SCOPE, _R.R10, _KEY, outside)
     if scope.cgroup is not None:
         identity, level = scope.cgroup
         asm.mov(_R.R1, level)

@@ -73,8 +73,7 @@ class VmaQuestions:
         asm.mov(_R.R1, _R.R0)
         asm.load(_R.R2, _R.R10, _ADDRESS)
         asm.load_function(_R.R3, self._callback)
-        asm.mov(_R.R4, _R.R10)
-        asm.alu(Alu.ADD, _R.R4, _ANSWER)
+        asm.add(_R.R4, _R.R10, _ANSWER)
         asm.mov(_R.R5, 0)
         asm.call(Helper.FIND_VMA)
 
@@ -104,8 +103,7 @@ class VmaQuestions:
         asm.load(_R.R4, _R.R2, layout.device, Size.W)
         keep(Answer.DEVICE)
         asm.place(anonymous)
-        asm.mov(_R.R0, 0)
-        asm.exit()
+        asm.exit(0)
 
 
 _FAULT = -14
@@ -148,8 +146,7 @@ class PagingQuestion:
         address, end, task = _R.R6, _R.R8, _R.R9
         asm.function(self._function)
         asm.mov(address, _R.R1)
-        asm.mov(end, _R.R1)
-        asm.alu(Alu.ADD, end, _R.R2)
+        asm.add(end, _R.R1, _R.R2)
         asm.call(Helper.GET_CURRENT_UID_GID)
         asm.mov(_R.R1, self._user)
         asm.jump_if(Jump.JEQ, _R.R0, _R.R1, comes, wide=False)
@@ -161,8 +158,7 @@ class PagingQuestion:
                 asm.mov(_R.R1, task)
                 asm.mov(_R.R2, address)
                 asm.load_function(_R.R3, callback)
-                asm.mov(_R.R4, _OWN_FRAME)
-                asm.alu(Alu.ADD, _R.R4, _END)
+                asm.add(_R.R4, _OWN_FRAME, _END)
                 asm.mov(_R.R5, 0)
                 asm.call(Helper.FIND_VMA)
                 asm.jump_if(Jump.JNE, _R.R0, 0, refused)
@@ -170,11 +166,9 @@ class PagingQuestion:
                 asm.jump_if(Jump.JEQ, address, 0, refused)
                 asm.jump_if(Jump.JGE, address, end, comes)
         asm.place(refused)
-        asm.mov(_R.R0, _FAULT)
-        asm.exit()
+        asm.exit(_FAULT)
         asm.place(comes)
-        asm.mov(_R.R0, 0)
-        asm.exit()
+        asm.exit(0)
         if layout is None:
             return
         in_memory, out = asm.label(), asm.label()
@@ -191,8 +185,7 @@ class PagingQuestion:
         asm.load(_R.R1, _R.R2, layout.end)
         asm.store(_R.R3, 0, _R.R1)
         asm.place(out)
-        asm.mov(_R.R0, 0)
-        asm.exit()
+        asm.exit(0)
 
 
 _THREAD, _IP, _TIME, _FIRST_WORD = 0, 8, 16, 24

@@ -393,8 +393,7 @@ class VirtualStack:
         if self.tsp is not None:
             self._asm.store(SCRATCH, Field.TSP, self.tsp + self.top)
         elif self.top:
-            self._asm.mov(ADDRESS, TSP)
-            self._asm.alu(Alu.ADD, ADDRESS, self.top)
+            self._asm.add(ADDRESS, TSP, self.top)
             self._asm.store(SCRATCH, Field.TSP, ADDRESS)
         else:
             self._asm.store(SCRATCH, Field.TSP, TSP)

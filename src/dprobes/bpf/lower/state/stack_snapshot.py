@@ -83,8 +83,7 @@ def write_snapshot(
     nobody, end, done = asm.label(), asm.label(), asm.label()
 
     def point_to(register: Register, offset: int = 0) -> None:
-        asm.mov(register, SCRATCH)
-        asm.alu(Alu.ADD, register, area + offset)
+        asm.add(register, SCRATCH, area + offset)
 
     def arguments() -> None:
         """Load those of a copy of R9 bytes, which are counted already."""
@@ -170,8 +169,7 @@ def write_snapshot(
         asm.alu(Alu.ADD, _R.R1, SCRATCH)
         asm.store(_R.R1, LOG + ITEM_PREFIX_SIZE, StackEnd.NO_COPY, Size.of(word_size))
     else:
-        asm.mov(_R.R1, SCRATCH)
-        asm.alu(Alu.ADD, _R.R1, key)
+        asm.add(_R.R1, SCRATCH, key)
         asm.store(_R.R1, 0, StackEnd.NO_COPY)
     asm.store(SCRATCH, kept, size)
     asm.place(done)
@@ -204,8 +202,7 @@ def _follow(asm: Assembler, base: Register, distance: int, word: int, unknown: L
     """Load the word of the kernel's memory at a distance from an address to R3."""
     asm.mov(_R.R3, base)
     asm.alu(Alu.ADD, _R.R3, distance)
-    asm.mov(_R.R1, SCRATCH)
-    asm.alu(Alu.ADD, _R.R1, word)
+    asm.add(_R.R1, SCRATCH, word)
     asm.mov(_R.R2, 8)
     asm.call(Helper.PROBE_READ_KERNEL)
     asm.jump_if(Jump.JNE, _R.R0, 0, unknown)
@@ -301,8 +298,7 @@ def write_stack_copy(asm: Assembler, host: CopyHost, entry: int, work: int, last
     host.global_pid()
     asm.load(_R.R2, SCRATCH, place)
     asm.load(_R.R1, SCRATCH, first)
-    asm.mov(_R.R3, _R.R2)
-    asm.alu(Alu.SUB, _R.R3, _R.R1)
+    asm.derive(Alu.SUB, _R.R3, _R.R2, _R.R1)
     asm.alu(Alu.ADD, _R.R2, 7)
     asm.alu(Alu.AND, _R.R2, ~7)
     asm.store(_R.R2, 0, _R.R0, Size.W)
@@ -314,8 +310,7 @@ def write_stack_copy(asm: Assembler, host: CopyHost, entry: int, work: int, last
         asm.store(_R.R2, 4, _R.R1, Size.W)
     asm.load(_R.R1, SCRATCH, size)
     asm.store(_R.R2, 8, _R.R1, Size.W)
-    asm.mov(_R.R3, _R.R2)
-    asm.alu(Alu.SUB, _R.R3, SCRATCH)
+    asm.derive(Alu.SUB, _R.R3, _R.R2, SCRATCH)
     asm.alu(Alu.ADD, _R.R3, STACK_COPY.size - entry)
 
 
@@ -349,8 +344,7 @@ def _copy(asm: Assembler, host: CopyHost, place: int, address: int, limit: int) 
     asm.load(_R.R4, SCRATCH, limit)
     asm.jump_if(Jump.JEQ, _R.R4, 0, done)
     asm.load(_R.R3, SCRATCH, address)
-    asm.mov(_R.R1, _R.R3)
-    asm.alu(Alu.AND, _R.R1, _PAGE - 1)
+    asm.derive(Alu.AND, _R.R1, _R.R3, _PAGE - 1)
     asm.mov(_R.R2, _PAGE)
     asm.alu(Alu.SUB, _R.R2, _R.R1)
     asm.jump_if(Jump.JLE, _R.R2, _R.R4, whole)

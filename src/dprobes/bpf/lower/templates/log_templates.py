@@ -44,8 +44,7 @@ _R = Register
 def begin(w: Writer) -> None:
     """Set PLP to LP; takes R1."""
     if w.flow.uses("push plp"):
-        w.asm.load(_R.R1, SCRATCH, Field.LP)
-        w.asm.store(SCRATCH, Field.PLP, _R.R1)
+        w.asm.copy(SCRATCH, Field.PLP, Field.LP)
 
 
 end = begin
@@ -116,9 +115,7 @@ def append(w: Writer, value: Register, size: int) -> None:
     asm.load(_R.R1, SCRATCH, Field.LP)
     w.pointer(_R.R1, 0, w.state.log_mask)
     asm.store(_R.R1, LOG, value, Size.of(size))
-    asm.load(_R.R1, SCRATCH, Field.LP)
-    asm.alu(Alu.ADD, _R.R1, size)
-    asm.store(SCRATCH, Field.LP, _R.R1)
+    asm.increase(SCRATCH, Field.LP, size)
 
 
 def write_prefix(w: Writer, token: Token, length: int) -> None:
@@ -129,9 +126,7 @@ def write_prefix(w: Writer, token: Token, length: int) -> None:
     w.pointer(_R.R1, 0, w.state.log_mask)
     asm.store(_R.R1, LOG, int(token), Size.B)
     asm.store(_R.R1, LOG + 1, _R.R2, Size.H)
-    asm.load(_R.R1, SCRATCH, Field.LP)
-    asm.alu(Alu.ADD, _R.R1, ITEM_PREFIX_SIZE)
-    asm.store(SCRATCH, Field.LP, _R.R1)
+    asm.increase(SCRATCH, Field.LP, ITEM_PREFIX_SIZE)
 
 
 def check_prefix(w: Writer, ignored: Label) -> None:
@@ -177,8 +172,7 @@ def move_to(w: Writer, target: int, position: Field, highest: Field, area: int, 
     """
     asm, length, done = w.asm, w.work(1), w.asm.label()
     move_back(w, position, highest)
-    asm.load(_R.R1, SCRATCH, target)
-    asm.store(SCRATCH, position, _R.R1)
+    asm.copy(SCRATCH, position, target)
     asm.load(_R.R2, SCRATCH, highest)
     asm.jump_if(Jump.JLE, _R.R1, _R.R2, done)
     asm.alu(Alu.SUB, _R.R1, _R.R2)
@@ -188,8 +182,7 @@ def move_to(w: Writer, target: int, position: Field, highest: Field, area: int, 
     asm.load(_R.R2, SCRATCH, length)
     asm.alu(Alu.AND, _R.R2, mask)
     w.host.clear_memory()
-    asm.load(_R.R1, SCRATCH, target)
-    asm.store(SCRATCH, highest, _R.R1)
+    asm.copy(SCRATCH, highest, target)
     asm.place(done)
 
 
@@ -260,9 +253,7 @@ def _in_a_row(w: Writer, count: int, size: int) -> None:
         offset = w.stack.address(_R.R0, w.stack.top + n)
         asm.load(_R.R2, w.stack.base(_R.R0), offset)
         asm.store(_R.R1, LOG + n * size, _R.R2, Size.of(size))
-    asm.load(_R.R1, SCRATCH, Field.LP)
-    asm.alu(Alu.ADD, _R.R1, count * size)
-    asm.store(SCRATCH, Field.LP, _R.R1)
+    asm.increase(SCRATCH, Field.LP, count * size)
     w.stack.drop(count)
     end(w)
     asm.place(done)
@@ -294,23 +285,20 @@ def _store_position(w: Writer) -> None:
     if w.stack.tsp is not None:
         w.asm.store(SCRATCH, w.work(1), w.stack.tsp + w.stack.top)
     else:
-        w.asm.load(_R.R1, SCRATCH, Field.TSP)
-        w.asm.store(SCRATCH, w.work(1), _R.R1)
+        w.asm.copy(SCRATCH, w.work(1), Field.TSP)
 
 
 def _copy_cells(w: Writer, size: int, kept: int) -> None:
     """Write a loop that logs so many cells as a field says, from the position in work word 1 on; they fit."""
     asm, rest, position, head, done = w.asm, w.work(0), w.work(1), w.asm.label(), w.asm.label()
-    asm.load(_R.R1, SCRATCH, kept)
-    asm.store(SCRATCH, rest, _R.R1)
+    asm.copy(SCRATCH, rest, kept)
     w.loops.head(head)
     asm.load(_R.R1, SCRATCH, rest)
     asm.jump_if(Jump.JEQ, _R.R1, 0, done)
     asm.alu(Alu.SUB, _R.R1, 1)
     asm.store(SCRATCH, rest, _R.R1)
     asm.load(_R.R2, SCRATCH, position)
-    asm.mov(_R.R3, _R.R2)
-    asm.alu(Alu.ADD, _R.R3, 1)
+    asm.add(_R.R3, _R.R2, 1)
     asm.store(SCRATCH, position, _R.R3)
     w.cell(_R.R2)
     asm.load(_R.R2, _R.R2, 0)
@@ -335,8 +323,7 @@ def _popped_count(w: Writer, i: EncodedInstruction) -> None:
     w.reload_tsp()
     begin(w)
     check_prefix(w, done)
-    asm.load(_R.R1, SCRATCH, count)
-    asm.store(SCRATCH, kept, _R.R1)
+    asm.copy(SCRATCH, kept, count)
     room(w, _R.R2, w.word_size, ITEM_PREFIX_SIZE)
     asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
     asm.store(SCRATCH, kept, _R.R2)
@@ -422,8 +409,7 @@ def _memory(w: Writer, i: EncodedInstruction) -> None:
     done, fits, empty, fault = asm.label(), asm.label(), asm.label(), asm.label()
     _pop_range(w)
     check_prefix(w, done)
-    asm.load(_R.R1, SCRATCH, length)
-    asm.store(SCRATCH, kept, _R.R1)
+    asm.copy(SCRATCH, kept, length)
     room(w, _R.R2, 1, ITEM_PREFIX_SIZE)
     asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
     asm.store(SCRATCH, kept, _R.R2)
@@ -508,8 +494,7 @@ def _find_fault(w: Writer, label: Label) -> None:
     head, found = asm.label(), asm.label()
     asm.place(label)
     w.open_loop()
-    asm.load(_R.R1, SCRATCH, address)
-    asm.store(SCRATCH, position, _R.R1)
+    asm.copy(SCRATCH, position, address)
     w.loops.head(head)
     read_byte(w, position)
     asm.jump_if(Jump.JNE, _R.R0, 0, found)
@@ -553,8 +538,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
     _pop_range(w)
     check_prefix(w, done)
     # One byte more than fits tells whether the string ends there.
-    asm.load(_R.R1, SCRATCH, maximum)
-    asm.store(SCRATCH, limit, _R.R1)
+    asm.copy(SCRATCH, limit, maximum)
     room(w, _R.R2, 1, ITEM_PREFIX_SIZE - 1)
     asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
     asm.store(SCRATCH, limit, _R.R2)
@@ -627,9 +611,7 @@ def _string_by_pages(w: Writer, known: Label) -> None:
     _string_address(w, _R.R1, length)
     asm.load(_R.R1, _R.R1, 0, Size.B)
     asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
-    asm.load(_R.R1, SCRATCH, length)
-    asm.alu(Alu.ADD, _R.R1, 1)
-    asm.store(SCRATCH, length, _R.R1)
+    asm.increase(SCRATCH, length, 1)
     w.loops.goto(scan)
     asm.place(next_page)
     w.loops.goto(pages)

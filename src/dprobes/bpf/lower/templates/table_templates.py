@@ -67,8 +67,7 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
             if place in read:
                 asm.store(SCRATCH, w.work(_ADDRESS + read.index(place)), cell)
             else:
-                asm.mov(_R.R9, SCRATCH)
-                asm.alu(Alu.ADD, _R.R9, place)
+                asm.add(_R.R9, SCRATCH, place)
                 whole = key.kind in (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS)
                 if key.kind is KeyKind.SIGNED and not w.wide:
                     asm.alu(Alu.LSH, cell, 32)
@@ -108,8 +107,7 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
 
 
 def _point_to(w: Writer, register: Register, place: int) -> None:
-    w.asm.mov(register, SCRATCH)
-    w.asm.alu(Alu.ADD, register, place)
+    w.asm.add(register, SCRATCH, place)
 
 
 def clear(w: Writer, place: int, size: int) -> None:
@@ -160,8 +158,7 @@ def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label)
     head, fault, ended = asm.label(), asm.label(), asm.label()
     clear(w, place, (size // 8 + 1) * 8)  # what was read before the helper failed
     asm.store(SCRATCH, read, 0)
-    asm.load(_R.R1, SCRATCH, address)
-    asm.store(SCRATCH, position, _R.R1)
+    asm.copy(SCRATCH, position, address)
     w.loops.head(head)
     asm.load(_R.R1, SCRATCH, read)
     asm.jump_if(Jump.JGE, _R.R1, size, ended)
@@ -177,9 +174,7 @@ def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label)
     asm.load(_R.R1, _R.R1, 0, Size.B)
     asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
     for field in (read, position):
-        asm.load(_R.R1, SCRATCH, field)
-        asm.alu(Alu.ADD, _R.R1, 1, wide=w.wide)
-        asm.store(SCRATCH, field, _R.R1)
+        asm.increase(SCRATCH, field, 1, wide=w.wide)
     w.loops.goto(head)
     asm.place(fault)
     w.close_loop()
@@ -243,8 +238,7 @@ def prepare_value(w: Writer, table: Table) -> None:
 def _find_power(w: Writer) -> None:
     """Turn the number in R1 into that of its bucket by powers of two."""
     asm, sign, count = w.asm, _R.R4, _R.R5
-    asm.mov(sign, _R.R1)
-    asm.alu(Alu.ARSH, sign, 63)
+    asm.derive(Alu.ARSH, sign, _R.R1, 63)
     asm.alu(Alu.XOR, _R.R1, sign)
     asm.alu(Alu.SUB, _R.R1, sign)
     asm.mov(count, 0)
@@ -264,8 +258,7 @@ def _find_power(w: Writer) -> None:
 def _set_if_not_zero(w: Writer, shift: int) -> None:
     """Set R2 to 1 if R1 is not 0 without its low bits, else to 0; takes R3."""
     asm = w.asm
-    asm.mov(_R.R2, _R.R1)
-    asm.alu(Alu.RSH, _R.R2, shift)
+    asm.derive(Alu.RSH, _R.R2, _R.R1, shift)
     asm.mov(_R.R3, _R.R2)
     asm.neg(_R.R3)
     asm.alu(Alu.OR, _R.R2, _R.R3)
@@ -315,8 +308,7 @@ def write_value(w: Writer, table: Table, again: Label | None) -> None:
         case TableKind.HIST | TableKind.LHIST:
             _count_in_bucket(w, table)
         case TableKind.LAST if table.keeps_bytes:
-            asm.mov(_R.R2, SCRATCH)
-            asm.alu(Alu.ADD, _R.R2, w.state.key + table.key_size)
+            asm.add(_R.R2, SCRATCH, w.state.key + table.key_size)
             for place in range(0, table.kept_bytes, 8):
                 asm.load(_R.R1, _R.R2, place)
                 asm.store(_R.R5, _offset(table, 0) + place, _R.R1)
@@ -370,8 +362,7 @@ def load_shown(w: Writer, table: Table) -> None:
         case TableKind.AVG:
             asm.mov(_R.R4, _R.R1)
             asm.load(_R.R1, _R.R0, _offset(table, 1))
-            asm.mov(_R.R3, _R.R1)
-            asm.alu(Alu.ARSH, _R.R3, 63)
+            asm.derive(Alu.ARSH, _R.R3, _R.R1, 63)
             asm.alu(Alu.XOR, _R.R1, _R.R3)
             asm.alu(Alu.SUB, _R.R1, _R.R3)
             asm.alu(Alu.DIV, _R.R1, _R.R4)  # which gives 0 where nothing was counted
@@ -444,8 +435,7 @@ def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
     entry = w.state.key - KEY_HEAD
 
     def point_to_entry() -> None:
-        asm.mov(_R.R2, SCRATCH)
-        asm.alu(Alu.ADD, _R.R2, entry)
+        asm.add(_R.R2, SCRATCH, entry)
 
     has_number = kind is Entry.TALLY and table.kind.takes_value and not table.keeps_bytes
     if has_number:
@@ -500,10 +490,7 @@ def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
 
 def _call(w: Writer, number: int, helper: Helper) -> None:
     """Call a helper with the map and the key; R3 and R4 are the caller's."""
-    w.asm.load_map(_R.R1, table_map(number))
-    w.asm.mov(_R.R2, SCRATCH)
-    w.asm.alu(Alu.ADD, _R.R2, w.state.key)
-    w.asm.call(helper)
+    w.asm.ask_map(helper, table_map(number), SCRATCH, w.state.key)
 
 
 def _point_to_cells(w: Writer, table: Table, number: int) -> None:
@@ -513,8 +500,7 @@ def _point_to_cells(w: Writer, table: Table, number: int) -> None:
         asm.load_value(_R.R0, table_map(number))
         return
     w.host.cpu()
-    asm.mov(_R.R1, _R.R0)
-    asm.alu(Alu.AND, _R.R1, w.request.tables.cpus - 1)
+    asm.derive(Alu.AND, _R.R1, _R.R0, w.request.tables.cpus - 1)
     asm.alu(Alu.MUL, _R.R1, 8 * (HEAD_CELLS + table.value_cells))
     asm.load_value(_R.R0, table_map(number))
     asm.alu(Alu.ADD, _R.R0, _R.R1)
@@ -554,8 +540,7 @@ def _push_kept(w: Writer, table: Table, number: int) -> None:
     else:
         head = 8 * HEAD_CELLS
         _point_to_cells(w, table, number)
-    asm.mov(_R.R2, SCRATCH)
-    asm.alu(Alu.ADD, _R.R2, place)
+    asm.add(_R.R2, SCRATCH, place)
     for offset in range(0, table.kept_bytes, 8):
         asm.load(_R.R1, _R.R0, head + offset)
         asm.store(_R.R2, offset, _R.R1)
@@ -564,8 +549,7 @@ def _push_kept(w: Writer, table: Table, number: int) -> None:
         asm.place(nothing)
         clear(w, place, table.kept_bytes)
         asm.place(known)
-    asm.mov(_R.R9, SCRATCH)
-    asm.alu(Alu.ADD, _R.R9, place)
+    asm.add(_R.R9, SCRATCH, place)
     size = 8 if w.wide else 4
     for offset in reversed(range(0, table.kept_bytes, size)):
         value = w.stack.take()

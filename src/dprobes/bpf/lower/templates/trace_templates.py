@@ -59,9 +59,7 @@ class _TraceWriter:
         self._w.pointer(register, self._w.state.trace, self._w.state.trace_mask)
 
     def _advance(self, size: int) -> None:
-        self._asm.load(_R.R1, SCRATCH, Field.STP)
-        self._asm.alu(Alu.ADD, _R.R1, size)
-        self._asm.store(SCRATCH, Field.STP, _R.R1)
+        self._asm.increase(SCRATCH, Field.STP, size)
 
     def _bytes(self, data: bytes, at: int = 0) -> None:
         """Store constant bytes behind R1."""
@@ -139,9 +137,7 @@ class _TraceWriter:
         else:
             asm.store(_R.R1, 4 * word + 1, 0, Size.H)
         self._advance(4 * word + ITEM_PREFIX_SIZE)
-        asm.load(_R.R2, SCRATCH, Field.TRACES)
-        asm.alu(Alu.ADD, _R.R2, 1)
-        asm.store(SCRATCH, Field.TRACES, _R.R2)
+        asm.increase(SCRATCH, Field.TRACES, 1, by=_R.R2)
         asm.load(_R.R1, SCRATCH, Field.TRACE_COUNT_AT)
         asm.alu(Alu.SUB, _R.R1, 1)
         w.pointer(_R.R1, w.state.trace, w.state.trace_mask)
@@ -156,8 +152,7 @@ class _TraceWriter:
     def _frames(self) -> None:
         """Write a loop over the frames, the innermost first; the outermost one is left out."""
         w, asm, level, head = self._w, self._asm, self._w.work(16), self._asm.label()
-        asm.load(_R.R1, SCRATCH, Field.DEPTH)
-        asm.store(SCRATCH, level, _R.R1)
+        asm.copy(SCRATCH, level, Field.DEPTH)
         w.loops.head(head)
         asm.load(_R.R1, SCRATCH, level)
         asm.jump_if(Jump.JEQ, _R.R1, 0, self._out)
@@ -216,8 +211,7 @@ class _TraceWriter:
         asm.store(SCRATCH, rest, _R.R1)
         self._check_room(w.word_size)
         asm.load(_R.R2, SCRATCH, index)
-        asm.mov(_R.R3, _R.R2)
-        asm.alu(Alu.ADD, _R.R3, 1)
+        asm.add(_R.R3, _R.R2, 1)
         asm.store(SCRATCH, index, _R.R3)
         map_name, count = source
         asm.alu(Alu.AND, _R.R2, count - 1)

@@ -84,8 +84,7 @@ def give_variables(asm: Assembler, host: Host, full: Label) -> None:
 
 
 def _point_to_key(asm: Assembler) -> None:
-    asm.mov(_R.R2, _R.R10)
-    asm.alu(Alu.ADD, _R.R2, _KEY)
+    asm.add(_R.R2, _R.R10, _KEY)
 
 
 # Templates of local, global, per-CPU and per-thread variables.
@@ -144,8 +143,7 @@ class _VariableKind:
         w.stack.settle()
         w.host.cpu()
         register, address = w.stack.take(), w.stack.take()
-        asm.mov(register, Register.R0)
-        asm.alu(Alu.AND, register, w.request.tables.cpus - 1)
+        asm.derive(Alu.AND, register, Register.R0, w.request.tables.cpus - 1)
         asm.alu(Alu.MUL, register, 8 * size)
         asm.load_value(address, self.map)
         asm.alu(Alu.ADD, address, register)
@@ -269,8 +267,7 @@ def _log(w: Writer, variables: _VariableKind) -> None:
     asm.store(SCRATCH, existing, _R.R2)
     asm.place(none)
     # kept = min(count, existing, fitting)
-    asm.load(_R.R1, SCRATCH, count)
-    asm.store(SCRATCH, kept, _R.R1)
+    asm.copy(SCRATCH, kept, count)
     asm.load(_R.R2, SCRATCH, existing)
     asm.jump_if(Jump.JLE, _R.R1, _R.R2, existing_least)
     asm.store(SCRATCH, kept, _R.R2)
@@ -304,10 +301,8 @@ def _copy(w: Writer, variables: _VariableKind, start: int, kept: int) -> None:
     """Write a loop that logs so many variables as a field says, from the index in another one on; they fit."""
     asm, rest, index, head, done = w.asm, w.work(0), w.work(1), w.asm.label(), w.asm.label()
     size = power_of_two(variables.count(w))
-    asm.load(_R.R1, SCRATCH, kept)
-    asm.store(SCRATCH, rest, _R.R1)
-    asm.load(_R.R1, SCRATCH, start)
-    asm.store(SCRATCH, index, _R.R1)
+    asm.copy(SCRATCH, rest, kept)
+    asm.copy(SCRATCH, index, start)
     if variables.map is MapName.CPU_VARIABLES:
         w.host.cpu()
         asm.store(SCRATCH, w.work(7), _R.R0)
@@ -317,8 +312,7 @@ def _copy(w: Writer, variables: _VariableKind, start: int, kept: int) -> None:
     asm.alu(Alu.SUB, _R.R1, 1)
     asm.store(SCRATCH, rest, _R.R1)
     asm.load(_R.R1, SCRATCH, index)
-    asm.mov(_R.R2, _R.R1)
-    asm.alu(Alu.ADD, _R.R2, 1)
+    asm.add(_R.R2, _R.R1, 1)
     asm.store(SCRATCH, index, _R.R2)
     asm.alu(Alu.AND, _R.R1, size - 1)
     if variables.map is MapName.CPU_VARIABLES:
@@ -400,8 +394,7 @@ def _malloc(w: Writer, i: EncodedInstruction) -> None:
     _header(w, _R.R1, position)
     asm.load(_R.R2, _R.R1, 0, w.size)
     asm.load(_R.R3, SCRATCH, size)
-    asm.mov(_R.R4, _R.R2)
-    asm.alu(Alu.AND, _R.R4, 1)
+    asm.derive(Alu.AND, _R.R4, _R.R2, 1)
     asm.jump_if(Jump.JNE, _R.R4, 0, follow)
     asm.jump_if(Jump.JGE, _R.R2, _R.R3, fits)
     asm.place(follow)
@@ -411,12 +404,10 @@ def _malloc(w: Writer, i: EncodedInstruction) -> None:
     w.loops.goto(head)
     asm.place(fits)
     # What is left of the block becomes one of its own, if there is room for a header and a word.
-    asm.mov(_R.R4, _R.R2)
-    asm.alu(Alu.SUB, _R.R4, _R.R3)
+    asm.derive(Alu.SUB, _R.R4, _R.R2, _R.R3)
     asm.store(SCRATCH, w.work(3), _R.R4)
     asm.jump_if(Jump.JLT, _R.R4, 2 * word, whole)
-    asm.mov(_R.R5, _R.R3)
-    asm.alu(Alu.OR, _R.R5, 1)
+    asm.derive(Alu.OR, _R.R5, _R.R3, 1)
     asm.store(_R.R1, 0, _R.R5, w.size)
     _next(w, _R.R5, position, _R.R3)
     asm.store(SCRATCH, w.work(4), _R.R5)
@@ -511,8 +502,7 @@ def _join(w: Writer, position: int) -> None:
     asm, apart, following = w.asm, w.asm.label(), w.work(3)
     _header(w, _R.R1, position)
     asm.load(_R.R2, _R.R1, 0, w.size)
-    asm.mov(_R.R3, _R.R2)
-    asm.alu(Alu.AND, _R.R3, 1)
+    asm.derive(Alu.AND, _R.R3, _R.R2, 1)
     asm.jump_if(Jump.JNE, _R.R3, 0, apart)
     _next(w, _R.R3, position, _R.R2)
     asm.load(_R.R4, SCRATCH, Field.HEAP_END)
@@ -520,8 +510,7 @@ def _join(w: Writer, position: int) -> None:
     asm.store(SCRATCH, following, _R.R3)
     _header(w, _R.R3, following)
     asm.load(_R.R4, _R.R3, 0, w.size)
-    asm.mov(_R.R5, _R.R4)
-    asm.alu(Alu.AND, _R.R5, 1)
+    asm.derive(Alu.AND, _R.R5, _R.R4, 1)
     asm.jump_if(Jump.JNE, _R.R5, 0, apart)
     asm.alu(Alu.ADD, _R.R2, _R.R4)
     asm.alu(Alu.ADD, _R.R2, w.word_size)
@@ -591,9 +580,7 @@ def _access(w: Writer, count: int, width: int, *, stores: bool) -> None:
             asm.load(_R.R3, _R.R1, part * size, Size.of(size))
             asm.store(_R.R2, CELLS, _R.R3)
     for field, step in ((place, width), (position, -(-width // w.word_size))):
-        asm.load(_R.R1, SCRATCH, field)
-        asm.alu(Alu.ADD, _R.R1, step)
-        asm.store(SCRATCH, field, _R.R1)
+        asm.increase(SCRATCH, field, step)
     w.loops.goto(head)
     asm.place(done)
 
@@ -609,8 +596,7 @@ def _store_position(w: Writer) -> None:
     """Put TSP into work word 5."""
     if w.stack.tsp is None:
         w.stack.store_tsp()
-        w.asm.load(_R.R1, SCRATCH, Field.TSP)
-        w.asm.store(SCRATCH, w.work(5), _R.R1)
+        w.asm.copy(SCRATCH, w.work(5), Field.TSP)
         w.reload_tsp()
     else:
         w.asm.store(SCRATCH, w.work(5), w.stack.tsp + w.stack.top)

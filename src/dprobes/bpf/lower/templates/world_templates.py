@@ -125,8 +125,7 @@ def read_value(w: Writer, address: Register, size: int) -> None:
     w.stack.settle()
 
     def arguments() -> None:
-        asm.mov(_R.R1, SCRATCH)
-        asm.alu(Alu.ADD, _R.R1, w.work(1))
+        asm.add(_R.R1, SCRATCH, w.work(1))
         asm.mov(_R.R2, size)
         asm.load(_R.R3, SCRATCH, w.work(0))
 
@@ -169,8 +168,7 @@ def read_byte(w: Writer, field: int) -> None:
     asm = w.asm
 
     def arguments() -> None:
-        asm.mov(_R.R1, SCRATCH)
-        asm.alu(Alu.ADD, _R.R1, w.work(15))
+        asm.add(_R.R1, SCRATCH, w.work(15))
         asm.mov(_R.R2, 1)
         asm.load(_R.R3, SCRATCH, field)
 
@@ -193,8 +191,7 @@ def _pop_memory(size: int) -> Template:
         asm.store(SCRATCH, w.work(0), w.stack.pop_register())
         w.stack.settle()
         asm.load(_R.R1, SCRATCH, w.work(0))
-        asm.mov(_R.R2, SCRATCH)
-        asm.alu(Alu.ADD, _R.R2, w.work(1))
+        asm.add(_R.R2, SCRATCH, w.work(1))
         asm.mov(_R.R3, size)
         w.host.write_memory()
         fault = asm.label()
@@ -416,8 +413,7 @@ _POSITION_MASK = 255
 
 
 def _point_to_buffer(w: Writer) -> None:
-    w.asm.mov(_R.R1, SCRATCH)
-    w.asm.alu(Alu.ADD, _R.R1, w.work(_BUFFER))
+    w.asm.add(_R.R1, SCRATCH, w.work(_BUFFER))
 
 
 def _load_process_name(w: Writer) -> None:
@@ -517,8 +513,7 @@ def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
     asm, address, length, position = w.asm, w.work(_ADDRESS), w.work(_LENGTH), w.work(_POSITION)
     head, fault, ended = asm.label(), asm.label(), asm.label()
     asm.store(SCRATCH, length, 1)
-    asm.load(_R.R1, SCRATCH, address)
-    asm.store(SCRATCH, position, _R.R1)
+    asm.copy(SCRATCH, position, address)
     w.loops.head(head)
     asm.load(_R.R1, SCRATCH, length)
     asm.jump_if(Jump.JGT, _R.R1, limit, ended)
@@ -534,9 +529,7 @@ def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
     asm.load(_R.R1, _R.R1, 0, Size.B)
     asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
     for field in (length, position):
-        asm.load(_R.R1, SCRATCH, field)
-        asm.alu(Alu.ADD, _R.R1, 1, wide=w.wide)
-        asm.store(SCRATCH, field, _R.R1)
+        asm.increase(SCRATCH, field, 1, wide=w.wide)
     w.loops.goto(head)
     asm.place(fault)
     w.close_loop()
