@@ -201,6 +201,12 @@ class Assembler:
         self.alu(Alu.ADD, by, amount, wide=wide)
         self.store(base, offset, by)
 
+    def take_next(self, dst: Register, base: Register, offset: int, by: Register) -> None:
+        """Load a number, to which 1 is added in memory."""
+        self.load(dst, base, offset)
+        self.add(by, dst, 1)
+        self.store(base, offset, by)
+
     def atomic(
         self,
         operation: Atomic,
@@ -214,6 +220,11 @@ class Assembler:
         """Change memory (4 or 8 bytes) in one step; ``fetch`` puts what was there into ``src``."""
         imm = operation | (Atomic.FETCH if fetch else 0)
         self.emit(Class.STX | Mode.ATOMIC | size, base, src, offset, imm)
+
+    def count(self, base: Register, offset: int, by: Register = Register.R2) -> None:
+        """Add 1 to a word of memory in one step, by a register."""
+        self.mov(by, 1)
+        self.atomic(Atomic.ADD, base, offset, by)
 
     def jump(self, label: Label) -> None:
         """Jump."""
@@ -229,6 +240,20 @@ class Assembler:
             self.emit(_JMP[wide] | condition | X, dst, operand)
         else:
             self.emit(_JMP[wide] | condition, dst, imm=operand)
+
+    def jump_if_word(
+        self,
+        condition: Jump,
+        base: Register,
+        offset: int,
+        operand: Register | int,
+        label: Label,
+        by: Register = Register.R1,
+        size: Size = Size.DW,
+    ) -> None:
+        """Jump if what is in memory compares so; it is loaded to a register."""
+        self.load(by, base, offset, size)
+        self.jump_if(condition, by, operand, label)
 
     def may_goto(self, label: Label) -> None:
         """Jump if the program has run for too long."""
@@ -275,6 +300,13 @@ class Assembler:
         """Load the address of a byte in a map's only element."""
         self._maps[len(self._code)] = name
         self._wide_load(dst, LoadImmediate.MAP_VALUE, 0, offset)
+
+    def point_to_element(self, dst: Register, name: MapName, index: Register, count: int, size: int) -> None:
+        """Load the address of an element of a map's value, both numbers being powers of two; the index is changed."""
+        self.alu(Alu.AND, index, count - 1)
+        self.alu(Alu.LSH, index, size.bit_length() - 1)
+        self.load_value(dst, name)
+        self.alu(Alu.ADD, dst, index)
 
     def load_function(self, dst: Register, label: Label) -> None:
         """Load the address of a function, as ``bpf_loop`` takes it."""

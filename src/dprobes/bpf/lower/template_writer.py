@@ -15,6 +15,7 @@ The rules that make the verifier's work linear:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -36,10 +37,11 @@ from dprobes.bpf.lower.state.handler_state import (
     VirtualStack,
     store_number,
 )
+from dprobes.bpf.map_layouts import ProbeField
 from dprobes.rpn.instruction_set import HANDLER_DISPATCH_MAX, NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dprobes.arch import Architecture
     from dprobes.bpf.bpf_assembler import Assembler, Label
@@ -203,8 +205,7 @@ class Steps(Loops):
         asm.function(self._callback)
         asm.load(SCRATCH, _R.R2, 0)
         asm.load(CONTEXT, _R.R2, 8)
-        asm.load(_R.R1, SCRATCH, Field.RESUME)
-        asm.jump_if(Jump.JNE, _R.R1, 0, resume)
+        asm.jump_if_word(Jump.JNE, SCRATCH, Field.RESUME, 0, resume)
         body()
         asm.place(self._end)
         asm.exit(1)
@@ -325,7 +326,7 @@ class Writer:
         self.loops = loops_of(asm, request.abilities, self.end_label)
         self._blocks: dict[int, Label] = {}
         self._looped = flow.loop_heads()
-        self._deferred: list[tuple[int, int | None, int, Callable[[], None]]] = []
+        self._deferred: list[tuple[int, int | None, int, Label | None, Callable[[], None]]] = []
 
     # Blocks
 
@@ -377,10 +378,12 @@ class Writer:
         if following is not None and following in self.flow.leaders:
             self.asm.jump(self.block(following))
         while self._deferred:
-            origin, tsp, top, write = self._deferred.pop(0)
+            origin, tsp, top, label, write = self._deferred.pop(0)
             self.asm.origin = origin
             self.stack = VirtualStack(self.asm, self.word_size, tsp)
             self.stack.top = top
+            if label is not None:
+                self.asm.place(label)
             write()
 
     def block(self, offset: int) -> Label:
@@ -389,9 +392,9 @@ class Writer:
             self._blocks[offset] = self.asm.label()
         return self._blocks[offset]
 
-    def defer(self, write: Callable[[], None]) -> None:
-        """Write something behind the block; the stack is in memory then and TSP what it is now."""
-        self._deferred.append((self.asm.origin, self.stack.tsp, self.stack.top, write))
+    def defer(self, write: Callable[[], None], label: Label | None = None) -> None:
+        """Write something after the block, at a label; the stack is in memory then and TSP what it is now."""
+        self._deferred.append((self.asm.origin, self.stack.tsp, self.stack.top, label, write))
 
     # Control
 
@@ -457,13 +460,8 @@ class Writer:
     ) -> None:
         """Raise an exception if a register compares so; the stack has been flushed. Not for one that is ignored."""
         label = self.asm.label()
-
-        def throw() -> None:
-            self.asm.place(label)
-            self.throw(code, parm1, parm2)
-
         self.asm.jump_if(condition, register, operand, label, wide=self.wide if wide is None else wide)
-        self.defer(throw)
+        self.defer(lambda: self.throw(code, parm1, parm2), label)
 
     def throw(self, code: ExceptionCode, parm1: Operand = 0, parm2: Operand = 0) -> None:
         """Raise an exception, whose parameters may be in registers; the stack has been flushed."""
@@ -502,6 +500,18 @@ class Writer:
         if self.stack.tsp is None:
             self.reload_tsp()
 
+    @contextmanager
+    def repeat(self, field: int) -> Iterator[None]:
+        """Do what is written within as often as a field says, which counts down; takes R1."""
+        head, done = self.asm.label(), self.asm.label()
+        self.loops.head(head)
+        self.asm.jump_if_word(Jump.JEQ, SCRATCH, field, 0, done)
+        self.asm.alu(Alu.SUB, _R.R1, 1)
+        self.asm.store(SCRATCH, field, _R.R1)
+        yield
+        self.loops.goto(head)
+        self.asm.place(done)
+
     def reload_tsp(self) -> None:
         """Take TSP from its field; nothing else is known of the stack any more."""
         self.stack.settle()
@@ -509,6 +519,26 @@ class Writer:
         self.asm.load(TSP, SCRATCH, Field.TSP)
 
     # Fields of the state
+
+    def point_to(self, register: Register, place: int) -> None:
+        """Let a register point to a place in the state."""
+        self.asm.add(register, SCRATCH, place)
+
+    def read_to(self, place: int, size: int, address: int) -> None:
+        """Read so many bytes at the address in a field to a place in the state; R0 is 0 if all could be read."""
+
+        def arguments() -> None:
+            self.point_to(_R.R1, place)
+            self.asm.mov(_R.R2, size)
+            self.asm.load(_R.R3, SCRATCH, address)
+
+        self.host.read_memory(arguments)
+
+    def give_up(self) -> None:
+        """End the handler as if there had been no state for it."""
+        self.host.count(ProbeField.MISSED)
+        self.asm.store(SCRATCH, Field.ENDING, ABORT)
+        self.asm.jump(self.end_label)
 
     def field(self, which: int) -> Register:
         """Return a new register with a field."""
@@ -608,8 +638,7 @@ def _find_handler(w: Writer, ends: int) -> None:
         w.loops.head(search)
         asm.load(_R.R1, SCRATCH, Field.DEPTH)
         frame_address(w, _R.R2, _R.R1)
-        asm.load(_R.R3, _R.R2, FRAMES + Frame.HANDLER)
-        asm.jump_if(Jump.JNE, _R.R3, 0, found)
+        asm.jump_if_word(Jump.JNE, _R.R2, FRAMES + Frame.HANDLER, 0, found, by=_R.R3)
         asm.jump_if(Jump.JEQ, _R.R1, 0, ends)
         asm.load(_R.R3, _R.R2, FRAMES + Frame.SBP)
         asm.store(SCRATCH, Field.SBP, _R.R3)
@@ -618,11 +647,9 @@ def _find_handler(w: Writer, ends: int) -> None:
         w.loops.goto(search)
     else:
         asm.mov(_R.R2, SCRATCH)
-        asm.load(_R.R3, _R.R2, FRAMES + Frame.HANDLER)
-        asm.jump_if(Jump.JEQ, _R.R3, 0, ends)
+        asm.jump_if_word(Jump.JEQ, _R.R2, FRAMES + Frame.HANDLER, 0, ends, by=_R.R3)
     asm.place(found)
-    asm.load(_R.R1, SCRATCH, Field.DISPATCHES)
-    asm.jump_if(Jump.JEQ, _R.R1, HANDLER_DISPATCH_MAX, ends)
+    asm.jump_if_word(Jump.JEQ, SCRATCH, Field.DISPATCHES, HANDLER_DISPATCH_MAX, ends)
     asm.alu(Alu.ADD, _R.R1, 1)
     asm.store(SCRATCH, Field.DISPATCHES, _R.R1)
     asm.mov(_R.R1, 0)

@@ -83,22 +83,19 @@ class RingEntries:
         asm, marked = self._asm, int(self.items | Item.CUT)
         whole = asm.label()
         if self._w.may_cut:
-            asm.load(_R.R1, SCRATCH, Field.CUT_AT)
-            asm.jump_if(Jump.JEQ, _R.R1, 0, whole)
+            asm.jump_if_word(Jump.JEQ, SCRATCH, Field.CUT_AT, 0, whole)
             asm.alu(Alu.SUB, _R.R1, 1)
             asm.store(SCRATCH, Field.LP, _R.R1)
             asm.store(SCRATCH, start, marked, Size.W)
         elif self._w.may_overflow and self._w.is_enabled(ExceptionCode.LOG_OVERFLOW):
-            asm.load(_R.R1, SCRATCH, Field.UNHANDLED)
-            asm.jump_if(Jump.JNE, _R.R1, int(ExceptionCode.LOG_OVERFLOW), whole)
+            asm.jump_if_word(Jump.JNE, SCRATCH, Field.UNHANDLED, int(ExceptionCode.LOG_OVERFLOW), whole)
             asm.store(SCRATCH, start, marked, Size.W)
         asm.place(whole)
 
     def _copy_stack(self, entry: int) -> None:
         """Put behind a record what its call stacks are found by, if it has any; R3 is the size of its entry."""
         asm, none = self._asm, self._asm.label()
-        asm.load(_R.R1, SCRATCH, Field.STACKS)
-        asm.jump_if(Jump.JEQ, _R.R1, 0, none)
+        asm.jump_if_word(Jump.JEQ, SCRATCH, Field.STACKS, 0, none)
         self._kind(entry, Entry.STACKED)
         write_stack_copy(asm, self._w.host, entry, Field.WORK, Field.STACKS)
         asm.place(none)
@@ -171,8 +168,7 @@ class RingEntries:
     def write_traces(self) -> None:
         """Write the record of the stack traces: the same header with other flags, and the codes 0,0."""
         asm, none = self._asm, self._asm.label()
-        asm.load(_R.R1, SCRATCH, Field.STP)
-        asm.jump_if(Jump.JEQ, _R.R1, 0, none)
+        asm.jump_if_word(Jump.JEQ, SCRATCH, Field.STP, 0, none)
         trace = self._w.state.trace
         to = trace - self._header_size - _HEAD
         # The trace area lies beyond the reach of 16-bit offsets.
@@ -296,8 +292,7 @@ class Epilogue:
             self._out_of_handler()
             return
         if self._flow.uses("abort", "vfyrw"):
-            asm.load(_R.R1, SCRATCH, Field.ENDING)
-            asm.jump_if(Jump.JEQ, _R.R1, ABORT, self._ended(release))
+            asm.jump_if_word(Jump.JEQ, SCRATCH, Field.ENDING, ABORT, self._ended(release))
         self._entries.write_record()
         if self._w.state.ex_logmax:
             self._entries.write_traces()
@@ -318,10 +313,7 @@ class Epilogue:
         if self._w.is_small:
             return
         asm.load(_R.R1, SCRATCH, Field.NUMBER)
-        asm.alu(Alu.AND, _R.R1, self._request.tables.states - 1)
-        asm.alu(Alu.LSH, _R.R1, 3)
-        asm.load_value(_R.R2, MapName.CLAIMS)
-        asm.alu(Alu.ADD, _R.R2, _R.R1)
+        asm.point_to_element(_R.R2, MapName.CLAIMS, _R.R1, self._request.tables.states, 8)
         asm.store(_R.R2, 0, 0)
 
     def _out_of_handler(self) -> None:
@@ -344,8 +336,7 @@ class Epilogue:
         if not any(i.row is None or i.row.faults for i in self._flow.instructions.values()):
             return
         handled = asm.label()
-        asm.load(_R.R3, SCRATCH, Field.UNHANDLED)
-        asm.jump_if(Jump.JEQ, _R.R3, 0, handled)
+        asm.jump_if_word(Jump.JEQ, SCRATCH, Field.UNHANDLED, 0, handled, by=_R.R3)
         self._w.host.probe_entry(_R.R1)
         asm.atomic(Atomic.OR, _R.R1, ProbeField.UNHANDLED, _R.R3)
         asm.place(handled)
@@ -355,8 +346,7 @@ class Epilogue:
         if not self._flow.uses("skip"):
             return
         asm, goes_on = self._asm, self._asm.label()
-        asm.load(_R.R1, SCRATCH, Field.ENDING)
-        asm.jump_if(Jump.JNE, _R.R1, SKIP, goes_on)
+        asm.jump_if_word(Jump.JNE, SCRATCH, Field.ENDING, SKIP, goes_on)
         asm.load(_R.R2, SCRATCH, Field.VALUE)
         self._w.host.override_return()
         asm.place(goes_on)
@@ -375,8 +365,7 @@ class Epilogue:
         wish = asm.label()
         if flow.uses("remove", "exit <code>"):
             other, exits = asm.label(), asm.label()
-            asm.load(_R.R8, SCRATCH, Field.ENDING)
-            asm.jump_if(Jump.JEQ, _R.R8, EXIT, other)
+            asm.jump_if_word(Jump.JEQ, SCRATCH, Field.ENDING, EXIT, other, by=_R.R8)
             if flow.uses("skip"):
                 asm.jump_if(Jump.JEQ, _R.R8, SKIP, other)
             asm.jump_if(Jump.JGE, _R.R8, EXIT_WITH, exits)
@@ -399,8 +388,7 @@ class Epilogue:
         if not self._request.maxhits:
             asm.jump(release)
         else:
-            asm.load(_R.R1, SCRATCH, Field.IS_LAST)
-            asm.jump_if(Jump.JNE, _R.R1, 0, release)
+            asm.jump_if_word(Jump.JNE, SCRATCH, Field.IS_LAST, 0, release)
             asm.mov(_R.R8, LIMIT)
         asm.place(wish)
         if self._ticket is not None:

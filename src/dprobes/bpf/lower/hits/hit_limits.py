@@ -102,8 +102,7 @@ class Ticket:
         asm = self._asm
         if last is not None:
             asm.mov(_R.R3, last)
-            asm.load(_R.R2, _R.R1, ProbeField.HITS)
-            asm.jump_if(Jump.JGT, _R.R2, _R.R3, out)
+            asm.jump_if_word(Jump.JGT, _R.R1, ProbeField.HITS, _R.R3, out, by=_R.R2)
         asm.mov(_R.R2, 1)
         asm.atomic(Atomic.ADD, _R.R1, ProbeField.HITS, _R.R2, fetch=True)
         if last is not None:
@@ -169,8 +168,7 @@ class Overload:
         asm.load(_R.R0, _R.R2, ProbeLoad.COST, Size.W)
         asm.increase(_R.R1, CpuLoad.TRAPS, _R.R0, by=_R.R3)
         if is_foreign:
-            asm.mov(_R.R3, 1)
-            asm.atomic(Atomic.ADD, _R.R2, ProbeLoad.FOREIGN, _R.R3)
+            asm.count(_R.R2, ProbeLoad.FOREIGN, by=_R.R3)
 
     def admit(self, skipped: Label) -> None:
         """Go to ``skipped`` if this hit is to run no handler; else note when it begins. Takes R0-R5, and R7 or R9."""
@@ -178,8 +176,7 @@ class Overload:
         asm, load = self._asm, _R.R9 if self._writer.is_small else _R.R7
         released, runs, done = asm.label(), asm.label(), asm.label()
         self._cpu_load(load)
-        asm.load(_R.R2, load, CpuLoad.BRAKED)
-        asm.jump_if(Jump.JEQ, _R.R2, 0, released)
+        asm.jump_if_word(Jump.JEQ, load, CpuLoad.BRAKED, 0, released, by=_R.R2)
         # This clock can be read anywhere, the coarse one cannot: a probepoint may be where the kernel writes that.
         asm.call(Helper.KTIME_GET_NS)
         asm.load(_R.R2, load, CpuLoad.BRAKED)
@@ -187,8 +184,7 @@ class Overload:
         asm.store(load, CpuLoad.BRAKED, 0)
         asm.place(released)
         self._probe_load(_R.R1, _R.R8)
-        asm.load(_R.R2, _R.R1, ProbeLoad.THINNING, Size.W)
-        asm.jump_if(Jump.JLE, _R.R2, 1, runs)
+        asm.jump_if_word(Jump.JLE, _R.R1, ProbeLoad.THINNING, 1, runs, by=_R.R2, size=Size.W)
         asm.mov(_R.R3, 1)
         asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.TURN, _R.R3, fetch=True)
         asm.alu(Alu.MOD, _R.R3, _R.R2)
@@ -214,8 +210,7 @@ class Overload:
         """Count a hit that runs no handler. Takes R1 and R2."""
         asm = self._asm
         self._probe_load(_R.R1, _R.R8)
-        asm.mov(_R.R2, 1)
-        asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.SKIPPED, _R.R2)
+        asm.count(_R.R1, ProbeLoad.SKIPPED)
 
     def begin(self) -> None:
         """Put into the state when the handler began. Takes R1."""
@@ -226,8 +221,7 @@ class Overload:
         """Add what the handler took, if it is measured, and brake if that is too much. Takes all but R6 and R7."""
         asm, done = self._asm, self._asm.label()
         short = asm.label()
-        asm.load(_R.R1, SCRATCH, Field.BEGAN)
-        asm.jump_if(Jump.JEQ, _R.R1, 0, done)
+        asm.jump_if_word(Jump.JEQ, SCRATCH, Field.BEGAN, 0, done)
         asm.call(Helper.KTIME_GET_NS)
         asm.mov(_R.R8, _R.R0)
         asm.load(_R.R1, SCRATCH, Field.BEGAN)
@@ -254,10 +248,7 @@ class Overload:
         """Let a register point to the entry of this CPU. Takes R0, and R1-R5 of helpers."""
         asm = self._asm
         asm.call(Helper.GET_SMP_PROCESSOR_ID)
-        asm.alu(Alu.AND, _R.R0, self._tables.cpus - 1)
-        asm.alu(Alu.LSH, _R.R0, CPU_LOAD_SIZE.bit_length() - 1)
-        asm.load_value(dst, MapName.CPU_LOAD)
-        asm.alu(Alu.ADD, dst, _R.R0)
+        asm.point_to_element(dst, MapName.CPU_LOAD, _R.R0, self._tables.cpus, CPU_LOAD_SIZE)
 
     def _probe_load(self, dst: Register, cookie: Register) -> None:
         """Let a register point to the probepoint's entry, whose number is in an attach cookie. Takes R0."""
@@ -266,7 +257,4 @@ class Overload:
             asm.load_value(dst, MapName.PROBE_LOAD, self._probe * PROBE_LOAD_SIZE)
             return
         asm.mov(_R.R0, cookie)
-        asm.alu(Alu.AND, _R.R0, self._tables.probes - 1)
-        asm.alu(Alu.LSH, _R.R0, PROBE_LOAD_SIZE.bit_length() - 1)
-        asm.load_value(dst, MapName.PROBE_LOAD)
-        asm.alu(Alu.ADD, dst, _R.R0)
+        asm.point_to_element(dst, MapName.PROBE_LOAD, _R.R0, self._tables.probes, PROBE_LOAD_SIZE)

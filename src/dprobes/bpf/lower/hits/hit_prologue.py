@@ -57,8 +57,7 @@ def write_switch_over(asm: Assembler, request: Request, outside: Label) -> None:
         return
     ours, replaced = asm.label(), asm.label()
     asm.load_value(_R.R1, MapName.STATUS, Status.SWITCH_OVER)
-    asm.load(_R.R9, _R.R1, 0)
-    asm.jump_if(Jump.JEQ, _R.R9, SwitchOver.OURS, ours)
+    asm.jump_if_word(Jump.JEQ, _R.R1, 0, SwitchOver.OURS, ours, by=_R.R9)
     if request.placement is Placement.EVENT:
         # Two events: which of the programs comes first is not known, and nothing tells that they belong together.
         asm.jump_if(Jump.JNE, _R.R9, SwitchOver.CROSSING, outside)
@@ -178,8 +177,7 @@ class Prologue:
     def _look_whether_enabled(self) -> None:
         """Let R1 point to the entry in the probe table; takes R2."""
         self._entry_without_state()
-        self._asm.load(_R.R2, _R.R1, ProbeField.DISABLED, Size.W)
-        self._asm.jump_if(Jump.JNE, _R.R2, 0, self._out)
+        self._asm.jump_if_word(Jump.JNE, _R.R1, ProbeField.DISABLED, 0, self._out, by=_R.R2, size=Size.W)
 
     def _draw(self, ticket: Ticket | None) -> None:
         """Write the limits: the hit gets its number, R1 being the entry, and goes out if that is none of ours."""
@@ -281,8 +279,7 @@ class Prologue:
     def _count_missed(self) -> None:
         asm = self._asm
         self._entry_without_state()
-        asm.mov(_R.R2, 1)
-        asm.atomic(Atomic.ADD, _R.R1, ProbeField.MISSED, _R.R2)
+        asm.count(_R.R1, ProbeField.MISSED)
 
     def _initialise(self) -> None:
         asm, flow, takes_traces = self._asm, self._w.flow, bool(self._w.state.ex_logmax)
@@ -351,8 +348,7 @@ class Prologue:
     def _measure(self) -> None:
         """Let the time since the entry, R0 being now, take the place of that of the entry: all of a handler gets it."""
         asm, is_unseen, took_time = self._asm, self._asm.label(), self._asm.label()
-        asm.load(_R.R1, SCRATCH, KEPT)
-        asm.jump_if(Jump.JEQ, _R.R1, 0, is_unseen)
+        asm.jump_if_word(Jump.JEQ, SCRATCH, KEPT, 0, is_unseen)
         asm.alu(Alu.SUB, _R.R0, _R.R1)
         asm.jump_if(Jump.JNE, _R.R0, 0, took_time)  # clocks may be coarse, and 0 says that nobody saw the entry
         asm.mov(_R.R0, 1)

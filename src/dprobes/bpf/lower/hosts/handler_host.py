@@ -112,10 +112,7 @@ class ProbeTable:
     def entry_at(self, dst: Register, index: Register) -> None:
         """Let a register point to the entry with an index, which is changed."""
         asm = self._asm
-        asm.alu(Alu.AND, index, self._request.tables.probes - 1)
-        asm.alu(Alu.LSH, index, PROBE_ENTRY_SIZE.bit_length() - 1)
-        asm.load_value(dst, MapName.PROBES)
-        asm.alu(Alu.ADD, dst, index)
+        asm.point_to_element(dst, MapName.PROBES, index, self._request.tables.probes, PROBE_ENTRY_SIZE)
 
     def probe_offset(self, dst: Register) -> None:
         """Load the file offset of the probepoint's written place, or of a sample; uses R9."""
@@ -129,8 +126,7 @@ class ProbeTable:
         """Add one to a counter of the probepoint; takes R1, R2 and R9."""
         asm = self._asm
         self.probe_entry(Register.R1)
-        asm.mov(Register.R2, 1)
-        asm.atomic(Atomic.ADD, Register.R1, field, Register.R2)
+        asm.count(Register.R1, field)
 
     def output(self, *, wakes: bool = False) -> None:
         """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Takes R1-R5; wakes the reader if that sleeps."""
@@ -143,8 +139,7 @@ class ProbeTable:
             awake = asm.label()
             asm.mov(Register.R4, RingOutput.NO_WAKEUP)
             asm.load_value(Register.R1, MapName.STATUS, Status.WAITING)
-            asm.load(Register.R5, Register.R1, 0)
-            asm.jump_if(Jump.JEQ, Register.R5, 0, awake)
+            asm.jump_if_word(Jump.JEQ, Register.R1, 0, 0, awake, by=Register.R5)
             asm.mov(Register.R5, 0)
             asm.atomic(Atomic.XCHG, Register.R1, 0, Register.R5)
             asm.mov(Register.R4, RingOutput.FORCE_WAKEUP)
@@ -503,8 +498,7 @@ class Host(Identities, ProbeTable):
         asm.alu(Alu.AND, Register.R1, core_stop_layout.STOPS_MAX - 1)
         asm.alu(Alu.LSH, Register.R1, core_stop_layout.STOP_SIZE.bit_length() - 1)
         asm.alu(Alu.ADD, Register.R9, Register.R1)
-        asm.load(Register.R1, Register.R9, core_stop_layout.FIRST)
-        asm.jump_if(Jump.JEQ, Register.R1, 0, free)
+        asm.jump_if_word(Jump.JEQ, Register.R9, core_stop_layout.FIRST, 0, free)
         asm.alu(Alu.RSH, Register.R1, 32)
         asm.jump_if(Jump.JNE, Register.R1, core_stop_layout.ENDED, refused)
         asm.place(free)
@@ -514,8 +508,7 @@ class Host(Identities, ProbeTable):
         # An exchange, so that the look at CLOSED comes after it.
         asm.atomic(Atomic.XCHG, Register.R9, core_stop_layout.FIRST, Register.R0)
         asm.load_value(Register.R1, MapName.STOPS)
-        asm.load(Register.R1, Register.R1, core_stop_layout.CLOSED)
-        asm.jump_if(Jump.JNE, Register.R1, 0, refused)
+        asm.jump_if_word(Jump.JNE, Register.R1, core_stop_layout.CLOSED, 0, refused)
 
     def stop_process(self) -> None:
         """Stop the process, as soon as it would go on in its own code."""

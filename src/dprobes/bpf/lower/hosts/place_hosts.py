@@ -188,8 +188,7 @@ class TracepointHost(KernelHost):
         asm.store(_R.R10, _NARROW, _R.R1)
         self._place(call.number, call.number.path, outside)
         asm.load(_R.R2, _R.R2, call.number.path[-1], Size.W)
-        asm.load(_R.R1, _R.R10, _NARROW)
-        asm.jump_if(Jump.JNE, _R.R1, 0, narrow)
+        asm.jump_if_word(Jump.JNE, _R.R10, _NARROW, 0, narrow)
         for number, here in ((call.wide, None), (call.narrow, narrow)):
             if here is not None:
                 asm.place(here)
@@ -220,8 +219,7 @@ class TracepointHost(KernelHost):
             self._load_field(field, field.path, nobody)
             return
         narrow, done = asm.label(), asm.label()
-        asm.load(_R.R1, SCRATCH, Field.PLACE)
-        asm.jump_if(Jump.JNE, _R.R1, 0, narrow)
+        asm.jump_if_word(Jump.JNE, SCRATCH, Field.PLACE, 0, narrow)
         self._load_field(field, field.path, nobody)
         asm.jump(done)
         asm.place(narrow)
@@ -257,8 +255,7 @@ class TracepointHost(KernelHost):
         asm = self._asm
         asm.mov(_R.R2, CONTEXT)
         for offset in (field.start, *path[:-1]) if path else ():
-            asm.load(_R.R2, _R.R2, offset)
-            asm.jump_if(Jump.JEQ, _R.R2, 0, nobody)
+            asm.jump_if_word(Jump.JEQ, _R.R2, offset, 0, nobody, by=_R.R2)
 
     def _load_number(self, dst: Register, base: Register, offset: int, size: int) -> None:
         """Load a number of the record or of a structure; what lies at an odd place is put together of bytes."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import Alu, Jump, Register
@@ -12,6 +13,8 @@ from dprobes.rpn.instruction_set import RPN_STACK_CELLS, ExceptionCode
 from dprobes.rpn.word_arithmetic import BINARY, COMPARISONS, FILLS, complement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.bpf.lower.state.handler_state import Operand
     from dprobes.bpf.lower.template_writer import Template, Writer
     from dprobes.rpn.instruction_encoding import EncodedInstruction
@@ -134,20 +137,20 @@ def _idiv(w: Writer, i: EncodedInstruction) -> None:
     w.stack.push(dividend)
 
 
-def _shift(operation: Alu) -> tuple[Template, Template]:
-    """Return the templates with the count in the instruction, and below the value."""
-
-    def immediate(w: Writer, i: EncodedInstruction) -> None:
-        _shift_by(w, operation, w.stack.pop(), int(i.operand))
+def _counted(
+    name: str, write: Callable[[Writer, Operand, Operand], None], *, is_top: bool = False
+) -> dict[str, Template]:
+    """Return the templates of an operation with the count in the instruction, and below or above the value."""
 
     def popped(w: Writer, i: EncodedInstruction) -> None:
-        value, count = w.stack.pop(), w.stack.pop()
-        _shift_by(w, operation, value, count)
+        top, second = w.stack.pop(), w.stack.pop()
+        value, count = (second, top) if is_top else (top, second)
+        write(w, value, count)
 
-    return immediate, popped
+    return {f"{name} <bits>": lambda w, i: write(w, w.stack.pop(), int(i.operand)), name: popped}
 
 
-def _shift_by(w: Writer, operation: Alu, operand: Operand, count: Operand) -> None:
+def _shift(w: Writer, operand: Operand, count: Operand, operation: Alu) -> None:
     if isinstance(count, int) and count >= w.bits:
         w.stack.push(0)
         return
@@ -170,19 +173,10 @@ def _shift_by(w: Writer, operation: Alu, operand: Operand, count: Operand) -> No
     w.stack.push(value)
 
 
-def _rotate(*, left: bool) -> tuple[Template, Template]:
-    def immediate(w: Writer, i: EncodedInstruction) -> None:
-        _rotate_by(w, w.stack.pop(), int(i.operand) % w.bits, left=left)
-
-    def popped(w: Writer, i: EncodedInstruction) -> None:
-        value, count = w.stack.pop(), w.stack.pop()
-        _rotate_by(w, value, count % w.bits if not isinstance(count, Register) else count, left=left)
-
-    return immediate, popped
-
-
-def _rotate_by(w: Writer, operand: Operand, count: Operand, *, left: bool) -> None:
+def _rotate(w: Writer, operand: Operand, count: Operand, *, left: bool) -> None:
     asm, wide = w.asm, w.wide
+    if isinstance(count, int):
+        count %= w.bits
     value = w.stack.in_register(operand)
     one, other = (Alu.LSH, Alu.RSH) if left else (Alu.RSH, Alu.LSH)
     if count == 0 and not isinstance(count, Register):
@@ -202,18 +196,7 @@ def _rotate_by(w: Writer, operand: Operand, count: Operand, *, left: bool) -> No
     w.stack.push(value)
 
 
-def _propagate(name: str) -> tuple[Template, Template]:
-    def immediate(w: Writer, i: EncodedInstruction) -> None:
-        _propagate_by(w, name, w.stack.pop(), int(i.operand))
-
-    def popped(w: Writer, i: EncodedInstruction) -> None:
-        n, value = w.stack.pop(), w.stack.pop()
-        _propagate_by(w, name, value, n)
-
-    return immediate, popped
-
-
-def _propagate_by(w: Writer, name: str, operand: Operand, n: Operand) -> None:
+def _propagate(w: Writer, operand: Operand, n: Operand, name: str) -> None:
     code = ExceptionCode.INVALID_OPERAND
     asm, wide = w.asm, w.wide
     if not isinstance(n, Register) and not 1 <= n <= w.bits:
@@ -259,10 +242,6 @@ def _propagate_by(w: Writer, name: str, operand: Operand, n: Operand) -> None:
     w.stack.push(value)
 
 
-_SHL, _SHR = _shift(Alu.LSH), _shift(Alu.RSH)
-_ROL, _ROR = _rotate(left=True), _rotate(left=False)
-_PROPAGATES = {name: _propagate(name) for name in FILLS}
-
 _ALU = {"add": Alu.ADD, "sub": Alu.SUB, "mul": Alu.MUL, "and": Alu.AND, "or": Alu.OR, "xor": Alu.XOR}
 
 ARITHMETIC_TEMPLATES: dict[str, Template] = {
@@ -271,20 +250,19 @@ ARITHMETIC_TEMPLATES: dict[str, Template] = {
     "neg": _neg,
     "div": _div,
     "idiv": _idiv,
-    "rol <bits>": _ROL[0],
-    "rol": _ROL[1],
-    "ror <bits>": _ROR[0],
-    "ror": _ROR[1],
-    "shl <bits>": _SHL[0],
-    "shl": _SHL[1],
-    "shr <bits>": _SHR[0],
-    "shr": _SHR[1],
-    **{f"{name} <bits>": templates[0] for name, templates in _PROPAGATES.items()},
-    **{name: templates[1] for name, templates in _PROPAGATES.items()},
+    **_counted("rol", partial(_rotate, left=True)),
+    **_counted("ror", partial(_rotate, left=False)),
+    **_counted("shl", partial(_shift, operation=Alu.LSH)),
+    **_counted("shr", partial(_shift, operation=Alu.RSH)),
+    **{
+        syntax: template
+        for name in FILLS
+        for syntax, template in _counted(name, partial(_propagate, name=name), is_top=True).items()
+    },
 }
 
 
-# Templates of arithmetic, the RPN stack and variables.
+# The RPN stack.
 
 
 _UNROLLED = 16
@@ -327,28 +305,21 @@ def _dup(w: Writer, i: EncodedInstruction) -> None:
 
 def _dup_loop(w: Writer, times: int) -> None:
     """Write a loop: the top cell is a count, to be popped; so many copies of the cell below it are pushed."""
-    asm, count, done = w.asm, w.work(0), w.asm.label()
+    asm, count = w.asm, w.work(0)
     value = w.stack.pop_register()
     asm.store(SCRATCH, count, value)
     w.stack.settle()
     w.stack.store_tsp()
-    head = asm.label()
-    w.loops.head(head)
-    asm.load(Register.R1, SCRATCH, count)
-    asm.jump_if(Jump.JEQ, Register.R1, 0, done)
-    asm.alu(Alu.SUB, Register.R1, 1)
-    asm.store(SCRATCH, count, Register.R1)
-    asm.load(TSP, SCRATCH, Field.TSP)
-    asm.mov(Register.R1, TSP)
-    w.cell(Register.R1)
-    asm.load(Register.R2, Register.R1, 0)
-    asm.alu(Alu.SUB, TSP, 1)
-    asm.store(SCRATCH, Field.TSP, TSP)
-    asm.mov(Register.R1, TSP)
-    w.cell(Register.R1)
-    asm.store(Register.R1, 0, Register.R2)
-    w.loops.goto(head)
-    asm.place(done)
+    with w.repeat(count):
+        asm.load(TSP, SCRATCH, Field.TSP)
+        asm.mov(Register.R1, TSP)
+        w.cell(Register.R1)
+        asm.load(Register.R2, Register.R1, 0)
+        asm.alu(Alu.SUB, TSP, 1)
+        asm.store(SCRATCH, Field.TSP, TSP)
+        asm.mov(Register.R1, TSP)
+        w.cell(Register.R1)
+        asm.store(Register.R1, 0, Register.R2)
     w.stack.drop(-times)
     w.close_loop()
 
@@ -411,45 +382,24 @@ def _store_cell(w: Writer, value: Operand, base: Operand, n: Operand) -> None:
     w.stack.settle()
 
 
-def _push_relative(name: str) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        _load_cell(w, name, int(i.operand))
-
-    return template
-
-
-def _push_relative_popped(name: str) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        n = w.stack.pop()
-        _load_cell(w, name, n)
-
-    return template
-
-
-def _pop_relative(name: str) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        n = int(i.operand)
-        position = _position(w, name, n)  # before the pop
-        if position is not None:
-            value = w.stack.pop()
-            w.stack.set(position - w.stack.top, value)
-            return
+def _pop_to(w: Writer, name: str, n: int) -> None:
+    position, base = _position(w, name, n), None
+    if position is None:
         base = _base(w, name)  # before the pop
-        _store_cell(w, w.stack.pop(), base, n)
+    value = w.stack.pop()
+    if position is not None:
+        w.stack.set(position - w.stack.top, value)
+    elif base is not None:
+        _store_cell(w, value, base, n)
 
-    return template
 
-
-def _pop_relative_popped(name: str) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        value, n = w.stack.pop(), w.stack.pop()
-        position = _position(w, name, n)
-        if position is not None:
-            w.stack.set(position - w.stack.top, value)
-            return
+def _pop_to_popped(w: Writer, name: str) -> None:
+    value, n = w.stack.pop(), w.stack.pop()
+    position = _position(w, name, n)
+    if position is not None:
+        w.stack.set(position - w.stack.top, value)
+    else:
         _store_cell(w, value, _base(w, name), n)
-
-    return template
 
 
 def _copy_to(w: Writer, name: str, n: Operand) -> None:
@@ -461,19 +411,16 @@ def _copy_to(w: Writer, name: str, n: Operand) -> None:
     _store_cell(w, value, _base(w, name), n)
 
 
-def _copy_relative(name: str) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        _copy_to(w, name, int(i.operand))
-
-    return template
-
-
-def _copy_relative_popped(name: str) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        n = w.stack.pop()
-        _copy_to(w, name, n)
-
-    return template
+def _relative(name: str) -> dict[str, Template]:
+    """Return the templates of what accesses a cell at SBP or TSP plus a number."""
+    return {
+        f"push {name}": lambda w, _: _load_cell(w, name, w.stack.pop()),
+        f"pop {name}": lambda w, _: _pop_to_popped(w, name),
+        f"copy {name}": lambda w, _: _copy_to(w, name, w.stack.pop()),
+        f"push {name}, <n>": lambda w, i: _load_cell(w, name, int(i.operand)),
+        f"pop {name}, <n>": lambda w, i: _pop_to(w, name, int(i.operand)),
+        f"copy {name}, <n>": lambda w, i: _copy_to(w, name, int(i.operand)),
+    }
 
 
 def _save_sbp(w: Writer, i: EncodedInstruction) -> None:
@@ -499,7 +446,7 @@ def _restore_tsp(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _dup_popped(w: Writer, i: EncodedInstruction) -> None:
-    asm, count, done = w.asm, w.work(0), w.asm.label()
+    asm, count = w.asm, w.work(0)
     value, times = w.stack.pop_register(), w.stack.pop_register()
     asm.store(SCRATCH, w.work(1), value)
     w.stack.flush()
@@ -512,25 +459,17 @@ def _dup_popped(w: Writer, i: EncodedInstruction) -> None:
     asm.store(SCRATCH, Field.TSP, position)
     w.stack.settle()
     small = asm.label()
-    asm.load(Register.R1, SCRATCH, count)
-    asm.jump_if(Jump.JLT, Register.R1, RPN_STACK_CELLS, small)
+    asm.jump_if_word(Jump.JLT, SCRATCH, count, RPN_STACK_CELLS, small)
     asm.mov(Register.R1, RPN_STACK_CELLS - 1)
     asm.place(small)
     asm.alu(Alu.ADD, Register.R1, 1)
     asm.store(SCRATCH, count, Register.R1)
-    head = asm.label()
-    w.loops.head(head)
-    asm.load(Register.R1, SCRATCH, count)
-    asm.jump_if(Jump.JEQ, Register.R1, 0, done)
-    asm.alu(Alu.SUB, Register.R1, 1)
-    asm.store(SCRATCH, count, Register.R1)
-    asm.load(Register.R2, SCRATCH, Field.TSP)
-    asm.alu(Alu.ADD, Register.R2, Register.R1)
-    w.cell(Register.R2)
-    asm.load(Register.R1, SCRATCH, w.work(1))
-    asm.store(Register.R2, 0, Register.R1)
-    w.loops.goto(head)
-    asm.place(done)
+    with w.repeat(count):
+        asm.load(Register.R2, SCRATCH, Field.TSP)
+        asm.alu(Alu.ADD, Register.R2, Register.R1)
+        w.cell(Register.R2)
+        asm.load(Register.R1, SCRATCH, w.work(1))
+        asm.store(Register.R2, 0, Register.R1)
     w.reload_tsp()
 
 
@@ -540,12 +479,8 @@ STACK_TEMPLATES: dict[str, Template] = {
     "dup <times>": _dup,
     "dup": _dup_popped,
     "ros <cells>": _ros,
-    **{f"push {name}": _push_relative_popped(name) for name in ("sbp", "tsp")},
-    **{f"pop {name}": _pop_relative_popped(name) for name in ("sbp", "tsp")},
-    **{f"copy {name}": _copy_relative_popped(name) for name in ("sbp", "tsp")},
-    **{f"push {name}, <n>": _push_relative(name) for name in ("sbp", "tsp")},
-    **{f"pop {name}, <n>": _pop_relative(name) for name in ("sbp", "tsp")},
-    **{f"copy {name}, <n>": _copy_relative(name) for name in ("sbp", "tsp")},
+    **_relative("sbp"),
+    **_relative("tsp"),
     "save sbp": _save_sbp,
     "restore sbp": _restore_sbp,
     "save tsp": _save_tsp,

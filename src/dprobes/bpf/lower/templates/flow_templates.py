@@ -57,12 +57,11 @@ def _branch(condition: Jump) -> Template:
         taken = w.asm.label()
 
         def take() -> None:
-            w.asm.place(taken)
             w.charge_jump()
             w.goto_block(target)
 
         w.asm.jump_if(condition, value, 0, taken, wide=w.wide)
-        w.defer(take)
+        w.defer(take, taken)
 
     return template
 
@@ -76,13 +75,8 @@ def _loop(w: Writer, i: EncodedInstruction) -> None:
     w.stack.push(value)
     w.settle_for(target, i.end)
     taken = w.asm.label()
-
-    def take() -> None:
-        w.asm.place(taken)
-        w.goto_block(target)
-
     w.asm.jump_if(Jump.JNE, value, 0, taken, wide=w.wide)
-    w.defer(take)
+    w.defer(lambda: w.goto_block(target), taken)
 
 
 def _call(w: Writer, i: EncodedInstruction) -> None:

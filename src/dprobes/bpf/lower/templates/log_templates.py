@@ -57,12 +57,11 @@ def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand
         full = w.asm.label()
 
         def close() -> None:
-            w.asm.place(full)
             _close(w)
             w.asm.jump(ignored)
 
         w.asm.jump_if(condition, register, operand, full)
-        w.defer(close)
+        w.defer(close, full)
     else:
         w.throw_if(condition, register, operand, ExceptionCode.LOG_OVERFLOW, w.point.logmax, wide=True)
 
@@ -78,8 +77,7 @@ def overflow(w: Writer) -> None:
 def _close(w: Writer) -> None:
     """Let nothing more be logged (``Machine.close_log``); takes R1."""
     closed = w.asm.label()
-    w.asm.load(_R.R1, SCRATCH, Field.CUT_AT)
-    w.asm.jump_if(Jump.JNE, _R.R1, 0, closed)
+    w.asm.jump_if_word(Jump.JNE, SCRATCH, Field.CUT_AT, 0, closed)
     w.asm.load(_R.R1, SCRATCH, Field.LP)
     w.asm.alu(Alu.ADD, _R.R1, 1)
     w.asm.store(SCRATCH, Field.CUT_AT, _R.R1)
@@ -92,8 +90,7 @@ def open_again(w: Writer) -> None:
     if not w.may_cut:
         return
     is_open = w.asm.label()
-    w.asm.load(_R.R1, SCRATCH, Field.CUT_AT)
-    w.asm.jump_if(Jump.JEQ, _R.R1, 0, is_open)
+    w.asm.jump_if_word(Jump.JEQ, SCRATCH, Field.CUT_AT, 0, is_open)
     w.asm.alu(Alu.SUB, _R.R1, 1)
     w.asm.store(SCRATCH, Field.LP, _R.R1)
     w.asm.store(SCRATCH, Field.CUT_AT, 0)
@@ -239,15 +236,13 @@ def _to_known_place(w: Writer, lp: int, count: int, size: int) -> None:
 
 def _in_a_row(w: Writer, count: int, size: int) -> None:
     asm, over, done = w.asm, w.asm.label(), w.asm.label()
-    asm.load(_R.R1, SCRATCH, Field.LP)
-    asm.jump_if(Jump.JGT, _R.R1, w.point.logmax - count * size, over)
+    asm.jump_if_word(Jump.JGT, SCRATCH, Field.LP, w.point.logmax - count * size, over)
 
     def what_fits() -> None:
-        asm.place(over)
         _in_a_loop(w, count, size, is_over=True)
         asm.jump(done)
 
-    w.defer(what_fits)
+    w.defer(what_fits, over)
     w.pointer(_R.R1, 0, w.state.log_mask)
     for n in range(count):
         offset = w.stack.address(_R.R0, w.stack.top + n)
@@ -290,21 +285,13 @@ def _store_position(w: Writer) -> None:
 
 def _copy_cells(w: Writer, size: int, kept: int) -> None:
     """Write a loop that logs so many cells as a field says, from the position in work word 1 on; they fit."""
-    asm, rest, position, head, done = w.asm, w.work(0), w.work(1), w.asm.label(), w.asm.label()
+    asm, rest = w.asm, w.work(0)
     asm.copy(SCRATCH, rest, kept)
-    w.loops.head(head)
-    asm.load(_R.R1, SCRATCH, rest)
-    asm.jump_if(Jump.JEQ, _R.R1, 0, done)
-    asm.alu(Alu.SUB, _R.R1, 1)
-    asm.store(SCRATCH, rest, _R.R1)
-    asm.load(_R.R2, SCRATCH, position)
-    asm.add(_R.R3, _R.R2, 1)
-    asm.store(SCRATCH, position, _R.R3)
-    w.cell(_R.R2)
-    asm.load(_R.R2, _R.R2, 0)
-    append(w, _R.R2, size)
-    w.loops.goto(head)
-    asm.place(done)
+    with w.repeat(rest):
+        asm.take_next(_R.R2, SCRATCH, w.work(1), by=_R.R3)
+        w.cell(_R.R2)
+        asm.load(_R.R2, _R.R2, 0)
+        append(w, _R.R2, size)
 
 
 def _popped_count(w: Writer, i: EncodedInstruction) -> None:
@@ -421,11 +408,10 @@ def _memory(w: Writer, i: EncodedInstruction) -> None:
         asm.alu(Alu.AND, _R.R2, w.state.log_mask)
         asm.load(_R.R3, SCRATCH, address)
 
-    asm.load(_R.R2, SCRATCH, kept)
-    asm.jump_if(Jump.JEQ, _R.R2, 0, empty)
+    asm.jump_if_word(Jump.JEQ, SCRATCH, kept, 0, empty, by=_R.R2)
     w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
-    w.defer(lambda: _find_fault(w, fault))
+    w.defer(lambda: _find_fault(w), fault)
     asm.place(empty)
     write_prefix(w, Token.MEMORY, kept)
     advance(w, kept)
@@ -484,7 +470,7 @@ def _log_address(w: Writer, register: Register) -> None:
     w.pointer(register, LOG + ITEM_PREFIX_SIZE, w.state.log_mask)
 
 
-def _find_fault(w: Writer, label: Label) -> None:
+def _find_fault(w: Writer) -> None:
     """
     Find the first byte that cannot be read, page by page; log and raise it.
 
@@ -492,7 +478,6 @@ def _find_fault(w: Writer, label: Label) -> None:
     """
     asm, address, kept, position = w.asm, w.work(0), w.work(2), w.work(4)
     head, found = asm.label(), asm.label()
-    asm.place(label)
     w.open_loop()
     asm.copy(SCRATCH, position, address)
     w.loops.head(head)
@@ -515,8 +500,7 @@ def _throw_logged_fault(w: Writer, position: int) -> None:
     asm, size, full = w.asm, w.work(14), w.asm.label()
     w.close_loop()
     if w.point.logmax >= ITEM_PREFIX_SIZE + w.word_size:
-        asm.load(_R.R1, SCRATCH, Field.LP)
-        asm.jump_if(Jump.JGT, _R.R1, w.point.logmax - ITEM_PREFIX_SIZE - w.word_size, full)
+        asm.jump_if_word(Jump.JGT, SCRATCH, Field.LP, w.point.logmax - ITEM_PREFIX_SIZE - w.word_size, full)
         asm.store(SCRATCH, size, w.word_size)
         write_prefix(w, Token.ADDRESS_FAULT, size)
         asm.load(_R.R2, SCRATCH, position)
@@ -562,12 +546,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
     advance(w, length)
     end(w)
     asm.place(done)
-
-    def by_pages() -> None:
-        asm.place(slow)
-        _string_by_pages(w, known)
-
-    w.defer(by_pages)
+    w.defer(lambda: _string_by_pages(w, known), slow)
 
 
 def _string_by_pages(w: Writer, known: Label) -> None:
@@ -609,8 +588,7 @@ def _string_by_pages(w: Writer, known: Label) -> None:
     asm.alu(Alu.ADD, _R.R1, 1)
     asm.store(SCRATCH, seen, _R.R1)
     _string_address(w, _R.R1, length)
-    asm.load(_R.R1, _R.R1, 0, Size.B)
-    asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
+    asm.jump_if_word(Jump.JEQ, _R.R1, 0, 0, ended, size=Size.B)
     asm.increase(SCRATCH, length, 1)
     w.loops.goto(scan)
     asm.place(next_page)

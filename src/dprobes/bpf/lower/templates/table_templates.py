@@ -87,48 +87,38 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
                 clear(w, place, key.bytes)
                 _read_bytes(w, place, key.size, w.work(_ADDRESS + read.index(place)), in_loop=has_strings)
             case KeyKind.COMM:
-                _point_to(w, _R.R1, place)
+                w.point_to(_R.R1, place)
                 w.host.process_name()
             case KeyKind.USER_STACK:
                 clear(w, place, key.bytes)
                 w.host.pid()
-                _point_to(w, _R.R1, place)
+                w.point_to(_R.R1, place)
                 asm.store(_R.R1, 0, _R.R0)
-                _point_to(w, _R.R1, place + 8)
+                w.point_to(_R.R1, place + 8)
                 asm.mov(_R.R2, key.bytes - 8)
                 w.host.user_stack(w.state.snapshot, w.work(_SNAPSHOT), w.state.log_mask, place + 8)
             case KeyKind.KERNEL_STACK:
                 clear(w, place, key.bytes)
-                _point_to(w, _R.R1, place)
+                w.point_to(_R.R1, place)
                 asm.mov(_R.R2, key.bytes)
                 w.host.kernel_stack()
     if has_strings:
         w.close_loop()
 
 
-def _point_to(w: Writer, register: Register, place: int) -> None:
-    w.asm.add(register, SCRATCH, place)
-
-
 def clear(w: Writer, place: int, size: int) -> None:
     """Clear bytes of the state; takes R1."""
-    _point_to(w, _R.R1, place)
+    w.point_to(_R.R1, place)
     for position in range(0, size, 8):
         w.asm.store(_R.R1, position, 0)
 
 
 def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
     """Read ``size`` bytes at the address that a field holds; zeros are behind them already."""
-    asm, fault = w.asm, w.asm.label()
-
-    def arguments() -> None:
-        _point_to(w, _R.R1, place)
-        asm.mov(_R.R2, size)
-        asm.load(_R.R3, SCRATCH, address)
-
-    w.host.read_memory(arguments)
-    asm.jump_if(Jump.JNE, _R.R0, 0, fault)
-    w.defer(lambda: throw_fault(w, fault, size, address, in_loop=in_loop))
+    fault = w.asm.label()
+    w.read_to(place, size, address)
+    w.asm.jump_if(Jump.JNE, _R.R0, 0, fault)
+    w.defer(lambda: throw_fault(w, size, address, in_loop=in_loop), fault)
 
 
 def _read_string(w: Writer, place: int, size: int, address: int) -> None:
@@ -139,18 +129,13 @@ def _read_string(w: Writer, place: int, size: int, address: int) -> None:
     string is read byte by byte.
     """
     asm, known, slow = w.asm, w.asm.label(), w.asm.label()
-    _point_to(w, _R.R1, place)
+    w.point_to(_R.R1, place)
     asm.mov(_R.R2, size + 1)
     asm.load(_R.R3, SCRATCH, address)
     w.host.read_string()
     asm.jump_if(Jump.JSLT, _R.R0, 1, slow)
     asm.place(known)
-
-    def by_bytes() -> None:
-        asm.place(slow)
-        _read_by_bytes(w, place, size, address, known)
-
-    w.defer(by_bytes)
+    w.defer(lambda: _read_by_bytes(w, place, size, address, known), slow)
 
 
 def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label) -> None:
@@ -160,8 +145,7 @@ def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label)
     asm.store(SCRATCH, read, 0)
     asm.copy(SCRATCH, position, address)
     w.loops.head(head)
-    asm.load(_R.R1, SCRATCH, read)
-    asm.jump_if(Jump.JGE, _R.R1, size, ended)
+    asm.jump_if_word(Jump.JGE, SCRATCH, read, size, ended)
 
     def arguments() -> None:
         _point_to_byte(w, place, read)
@@ -171,8 +155,7 @@ def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label)
     w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     _point_to_byte(w, place, read)
-    asm.load(_R.R1, _R.R1, 0, Size.B)
-    asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
+    asm.jump_if_word(Jump.JEQ, _R.R1, 0, 0, ended, size=Size.B)
     for field in (read, position):
         asm.increase(SCRATCH, field, 1, wide=w.wide)
     w.loops.goto(head)
@@ -328,20 +311,18 @@ def _add(w: Writer, offset: int, amount: int | None) -> None:
 
 def _count_in_bucket(w: Writer, table: Table) -> None:
     asm, beyond = w.asm, w.asm.label()
-    asm.load(_R.R1, SCRATCH, w.work(_BUCKET))
-    asm.jump_if(Jump.JGE, _R.R1, table.value_cells, beyond)  # for the verifier: there are no other numbers
+    # For the verifier: there are no other numbers.
+    asm.jump_if_word(Jump.JGE, SCRATCH, w.work(_BUCKET), table.value_cells, beyond)
     asm.alu(Alu.LSH, _R.R1, 3)
     asm.alu(Alu.ADD, _R.R5, _R.R1)
-    asm.mov(_R.R1, 1)
-    asm.atomic(Atomic.ADD, _R.R5, _offset(table, 0), _R.R1)
+    asm.count(_R.R5, _offset(table, 0), by=_R.R1)
     asm.place(beyond)
 
 
 def _keep_greatest(w: Writer, offset: int, word: int, again: Label) -> None:
     asm, kept = w.asm, w.asm.label()
     asm.load(_R.R1, SCRATCH, w.work(word))
-    asm.load(_R.R0, _R.R5, offset)
-    asm.jump_if(Jump.JGE, _R.R0, _R.R1, kept)
+    asm.jump_if_word(Jump.JGE, _R.R5, offset, _R.R1, kept, by=_R.R0)
     asm.mov(_R.R2, _R.R0)
     asm.atomic(Atomic.CMPXCHG, _R.R5, offset, _R.R1)
     asm.jump_if(Jump.JEQ, _R.R0, _R.R2, kept)
@@ -422,11 +403,10 @@ def _tally(w: Writer, table: Table, number: int) -> None:
         return
 
     def count_lost() -> None:
-        asm.place(lost)
         _count_lost(w, number)
         asm.jump(done)
 
-    w.defer(count_lost)
+    w.defer(count_lost, lost)
 
 
 def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
@@ -463,8 +443,7 @@ def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
 
 def _count_lost(w: Writer, number: int) -> None:
     w.asm.load_value(_R.R1, MapName.TABLES_LOST, 8 * number)
-    w.asm.mov(_R.R2, 1)
-    w.asm.atomic(Atomic.ADD, _R.R1, 0, _R.R2)
+    w.asm.count(_R.R1, 0)
 
 
 def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
@@ -518,8 +497,7 @@ def _push_table(w: Writer, table: Table, number: int) -> None:
         asm.jump_if(Jump.JEQ, _R.R0, 0, nothing)
     else:
         _point_to_cells(w, table, number)
-        asm.load(_R.R1, _R.R0, 0)
-        asm.jump_if(Jump.JEQ, _R.R1, 0, nothing)
+        asm.jump_if_word(Jump.JEQ, _R.R0, 0, 0, nothing)
     load_shown(w, table)
     asm.store(SCRATCH, shown, _R.R1)
     asm.place(nothing)

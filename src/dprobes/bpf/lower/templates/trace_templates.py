@@ -51,8 +51,7 @@ class _TraceWriter:
         if room < 0:
             self._asm.jump(self._out)
             return
-        self._asm.load(_R.R1, SCRATCH, Field.STP)
-        self._asm.jump_if(Jump.JGT, _R.R1, room, self._out)
+        self._asm.jump_if_word(Jump.JGT, SCRATCH, Field.STP, room, self._out)
 
     def _pointer(self, register: Register, field: int) -> None:
         self._asm.load(register, SCRATCH, field)
@@ -76,8 +75,7 @@ class _TraceWriter:
     def _header(self) -> None:
         w, asm, point = self._w, self._asm, self._w.point
         present = asm.label()
-        asm.load(_R.R1, SCRATCH, Field.TRACE_COUNT_AT)
-        asm.jump_if(Jump.JNE, _R.R1, 0, present)
+        asm.jump_if_word(Jump.JNE, SCRATCH, Field.TRACE_COUNT_AT, 0, present)
         name = point.module.encode("utf-8", "surrogateescape")[:0xFFFF]
         offset = (point.offset & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
         start = bytes([Token.STRING]) + len(name).to_bytes(2, "little") + name
@@ -154,8 +152,7 @@ class _TraceWriter:
         w, asm, level, head = self._w, self._asm, self._w.work(16), self._asm.label()
         asm.copy(SCRATCH, level, Field.DEPTH)
         w.loops.head(head)
-        asm.load(_R.R1, SCRATCH, level)
-        asm.jump_if(Jump.JEQ, _R.R1, 0, self._out)
+        asm.jump_if_word(Jump.JEQ, SCRATCH, level, 0, self._out)
         for field in (Frame.CALLED, Frame.RETURN):
             self._check_room(w.word_size)
             asm.load(_R.R2, SCRATCH, level)
@@ -191,8 +188,7 @@ class _TraceWriter:
         asm.store(SCRATCH, rest, _R.R3)
         fits = asm.label()
         # 65536 variables are one more than the prefix can say.
-        asm.load(_R.R3, SCRATCH, rest)
-        asm.jump_if(Jump.JLE, _R.R3, 0xFFFF, fits)
+        asm.jump_if_word(Jump.JLE, SCRATCH, rest, 0xFFFF, fits, by=_R.R3)
         asm.mov(_R.R3, 0xFFFF)
         asm.place(fits)
         asm.store(SCRATCH, w.work(19), _R.R3)
@@ -205,8 +201,7 @@ class _TraceWriter:
         if source is None or not w.flow.uses("trace pv", "trace lv", "trace gv"):
             return
         w.loops.head(head)
-        asm.load(_R.R1, SCRATCH, rest)
-        asm.jump_if(Jump.JEQ, _R.R1, 0, done)
+        asm.jump_if_word(Jump.JEQ, SCRATCH, rest, 0, done)
         asm.alu(Alu.SUB, _R.R1, 1)
         asm.store(SCRATCH, rest, _R.R1)
         self._check_room(w.word_size)
@@ -280,8 +275,7 @@ def _trace(which: int) -> Template:
         w.open_loop()
         if which == _CELLS:
             small = asm.label()
-            asm.load(_R.R1, SCRATCH, w.work(0))
-            asm.jump_if(Jump.JLE, _R.R1, RPN_STACK_CELLS, small)
+            asm.jump_if_word(Jump.JLE, SCRATCH, w.work(0), RPN_STACK_CELLS, small)
             asm.store(SCRATCH, w.work(0), RPN_STACK_CELLS)
             asm.place(small)
         else:
@@ -302,8 +296,7 @@ def _check_range(w: Writer, which: int) -> None:
     """Raise INVALID_OPERAND for a range, not empty, that goes beyond the variables."""
     asm, fine = w.asm, w.asm.label()
     kind, limit = (1, w.request.vars) if which == _LOCALS else (2, w.request.gvars)
-    asm.load(_R.R1, SCRATCH, w.work(0))
-    asm.jump_if(Jump.JEQ, _R.R1, 0, fine)
+    asm.jump_if_word(Jump.JEQ, SCRATCH, w.work(0), 0, fine)
     asm.load(_R.R2, SCRATCH, w.work(1))
     asm.mov(_R.R3, limit)
     code = ExceptionCode.INVALID_OPERAND

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
-from dprobes.bpf.lower.state.handler_state import ABORT, CELLS, SCRATCH, Field
+from dprobes.bpf.lower.state.handler_state import CELLS, SCRATCH, Field
 from dprobes.bpf.lower.templates.log_templates import append, begin, check_prefix, end, overflow_if, room, write_prefix
-from dprobes.bpf.map_layouts import MapName, ProbeField, power_of_two
+from dprobes.bpf.map_layouts import MapName, power_of_two
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, ExceptionCode, Group, Token
 
 if TYPE_CHECKING:
@@ -129,10 +129,7 @@ class _VariableKind:
             return address
         asm.store(SCRATCH, w.work(0), index)  # what the comparison taught the verifier is of no use
         asm.load(index, SCRATCH, w.work(0))
-        asm.alu(Alu.AND, index, size - 1)
-        asm.alu(Alu.LSH, index, 3)
-        asm.load_value(address, self.map)
-        asm.alu(Alu.ADD, address, index)
+        asm.point_to_element(address, self.map, index, size, 8)
         return address
 
     def _cpu_address(self, w: Writer, index: Operand, size: int) -> Register:
@@ -235,15 +232,7 @@ def _point_to_thread(w: Writer) -> None:
     asm, missing = w.asm, w.asm.label()
     point_to_variables(asm, w.host)
     asm.jump_if(Jump.JEQ, _R.R0, 0, missing)
-
-    def miss() -> None:
-        """Give the hit up: the thread is ending, and its variables have gone."""
-        asm.place(missing)
-        w.host.count(ProbeField.MISSED)
-        asm.store(SCRATCH, Field.ENDING, ABORT)
-        asm.jump(w.end_label)
-
-    w.defer(miss)
+    w.defer(w.give_up, missing)  # the thread is ending, and its variables have gone
 
 
 def _log(w: Writer, variables: _VariableKind) -> None:
@@ -273,8 +262,7 @@ def _log(w: Writer, variables: _VariableKind) -> None:
     asm.store(SCRATCH, kept, _R.R2)
     asm.place(existing_least)
     room(w, _R.R2, w.word_size, ITEM_PREFIX_SIZE)
-    asm.load(_R.R1, SCRATCH, kept)
-    asm.jump_if(Jump.JLE, _R.R1, _R.R2, fitting_least)
+    asm.jump_if_word(Jump.JLE, SCRATCH, kept, _R.R2, fitting_least)
     asm.store(SCRATCH, kept, _R.R2)
     asm.place(fitting_least)
     asm.store(SCRATCH, w.work(6), _R.R2)
@@ -299,41 +287,33 @@ def _log(w: Writer, variables: _VariableKind) -> None:
 
 def _copy(w: Writer, variables: _VariableKind, start: int, kept: int) -> None:
     """Write a loop that logs so many variables as a field says, from the index in another one on; they fit."""
-    asm, rest, index, head, done = w.asm, w.work(0), w.work(1), w.asm.label(), w.asm.label()
+    asm, rest, index = w.asm, w.work(0), w.work(1)
     size = power_of_two(variables.count(w))
     asm.copy(SCRATCH, rest, kept)
     asm.copy(SCRATCH, index, start)
     if variables.map is MapName.CPU_VARIABLES:
         w.host.cpu()
         asm.store(SCRATCH, w.work(7), _R.R0)
-    w.loops.head(head)
-    asm.load(_R.R1, SCRATCH, rest)
-    asm.jump_if(Jump.JEQ, _R.R1, 0, done)
-    asm.alu(Alu.SUB, _R.R1, 1)
-    asm.store(SCRATCH, rest, _R.R1)
-    asm.load(_R.R1, SCRATCH, index)
-    asm.add(_R.R2, _R.R1, 1)
-    asm.store(SCRATCH, index, _R.R2)
-    asm.alu(Alu.AND, _R.R1, size - 1)
-    if variables.map is MapName.CPU_VARIABLES:
-        asm.load(_R.R2, SCRATCH, w.work(7))
-        asm.alu(Alu.AND, _R.R2, w.request.tables.cpus - 1)
-        asm.alu(Alu.MUL, _R.R2, size)
-        asm.alu(Alu.ADD, _R.R1, _R.R2)
-    if variables.map is MapName.THREAD_VARIABLES:
-        asm.store(SCRATCH, w.work(7), _R.R1)
-        _point_to_thread(w)
-        asm.mov(_R.R2, _R.R0)
-        asm.load(_R.R1, SCRATCH, w.work(7))
+    with w.repeat(rest):
+        asm.take_next(_R.R1, SCRATCH, index, by=_R.R2)
         asm.alu(Alu.AND, _R.R1, size - 1)
-    else:
-        asm.load_value(_R.R2, variables.map)
-    asm.alu(Alu.LSH, _R.R1, 3)
-    asm.alu(Alu.ADD, _R.R2, _R.R1)
-    asm.load(_R.R2, _R.R2, 0)
-    append(w, _R.R2, w.word_size)
-    w.loops.goto(head)
-    asm.place(done)
+        if variables.map is MapName.CPU_VARIABLES:
+            asm.load(_R.R2, SCRATCH, w.work(7))
+            asm.alu(Alu.AND, _R.R2, w.request.tables.cpus - 1)
+            asm.alu(Alu.MUL, _R.R2, size)
+            asm.alu(Alu.ADD, _R.R1, _R.R2)
+        if variables.map is MapName.THREAD_VARIABLES:
+            asm.store(SCRATCH, w.work(7), _R.R1)
+            _point_to_thread(w)
+            asm.mov(_R.R2, _R.R0)
+            asm.load(_R.R1, SCRATCH, w.work(7))
+            asm.alu(Alu.AND, _R.R1, size - 1)
+        else:
+            asm.load_value(_R.R2, variables.map)
+        asm.alu(Alu.LSH, _R.R1, 3)
+        asm.alu(Alu.ADD, _R.R2, _R.R1)
+        asm.load(_R.R2, _R.R2, 0)
+        append(w, _R.R2, w.word_size)
 
 
 VARIABLE_TEMPLATES: dict[str, Template] = {
@@ -369,7 +349,7 @@ def _malloc(w: Writer, i: EncodedInstruction) -> None:
     asm.store(SCRATCH, asked, w.stack.pop_register())
     w.open_loop()
     asm.load(_R.R1, SCRATCH, asked)
-    w.defer(lambda: _throw_no_memory(w, none, asked))
+    w.defer(lambda: _throw_heap(w, ExceptionCode.HEAP_NOMEM, asked), none)
     asm.jump_if(Jump.JGT, _R.R1, max(0, _usable(w)), none)
     asm.alu(Alu.ADD, _R.R1, word - 1)
     asm.alu(Alu.AND, _R.R1, -word)
@@ -378,8 +358,7 @@ def _malloc(w: Writer, i: EncodedInstruction) -> None:
     asm.store(SCRATCH, size, word)
     asm.place(enough)
     asm.store(SCRATCH, position, 0)
-    asm.load(_R.R1, SCRATCH, Field.HEAP_END)
-    asm.jump_if(Jump.JNE, _R.R1, 0, ready)
+    asm.jump_if_word(Jump.JNE, SCRATCH, Field.HEAP_END, 0, ready)
     if _usable(w) <= 0:
         asm.jump(none)
     else:
@@ -432,13 +411,6 @@ def _malloc(w: Writer, i: EncodedInstruction) -> None:
     w.stack.push(handle)
 
 
-def _throw_no_memory(w: Writer, label: Label, asked: int) -> None:
-    w.asm.place(label)
-    w.close_loop()
-    w.asm.load(_R.R1, SCRATCH, asked)
-    w.throw(ExceptionCode.HEAP_NOMEM, _R.R1)
-
-
 def _find(w: Writer, handle: int, position: int, missing: Label, previous: int | None = None) -> None:
     """
     Write the search for the allocated block with the handle in a field.
@@ -481,15 +453,14 @@ def _free(w: Writer, i: EncodedInstruction) -> None:
     missing, first = asm.label(), asm.label()
     asm.store(SCRATCH, handle, w.stack.pop_register())
     w.open_loop()
-    w.defer(lambda: _throw_no_block(w, missing, handle, None))
+    w.defer(lambda: _throw_heap(w, ExceptionCode.HEAP_INVALID_HANDLE, handle), missing)
     _find(w, handle, position, missing, previous)
     _header(w, _R.R1, position)
     asm.load(_R.R2, _R.R1, 0, w.size)
     asm.alu(Alu.AND, _R.R2, -2)
     asm.store(_R.R1, 0, _R.R2, w.size)
     _join(w, position)
-    asm.load(_R.R1, SCRATCH, previous)
-    asm.jump_if(Jump.JEQ, _R.R1, 0, first)
+    asm.jump_if_word(Jump.JEQ, SCRATCH, previous, 0, first)
     asm.alu(Alu.SUB, _R.R1, 1)
     asm.store(SCRATCH, previous, _R.R1)
     _join(w, previous)
@@ -518,37 +489,28 @@ def _join(w: Writer, position: int) -> None:
     asm.place(apart)
 
 
-def _throw_no_block(w: Writer, label: Label, handle: int, offset: int | None) -> None:
-    w.asm.place(label)
+def _throw_heap(w: Writer, code: ExceptionCode, handle: int, offset: int | None = None) -> None:
+    """Raise an exception with what a field or two hold."""
     w.close_loop()
     w.asm.load(_R.R1, SCRATCH, handle)
     if offset is None:
-        w.throw(ExceptionCode.HEAP_INVALID_HANDLE, _R.R1)
+        w.throw(code, _R.R1)
         return
     w.asm.load(_R.R2, SCRATCH, offset)
-    w.throw(ExceptionCode.HEAP_INVALID_HANDLE, _R.R1, _R.R2)
-
-
-def _throw_outside(w: Writer, label: Label, handle: int, offset: int) -> None:
-    w.asm.place(label)
-    w.close_loop()
-    w.asm.load(_R.R1, SCRATCH, handle)
-    w.asm.load(_R.R2, SCRATCH, offset)
-    w.throw(ExceptionCode.HEAP_INVALID_OFFSET, _R.R1, _R.R2)
+    w.throw(code, _R.R1, _R.R2)
 
 
 def _range(w: Writer, length: int) -> None:
     """Find the place of ``length`` bytes of a block: handle and offset are in work words 0 and 1, the place in 1."""
     asm, handle, offset, position = w.asm, w.work(0), w.work(1), w.work(2)
     missing, outside = asm.label(), asm.label()
-    w.defer(lambda: _throw_no_block(w, missing, handle, offset))
-    w.defer(lambda: _throw_outside(w, outside, handle, offset))
+    w.defer(lambda: _throw_heap(w, ExceptionCode.HEAP_INVALID_HANDLE, handle, offset), missing)
+    w.defer(lambda: _throw_heap(w, ExceptionCode.HEAP_INVALID_OFFSET, handle, offset), outside)
     _find(w, handle, position, missing)
     _header(w, _R.R1, position)
     asm.load(_R.R2, _R.R1, 0, w.size)
     asm.alu(Alu.AND, _R.R2, -2)
-    asm.load(_R.R3, SCRATCH, offset)
-    asm.jump_if(Jump.JGT, _R.R3, _R.R2, outside)
+    asm.jump_if_word(Jump.JGT, SCRATCH, offset, _R.R2, outside, by=_R.R3)
     asm.alu(Alu.SUB, _R.R2, _R.R3)
     asm.mov(_R.R4, length)
     asm.jump_if(Jump.JLT, _R.R2, _R.R4, outside)
@@ -559,30 +521,24 @@ def _range(w: Writer, length: int) -> None:
 
 def _access(w: Writer, count: int, width: int, *, stores: bool) -> None:
     """Write a loop that copies values between the heap (the place is in word 1) and cells (the position in word 5)."""
-    asm, rest, place, position, head, done = w.asm, w.work(6), w.work(1), w.work(5), w.asm.label(), w.asm.label()
+    asm, rest, place, position = w.asm, w.work(6), w.work(1), w.work(5)
     asm.store(SCRATCH, rest, count)
-    w.loops.head(head)
-    asm.load(_R.R1, SCRATCH, rest)
-    asm.jump_if(Jump.JEQ, _R.R1, 0, done)
-    asm.alu(Alu.SUB, _R.R1, 1)
-    asm.store(SCRATCH, rest, _R.R1)
-    size = min(width, w.word_size)
-    for part in range(-(-width // w.word_size)):
-        _header(w, _R.R1, place)
-        asm.load(_R.R2, SCRATCH, position)
-        if part:
-            asm.alu(Alu.ADD, _R.R2, part)
-        w.cell(_R.R2)
-        if stores:
-            asm.load(_R.R3, _R.R2, CELLS)
-            asm.store(_R.R1, part * size, _R.R3, Size.of(size))
-        else:
-            asm.load(_R.R3, _R.R1, part * size, Size.of(size))
-            asm.store(_R.R2, CELLS, _R.R3)
-    for field, step in ((place, width), (position, -(-width // w.word_size))):
-        asm.increase(SCRATCH, field, step)
-    w.loops.goto(head)
-    asm.place(done)
+    with w.repeat(rest):
+        size = min(width, w.word_size)
+        for part in range(-(-width // w.word_size)):
+            _header(w, _R.R1, place)
+            asm.load(_R.R2, SCRATCH, position)
+            if part:
+                asm.alu(Alu.ADD, _R.R2, part)
+            w.cell(_R.R2)
+            if stores:
+                asm.load(_R.R3, _R.R2, CELLS)
+                asm.store(_R.R1, part * size, _R.R3, Size.of(size))
+            else:
+                asm.load(_R.R3, _R.R1, part * size, Size.of(size))
+                asm.store(_R.R2, CELLS, _R.R3)
+        for field, step in ((place, width), (position, -(-width // w.word_size))):
+            asm.increase(SCRATCH, field, step)
 
 
 def _pop_operands(w: Writer) -> None:

@@ -10,8 +10,7 @@ from dprobes.arch.usdt_arguments import RegisterPart
 from dprobes.bpf.bpf_instructions import Alu, Jump, Register, Size
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.lower.hosts.vma_lookup import BUSY, VM_WRITE
-from dprobes.bpf.lower.state.handler_state import ABORT, KEPT, SCRATCH, Field
-from dprobes.bpf.map_layouts import ProbeField
+from dprobes.bpf.lower.state.handler_state import KEPT, SCRATCH
 from dprobes.errors import NotSupportedError
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, UNSEEN_ENTRY, ExceptionCode
 
@@ -83,12 +82,7 @@ def nobody(w: Writer, address: int = 0) -> Label:
     """Settle, and return the place to go to where there is nothing to push: INVALID_ADDR at ``address`` is raised."""
     nothing = w.asm.label()
     w.stack.settle()
-
-    def throw() -> None:
-        w.asm.place(nothing)
-        w.throw(ExceptionCode.INVALID_ADDR, address)
-
-    w.defer(throw)
+    w.defer(lambda: w.throw(ExceptionCode.INVALID_ADDR, address), nothing)
     return nothing
 
 
@@ -123,22 +117,15 @@ def read_value(w: Writer, address: Register, size: int) -> None:
     asm.store(SCRATCH, w.work(0), address)
     asm.store(SCRATCH, w.work(1), 0)
     w.stack.settle()
-
-    def arguments() -> None:
-        asm.add(_R.R1, SCRATCH, w.work(1))
-        asm.mov(_R.R2, size)
-        asm.load(_R.R3, SCRATCH, w.work(0))
-
-    w.host.read_memory(arguments)
+    w.read_to(w.work(1), size, w.work(0))
     fault = asm.label()
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
-    w.defer(lambda: throw_fault(w, fault, size, w.work(0)))
+    w.defer(lambda: throw_fault(w, size, w.work(0)), fault)
 
 
-def throw_fault(w: Writer, label: int, size: int, address: int, *, in_loop: bool = False) -> None:
+def throw_fault(w: Writer, size: int, address: int, *, in_loop: bool = False) -> None:
     """Raise INVALID_ADDR for the first byte that is not there, of up to a page of bytes at the address in a field."""
     asm = w.asm
-    asm.place(label)
     if in_loop:
         w.close_loop()
     if size > 1:
@@ -165,14 +152,7 @@ def next_page(w: Writer, register: Register, field: int) -> None:
 
 def read_byte(w: Writer, field: int) -> None:
     """Read the byte at the address that a field holds; R0 is 0 if it could be read."""
-    asm = w.asm
-
-    def arguments() -> None:
-        asm.add(_R.R1, SCRATCH, w.work(15))
-        asm.mov(_R.R2, 1)
-        asm.load(_R.R3, SCRATCH, field)
-
-    w.host.read_memory(arguments)
+    w.read_to(w.work(15), 1, field)
 
 
 def _push_memory(size: int) -> Template:
@@ -196,7 +176,7 @@ def _pop_memory(size: int) -> Template:
         w.host.write_memory()
         fault = asm.label()
         asm.jump_if(Jump.JNE, _R.R0, 0, fault)
-        w.defer(lambda: throw_fault(w, fault, size, w.work(0)))
+        w.defer(lambda: throw_fault(w, size, w.work(0)), fault)
 
     return template
 
@@ -235,14 +215,7 @@ def _vfyrw(w: Writer, i: EncodedInstruction) -> None:
     asm.store(SCRATCH, answer, _R.R1)
     asm.place(done)
     w.stack.push(w.field(answer))
-
-    def miss() -> None:
-        asm.place(busy)
-        w.host.count(ProbeField.MISSED)
-        asm.store(SCRATCH, Field.ENDING, ABORT)
-        asm.jump(w.end_label)
-
-    w.defer(miss)
+    w.defer(w.give_up, busy)
 
 
 def _ask(question: Callable[[Host], None], *, bits: int = 32) -> Template:
@@ -297,8 +270,7 @@ def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
         w.is_open = False
         return False
     unseen = nobody(w, UNSEEN_ENTRY)
-    w.asm.load(_R.R1, SCRATCH, KEPT)
-    w.asm.jump_if(Jump.JEQ, _R.R1, 0, unseen)
+    w.asm.jump_if_word(Jump.JEQ, SCRATCH, KEPT, 0, unseen)
     return True
 
 
@@ -501,12 +473,7 @@ def _read_string(w: Writer, limit: int) -> None:
     asm.jump_if(Jump.JSLT, _R.R0, 1, slow)
     asm.store(SCRATCH, w.work(_LENGTH), _R.R0)
     asm.place(known)
-
-    def by_bytes() -> None:
-        asm.place(slow)
-        _read_by_bytes(w, limit, known)
-
-    w.defer(by_bytes)
+    w.defer(lambda: _read_by_bytes(w, limit, known), slow)
 
 
 def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
@@ -515,8 +482,7 @@ def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
     asm.store(SCRATCH, length, 1)
     asm.copy(SCRATCH, position, address)
     w.loops.head(head)
-    asm.load(_R.R1, SCRATCH, length)
-    asm.jump_if(Jump.JGT, _R.R1, limit, ended)
+    asm.jump_if_word(Jump.JGT, SCRATCH, length, limit, ended)
 
     def arguments() -> None:
         _point_to_byte(w)
@@ -526,8 +492,7 @@ def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
     w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     _point_to_byte(w)
-    asm.load(_R.R1, _R.R1, 0, Size.B)
-    asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
+    asm.jump_if_word(Jump.JEQ, _R.R1, 0, 0, ended, size=Size.B)
     for field in (length, position):
         asm.increase(SCRATCH, field, 1, wide=w.wide)
     w.loops.goto(head)
