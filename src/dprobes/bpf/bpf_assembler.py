@@ -193,6 +193,19 @@ class Assembler:
         self.load(by, base, source)
         self.store(base, target, by)
 
+    def copy_from(
+        self,
+        source: Register,
+        source_offset: int,
+        base: Register,
+        offset: int,
+        by: Register = Register.R1,
+        size: Size = Size.DW,
+    ) -> None:
+        """Copy memory at one register to that at another one, by a register."""
+        self.load(by, source, source_offset, size)
+        self.store(base, offset, by, size)
+
     def increase(
         self, base: Register, offset: int, amount: Register | int, by: Register = Register.R1, *, wide: bool = True
     ) -> None:
@@ -285,8 +298,8 @@ class Assembler:
         self.add(Register.R2, key, offset)
         self.call(helper)
 
-    def exit(self, result: int | None = None) -> None:
-        """Return from the function, with a number if one is given."""
+    def exit(self, result: Register | int | None = None) -> None:
+        """Return from the function, with a value if one is given."""
         if result is not None:
             self.mov(Register.R0, result)
         self.emit(Class.JMP | Jump.EXIT)

@@ -274,14 +274,12 @@ class _Writer:
         if places.process is not None:
             self._name(places.process)
         if places.time is not None:
-            asm.load(_R.R0, _R.R7, RECORD_PLACE + places.time)
-            asm.store(_R.R6, Walk.TIME, _R.R0)
+            asm.copy_from(_R.R7, RECORD_PLACE + places.time, _R.R6, Walk.TIME, by=_R.R0)
         if not self._again:
             self._count()
         asm.place(plain)
         asm.load(_R.R0, _R.R6, Walk.LINE)
-        asm.load(_R.R1, _R.R6, Walk.TIME)
-        asm.store(_R.R0, 0, _R.R1)
+        asm.copy_from(_R.R6, Walk.TIME, _R.R0, 0)
         asm.load(_R.R1, _R.R6, Walk.BASE)
         asm.derive(Alu.SUB, _R.R2, _R.R7, _R.R1)
         asm.store(_R.R0, 8, _R.R2, Size.W)
@@ -363,8 +361,7 @@ class _Writer:
         asm.load(_R.R1, _R.R6, Walk.SEEN)
         asm.load(_R.R2, _R.R6, Walk.SEEN_END)
         asm.jump_if(Jump.JGE, _R.R1, _R.R2, seen)
-        asm.load(_R.R2, _R.R6, Walk.THREAD)
-        asm.store(_R.R1, 0, _R.R2)
+        asm.copy_from(_R.R6, Walk.THREAD, _R.R1, 0, by=_R.R2)
         asm.alu(Alu.ADD, _R.R1, 8)
         asm.store(_R.R6, Walk.SEEN, _R.R1)
         asm.jump(seen)
@@ -377,11 +374,9 @@ class _Writer:
         asm.store(_R.R7, _TID, 0, Size.W)
         if places.name is not None:
             for at in range(0, NAME_SIZE, 8):
-                asm.load(_R.R1, _R.R0, THREAD_NAME + at)
-                asm.store(_R.R7, RECORD_PLACE + places.name + at, _R.R1)
+                asm.copy_from(_R.R0, THREAD_NAME + at, _R.R7, RECORD_PLACE + places.name + at)
         if places.uid is not None:
-            asm.load(_R.R1, _R.R0, THREAD_UID, Size.W)
-            asm.store(_R.R7, RECORD_PLACE + places.uid, _R.R1, Size.W)
+            asm.copy_from(_R.R0, THREAD_UID, _R.R7, RECORD_PLACE + places.uid, size=Size.W)
         asm.place(named)
 
     def _count(self) -> None:

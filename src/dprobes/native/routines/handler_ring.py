@@ -92,8 +92,7 @@ def output_routine(shape: RingShape) -> Assembled:
     asm.mov(_R.R5, _R.R3)
     asm.place(copy)
     asm.jump_if(Jump.JSLE, _R.R5, 0, copied)
-    asm.load(_R.R0, _R.R2, 0)
-    asm.store(_R.R4, DATA + ENTRY_HEADER, _R.R0)
+    asm.copy_from(_R.R2, 0, _R.R4, DATA + ENTRY_HEADER, by=_R.R0)
     asm.alu(Alu.ADD, _R.R2, 8)
     asm.alu(Alu.ADD, _R.R4, 8)
     asm.alu(Alu.SUB, _R.R5, 8)
@@ -147,8 +146,7 @@ def output_code(shape: RingShape, size: int, pieces: tuple[int, ...]) -> Assembl
     asm.store(_R.R1, DATA, size + _BUSY_IMMEDIATE, Size.W)
     at = 0
     for piece in pieces:
-        asm.load(_R.R0, _R.R2, at, Size.of(piece))
-        asm.store(_R.R1, DATA + ENTRY_HEADER + at, _R.R0, Size.of(piece))
+        asm.copy_from(_R.R2, at, _R.R1, DATA + ENTRY_HEADER + at, by=_R.R0, size=Size.of(piece))
         at += piece
     asm.store(_R.R1, DATA, size, Size.W)
     asm.exit(0)

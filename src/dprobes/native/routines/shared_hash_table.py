@@ -270,8 +270,7 @@ class _Writer:
         asm.place(insert)
         asm.store(_R.R1, HEAD_SIZE, _WRITING)
         for at, size in self._key:
-            asm.load(_R.R2, _R.R7, at, size)
-            asm.store(_R.R1, HEAD_SIZE + _STATE + at, _R.R2, size)
+            asm.copy_from(_R.R7, at, _R.R1, HEAD_SIZE + _STATE + at, by=_R.R2, size=size)
         self._copy_value(_R.R1)
         asm.atomic(Atomic.XCHG, _R.R1, HEAD_SIZE, _R.R3)
         self._return(0)
@@ -337,8 +336,7 @@ class _Writer:
 
     def _copy_value(self, slot: Register) -> None:
         for at, size in _pieces(self._shape.value_size):
-            self._asm.load(_R.R2, _R.R8, at, size)
-            self._asm.store(slot, HEAD_SIZE + self._shape.value_place + at, _R.R2, size)
+            self._asm.copy_from(_R.R8, at, slot, HEAD_SIZE + self._shape.value_place + at, by=_R.R2, size=size)
 
     def delete(self) -> None:
         """Write the deletion: R0 is 0, or ENOENT where the key is not there."""

@@ -112,10 +112,8 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
     asm.jump_if(Jump.JEQ, _R.R0, 0, unseen)
     asm.mov(_R.R7, _R.R0)
     for number in range(count):
-        asm.load(_R.R1, _R.R7, _REGISTERS + 8 * number)
-        asm.store(_R.R10, SEEN - 8 * (number + 1), _R.R1)
-    asm.load(_R.R1, _R.R7, _BELOW)
-    asm.store(_R.R10, _SAVED, _R.R1)
+        asm.copy_from(_R.R7, _REGISTERS + 8 * number, _R.R10, SEEN - 8 * (number + 1))
+    asm.copy_from(_R.R7, _BELOW, _R.R10, _SAVED)
     asm.load(_R.R9, _R.R7, _TIME)
     for word in range(0, _IDENTITY, 8):  # which the kernel writes first when it gives the element to another call
         asm.load(_R.R1, _R.R7, word)
@@ -148,8 +146,7 @@ def _bring_up(asm: Assembler) -> None:
     asm.jump_if(Jump.JEQ, _R.R0, 0, alone)
     _update(asm, _R.R0)
     asm.jump_if(Jump.JNE, _R.R0, 0, lost)
-    asm.load(_R.R1, _R.R10, _SAVED)
-    asm.store(_R.R10, _LEVEL, _R.R1)
+    asm.copy_from(_R.R10, _SAVED, _R.R10, _LEVEL)
     asm.place(lost)
     asm.place(alone)
 
@@ -188,8 +185,7 @@ def _write_key(
         _look_up_space(asm)
     asm.jump_if(Jump.JEQ, _R.R0, 0, unknown)
     asm.place(known)
-    asm.load(_R.R1, _R.R0, 0)
-    asm.store(_R.R10, _SPACE, _R.R1)
+    asm.copy_from(_R.R0, 0, _R.R10, _SPACE)
 
 
 def _look_up_space(asm: Assembler) -> None:
@@ -241,8 +237,7 @@ class _Recorder:
         _load_frame(asm, request, self._word_size)
         asm.store(_R.R10, _FRAME, _R.R1)
         for word in range(0, _IDENTITY, 8):
-            asm.load(_R.R1, _R.R10, _ENTRY_KEY + word)
-            asm.store(_R.R10, self._value + word, _R.R1)
+            asm.copy_from(_R.R10, _ENTRY_KEY + word, _R.R10, self._value + word)
         asm.store(_R.R10, self._value + _BELOW, 0)
         self._keep_registers()
         if self._entry.nests:
@@ -376,10 +371,8 @@ def take_from_table(asm: Assembler, request: Request, seen: int) -> None:
     asm.jump(unseen)
     asm.place(found)
     for number in range(count):
-        asm.load(_OLD, _SLOT, REGISTERS + 8 * number)
-        asm.store(_R.R10, seen - 8 * (number + 1), _OLD)
-    asm.load(_OLD, _SLOT, TIME)
-    asm.store(_R.R10, seen, _OLD)
+        asm.copy_from(_SLOT, REGISTERS + 8 * number, _R.R10, seen - 8 * (number + 1), by=_OLD)
+    asm.copy_from(_SLOT, TIME, _R.R10, seen, by=_OLD)
     asm.store(_SLOT, TIME, 0)
     asm.store(_SLOT, CALL_KEY, 0)
     asm.place(unseen)

@@ -127,19 +127,15 @@ class RingEntries:
         asm.call(Helper.GET_CURRENT_TASK_BTF)
         words = [(item, place) for item, place in ((Item.PID, task.pid), (Item.TID, task.tid)) if item in self.items]
         for item, place in words:
-            asm.load(_R.R1, _R.R0, place, Size.W)
-            asm.store(SCRATCH, self.header(item), _R.R1, Size.W)
+            asm.copy_from(_R.R0, place, SCRATCH, self.header(item), size=Size.W)
         if self._request.wants_tid:
-            asm.load(_R.R1, _R.R0, task.tid, Size.W)
-            asm.store(SCRATCH, head + 4, _R.R1, Size.W)
+            asm.copy_from(_R.R0, task.tid, SCRATCH, head + 4, size=Size.W)
         if Item.PROCESS_NAME in self.items:
             for place in range(NAME_SIZE):  # the verifier lets no more than a character be read at once
-                asm.load(_R.R1, _R.R0, task.name + place, Size.B)
-                asm.store(SCRATCH, self.header(Item.PROCESS_NAME) + place, _R.R1, Size.B)
+                asm.copy_from(_R.R0, task.name + place, SCRATCH, self.header(Item.PROCESS_NAME) + place, size=Size.B)
         if Item.UID in self.items:
             asm.load(_R.R1, _R.R0, task.cred)
-            asm.load(_R.R1, _R.R1, task.uid, Size.W)
-            asm.store(SCRATCH, self.header(Item.UID), _R.R1, Size.W)
+            asm.copy_from(_R.R1, task.uid, SCRATCH, self.header(Item.UID), size=Size.W)
         return True
 
     def _write_ids(self, head: int) -> bool:
@@ -175,8 +171,7 @@ class RingEntries:
         asm.add(_R.R4, SCRATCH, to)
         source = LOG - self._header_size - _HEAD
         for offset in range(0, self._header_size + _HEAD, 4):
-            asm.load(_R.R1, SCRATCH, source + offset, Size.W)
-            asm.store(_R.R4, offset, _R.R1, Size.W)
+            asm.copy_from(SCRATCH, source + offset, _R.R4, offset, size=Size.W)
         kind = Entry.TRACE << KIND_SHIFT
         asm.load(_R.R1, _R.R4, 0, Size.W)
         asm.alu(Alu.OR, _R.R1, kind)

@@ -118,8 +118,7 @@ class Ticket:
             asm.store(_R.R7, self._pair + 8, _R.R3)
         else:
             asm.store(_R.R7, self._pair + 8, self._probe)
-        asm.load(_R.R3, CONTEXT, REGISTER_OFFSETS["eip"])
-        asm.store(_R.R7, self._pair, _R.R3)
+        asm.copy_from(CONTEXT, REGISTER_OFFSETS["eip"], _R.R7, self._pair, by=_R.R3)
 
     def disable(self) -> None:
         """Let no more handlers run, for the reason that is in R8; takes R0, R1, R3 and those of helpers."""
@@ -202,8 +201,7 @@ class Overload:
         asm.derive(Alu.SUB, _R.R3, _R.R0, _R.R2)
         asm.jump_if(Jump.JLT, _R.R3, LOAD_WINDOW, done)
         asm.store(load, CpuLoad.SINCE, _R.R0)
-        asm.load(_R.R2, load, CpuLoad.HANDLERS)
-        asm.store(load, CpuLoad.MARK, _R.R2)
+        asm.copy_from(load, CpuLoad.HANDLERS, load, CpuLoad.MARK, by=_R.R2)
         asm.place(done)
 
     def count_skipped(self) -> None:
@@ -214,8 +212,7 @@ class Overload:
 
     def begin(self) -> None:
         """Put into the state when the handler began. Takes R1."""
-        self._asm.load(_R.R1, _R.R10, _BEGAN)
-        self._asm.store(SCRATCH, Field.BEGAN, _R.R1)
+        self._asm.copy_from(_R.R10, _BEGAN, SCRATCH, Field.BEGAN)
 
     def end(self) -> None:
         """Add what the handler took, if it is measured, and brake if that is too much. Takes all but R6 and R7."""

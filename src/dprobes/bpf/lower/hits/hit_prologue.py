@@ -24,6 +24,8 @@ from dprobes.rpn.instruction_set import RPN_STACK_CELLS
 from dprobes.rpn.program_needs import ELAPSED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.bpf.bpf_assembler import Assembler, Label
     from dprobes.bpf.lower.hits.hit_epilogue import RingEntries
     from dprobes.bpf.lower.hits.hit_limits import Overload, Ticket
@@ -282,68 +284,69 @@ class Prologue:
         asm.count(_R.R1, ProbeField.MISSED)
 
     def _initialise(self) -> None:
-        asm, flow, takes_traces = self._asm, self._w.flow, bool(self._w.state.ex_logmax)
-        if self._request.probe is None:
+        asm, request, w = self._asm, self._request, self._w
+        if request.probe is None:
             asm.store(SCRATCH, Field.PROBE, _R.R8)
             asm.alu(Alu.ARSH, _R.R8, 32)
             asm.store(SCRATCH, Field.MOVED, _R.R8)
-        if self._request.maxhits:
+        if request.maxhits:
             asm.store(SCRATCH, Field.IS_LAST, _R.R9)
-        if self._w.reads_unwritten:
+        if w.reads_unwritten:
             asm.mov(_R.R1, SCRATCH)
             asm.mov(_R.R2, 8 * RPN_STACK_CELLS)
-            self._w.host.clear_memory()
-        zero = [Field.LP, Field.ENDING, Field.UNHANDLED, FRAMES + Frame.HANDLER]
-        if self._w.counts_jumps:
-            zero.append(Field.JUMPS)
-        if self._w.may_cut:
-            zero.append(Field.CUT_AT)
-        if flow.uses("push plp"):
-            zero.append(Field.PLP)
-        if flow.uses("pop lp"):
-            zero.append(Field.LOGGED)
-        if flow.uses("pop stp"):
-            zero.append(Field.TRACED)
-        if flow.uses("call <procname>", "ret") or takes_traces:
-            zero.append(Field.DEPTH)
-        if flow.catches:
-            zero.append(Field.DISPATCHES)
-        if flow.uses("push x") or takes_traces:
-            zero += [Field.LAST_CODE, Field.LAST_PARM1, Field.LAST_PARM2]
-        if takes_traces:
-            zero += [Field.STP, Field.TRACE_COUNT_AT, Field.TRACES, *(RANGES + 8 * n for n in range(6))]
-        if self._w.state.heap:
-            zero.append(Field.HEAP_END)
-        if self._w.state.stack_copy:
-            zero.append(Field.STACKS)
-        for field in zero:
+            w.host.clear_memory()
+        for field in self._cleared_fields():
             asm.store(SCRATCH, field, 0)
         asm.store(SCRATCH, Field.SBP, RPN_STACK_CELLS)
         asm.store(SCRATCH, Field.TSP, RPN_STACK_CELLS)
-        if flow.uses("setmaj", "setmaj <major>", "setmin", "setmin <minor>"):
-            asm.store(SCRATCH, Field.MAJOR, self._w.point.major)
-            asm.store(SCRATCH, Field.MINOR, self._w.point.minor)
-        if self._w.is_small:
-            for place in range(LOG, LOG + self._w.log_mask, 8):
-                self._w.cleared.append(len(asm))
+        if w.flow.uses("setmaj", "setmaj <major>", "setmin", "setmin <minor>"):
+            asm.store(SCRATCH, Field.MAJOR, w.point.major)
+            asm.store(SCRATCH, Field.MINOR, w.point.minor)
+        if w.is_small:
+            for place in range(LOG, LOG + w.log_mask, 8):
+                w.cleared.append(len(asm))
                 asm.store(SCRATCH, place, 0)
         if self._overload is not None:
             self._overload.begin()
-        for word in range(self._w.state.entry_words):
-            asm.load(_R.R1, _R.R10, SEEN - 8 * word)
-            asm.store(SCRATCH, KEPT + 8 * word, _R.R1)
-        self._w.host.prepare()
-        measures = flow.uses(ELAPSED) and self._w.state.entry_words > 0
-        if Item.TIME in self._entries.items or measures:
-            self._w.host.time()
-        if Item.TIME in self._entries.items:
-            asm.store(SCRATCH, self._entries.header(Item.TIME), _R.R0)
+        for word in range(w.state.entry_words):
+            asm.copy_from(_R.R10, SEEN - 8 * word, SCRATCH, KEPT + 8 * word)
+        w.host.prepare()
+        self._begin_record()
+
+    def _cleared_fields(self) -> Iterator[int]:
+        """Iterate over the fields that have to be 0 when the handler starts."""
+        w, uses, takes_traces = self._w, self._w.flow.uses, bool(self._w.state.ex_logmax)
+        yield from (Field.LP, Field.ENDING, Field.UNHANDLED, FRAMES + Frame.HANDLER)
+        for is_used, fields in (
+            (w.counts_jumps, (Field.JUMPS,)),
+            (w.may_cut, (Field.CUT_AT,)),
+            (uses("push plp"), (Field.PLP,)),
+            (uses("pop lp"), (Field.LOGGED,)),
+            (uses("pop stp"), (Field.TRACED,)),
+            (uses("call <procname>", "ret") or takes_traces, (Field.DEPTH,)),
+            (bool(w.flow.catches), (Field.DISPATCHES,)),
+            (uses("push x") or takes_traces, (Field.LAST_CODE, Field.LAST_PARM1, Field.LAST_PARM2)),
+            (takes_traces, (Field.STP, Field.TRACE_COUNT_AT, Field.TRACES, *(RANGES + 8 * n for n in range(6)))),
+            (bool(w.state.heap), (Field.HEAP_END,)),
+            (bool(w.state.stack_copy), (Field.STACKS,)),
+        ):
+            if is_used:
+                yield from fields
+
+    def _begin_record(self) -> None:
+        """Write what of the record's header is known before the handler starts."""
+        asm, host, entries = self._asm, self._w.host, self._entries
+        measures = self._w.flow.uses(ELAPSED) and self._w.state.entry_words > 0
+        if Item.TIME in entries.items or measures:
+            host.time()
+        if Item.TIME in entries.items:
+            asm.store(SCRATCH, entries.header(Item.TIME), _R.R0)
         if measures:
             self._measure()
         for item, name in ((Item.CS, "cs"), (Item.IP, "eip"), (Item.SS, "ss"), (Item.SP, "esp")):
-            if item in self._entries.items:
-                self._w.host.register(_R.R1, name)
-                asm.store(SCRATCH, self._entries.header(item), _R.R1, Size.of(self._entries.size_of(item)))
+            if item in entries.items:
+                host.register(_R.R1, name)
+                asm.store(SCRATCH, entries.header(item), _R.R1, Size.of(entries.size_of(item)))
 
     def _measure(self) -> None:
         """Let the time since the entry, R0 being now, take the place of that of the entry: all of a handler gets it."""

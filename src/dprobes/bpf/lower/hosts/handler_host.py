@@ -233,11 +233,9 @@ class Host(Identities, ProbeTable):
         if self._keeps_ids:
             self.prepare_ids()
         if self._request.module is not None:
-            self._asm.load(Register.R1, Register.R10, _FOUND)
-            self._asm.store(SCRATCH, Field.PLACE, Register.R1)
+            self._asm.copy_from(Register.R10, _FOUND, SCRATCH, Field.PLACE)
         if self._knows_bias:
-            self._asm.load(Register.R1, Register.R10, _FOUND + 8)
-            self._asm.store(SCRATCH, Field.BIAS, Register.R1)
+            self._asm.copy_from(Register.R10, _FOUND + 8, SCRATCH, Field.BIAS)
 
     def find_mapper(self, outside: Label) -> None:
         """Let only those hits go on that are of processes with the watched module in place. Takes R0-R5."""
@@ -247,8 +245,7 @@ class Host(Identities, ProbeTable):
         self.global_pid()
         asm.store(Register.R10, _KEY, Register.R0, Size.W)
         asm.look_up(MapName.MAPPERS, Register.R10, _KEY, outside)
-        asm.load(Register.R1, Register.R0, 0)
-        asm.store(Register.R10, _FOUND + 8, Register.R1)
+        asm.copy_from(Register.R0, 0, Register.R10, _FOUND + 8)
         if watched is Watched.SYMBOL:
             asm.load(Register.R2, CONTEXT, _EVENT_ADDRESS)
             asm.mov(Register.R3, self._request.link)
@@ -259,8 +256,7 @@ class Host(Identities, ProbeTable):
         asm = self._asm
         if self._request.abilities.calls is not None:  # if it cannot be read, the instruction cannot read it either
             asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["esp"])
-            asm.load(Register.R1, Register.R1, 0)
-            asm.store(SCRATCH, Field.IP, Register.R1)
+            asm.copy_from(Register.R1, 0, SCRATCH, Field.IP)
             return
         asm.store(SCRATCH, Field.IP, 0)
 
@@ -459,8 +455,7 @@ class Host(Identities, ProbeTable):
             asm.jump_if(Jump.JNE, Register.R1, USER_MODE, in_kernel)
         to(Register.R2)
         for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
-            asm.load(Register.R1, CONTEXT, offset)
-            asm.store(Register.R2, offset, Register.R1)
+            asm.copy_from(CONTEXT, offset, Register.R2, offset)
         for name in ("eip", "esp"):  # which the handler may see elsewhere than they are
             self.register(Register.R1, name)
             to(Register.R2)

@@ -48,8 +48,7 @@ def copy_task_registers(asm: Assembler, nobody: Label, to: Callable[[Register], 
     task_registers(asm, nobody)
     to(Register.R2)
     for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
-        asm.load(Register.R1, Register.R0, offset)
-        asm.store(Register.R2, offset, Register.R1)
+        asm.copy_from(Register.R0, offset, Register.R2, offset)
 
 
 _NAMESPACE_IDS = -32

@@ -201,8 +201,7 @@ class TracepointHost(KernelHost):
         """Write what has to be known before the handler starts; takes R0-R5."""
         super().prepare()
         if self._request.traced is not None and self._request.traced.system_call is not None:
-            self._asm.load(_R.R1, _R.R10, _NARROW)
-            self._asm.store(SCRATCH, Field.PLACE, _R.R1)
+            self._asm.copy_from(_R.R10, _NARROW, SCRATCH, Field.PLACE)
 
     def register(self, dst: Register, name: str) -> None:  # noqa: ARG002 - all of them are the same
         """Load 0: the header of a record shows no registers."""
@@ -320,8 +319,7 @@ class TrampolineHost(KernelHost):
 
     def _load_word(self, dst: Register, number: int) -> None:
         """Load a word of the array, as a number with which a handler may do what it likes: the verifier knows types."""
-        self._asm.load(dst, CONTEXT, _ARGUMENT_SIZE * number)
-        self._asm.store(SCRATCH, Field.BIAS, dst)
+        self._asm.copy_from(CONTEXT, _ARGUMENT_SIZE * number, SCRATCH, Field.BIAS, by=dst)
         self._asm.load(dst, SCRATCH, Field.BIAS)
 
 

@@ -178,8 +178,7 @@ class PagingQuestion:
             asm.load(_R.R1, _R.R1, offset)
         asm.jump_if(Jump.JEQ, _R.R1, _FUSE, out)
         asm.place(in_memory)
-        asm.load(_R.R1, _R.R2, layout.end)
-        asm.store(_R.R3, 0, _R.R1)
+        asm.copy_from(_R.R2, layout.end, _R.R3, 0)
         asm.place(out)
         asm.exit(0)
 
@@ -214,8 +213,7 @@ def ask_once(asm: Assembler, questions: VmaQuestions, cpus: int, busy: Label) ->
     asm.call(Helper.KTIME_GET_NS)
     asm.store(_R.R7, _TIME, _R.R0)
     for number, word in enumerate(_REMEMBERED):
-        asm.load(_R.R1, _R.R10, word)
-        asm.store(_R.R7, _FIRST_WORD + 8 * number, _R.R1)
+        asm.copy_from(_R.R10, word, _R.R7, _FIRST_WORD + 8 * number)
     asm.jump(known)
     asm.place(recall)
     asm.mov(_R.R7, _R.R1)
@@ -230,8 +228,7 @@ def ask_once(asm: Assembler, questions: VmaQuestions, cpus: int, busy: Label) ->
     asm.alu(Alu.SUB, _R.R0, _R.R1)
     asm.jump_if(Jump.JGT, _R.R0, _SAME_INTERRUPT, busy)
     for number, word in enumerate(_REMEMBERED):
-        asm.load(_R.R1, _R.R7, _FIRST_WORD + 8 * number)
-        asm.store(_R.R10, word, _R.R1)
+        asm.copy_from(_R.R7, _FIRST_WORD + 8 * number, _R.R10, word)
     asm.place(known)
 
 

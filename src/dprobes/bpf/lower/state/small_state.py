@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.bpf.bpf_instructions import Alu, Class, Mode, Register, Size, X
+from dprobes.bpf.bpf_instructions import Alu, Class, Mode, Register, X
 from dprobes.bpf.lower.lowering_request import LoopForm
 from dprobes.bpf.lower.state.handler_state import LOG, RECORD_SPACE, SCRATCH, Field
 from dprobes.bpf.lower.templates.table_templates import retries
@@ -43,7 +43,7 @@ _INSTRUCTIONS_MAX = 64
 _VERIFIED_JUMPS_MAX = 6
 """The verifier knows what is on the stack, and goes each way through the branches for each of its values."""
 
-_CLASS, _MODE, _SIZE = 0x07, 0xE0, 0x18
+_MODE = 0xE0
 _STATE, _FRAME = SCRATCH.value, Register.R10.value
 _MOVE, _ADD = Class.ALU64 | Alu.MOV | X, Class.ALU64 | Alu.ADD
 _SET = Class.ALU64 | Alu.MOV
@@ -109,83 +109,92 @@ def move_to_stack(w: Writer) -> bool:
             asm.leave_out(index)  # all of the record is written
     key = _Span(state.key, state.key + state.keys)
     room = _STACK_MAX - _CALLED if w.host.sleeps else _STACK_MAX
-    return _move(asm, w.log_mask if logged is None else logged, key, room, aligned=w.request.abilities.verified)
-
-
-def _move(asm: Assembler, log_size: int, key: _Span, room: int, *, aligned: bool) -> bool:
-    """
-    Move it, where ``log_size`` bytes of the log buffer may be touched, and a key is put together at ``key``.
-
-    The stack may have ``room`` bytes.
-
-    With ``aligned`` all accesses have to be so.
-    """
-    code, reached = asm.code, asm.reached()
-    accesses: dict[int, _Span] = {}
-    addresses: dict[int, _Span] = {}
-    read: list[_Span] = []
-    lowest = 0
-    for index, insn in enumerate(code):
-        if not reached[index]:
-            continue
-        kind = insn.opcode & _CLASS
-        loads = kind == Class.LDX
-        if kind in (Class.LD, Class.LDX) and insn.dst == _STATE:
-            return False  # the register is something else
-        base = insn.src if loads else insn.dst
-        if loads or kind in (Class.ST, Class.STX):
-            if kind == Class.STX and insn.src == _STATE:
-                return False
-            span = _Span(insn.off, insn.off + Size(insn.opcode & _SIZE).bytes)
-            if base == _FRAME:
-                lowest = min(lowest, span.start)
-            elif base == _STATE:
-                if insn.opcode & _MODE != Mode.MEM:
-                    return False
-                accesses[index] = span
-                if loads:
-                    read.append(span)
-            continue
-        if insn.opcode == _MOVE and insn.src == _FRAME:
-            lowest = min(lowest, code[index + 1].imm if _is_added(code, index) else -_STACK_MAX)
-        elif insn.opcode == _MOVE and insn.src == _STATE:
-            found = _addressed(code, index, log_size, key)
-            if found is None:
-                return False
-            addresses[index] = found
-            read.append(found)
-        elif kind in (Class.ALU, Class.ALU64, Class.JMP, Class.JMP32) and _names_state(insn):
-            return False
-    first = min((code[index + 1].imm for index in addresses if code[index + 1].imm > LOG - RECORD_SPACE), default=0)
-    places = _places(read, lowest, room)
-    if places is None:
+    try:
+        uses = _StateUses(asm, w.log_mask if logged is None else logged, key)
+        uses.move(room, aligned=w.request.abilities.verified)
+    except _UnmovableError:
         return False
-    for index, span in accesses.items():
-        place = next((place for live, place in places if live.meets(span)), None)
-        if place is None:
-            asm.leave_out(index)
-            continue
-        insn = code[index]
-        moved = insn.off + place
-        if aligned and moved % (span.end - span.start):
-            return False
-        asm.replace(index, insn._replace(off=moved, **_based(insn)))
-    for index, span in addresses.items():
-        place = next(place for live, place in places if live.meets(span))
-        start = code[index + 1].imm
-        if aligned and start != first and (start + place) % _WORD:
-            return False  # it is written by words; the first address is that of the record
-        asm.replace(index, code[index]._replace(src=_FRAME))
-        asm.replace(index + 1, code[index + 1]._replace(imm=code[index + 1].imm + place))
     return True
 
 
-def _names_state(insn: Insn) -> bool:
-    return insn.dst == _STATE or bool(insn.opcode & X and insn.src == _STATE)
+class _UnmovableError(Exception):
+    """Report code whose state cannot be on the stack."""
 
 
-def _based(insn: Insn) -> dict[str, int]:
-    return {"src": _FRAME} if insn.opcode & _CLASS == Class.LDX else {"dst": _FRAME}
+class _StateUses:
+    """What code does with its state: ``log_size`` bytes of the log may be touched, and a key is put together."""
+
+    def __init__(self, asm: Assembler, log_size: int, key: _Span) -> None:
+        self._asm = asm
+        self._code = asm.code
+        self._log_size = log_size
+        self._key = key
+        self._accesses: dict[int, _Span] = {}
+        self._addresses: dict[int, _Span] = {}
+        self._read: list[_Span] = []
+        self._lowest = 0
+        """How far below its end the stack is used anyway."""
+        reached = asm.reached()
+        for index, insn in enumerate(self._code):
+            if reached[index]:
+                self._look_at(index, insn)
+
+    def _look_at(self, index: int, insn: Insn) -> None:
+        kind = insn.kind
+        if kind in (Class.LD, Class.LDX) and insn.dst == _STATE:
+            raise _UnmovableError  # the register is something else
+        if kind in (Class.LDX, Class.ST, Class.STX):
+            self._look_at_access(index, insn)
+        elif insn.opcode == _MOVE and insn.src == _FRAME:
+            lowest = self._code[index + 1].imm if _is_added(self._code, index) else -_STACK_MAX
+            self._lowest = min(self._lowest, lowest)
+        elif insn.opcode == _MOVE and insn.src == _STATE:
+            found = _addressed(self._code, index, self._log_size, self._key)
+            if found is None:
+                raise _UnmovableError
+            self._addresses[index] = found
+            self._read.append(found)
+        elif kind != Class.LD and (insn.dst == _STATE or (insn.has_register and insn.src == _STATE)):
+            raise _UnmovableError
+
+    def _look_at_access(self, index: int, insn: Insn) -> None:
+        loads = insn.kind == Class.LDX
+        if insn.kind == Class.STX and insn.src == _STATE:
+            raise _UnmovableError
+        span = _Span(insn.off, insn.off + insn.size)
+        base = insn.src if loads else insn.dst
+        if base == _FRAME:
+            self._lowest = min(self._lowest, span.start)
+        elif base == _STATE:
+            if insn.opcode & _MODE != Mode.MEM:
+                raise _UnmovableError
+            self._accesses[index] = span
+            if loads:
+                self._read.append(span)
+
+    def move(self, room: int, *, aligned: bool) -> None:
+        """Move it to so many bytes of the stack; with ``aligned`` all accesses have to be so."""
+        asm, code = self._asm, self._code
+        starts = [code[index + 1].imm for index in self._addresses]
+        first = min((start for start in starts if start > LOG - RECORD_SPACE), default=0)
+        places = _places(self._read, self._lowest, room)
+        for index, span in self._accesses.items():
+            place = next((place for live, place in places if live.meets(span)), None)
+            if place is None:
+                asm.leave_out(index)
+                continue
+            insn = code[index]
+            if aligned and (insn.off + place) % insn.size:
+                raise _UnmovableError
+            base = {"src" if insn.kind == Class.LDX else "dst": _FRAME}
+            asm.replace(index, insn._replace(off=insn.off + place, **base))
+        for index, span in self._addresses.items():
+            place = next(place for live, place in places if live.meets(span))
+            start = code[index + 1].imm
+            if aligned and start != first and (start + place) % _WORD:
+                raise _UnmovableError  # it is written by words; the first address is that of the record
+            asm.replace(index, code[index]._replace(src=_FRAME))
+            asm.replace(index + 1, code[index + 1]._replace(imm=start + place))
 
 
 def _is_added(code: Sequence[Insn], index: int) -> bool:
@@ -208,7 +217,7 @@ def _addressed(code: Sequence[Insn], index: int, log_size: int, key: _Span) -> _
     return None
 
 
-def _places(read: list[_Span], lowest: int, room: int) -> list[tuple[_Span, int]] | None:
+def _places(read: list[_Span], lowest: int, room: int) -> list[tuple[_Span, int]]:
     """Return where each part of the state that something reads is to be: what is to be added to its offset."""
     merged: list[_Span] = []
     for start, end in sorted(_Span(span.start // _WORD * _WORD, -(-span.end // _WORD) * _WORD) for span in read):
@@ -222,4 +231,6 @@ def _places(read: list[_Span], lowest: int, room: int) -> list[tuple[_Span, int]
         assert span.start >= 0
         top -= span.end - span.start
         places.append((span, top - span.start))
-    return places if top >= -room else None
+    if top < -room:
+        raise _UnmovableError
+    return places

@@ -468,8 +468,7 @@ def _dup_popped(w: Writer, i: EncodedInstruction) -> None:
         asm.load(Register.R2, SCRATCH, Field.TSP)
         asm.alu(Alu.ADD, Register.R2, Register.R1)
         w.cell(Register.R2)
-        asm.load(Register.R1, SCRATCH, w.work(1))
-        asm.store(Register.R2, 0, Register.R1)
+        asm.copy_from(SCRATCH, w.work(1), Register.R2, 0)
     w.reload_tsp()
 
 

@@ -293,11 +293,9 @@ def write_value(w: Writer, table: Table, again: Label | None) -> None:
         case TableKind.LAST if table.keeps_bytes:
             asm.add(_R.R2, SCRATCH, w.state.key + table.key_size)
             for place in range(0, table.kept_bytes, 8):
-                asm.load(_R.R1, _R.R2, place)
-                asm.store(_R.R5, _offset(table, 0) + place, _R.R1)
+                asm.copy_from(_R.R2, place, _R.R5, _offset(table, 0) + place)
         case TableKind.LAST:
-            asm.load(_R.R1, SCRATCH, w.work(_VALUE))
-            asm.store(_R.R5, _offset(table, 0), _R.R1)
+            asm.copy_from(SCRATCH, w.work(_VALUE), _R.R5, _offset(table, 0))
 
 
 def _add(w: Writer, offset: int, amount: int | None) -> None:
@@ -520,8 +518,7 @@ def _push_kept(w: Writer, table: Table, number: int) -> None:
         _point_to_cells(w, table, number)
     asm.add(_R.R2, SCRATCH, place)
     for offset in range(0, table.kept_bytes, 8):
-        asm.load(_R.R1, _R.R0, head + offset)
-        asm.store(_R.R2, offset, _R.R1)
+        asm.copy_from(_R.R0, head + offset, _R.R2, offset)
     if table.keys:
         asm.jump(known)
         asm.place(nothing)

@@ -180,8 +180,7 @@ class _TraceWriter:
         if w.flow.uses("trace pv", "trace lv", "trace gv"):
             asm.load(_R.R2, SCRATCH, level)
             ranges_address(w, _R.R2)
-            asm.load(_R.R3, _R.R2, RANGES + which)
-            asm.store(SCRATCH, index, _R.R3)
+            asm.copy_from(_R.R2, RANGES + which, SCRATCH, index, by=_R.R3)
             asm.load(_R.R3, _R.R2, RANGES + which + 8)
         else:
             asm.mov(_R.R3, 0)
@@ -286,8 +285,7 @@ def _trace(which: int) -> Template:
         else:
             asm.mov(_R.R1, SCRATCH)
         for word, offset in ((w.work(1), 0), (w.work(0), 8)):
-            asm.load(_R.R2, SCRATCH, word)
-            asm.store(_R.R1, RANGES + which + offset, _R.R2)
+            asm.copy_from(SCRATCH, word, _R.R1, RANGES + which + offset, by=_R.R2)
 
     return template
 
