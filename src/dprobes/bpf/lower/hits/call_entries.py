@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.lower.hosts.handler_host import CONTEXT
-from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, write_filter
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, read_kernel_word, write_filter
 from dprobes.bpf.lower.lowering_request import Lowered, Placement
 from dprobes.bpf.lower.state.handler_state import StateLayout
 from dprobes.bpf.map_layouts import (
@@ -265,20 +265,8 @@ class _Recorder:
                 asm.store(_R.R10, place, _R.R1)
                 continue
             asm.store(_R.R10, place, 0)
-            self._read_word(place, distance)
+            _read_word(asm, self.host, self._word_size, (_R.R10, place), (_R.R10, _FRAME), distance)
             asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
-
-    def _read_word(self, place: int, distance: int) -> None:
-        """Read a word that is at a distance from the stack pointer to a place of our stack."""
-        asm = self._asm
-
-        def arguments() -> None:
-            asm.add(_R.R1, _R.R10, place)
-            asm.mov(_R.R2, self._word_size)
-            asm.load(_R.R3, _R.R10, _FRAME)
-            asm.alu(Alu.ADD, _R.R3, distance)
-
-        self.host.read_memory(arguments)
 
     def _load_register(self, name: str) -> None:
         """Load a register to R1. How far the breakpoint was moved is not in a state here, but in the cookie (R8)."""
@@ -321,27 +309,20 @@ class _Recorder:
 
     def _ask_kernel(self, layout: NestingLayout, fresh: Label) -> None:
         """Go to ``fresh`` if the return address in R9 is not the trampoline, and out if no return will be awaited."""
-        asm = self._asm
+        asm, word = self._asm, (_R.R10, _ENTRY_WORD)
+
+        def follow(base: Register, distance: int) -> None:
+            read_kernel_word(asm, base, distance, word, self._forget)
+
         asm.call(Helper.GET_CURRENT_TASK)
         asm.mov(_R.R8, _R.R0)
-        self._follow(_R.R8, layout.mm)
-        self._follow(_R.R3, layout.area)
-        self._follow(_R.R3, layout.trampoline)
+        follow(_R.R8, layout.mm)
+        follow(_R.R3, layout.area)
+        follow(_R.R3, layout.trampoline)
         asm.jump_if(Jump.JNE, _R.R3, _R.R9, fresh)
-        self._follow(_R.R8, layout.task)
-        self._follow(_R.R3, layout.depth)
+        follow(_R.R8, layout.task)
+        follow(_R.R3, layout.depth)
         asm.jump_if(Jump.JGE, _R.R3, _AWAITED_MAX, self._out, wide=False)
-
-    def _follow(self, base: Register, distance: int) -> None:
-        """Load the word of the kernel's memory at a distance from an address to R3."""
-        asm = self._asm
-        asm.mov(_R.R3, base)
-        asm.alu(Alu.ADD, _R.R3, distance)
-        asm.add(_R.R1, _R.R10, _ENTRY_WORD)
-        asm.mov(_R.R2, 8)
-        asm.call(Helper.PROBE_READ_KERNEL)
-        asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
-        asm.load(_R.R3, _R.R10, _ENTRY_WORD)
 
 
 # From the entry of a call to its return, in the table of a process (``bpf.map_layouts``).
@@ -396,7 +377,8 @@ def table_entry_program(architecture: Architecture, request: Request, host: type
             asked.register(_R.R1, name)
             asm.store(_KEPT_SLOT, REGISTERS + 8 * number, _R.R1)
             continue
-        _read_word(asm, asked, architecture.word_size, REGISTERS + 8 * number, distance)
+        place = _KEPT_SLOT, REGISTERS + 8 * number
+        _read_word(asm, asked, architecture.word_size, place, (CONTEXT, REGISTER_OFFSETS["esp"]), distance)
         asm.jump_if(Jump.JNE, _R.R0, 0, forget)
     asm.call(Helper.KTIME_GET_NS)
     asm.store(_KEPT_SLOT, TIME, _R.R0)
@@ -408,17 +390,18 @@ def table_entry_program(architecture: Architecture, request: Request, host: type
     return Lowered(asm.assemble(), StateLayout(1), asked.sleeps, architecture.word_size)
 
 
-def _read_word(asm: Assembler, asked: Host, size: int, place: int, distance: int) -> None:
-    """Read a word that is at a distance from the stack pointer to a place in the slot that is kept."""
+def _read_word(
+    asm: Assembler, host: Host, size: int, to: tuple[Register, int], stack: tuple[Register, int], distance: int
+) -> None:
+    """Read a word to a place; it is at a distance from the stack pointer, which is at another place."""
 
     def arguments() -> None:
-        asm.mov(_R.R1, _KEPT_SLOT)
-        asm.alu(Alu.ADD, _R.R1, place)
+        asm.add(_R.R1, *to)
         asm.mov(_R.R2, size)
-        asm.load(_R.R3, CONTEXT, REGISTER_OFFSETS["esp"])
+        asm.load(_R.R3, *stack)
         asm.alu(Alu.ADD, _R.R3, distance)
 
-    asked.read_memory(arguments)
+    host.read_memory(arguments)
 
 
 def _table_of(request: Request) -> CallTable:

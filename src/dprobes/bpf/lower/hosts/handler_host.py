@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import CALL, Alu, Atomic, CallKind, Helper, Jump, Register, RingOutput, Size
-from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, USER_MODE, Identities, copy_task_registers
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, Identities, copy_task_registers, leave_kernel
 from dprobes.bpf.lower.hosts.vma_lookup import Answer, PagingQuestion, VmaQuestions, ask_once, write_module_test
 from dprobes.bpf.lower.lowering_request import Placement, Watched
 from dprobes.bpf.lower.state.handler_state import SCRATCH, Field
@@ -217,9 +217,7 @@ class Host(Identities, ProbeTable):
         if module is None:
             return
         assert self._vmas is not None, "a module cannot be recognised without bpf_find_vma"
-        asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["cs"])
-        asm.alu(Alu.AND, Register.R1, USER_MODE)
-        asm.jump_if(Jump.JNE, Register.R1, USER_MODE, outside)
+        leave_kernel(asm, CONTEXT, outside)
         asm.load(Register.R2, CONTEXT, REGISTER_OFFSETS["eip"])
         ask_once(asm, self._vmas, self._request.tables.cpus, busy)
         write_module_test(asm, self._vmas, module, outside)
@@ -450,9 +448,7 @@ class Host(Identities, ProbeTable):
         asm, in_kernel, done = self._asm, self._asm.label(), self._asm.label()
         is_event = self._request.placement is Placement.EVENT
         if is_event:
-            asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["cs"])
-            asm.alu(Alu.AND, Register.R1, USER_MODE)
-            asm.jump_if(Jump.JNE, Register.R1, USER_MODE, in_kernel)
+            leave_kernel(asm, CONTEXT, in_kernel)
         to(Register.R2)
         for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
             asm.copy_from(CONTEXT, offset, Register.R2, offset)

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembler, Label
     from dprobes.bpf.lower.lowering_request import Filter, Request
 
-__all__ = ["REGISTER_OFFSETS", "USER_MODE", "Identities", "copy_task_registers", "task_registers", "write_filter"]
+__all__ = [
+    "REGISTER_OFFSETS",
+    "Identities",
+    "copy_task_registers",
+    "leave_kernel",
+    "read_kernel_word",
+    "task_registers",
+    "write_filter",
+]
 
 # ``struct pt_regs``: where it holds the registers, and those with which the current thread has entered the kernel.
 
@@ -38,9 +46,24 @@ def task_registers(asm: Assembler, nobody: Label) -> None:
     asm.call(Helper.GET_CURRENT_TASK_BTF)
     asm.mov(Register.R1, Register.R0)
     asm.call(Helper.TASK_PT_REGS)
-    asm.load(Register.R1, Register.R0, REGISTER_OFFSETS["cs"])
+    leave_kernel(asm, Register.R0, nobody)
+
+
+def leave_kernel(asm: Assembler, registers: Register, in_kernel: Label) -> None:
+    """Go to ``in_kernel`` unless the registers at an address are those of user mode; takes R1."""
+    asm.load(Register.R1, registers, REGISTER_OFFSETS["cs"])
     asm.alu(Alu.AND, Register.R1, USER_MODE)
-    asm.jump_if(Jump.JNE, Register.R1, USER_MODE, nobody)
+    asm.jump_if(Jump.JNE, Register.R1, USER_MODE, in_kernel)
+
+
+def read_kernel_word(asm: Assembler, base: Register, distance: int, room: tuple[Register, int], fault: Label) -> None:
+    """Load the word of the kernel's memory at a distance from an address to R3, by room for it; takes R0-R5."""
+    asm.add(Register.R3, base, distance)
+    asm.add(Register.R1, *room)
+    asm.mov(Register.R2, 8)
+    asm.call(Helper.PROBE_READ_KERNEL)
+    asm.jump_if(Jump.JNE, Register.R0, 0, fault)
+    asm.load(Register.R3, *room)
 
 
 def copy_task_registers(asm: Assembler, nobody: Label, to: Callable[[Register], None]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.lower.hosts.handler_host import CONTEXT, Host
-from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, USER_MODE, copy_task_registers, task_registers
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, copy_task_registers, leave_kernel, task_registers
 from dprobes.bpf.lower.lowering_request import ARGUMENT_REGISTERS, Placement
 from dprobes.bpf.lower.state.handler_state import SCRATCH, Field
 from dprobes.bpf.map_layouts import INLINE_ENDING, SKIPPED, ProbeField
@@ -51,9 +51,7 @@ class AnywhereHost(Host):
         """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5 and R9."""
         asm = self._asm
         in_kernel, done = asm.label(), asm.label()
-        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["cs"])
-        asm.alu(Alu.AND, _R.R1, USER_MODE)
-        asm.jump_if(Jump.JNE, _R.R1, USER_MODE, in_kernel)
+        leave_kernel(asm, CONTEXT, in_kernel)
         self.register(_R.R0, name)
         asm.jump(done)
         asm.place(in_kernel)

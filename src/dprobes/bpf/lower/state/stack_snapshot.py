@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
-from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, read_kernel_word
 from dprobes.bpf.lower.state.handler_state import LOG, SCRATCH, Field
 from dprobes.bpf.map_layouts import (
     ENTRY_HEAD,
@@ -46,13 +46,16 @@ _BEYOND = 64
 
 
 class SnapshotHost(Protocol):
-    """What is asked of a ``Host`` for a snapshot."""
+    """What is asked of a ``Host`` for a snapshot or a copy."""
 
     def clear_memory(self) -> None:
         """Set R2 bytes at R1 to zero."""
 
     def global_pid(self) -> None:
         """Load the process id."""
+
+    def register(self, dst: Register, name: str) -> None:
+        """Load a register of the program."""
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
         """Write the registers of the program."""
@@ -189,23 +192,12 @@ def _find_end(
     host.task()
     asm.mov(_R.R9, _R.R0)
     if word_size == 8:
-        _follow(asm, _R.R9, layout.base, word, unknown)
+        read_kernel_word(asm, _R.R9, layout.base, (SCRATCH, word), unknown)
         _lower(asm, address, limit)
-    _follow(asm, _R.R9, layout.mm, word, unknown)
-    _follow(asm, _R.R3, layout.bottom, word, unknown)
+    read_kernel_word(asm, _R.R9, layout.mm, (SCRATCH, word), unknown)
+    read_kernel_word(asm, _R.R3, layout.bottom, (SCRATCH, word), unknown)
     _lower(asm, address, limit)
     asm.place(unknown)
-
-
-def _follow(asm: Assembler, base: Register, distance: int, word: int, unknown: Label) -> None:
-    """Load the word of the kernel's memory at a distance from an address to R3."""
-    asm.mov(_R.R3, base)
-    asm.alu(Alu.ADD, _R.R3, distance)
-    asm.add(_R.R1, SCRATCH, word)
-    asm.mov(_R.R2, 8)
-    asm.call(Helper.PROBE_READ_KERNEL)
-    asm.jump_if(Jump.JNE, _R.R0, 0, unknown)
-    asm.load(_R.R3, SCRATCH, word)
 
 
 def _lower(asm: Assembler, address: int, limit: int) -> None:
@@ -241,23 +233,7 @@ _BLIND = 16 << 10
 """Bytes that are copied of a stack whose end is not known."""
 
 
-class CopyHost(Protocol):
-    """What is asked of a ``Host`` for a copy."""
-
-    def clear_memory(self) -> None:
-        """Set R2 bytes at R1 to zero."""
-
-    def register(self, dst: Register, name: str) -> None:
-        """Load a register of the program."""
-
-    def read_memory(self, arguments: Callable[[], None]) -> None:
-        """Read memory of the program."""
-
-    def global_pid(self) -> None:
-        """Load the process id."""
-
-
-def write_place(asm: Assembler, host: CopyHost, work: int) -> None:
+def write_place(asm: Assembler, host: SnapshotHost, work: int) -> None:
     """Note that a call stack is to stand in R2 bytes at R1, where LP is; R0 is R2. Takes R1-R5 and R9."""
     asm.store(SCRATCH, work, _R.R2)
     asm.mov(_R.R9, _R.R1)
@@ -269,7 +245,7 @@ def write_place(asm: Assembler, host: CopyHost, work: int) -> None:
     asm.load(_R.R0, SCRATCH, work)
 
 
-def write_stack_copy(asm: Assembler, host: CopyHost, entry: int, work: int, last: int | None) -> None:
+def write_stack_copy(asm: Assembler, host: SnapshotHost, entry: int, work: int, last: int | None) -> None:
     """
     Add the copy to R3 bytes of an entry at a place of the state; R3 is the size of all then. Takes R0-R5 and R9.
 
@@ -335,7 +311,7 @@ def _find_limit(asm: Assembler, limit: int, address: int) -> None:
     asm.store(SCRATCH, limit, _R.R0)
 
 
-def _copy(asm: Assembler, host: CopyHost, place: int, address: int, limit: int) -> None:
+def _copy(asm: Assembler, host: SnapshotHost, place: int, address: int, limit: int) -> None:
     """Copy page by page, as far as there is memory; ``place`` is behind the copy then."""
     again, whole, done = asm.label(), asm.label(), asm.label()
     asm.place(again)
