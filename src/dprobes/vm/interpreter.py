@@ -65,10 +65,6 @@ def _call(machine: Machine, target: int) -> None:
     machine.enter(target)
 
 
-def _ret(machine: Machine, operand: int) -> None:
-    machine.leave()
-
-
 def _end(ending: Ending) -> Rule:
     def rule(machine: Machine, operand: int) -> None:
         machine.ending = ending
@@ -86,14 +82,6 @@ def _exit_code(machine: Machine, code: int) -> None:
 def _skip(machine: Machine, operand: int) -> None:
     machine.value = machine.pop()
     machine.ending = Ending.SKIP
-
-
-def _callk(machine: Machine, operand: int) -> None:
-    machine.context.call_extension(None, machine)
-
-
-def _callk_name(machine: Machine, name: str) -> None:
-    machine.context.call_extension(name, machine)
 
 
 # Exceptions
@@ -121,18 +109,6 @@ def _push_x(machine: Machine, operand: int) -> None:
 
 
 # Stack traces
-
-
-def _log_st(machine: Machine, operand: int) -> None:
-    take_trace(machine)
-
-
-def _purge_st(machine: Machine, operand: int) -> None:
-    machine.trace.purge()
-
-
-def _push_stp(machine: Machine, operand: int) -> None:
-    machine.push(machine.trace.position)
 
 
 def _pop_stp(machine: Machine, operand: int) -> None:
@@ -175,21 +151,21 @@ FLOW_RULES: dict[str, Rule] = {
     "jnz <label>": _branch(lambda x: x != 0),
     "loop <label>": _loop,
     "call <procname>": _call,
-    "ret": _ret,
+    "ret": lambda machine, _: machine.leave(),
     "abort": _end(Ending.ABORT),
     "remove": _end(Ending.REMOVE),
     "exit": _end(Ending.EXIT),
     "exit <code>": _exit_code,
     "skip": _skip,
-    "callk": _callk,
-    "callk <name>": _callk_name,
+    "callk": lambda machine, _: machine.context.call_extension(None, machine),
+    "callk <name>": lambda machine, name: machine.context.call_extension(name, machine),
     "sx <label>": _sx,
     "ux": _ux,
     "rx": _rx,
     "push x": _push_x,
-    "log st": _log_st,
-    "purge st": _purge_st,
-    "push stp": _push_stp,
+    "log st": lambda machine, _: take_trace(machine),
+    "purge st": lambda machine, _: machine.trace.purge(),
+    "push stp": lambda machine, _: machine.push(machine.trace.position),
     "pop stp": _pop_stp,
     "trace pv": _trace_pv,
     "trace lv": _trace_lv,

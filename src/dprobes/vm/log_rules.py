@@ -220,14 +220,6 @@ def _setmaj_popped(machine: Machine, operand: int) -> None:
     machine.major = machine.pop() & 0xFFFF
 
 
-def _push_lp(machine: Machine, operand: int) -> None:
-    machine.push(machine.lp)
-
-
-def _push_plp(machine: Machine, operand: int) -> None:
-    machine.push(machine.plp)
-
-
 def _pop_lp(machine: Machine, operand: int) -> None:
     position = machine.pop()
     if position > machine.point.logmax:
@@ -258,8 +250,8 @@ LOG_RULES: dict[str, Rule] = {
     "log kstack": _stack(Token.KERNEL_STACK, _kernel_stack, KERNEL_FRAMES_MAX),
     "log ustack, <frames>": _stack(Token.USER_STACK, _user_stack),
     "log ustack": _stack(Token.USER_STACK, _user_stack, USER_FRAMES_MAX),
-    "push lp": _push_lp,
-    "push plp": _push_plp,
+    "push lp": lambda machine, _: machine.push(machine.lp),
+    "push plp": lambda machine, _: machine.push(machine.plp),
     "pop lp": _pop_lp,
 }
 

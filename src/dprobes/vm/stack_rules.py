@@ -46,10 +46,6 @@ def _comparison(comparison: Comparison) -> Rule:
     return rule
 
 
-def _neg(machine: Machine, operand: int) -> None:
-    machine.poke(complement(machine.peek()))
-
-
 def _division(operation: Division) -> Rule:
     """Return the rule that pops divisor and dividend, and pushes the remainder, then the quotient."""
     function, is_signed = operation
@@ -109,10 +105,6 @@ _COUNTED = {
 # The RPN stack
 
 
-def _push_value(machine: Machine, value: int) -> None:
-    machine.push(value)
-
-
 def _xchg(machine: Machine, operand: int) -> None:
     top, below = machine.peek(0), machine.peek(1)
     machine.poke(below, 0)
@@ -153,9 +145,6 @@ def _pointer_rules(name: str) -> dict[str, Rule]:
     def push(machine: Machine, n: int) -> None:
         machine.push(_cell(machine, pointer(machine) + n))
 
-    def push_popped(machine: Machine, operand: int) -> None:
-        push(machine, machine.pop())
-
     def pop(machine: Machine, n: int) -> None:
         position = pointer(machine) + n  # before the pop
         _set_cell(machine, position, machine.pop())
@@ -167,24 +156,15 @@ def _pointer_rules(name: str) -> dict[str, Rule]:
     def copy(machine: Machine, n: int) -> None:
         _set_cell(machine, pointer(machine) + n, machine.peek())
 
-    def copy_popped(machine: Machine, operand: int) -> None:
-        copy(machine, machine.pop())
-
-    def save(machine: Machine, operand: int) -> None:
-        machine.push(pointer(machine))
-
-    def restore(machine: Machine, operand: int) -> None:
-        setattr(machine, name, machine.pop())
-
     return {
         f"push {name}, <n>": push,
-        f"push {name}": push_popped,
+        f"push {name}": lambda machine, _: push(machine, machine.pop()),
         f"pop {name}, <n>": pop,
         f"pop {name}": pop_popped,
         f"copy {name}, <n>": copy,
-        f"copy {name}": copy_popped,
-        f"save {name}": save,
-        f"restore {name}": restore,
+        f"copy {name}": lambda machine, _: copy(machine, machine.pop()),
+        f"save {name}": lambda machine, _: machine.push(pointer(machine)),
+        f"restore {name}": lambda machine, _: setattr(machine, name, machine.pop()),
     }
 
 
@@ -307,11 +287,11 @@ def _pop_heap(width: int) -> Rule:
 RULES: dict[str, Rule] = {
     **{name: _binary(operation.function) for name, operation in BINARY.items()},
     **{name: _comparison(comparison) for name, comparison in COMPARISONS.items()},
-    "neg": _neg,
+    "neg": lambda machine, _: machine.poke(complement(machine.peek())),
     **{name: _division(operation) for name, operation in DIVISIONS.items()},
     **{f"{name} <bits>": immediate for name, (immediate, _) in _COUNTED.items()},
     **{name: popped for name, (_, popped) in _COUNTED.items()},
-    "push <value>": _push_value,
+    "push <value>": lambda machine, value: machine.push(value),
     "xchg": _xchg,
     "dup <times>": _dup,
     "dup": _dup_popped,

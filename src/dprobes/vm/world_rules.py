@@ -168,14 +168,6 @@ def _seg2lin(machine: Machine, operand: int) -> None:
     machine.push(machine.context.linear_address(selector, offset))
 
 
-def _vfyr(machine: Machine, operand: int) -> None:
-    machine.push(not machine.context.is_readable(machine.pop()))
-
-
-def _vfyrw(machine: Machine, operand: int) -> None:
-    machine.push(not machine.context.is_writable(machine.pop()))
-
-
 def _vsa(machine: Machine, operand: int) -> None:
     offset, selector = machine.pop(), machine.pop()
     try:
@@ -187,10 +179,7 @@ def _vsa(machine: Machine, operand: int) -> None:
 
 
 def _push_port(size: int) -> Rule:
-    def rule(machine: Machine, operand: int) -> None:
-        machine.push(machine.context.read_port(machine.pop() & 0xFFFF, size))
-
-    return rule
+    return lambda machine, _: machine.push(machine.context.read_port(machine.pop() & 0xFFFF, size))
 
 
 def _pop_port(size: int) -> Rule:
@@ -257,8 +246,8 @@ RULES: dict[str, Rule] = {
     **{f"pop phys, u{8 << n}": _pop_physical(1 << n) for n in range(4)},
     "lin2phys": lambda machine, _: machine.push(machine.context.physical_address(machine.pop())),
     "vsa": _vsa,
-    "vfyr": _vfyr,
-    "vfyrw": _vfyrw,
+    "vfyr": lambda machine, _: machine.push(not machine.context.is_readable(machine.pop())),
+    "vfyrw": lambda machine, _: machine.push(not machine.context.is_writable(machine.pop())),
     **{f"push io, u{8 << n}": _push_port(1 << n) for n in range(3)},
     **{f"pop io, u{8 << n}": _pop_port(1 << n) for n in range(3)},
     "push tp, <field>": lambda machine, name: machine.push(machine.context.traced_field(name)),

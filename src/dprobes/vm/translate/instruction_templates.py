@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 # The RPN stack
 
 
-def _push_value(w: Writer, value: int) -> None:
-    w.state.push(value)
-
-
 def push_symbol(w: Writer, operand: tuple[str, int]) -> None:
     """Write that the run-time address of a symbol is pushed."""
     symbol, addend = operand
@@ -78,19 +74,12 @@ def _dup_popped(w: Writer, operand: int) -> None:
         w.state.push(value)
 
 
-def _ros(w: Writer, cells: int) -> None:
-    w.state.drop(cells)
-
-
 def _pointer_templates(name: str) -> dict[str, Template]:
     """Return the templates of one of the stack pointers, and of the cells at a distance from where it points."""
     pointer = attrgetter(name)
 
     def push(w: Writer, n: int) -> None:
         w.state.push(w.state.cell(pointer(w.state) + n))
-
-    def push_popped(w: Writer, operand: int) -> None:
-        push(w, w.state.pop_number())
 
     def pop(w: Writer, n: int) -> None:
         position = pointer(w.state) + n  # before the pop
@@ -103,24 +92,15 @@ def _pointer_templates(name: str) -> dict[str, Template]:
     def copy(w: Writer, n: int) -> None:
         w.state.set_cell(pointer(w.state) + n, w.state.peek())
 
-    def copy_popped(w: Writer, operand: int) -> None:
-        copy(w, w.state.pop_number())
-
-    def save(w: Writer, operand: int) -> None:
-        w.state.push(Pointer(pointer(w.state) & w.architecture.word_mask))
-
-    def restore(w: Writer, operand: int) -> None:
-        setattr(w.state, name, w.state.pop_number())
-
     return {
         f"push {name}, <n>": push,
-        f"push {name}": push_popped,
+        f"push {name}": lambda w, _: push(w, w.state.pop_number()),
         f"pop {name}, <n>": pop,
         f"pop {name}": pop_popped,
         f"copy {name}, <n>": copy,
-        f"copy {name}": copy_popped,
-        f"save {name}": save,
-        f"restore {name}": restore,
+        f"copy {name}": lambda w, _: copy(w, w.state.pop_number()),
+        f"save {name}": lambda w, _: w.state.push(Pointer(pointer(w.state) & w.architecture.word_mask)),
+        f"restore {name}": lambda w, _: setattr(w.state, name, w.state.pop_number()),
     }
 
 
@@ -186,11 +166,11 @@ def _variable_templates(name: str, values: str, *, shared: bool = False) -> dict
 
 
 STACK_TEMPLATES: dict[str, Template] = {
-    "push <value>": _push_value,
+    "push <value>": lambda w, value: w.state.push(value),
     "xchg": _xchg,
     "dup <times>": _dup,
     "dup": _dup_popped,
-    "ros <cells>": _ros,
+    "ros <cells>": lambda w, cells: w.state.drop(cells),
     **_pointer_templates("sbp"),
     **_pointer_templates("tsp"),
     **_variable_templates("lv", "context.local_variables", shared=True),
@@ -253,15 +233,7 @@ def _nop(w: Writer, operand: int) -> None:
 
 def _branch(condition: str) -> Template:
     """Return the template of a conditional jump; ``x`` is the top of the stack, and ``sign`` its highest bit."""
-
-    def write(w: Writer, target: int) -> None:
-        w.branch(condition.format(x=w.state.peek(), sign=f"{1 << (w.bits - 1):#x}"), target)
-
-    return write
-
-
-def _jmp(w: Writer, target: int) -> None:
-    w.jump(target)
+    return lambda w, target: w.branch(condition.format(x=w.state.peek(), sign=f"{1 << (w.bits - 1):#x}"), target)
 
 
 def _loop(w: Writer, target: int) -> None:
@@ -293,10 +265,6 @@ def _ret(w: Writer, operand: int) -> None:
 def _sx(w: Writer, target: int | None) -> None:
     *outer, call = w.state.calls
     w.state.calls = (*outer, call._replace(handler=target))
-
-
-def _ux(w: Writer, operand: int) -> None:
-    _sx(w, None)
 
 
 def _end(ending: str) -> Template:
@@ -429,10 +397,6 @@ def _shift(operator: str) -> Template:
     return write
 
 
-def _neg(w: Writer, operand: int) -> None:
-    w.state.push(w.variable(f"{w.state.pop()} ^ {w.mask}"))
-
-
 # The world
 
 
@@ -484,7 +448,7 @@ def _push_memory(size: int) -> Template:
 
 TEMPLATES: dict[str, Template] = {
     "nop": _nop,
-    "jmp <label>": _jmp,
+    "jmp <label>": lambda w, target: w.jump(target),
     "jlt <label>": _branch("{x} >= {sign}"),
     "jle <label>": _branch("not 0 < {x} < {sign}"),
     "jgt <label>": _branch("0 < {x} < {sign}"),
@@ -499,7 +463,7 @@ TEMPLATES: dict[str, Template] = {
     "exit": _end("EXIT"),
     "exit <code>": _exit_code,
     "sx <label>": _sx,
-    "ux": _ux,
+    "ux": lambda w, _: _sx(w, None),
     "setmin <minor>": _set("minor"),
     "setmin": _set_popped("minor"),
     "setmaj <major>": _set("major"),
@@ -523,7 +487,7 @@ TEMPLATES: dict[str, Template] = {
     "push plp": _push_lp,  # they differ only when a log instruction has failed
     **{name: _binary(operation) for name, operation in BINARY.items()},
     **{name: _comparison(comparison) for name, comparison in COMPARISONS.items()},
-    "neg": _neg,
+    "neg": lambda w, _: w.state.push(w.variable(f"{w.state.pop()} ^ {w.mask}")),
     "shl <bits>": _shift("<<"),
     "shr <bits>": _shift(">>"),
     **STACK_TEMPLATES,

@@ -324,10 +324,6 @@ def _dup_loop(w: Writer, times: int) -> None:
     w.close_loop()
 
 
-def _ros(w: Writer, i: EncodedInstruction) -> None:
-    w.stack.drop(int(i.operand))
-
-
 def _displaced(w: Writer, base: Operand, n: Operand) -> Register:
     """Return a register that points to the cell at ``base + n``; all cells are in memory, none is known any more."""
     asm = w.asm
@@ -430,14 +426,6 @@ def _save_sbp(w: Writer, i: EncodedInstruction) -> None:
     w.stack.push(value)
 
 
-def _restore_sbp(w: Writer, i: EncodedInstruction) -> None:
-    w.asm.store(SCRATCH, Field.SBP, w.stack.pop_register())
-
-
-def _save_tsp(w: Writer, i: EncodedInstruction) -> None:
-    w.stack.push(w.stack.tsp_value())
-
-
 def _restore_tsp(w: Writer, i: EncodedInstruction) -> None:
     value = w.stack.pop_register()
     w.stack.flush()
@@ -477,11 +465,11 @@ STACK_TEMPLATES: dict[str, Template] = {
     "xchg": _xchg,
     "dup <times>": _dup,
     "dup": _dup_popped,
-    "ros <cells>": _ros,
+    "ros <cells>": lambda w, i: w.stack.drop(int(i.operand)),
     **_relative("sbp"),
     **_relative("tsp"),
     "save sbp": _save_sbp,
-    "restore sbp": _restore_sbp,
-    "save tsp": _save_tsp,
+    "restore sbp": lambda w, _: w.asm.store(SCRATCH, Field.SBP, w.stack.pop_register()),
+    "save tsp": lambda w, _: w.stack.push(w.stack.tsp_value()),
     "restore tsp": _restore_tsp,
 }

@@ -126,10 +126,7 @@ def _ret(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _end(ending: int) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        w.end(ending)
-
-    return template
+    return lambda w, _: w.end(ending)
 
 
 def _exit_code(w: Writer, i: EncodedInstruction) -> None:
@@ -166,14 +163,6 @@ def _set_handler(w: Writer, value: int) -> None:
     w.asm.store(depth, FRAMES + Frame.HANDLER, value)
 
 
-def _sx(w: Writer, i: EncodedInstruction) -> None:
-    _set_handler(w, int(i.operand) + 1)
-
-
-def _ux(w: Writer, i: EncodedInstruction) -> None:
-    _set_handler(w, 0)
-
-
 def _rx(w: Writer, i: EncodedInstruction) -> None:
     for index, field in enumerate((Field.CODE, Field.PARM1, Field.PARM2)):
         store_number(w.asm, SCRATCH, field, w.stack.peek(index))
@@ -207,8 +196,8 @@ FLOW_TEMPLATES: dict[str, Template] = {
     "exit": _end(EXIT),
     "exit <code>": _exit_code,
     "skip": _skip,
-    "sx <label>": _sx,
-    "ux": _ux,
+    "sx <label>": lambda w, i: _set_handler(w, int(i.operand) + 1),
+    "ux": lambda w, _: _set_handler(w, 0),
     "rx": _rx,
     "push x": _push_x,
 }

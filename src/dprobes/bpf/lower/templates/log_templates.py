@@ -106,6 +106,25 @@ def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
         w.asm.alu(Alu.RSH, register, size.bit_length() - 1)
 
 
+def cut_to_room(w: Writer, kept: int, wanted: int, size: int, prefix: int = ITEM_PREFIX_SIZE) -> None:
+    """Let ``kept`` be how many items are wanted, or how many fit behind a prefix; both are fields. Takes R1 and R2."""
+    fits = w.asm.label()
+    w.asm.copy(SCRATCH, kept, wanted)
+    room(w, _R.R2, size, prefix)
+    w.asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
+    w.asm.store(SCRATCH, kept, _R.R2)
+    w.asm.place(fits)
+
+
+def finish(w: Writer, kept: int, wanted: int, done: Label) -> None:
+    """Write that there is an overflow if less was kept than wanted, else that the instruction has succeeded."""
+    w.asm.load(_R.R1, SCRATCH, kept)
+    w.asm.load(_R.R2, SCRATCH, wanted)
+    overflow_if(w, Jump.JNE, _R.R1, _R.R2, done)
+    end(w)
+    w.asm.place(done)
+
+
 def append(w: Writer, value: Register, size: int) -> None:
     """Write a value at LP and advance it; takes R1."""
     asm = w.asm
@@ -296,7 +315,7 @@ def _copy_cells(w: Writer, size: int, kept: int) -> None:
 
 def _popped_count(w: Writer, i: EncodedInstruction) -> None:
     asm, count, kept = w.asm, w.work(3), w.work(2)
-    done, fits = asm.label(), asm.label()
+    done = asm.label()
     w.lp = None
     asm.store(SCRATCH, count, w.stack.pop_register())
     w.stack.settle()
@@ -310,19 +329,11 @@ def _popped_count(w: Writer, i: EncodedInstruction) -> None:
     w.reload_tsp()
     begin(w)
     check_prefix(w, done)
-    asm.copy(SCRATCH, kept, count)
-    room(w, _R.R2, w.word_size, ITEM_PREFIX_SIZE)
-    asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
-    asm.store(SCRATCH, kept, _R.R2)
-    asm.place(fits)
+    cut_to_room(w, kept, count, w.word_size)
     write_prefix(w, Token.STACK_COUNT, kept)
     _copy_cells(w, w.word_size, kept)
     w.reload_tsp()
-    asm.load(_R.R1, SCRATCH, kept)
-    asm.load(_R.R2, SCRATCH, count)
-    overflow_if(w, Jump.JNE, _R.R1, _R.R2, done)
-    end(w)
-    asm.place(done)
+    finish(w, kept, count, done)
     w.reload_tsp()
 
 
@@ -342,10 +353,7 @@ def _set(field: Field) -> tuple[Template, Template]:
 
 
 def _push_field(field: Field) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        w.stack.push(w.field(field))
-
-    return template
+    return lambda w, _: w.stack.push(w.field(field))
 
 
 def _pop_lp(w: Writer, i: EncodedInstruction) -> None:
@@ -393,14 +401,10 @@ def _pop_range(w: Writer) -> None:
 
 def _memory(w: Writer, i: EncodedInstruction) -> None:
     asm, address, length, kept = w.asm, w.work(0), w.work(1), w.work(2)
-    done, fits, empty, fault = asm.label(), asm.label(), asm.label(), asm.label()
+    done, empty, fault = asm.label(), asm.label(), asm.label()
     _pop_range(w)
     check_prefix(w, done)
-    asm.copy(SCRATCH, kept, length)
-    room(w, _R.R2, 1, ITEM_PREFIX_SIZE)
-    asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
-    asm.store(SCRATCH, kept, _R.R2)
-    asm.place(fits)
+    cut_to_room(w, kept, length, 1)
 
     def arguments() -> None:
         _log_address(w, _R.R1)
@@ -415,11 +419,7 @@ def _memory(w: Writer, i: EncodedInstruction) -> None:
     asm.place(empty)
     write_prefix(w, Token.MEMORY, kept)
     advance(w, kept)
-    asm.load(_R.R1, SCRATCH, kept)
-    asm.load(_R.R2, SCRATCH, length)
-    overflow_if(w, Jump.JNE, _R.R1, _R.R2, done)
-    end(w)
-    asm.place(done)
+    finish(w, kept, length, done)
 
 
 def _kernel_stack(w: Writer, i: EncodedInstruction) -> None:
@@ -518,15 +518,11 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
     page.
     """
     asm, address, maximum, limit, length = w.asm, w.work(0), w.work(1), w.work(2), w.work(3)
-    done, fits, known, slow = asm.label(), asm.label(), asm.label(), asm.label()
+    done, known, slow = asm.label(), asm.label(), asm.label()
     _pop_range(w)
     check_prefix(w, done)
     # One byte more than fits tells whether the string ends there.
-    asm.copy(SCRATCH, limit, maximum)
-    room(w, _R.R2, 1, ITEM_PREFIX_SIZE - 1)
-    asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
-    asm.store(SCRATCH, limit, _R.R2)
-    asm.place(fits)
+    cut_to_room(w, limit, maximum, 1, ITEM_PREFIX_SIZE - 1)
     asm.store(SCRATCH, length, 0)
     _log_address(w, _R.R1)
     asm.load(_R.R2, SCRATCH, limit)

@@ -15,10 +15,9 @@ from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump
 from dprobes.bpf.lower.state.handler_state import KEY_HEAD, SCRATCH, Field
 from dprobes.bpf.lower.state.stack_snapshot import write_stack_copy
 from dprobes.bpf.lower.templates.flow_templates import invalid_opcode
-from dprobes.bpf.lower.templates.world_templates import throw_fault
+from dprobes.bpf.lower.templates.world_templates import clear, read_string, throw_fault
 from dprobes.bpf.map_layouts import ENTRY_HEAD, HEAD_CELLS, KIND_SHIFT, Entry, MapName, power_of_two, table_map
 from dprobes.keyed.table_layout import BIAS, HIST_ZERO
-from dprobes.rpn.instruction_set import ExceptionCode
 from dprobes.rpn.keyed_tables import STRING_SIZE_MAX, KeyKind, TableKind, table_of
 
 if TYPE_CHECKING:
@@ -82,7 +81,8 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
         match key.kind:
             case KeyKind.STRING | KeyKind.CUT_STRING:
                 clear(w, place, key.bytes)
-                _read_string(w, place, key.size, w.work(_ADDRESS + read.index(place)))
+                words = w.work(_ADDRESS + read.index(place)), w.work(_READ), w.work(_POSITION)
+                read_string(w, place, key.size, *words, mask=_POSITION_MASK, nul=0)
             case KeyKind.BYTES:
                 clear(w, place, key.bytes)
                 _read_bytes(w, place, key.size, w.work(_ADDRESS + read.index(place)), in_loop=has_strings)
@@ -106,70 +106,12 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
         w.close_loop()
 
 
-def clear(w: Writer, place: int, size: int) -> None:
-    """Clear bytes of the state; takes R1."""
-    w.point_to(_R.R1, place)
-    for position in range(0, size, 8):
-        w.asm.store(_R.R1, position, 0)
-
-
 def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
     """Read ``size`` bytes at the address that a field holds; zeros are behind them already."""
     fault = w.asm.label()
     w.read_to(place, size, address)
     w.asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     w.defer(lambda: throw_fault(w, size, address, in_loop=in_loop), fault)
-
-
-def _read_string(w: Writer, place: int, size: int, address: int) -> None:
-    """
-    Read up to ``size`` bytes of the string at the address that a field holds; zeros are there already.
-
-    A helper reads it at once, but neither pages in nor looks at fewer bytes than it may write, so where it fails the
-    string is read byte by byte.
-    """
-    asm, known, slow = w.asm, w.asm.label(), w.asm.label()
-    w.point_to(_R.R1, place)
-    asm.mov(_R.R2, size + 1)
-    asm.load(_R.R3, SCRATCH, address)
-    w.host.read_string()
-    asm.jump_if(Jump.JSLT, _R.R0, 1, slow)
-    asm.place(known)
-    w.defer(lambda: _read_by_bytes(w, place, size, address, known), slow)
-
-
-def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label) -> None:
-    asm, read, position = w.asm, w.work(_READ), w.work(_POSITION)
-    head, fault, ended = asm.label(), asm.label(), asm.label()
-    clear(w, place, (size // 8 + 1) * 8)  # what was read before the helper failed
-    asm.store(SCRATCH, read, 0)
-    asm.copy(SCRATCH, position, address)
-    w.loops.head(head)
-    asm.jump_if_word(Jump.JGE, SCRATCH, read, size, ended)
-
-    def arguments() -> None:
-        _point_to_byte(w, place, read)
-        asm.mov(_R.R2, 1)
-        asm.load(_R.R3, SCRATCH, position)
-
-    w.host.read_memory(arguments)
-    asm.jump_if(Jump.JNE, _R.R0, 0, fault)
-    _point_to_byte(w, place, read)
-    asm.jump_if_word(Jump.JEQ, _R.R1, 0, 0, ended, size=Size.B)
-    for field in (read, position):
-        asm.increase(SCRATCH, field, 1, wide=w.wide)
-    w.loops.goto(head)
-    asm.place(fault)
-    w.close_loop()
-    asm.load(_R.R1, SCRATCH, position)
-    w.throw(ExceptionCode.INVALID_ADDR, _R.R1)
-    asm.place(ended)
-    w.loops.goto(known)
-
-
-def _point_to_byte(w: Writer, place: int, read: int) -> None:
-    w.asm.load(_R.R1, SCRATCH, read)
-    w.pointer(_R.R1, place, _POSITION_MASK)
 
 
 # What a number does to the value of a table's key, and the number that a value shows (``keyed.table_layout``).

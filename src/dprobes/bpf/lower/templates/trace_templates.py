@@ -245,10 +245,6 @@ def _purge_st(w: Writer, i: EncodedInstruction) -> None:
     w.asm.store(SCRATCH, Field.TRACE_COUNT_AT, 0)
 
 
-def _push_stp(w: Writer, i: EncodedInstruction) -> None:
-    w.stack.push(w.field(Field.STP))
-
-
 def _pop_stp(w: Writer, i: EncodedInstruction) -> None:
     target, limit, ignored = w.work(0), w.point.ex_logmax, w.asm.label()
     w.asm.store(SCRATCH, target, w.stack.pop_register())
@@ -307,7 +303,7 @@ def _check_range(w: Writer, which: int) -> None:
 TRACE_TEMPLATES: dict[str, Template] = {
     "log st": _log_st,
     "purge st": _purge_st,
-    "push stp": _push_stp,
+    "push stp": lambda w, _: w.stack.push(w.field(Field.STP)),
     "pop stp": _pop_stp,
     "trace pv": _trace(_CELLS),
     "trace lv": _trace(_LOCALS),

@@ -29,8 +29,10 @@ __all__ = [
     "PAGE",
     "USDT_TEMPLATES",
     "WORLD_TEMPLATES",
+    "clear",
     "next_page",
     "read_byte",
+    "read_string",
     "read_value",
     "throw_fault",
 ]
@@ -156,10 +158,7 @@ def read_byte(w: Writer, field: int) -> None:
 
 
 def _push_memory(size: int) -> Template:
-    def template(w: Writer, i: EncodedInstruction) -> None:
-        _read(w, w.stack.pop_register(), size)
-
-    return template
+    return lambda w, _: _read(w, w.stack.pop_register(), size)
 
 
 def _pop_memory(size: int) -> Template:
@@ -296,7 +295,7 @@ WORLD_TEMPLATES: dict[str, Template] = {
     "push elapsed": _push_elapsed,
     "push entry, <register>": _push_entry,
     "push time": _ask(lambda host: host.time(), bits=64),
-    "push wid": _push_width,
+    "push wid": lambda w, _: w.stack.push(-w.bits),
 }
 
 
@@ -384,13 +383,9 @@ _POSITION_MASK = 255
 """The mask of positions in a string: a power of two above the longest text."""
 
 
-def _point_to_buffer(w: Writer) -> None:
-    w.asm.add(_R.R1, SCRATCH, w.work(_BUFFER))
-
-
 def _load_process_name(w: Writer) -> None:
     w.stack.settle()
-    _point_to_buffer(w)
+    w.point_to(_R.R1, w.work(_BUFFER))
     w.host.process_name()
 
 
@@ -424,7 +419,7 @@ def _match_string(*, whole: bool) -> Template:
             w.stack.drop(1)
             w.stack.push(0)
             return
-        _read_string(w, limit)
+        _read_operand(w, limit)
         differs = w.field(w.work(_LENGTH))
         w.asm.alu(Alu.XOR, differs, len(wanted) + 1)
         _compare(w, differs, wanted)
@@ -456,44 +451,68 @@ def _push_whether(w: Writer, bits: Register) -> None:
     w.stack.push(bits)
 
 
-def _read_string(w: Writer, limit: int) -> None:
-    """
-    Pop an address, and read up to ``limit`` bytes of the string there to the buffer.
+def _read_operand(w: Writer, limit: int) -> None:
+    """Pop an address, and read the string there to the buffer; its length with the NUL comes to a word of work."""
+    w.asm.store(SCRATCH, w.work(_ADDRESS), w.stack.pop_register())
+    w.open_loop()
+    words = w.work(_ADDRESS), w.work(_LENGTH), w.work(_POSITION)
+    read_string(w, w.work(_BUFFER), limit, *words, mask=_POSITION_MASK, nul=1)
 
-    Its length with the NUL comes to a word of work, ``limit + 1`` if it has none so far. A helper reads it at once,
-    but neither pages in nor looks at fewer bytes than it may write, so where it fails the string is read byte by byte.
+
+def read_string(
+    w: Writer, place: int, limit: int, address: int, count: int, position: int, *, mask: int, nul: int
+) -> None:
+    """
+    Read up to ``limit`` bytes of the string at the address in a field to a place in the state; a loop is open.
+
+    A helper reads it at once, but neither pages in nor looks at fewer bytes than it may write, so where it fails the
+    string is read byte by byte. ``count`` and ``position`` are words for that. With ``nul`` 1 the first one is the
+    length with the NUL then, ``limit + 1`` if the string has none so far; with 0 there are zeros after the string.
     """
     asm, known, slow = w.asm, w.asm.label(), w.asm.label()
-    asm.store(SCRATCH, w.work(_ADDRESS), w.stack.pop_register())
-    w.open_loop()
-    _point_to_buffer(w)
+    w.point_to(_R.R1, place)
     asm.mov(_R.R2, limit + 1)
-    asm.load(_R.R3, SCRATCH, w.work(_ADDRESS))
+    asm.load(_R.R3, SCRATCH, address)
     w.host.read_string()
     asm.jump_if(Jump.JSLT, _R.R0, 1, slow)
-    asm.store(SCRATCH, w.work(_LENGTH), _R.R0)
+    if nul:
+        asm.store(SCRATCH, count, _R.R0)
     asm.place(known)
-    w.defer(lambda: _read_by_bytes(w, limit, known), slow)
+
+    def by_bytes() -> None:
+        if not nul:
+            clear(w, place, (limit // 8 + 1) * 8)  # what was read before the helper failed
+        asm.store(SCRATCH, count, nul)
+        asm.copy(SCRATCH, position, address)
+        _read_bytes(w, place, limit, count, position, mask=mask, nul=nul)
+        w.loops.goto(known)
+
+    w.defer(by_bytes, slow)
 
 
-def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
-    asm, address, length, position = w.asm, w.work(_ADDRESS), w.work(_LENGTH), w.work(_POSITION)
-    head, fault, ended = asm.label(), asm.label(), asm.label()
-    asm.store(SCRATCH, length, 1)
-    asm.copy(SCRATCH, position, address)
-    w.loops.head(head)
-    asm.jump_if_word(Jump.JGT, SCRATCH, length, limit, ended)
+def _read_bytes(w: Writer, place: int, limit: int, count: int, position: int, *, mask: int, nul: int) -> None:
+    """Read a string byte by byte."""
+    asm, head, fault, ended = w.asm, w.asm.label(), w.asm.label(), w.asm.label()
+
+    def point_to_byte() -> None:
+        asm.load(_R.R1, SCRATCH, count)
+        if nul:
+            asm.alu(Alu.SUB, _R.R1, nul)
+        w.pointer(_R.R1, place, mask)
 
     def arguments() -> None:
-        _point_to_byte(w)
+        point_to_byte()
         asm.mov(_R.R2, 1)
         asm.load(_R.R3, SCRATCH, position)
 
+    w.loops.head(head)
+    asm.jump_if_word(Jump.JGE, SCRATCH, count, limit + nul, ended)
     w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
-    _point_to_byte(w)
-    asm.jump_if_word(Jump.JEQ, _R.R1, 0, 0, ended, size=Size.B)
-    for field in (length, position):
+    point_to_byte()
+    asm.load(_R.R1, _R.R1, 0, Size.B)
+    asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
+    for field in (count, position):
         asm.increase(SCRATCH, field, 1, wide=w.wide)
     w.loops.goto(head)
     asm.place(fault)
@@ -502,14 +521,13 @@ def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
     w.throw(ExceptionCode.INVALID_ADDR, _R.R1)
     asm.place(ended)
     w.close_loop()
-    w.loops.goto(known)
 
 
-def _point_to_byte(w: Writer) -> None:
-    """Let R1 point to the byte of the buffer that is to be read: the length counts the NUL that may be there."""
-    w.asm.load(_R.R1, SCRATCH, w.work(_LENGTH))
-    w.asm.alu(Alu.SUB, _R.R1, 1)
-    w.pointer(_R.R1, w.work(_BUFFER), _POSITION_MASK)
+def clear(w: Writer, place: int, size: int) -> None:
+    """Clear bytes of the state; takes R1."""
+    w.point_to(_R.R1, place)
+    for position in range(0, size, 8):
+        w.asm.store(_R.R1, position, 0)
 
 
 MATCH_TEMPLATES: dict[str, Template] = {
