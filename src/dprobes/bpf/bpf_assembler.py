@@ -52,7 +52,7 @@ Label = int
 @dataclass(frozen=True, slots=True)
 class MapReference:
     """
-    Say that the 64-bit load at ``index`` is to get the descriptor of a map.
+    A 64-bit load, at ``index``, that is to get the descriptor of a map.
 
     With ``is_value`` it loads an address in the map's only element, at the offset that its second slot holds.
     """
@@ -65,7 +65,7 @@ class MapReference:
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """
-    Hold assembled code.
+    Assembled code.
 
     ``origins`` tells for each instruction the value that ``Assembler.origin`` had. ``functions`` are the indices at
     which functions start, the main one (0) first.
@@ -78,7 +78,7 @@ class Assembled:
 
     @property
     def end_of_main(self) -> int:
-        """The index behind the main function."""
+        """The index after the main function."""
         return self.functions[1] if len(self.functions) > 1 else len(self.code)
 
 
@@ -96,7 +96,7 @@ def _refuse(offset: int, immediate: int) -> NoReturn:
 
 class Assembler:
     """
-    Collect instructions.
+    Instructions in their order.
 
     ``wide`` operations work on 64 bits; the others on the low 32, and clear the upper half of their destination.
     ``origin`` is noted with each instruction that follows.

@@ -54,7 +54,7 @@ _HELPERS = {helper.value: helper.name.lower() for helper in Helper}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Hold the text of the instruction at ``index``; a 64-bit load has one line for both of its slots."""
+    """The text of the instruction at ``index``; a 64-bit load has one line for both of its slots."""
 
     index: int
     text: str

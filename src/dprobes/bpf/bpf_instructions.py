@@ -48,7 +48,7 @@ __all__ = [
 
 class Register(Enum):
     """
-    Number the registers; they are no integers, which stand for immediates.
+    The registers; they are no integers, which stand for immediates.
 
     A call takes its arguments in R1-R5, returns in R0, and keeps only R6-R9. R10 is the end of the stack frame.
     """
@@ -67,7 +67,7 @@ class Register(Enum):
 
 
 class Class(IntEnum):
-    """Number the instruction classes."""
+    """The instruction classes."""
 
     LD = 0
     LDX = 1
@@ -84,7 +84,7 @@ X = 0x08
 
 
 class Alu(IntEnum):
-    """Number the arithmetic operations; division and shift to the right are unsigned."""
+    """The arithmetic operations; division and shift to the right are unsigned."""
 
     ADD = 0x00
     SUB = 0x10
@@ -102,7 +102,7 @@ class Alu(IntEnum):
 
 
 class Jump(IntEnum):
-    """Number the operations of the jump classes; those with S compare signed numbers."""
+    """The operations of the jump classes; those with S compare signed numbers."""
 
     JA = 0x00
     JEQ = 0x10
@@ -123,7 +123,7 @@ class Jump(IntEnum):
 
 
 class Size(IntEnum):
-    """Number the sizes of memory accesses."""
+    """The sizes of memory accesses."""
 
     W = 0x00
     H = 0x08
@@ -142,7 +142,7 @@ class Size(IntEnum):
 
 
 class Mode(IntEnum):
-    """Number the modes of memory accesses."""
+    """The modes of memory accesses."""
 
     IMM = 0x00
     MEM = 0x60
@@ -150,7 +150,7 @@ class Mode(IntEnum):
 
 
 class Atomic(IntEnum):
-    """Number the atomic operations, which stand in the immediate; FETCH puts the old value into the source register."""
+    """The atomic operations, which stand in the immediate; FETCH puts the old value into the source register."""
 
     ADD = 0x00
     OR = 0x40
@@ -162,7 +162,7 @@ class Atomic(IntEnum):
 
 
 class LoadImmediate(IntEnum):
-    """Say what the source field of a 64-bit load makes of its immediate."""
+    """What the source field of a 64-bit load makes of its immediate."""
 
     NUMBER = 0
     MAP = 1
@@ -175,7 +175,7 @@ LOOPS_MAX = 1 << 23
 
 
 class RingOutput(IntEnum):
-    """Number the flags of RINGBUF_OUTPUT; without one the kernel wakes a reader that has caught up."""
+    """The flags of RINGBUF_OUTPUT; without one the kernel wakes a reader that has caught up."""
 
     NO_WAKEUP = 1
     FORCE_WAKEUP = 2
@@ -186,7 +186,7 @@ OVERWRITE, NO_OVERWRITE = 0, 1
 
 
 class CallKind(IntEnum):
-    """Say what the source field of a call makes of its immediate."""
+    """What the source field of a call makes of its immediate."""
 
     HELPER = 0
     LOCAL = 1
@@ -194,7 +194,7 @@ class CallKind(IntEnum):
 
 
 class Helper(IntEnum):
-    """Number the kernel's helper functions; the names are those of bpf-helpers(7) without ``bpf_``."""
+    """The kernel's helper functions; the names are those of bpf-helpers(7) without ``bpf_``."""
 
     MAP_LOOKUP_ELEM = 1
     MAP_UPDATE_ELEM = 2
@@ -245,7 +245,7 @@ _BYTES: dict[int, int] = {Size.B: 1, Size.H: 2, Size.W: 4, Size.DW: 8}
 
 class Insn(NamedTuple):
     """
-    Hold one instruction slot; ``off`` and ``imm`` are signed.
+    One instruction slot; ``off`` and ``imm`` are signed.
 
     The second slot of a 64-bit load is an instruction with opcode 0.
     """

@@ -82,7 +82,7 @@ _TABLE = "table "
 
 class MapName(Enum):
     """
-    Name the maps that handlers use.
+    The maps that handlers use.
 
     Each is an array with one element, which is addressed directly, except SCRATCH (an array with an element for each
     running handler), RING (a ring buffer), SCOPE, THREAD_VARIABLES, ENTRIES and SPACES (hashes) and SUCCESSOR.
@@ -190,7 +190,7 @@ class MapName(Enum):
 
 class ScopeField(IntEnum):
     """
-    Give the offsets of the fields of a value in SCOPE.
+    The offsets of the fields of a value in SCOPE.
 
     ::
 
@@ -209,7 +209,7 @@ SCOPE_VALUE = struct.Struct("=QiI")
 
 class ProbeField(IntEnum):
     """
-    Give the offsets of the fields of a probe table entry.
+    The offsets of the fields of a probe table entry.
 
     An attach cookie is the index of an entry, and in its upper 32 bits how far (signed) the breakpoint is from the
     written place.
@@ -241,7 +241,7 @@ PROBE_ENTRY_SIZE = 64
 
 class CpuLoad(IntEnum):
     """
-    Give the offsets of the fields of a CPU_LOAD entry (``bpf.lower.hits.hit_limits``); times are in nanoseconds.
+    The offsets of the fields of a CPU_LOAD entry (``bpf.lower.hits.hit_limits``); times are in nanoseconds.
 
     Others that run on the CPU meanwhile may undo what is added to a field: that is rare, and no count depends on it.
 
@@ -278,7 +278,7 @@ So they are skipped at twice the budget, and without anybody's decision; never w
 
 class ProbeLoad(IntEnum):
     """
-    Give the offsets of the fields of a PROBE_LOAD entry.
+    The offsets of the fields of a PROBE_LOAD entry.
 
     ::
 
@@ -312,7 +312,7 @@ PROBE_MAX = 1 << 20
 
 class Status(IntEnum):
     """
-    Give the offsets of the words of STATUS.
+    The offsets of the words of STATUS.
 
     ::
 
@@ -337,7 +337,7 @@ STATUS_SIZE = 64
 
 class SwitchOver(IntEnum):
     """
-    Say which hits are a program's while one replaces another (``bpf.lower.hits.hit_prologue``).
+    Which hits are a program's while one replaces another (``bpf.lower.hits.hit_prologue``).
 
     Each program reads the word of its own STATUS.
     """
@@ -358,7 +358,7 @@ CROSSED_SIZE = (1 << 22) // 8
 
 class Entry(IntEnum):
     """
-    Name the kinds of ring entry.
+    The kinds of ring entry.
 
     An entry is a head and a body::
 
@@ -368,7 +368,7 @@ class Entry(IntEnum):
     """
 
     RECORD = 0
-    """A record of ``record.log_record``; a process name takes ``NAME_SIZE`` bytes, zeros behind its end."""
+    """A record of ``record.log_record``; a process name takes ``NAME_SIZE`` bytes, zeros after its end."""
     TRACE = 1
     """The same for a stack trace."""
     ENDED = 2
@@ -395,7 +395,7 @@ class Entry(IntEnum):
     UNTALLY = 7
     """What is taken out of such a table: ``TALLY`` and the key, as above."""
     STACKED = 8
-    """A record, and behind it what its call stacks are found by, as ``STACK_COPY`` says."""
+    """A record, and after it what its call stacks are found by, as ``STACK_COPY`` says."""
 
 
 ENTRY_HEAD = struct.Struct("=II")
@@ -474,7 +474,7 @@ def power_of_two(count: int) -> int:
 #
 # A call is in one of the WINDOW slots from its place on. No two calls of a function that go on have the same key, so
 # none but their own threads write to their slots; a free slot is taken by an atomic exchange. A call that is left
-# without a return leaves its slot behind, until the same key is entered again, or a call that finds no other room takes
+# without a return leaves its slot there, until the same key is entered again, or a call that finds no other room takes
 # the one whose time is the oldest.
 
 
@@ -495,7 +495,7 @@ def call_key(probe: int, frame: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CallTable:
-    """Say how many bytes each slot has, of ``1 << SLOTS_SHIFT`` and what the last window needs."""
+    """How many bytes each slot has, of ``1 << SLOTS_SHIFT`` and what the last window needs."""
 
     slot: int
 

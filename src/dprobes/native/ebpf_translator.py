@@ -87,7 +87,7 @@ _COPIED_MAX = 256
 
 
 class Translator:
-    """Write the code of one handler, which is well formed (``handler_analysis``); it goes to ``out`` at its end."""
+    """The translation of one handler, which is well formed (``handler_analysis``); it goes to ``out`` at its end."""
 
     def __init__(
         self,

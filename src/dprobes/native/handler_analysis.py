@@ -253,7 +253,7 @@ def _is_pure(insn: Insn) -> bool:
 
 
 def _live(code: tuple[Insn, ...]) -> list[int]:
-    """Return for each instruction the registers, as bits, that somebody looks at behind it."""
+    """Return for each instruction the registers, as bits, that somebody looks at after it."""
     before, behind = [_NONE] * (len(code) + 1), [_NONE] * len(code)
     order = [
         (

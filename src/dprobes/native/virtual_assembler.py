@@ -36,7 +36,7 @@ Label = int
 
 class VirtualRegister(enum.IntEnum):
     """
-    Number the registers of operations: those of eBPF, and two that eBPF has no use for.
+    The registers of operations: those of eBPF, and two that eBPF has no use for.
 
     An instruction of eBPF may change S1 and S2, and so may calls.
     """
@@ -71,7 +71,7 @@ Operand = VirtualRegister | MemoryWord | int
 
 
 class SystemCall(enum.Enum):
-    """Name the system calls that routines make."""
+    """The system calls that routines make."""
 
     GETPID = "getpid"
     GETTID = "gettid"

@@ -100,7 +100,7 @@ def _rx(machine: Machine, operand: int) -> None:
 
 
 class Reraised(Raised):
-    """Carry an exception that ``rx`` raises: whatever the mask, and with its three cells on the stack already."""
+    """An exception that ``rx`` raises: whatever the mask, and with its three cells on the stack already."""
 
 
 def _push_x(machine: Machine, operand: int) -> None:
@@ -188,7 +188,7 @@ RULES: dict[str, Rule] = {
 
 
 class Interpreter:
-    """Run the handlers of one program. No hit sees what another one left."""
+    """The runs of handlers of one program. No hit sees what another one left."""
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
         self._architecture = architecture
@@ -266,7 +266,7 @@ def _end_run(machine: Machine, raised: Raised) -> None:
 
 class Steps(dict[int, "Step"]):
     """
-    Map a byte offset of the image to (rule, operand, offset of the next instruction).
+    Byte offsets of the image to (rule, operand, offset of the next instruction).
 
     Only what is executed is decoded. Offsets that hold no instruction, or lie outside the image, raise INVALID_OPCODE.
     """

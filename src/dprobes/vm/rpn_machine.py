@@ -37,7 +37,7 @@ __all__ = [
 
 # The byte heap of one hit.
 #
-# Blocks lie one behind the other from the start of the heap; each is a header of one word and its data::
+# Blocks lie one after the other from the start of the heap; each is a header of one word and its data::
 #
 #     | header | data, a multiple of the word | header | data ...
 #              ^ handle: the offset of the data from the start of the heap
@@ -58,7 +58,7 @@ class _Block:
 
 
 class Heap:
-    """Allocate blocks in ``size`` bytes for a word of ``word_size`` bytes."""
+    """Blocks in ``size`` bytes for a word of ``word_size`` bytes."""
 
     def __init__(self, size: int, word_size: int) -> None:
         self._word = word_size
@@ -129,7 +129,7 @@ class FullError(Exception):
 
 
 class TraceBuffer:
-    """Collect the stack traces of one hit; ``count_at`` is where their number stands, None before the first one."""
+    """The stack traces of one hit; ``count_at`` is where their number stands, None before the first one."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -175,7 +175,7 @@ _PAGE = 4096
 
 
 class Ending(enum.Enum):
-    """Say how a handler ended."""
+    """How a handler ended."""
 
     EXIT = "exit"
     ABORT = "abort"
@@ -185,7 +185,7 @@ class Ending(enum.Enum):
 
 class Outcome(NamedTuple):
     """
-    Hold the result of one run of a handler.
+    The result of one run of a handler.
 
     ``log`` is the log buffer up to LP, ``trace`` the stack-trace buffer up to STP; both are empty after ``abort``.
     ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the exception that ended the
@@ -205,7 +205,7 @@ class Outcome(NamedTuple):
 
 
 class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in the life of a handler
-    """Carry an RPN exception from an instruction to the interpreter's loop."""
+    """An RPN exception on its way from an instruction to the interpreter's loop."""
 
     def __init__(self, code: int, parm1: int = 0, parm2: int = 0) -> None:
         super().__init__(code, parm1, parm2)
@@ -221,7 +221,7 @@ class LogFull(Raised):
 @dataclass(slots=True)
 class Frame:
     """
-    Hold one call: where it was called, what to restore, its exception handler, and what traces of it show.
+    One call: where it was called, what to restore, its exception handler, and what traces of it show.
 
     Ranges are (first index, count).
     """
@@ -237,7 +237,7 @@ class Frame:
 
 class Machine:
     """
-    Hold the state of a run.
+    The state of a run.
 
     ``tsp`` and ``sbp`` are plain integers; a cell's index is taken modulo 1024, so their value modulo the word is
     what counts. A cell that this hit has not written is 0; one that it has popped is unspecified.
@@ -413,9 +413,9 @@ class Machine:
 
 def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
     """
-    Return the bytes up to a NUL, which is kept, or ``limit`` bytes; no page behind the NUL is touched.
+    Return the bytes up to a NUL, which is kept, or ``limit`` bytes; no page after the NUL is touched.
 
-    ``mask`` is the largest address; behind it comes 0.
+    ``mask`` is the largest address; after it comes 0.
     """
     found = b""
     while len(found) < limit:
@@ -431,7 +431,7 @@ def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
 # The stack traces that a handler takes of itself, in the layout of ``rpn_machine``.
 #
 # What does not fit is refused, and the trace is cut there: the part that stands once, the four words of a trace with
-# its number of frames, and each word or prefix behind them are stored whole or not at all. A trace is counted if at
+# its number of frames, and each word or prefix after them are stored whole or not at all. A trace is counted if at
 # least its four words are stored.
 
 

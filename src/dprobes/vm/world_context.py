@@ -34,7 +34,7 @@ class SelectorFault(Exception):  # noqa: N818 - as AddressFault
 
 
 class SharedCells(MutableSequence[int]):
-    """Hold a fixed number of 64-bit cells that others change at the same time: each change is one of memory."""
+    """A fixed number of 64-bit cells that others change at the same time: each change is one of memory."""
 
     @abstractmethod
     def store(self, index: int, value: int, word_size: int) -> None:
@@ -53,7 +53,7 @@ class SharedCells(MutableSequence[int]):
 
 
 class Context(Protocol):
-    """Give a handler access to the hit thread, its memory, and the program's variables."""
+    """Access of a handler to the hit thread, its memory, and the program's variables."""
 
     local_variables: MutableSequence[int]
     """The program's own; as many as its ``vars``."""
@@ -128,7 +128,7 @@ class Context(Protocol):
         """
         Return up to ``frames`` addresses of the program's call stack, the innermost first.
 
-        Where it cannot be followed to its end, the number of a ``StackEnd`` comes behind them.
+        Where it cannot be followed to its end, the number of a ``StackEnd`` comes after them.
         """
 
     def traced_field(self, name: str) -> int:

@@ -33,13 +33,13 @@ _FIRST, _LAST = 16, 31
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Name a 64-bit word of the state by its offset."""
+    """A 64-bit word of the state by its offset."""
 
     offset: int
 
 
 class Composer:
-    """Write one call of an extension: what it does is done at each hit, in the order of the calls of these methods."""
+    """The writer of one call of an extension: what its methods write is done at each hit, in the order of their calls."""
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer

@@ -29,7 +29,7 @@ __all__ = ["HandlerFlow", "analyse", "may_read_unwritten"]
 
 
 class Known(NamedTuple):
-    """Hold what all paths to an instruction agree on: cells on the stack, and LP; None where they do not."""
+    """What all paths to an instruction agree on: cells on the stack, and LP; None where they do not."""
 
     depth: int | None
     lp: int | None
@@ -44,10 +44,10 @@ LOSES_DEPTH = ("restore tsp", "dup", "log", "callk", "callk <name>")
 @dataclass
 class HandlerFlow:
     """
-    Hold what was found out about one handler and the procedures that it calls.
+    What was found out about one handler and the procedures that it calls.
 
     ``leaders`` are the instructions at which blocks begin, ``known`` what is known at them. ``catches`` are the targets
-    of ``sx``, ``returns`` the places behind calls. ``has_cycle`` says that something may be executed more than once.
+    of ``sx``, ``returns`` the places after calls. ``has_cycle`` says that something may be executed more than once.
     ``tables`` are those of the program.
     """
 
@@ -96,7 +96,7 @@ class HandlerFlow:
         return bound
 
     def loop_heads(self) -> set[int]:
-        """Return the instructions to which another one goes back that stands behind them, or itself."""
+        """Return the instructions to which another one goes back that stands after them, or itself."""
         jumps = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
         return {
             int(i.operand)
@@ -220,7 +220,7 @@ class _Analysis:
             if row is None:
                 return []
             if row.flow is Flow.CALL:
-                # What a procedure leaves behind is not worked out.
+                # What a procedure leaves is not worked out.
                 return [(int(instruction.operand), after), (instruction.end, _NOTHING)]
             successors = [target for target, _ in self._successors(instruction)]
             if row.syntax == "sx <label>":

@@ -22,8 +22,7 @@ from dprobes.bpf.lower.state.small_state import begin_small, may_be_small, move_
 from dprobes.bpf.lower.state.stack_snapshot import STACK_COPY_SIZE
 from dprobes.bpf.lower.template_writer import Writer
 from dprobes.bpf.lower.templates import ROW_TEMPLATES
-from dprobes.bpf.lower.templates.flow_templates import invalid_opcode
-from dprobes.bpf.lower.templates.trace_templates import write_trace_routine
+from dprobes.bpf.lower.templates.flow_templates import invalid_opcode, write_trace_routine
 from dprobes.errors import NotSupportedError
 from dprobes.record.log_record import Item
 from dprobes.rpn.instruction_set import Group
@@ -174,7 +173,7 @@ def _limits(asm: Assembler) -> Iterator[None]:
 
 
 class _Handler:
-    """Write one handler for one word size: ``write``, and behind all such code ``write_functions``."""
+    """The writer of one handler for one word size: ``write``, and after all such code ``write_functions``."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ ARGUMENT_REGISTERS = ("edi", "esi", "edx", "ecx", "r8", "r9")
 
 
 class LoopForm(Enum):
-    """Name the ways in which a program may go back, the best one first."""
+    """The ways in which a program may go back, the best one first."""
 
     MAY_GOTO = "may_goto"
     """The instruction; kernel commit 011832b97b31."""
@@ -52,7 +52,7 @@ class LoopForm(Enum):
 @dataclass(frozen=True, slots=True)
 class VmaLayout:
     """
-    Say where the kernel has what it knows of a mapping, in bytes from the start of the structure.
+    Where the kernel has what it knows of a mapping, in bytes from the start of the structure.
 
     ``start``, ``pages`` (the first page in the file), ``flags`` and ``file`` are members of ``vm_area_struct``; from
     there it goes on by ``inode`` of ``file``, ``number`` and ``super_block`` of ``inode``, and ``device`` of
@@ -89,7 +89,7 @@ class PagingLayout:
 @dataclass(frozen=True, slots=True)
 class NestingLayout:
     """
-    Say where the kernel has what it knows of the uretprobes of a thread, in bytes from the start of the structure.
+    Where the kernel has what it knows of the uretprobes of a thread, in bytes from the start of the structure.
 
     ``mm`` and ``task`` are members of ``task_struct``; ``area`` of ``mm_struct`` leads to what holds at ``trampoline``
     the address that stands for return addresses; ``depth`` of ``uprobe_task`` is how many returns are awaited.
@@ -105,7 +105,7 @@ class NestingLayout:
 @dataclass(frozen=True, slots=True)
 class TaskLayout:
     """
-    Say where ``task_struct`` has what records say of a thread, in bytes.
+    Where ``task_struct`` has what records say of a thread, in bytes.
 
     ``cred`` leads to a structure that has the real user id at ``uid``. The ids are those of the initial namespaces.
     """
@@ -134,7 +134,7 @@ class StackLayout:
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """
-    Hold what the kernel offers.
+    What the kernel offers.
 
     ``iterator`` are the BTF ids of bpf_iter_num_new, _next and _destroy, which LoopForm.ITERATOR needs. ``vma`` is
     there if programs can find out what is mapped at an address. ``function_ip`` says that a program knows at a
@@ -174,13 +174,13 @@ class Abilities:
 
 
 class Placement(Enum):
-    """Name the ways in which a handler comes to run: they differ in what the registers show."""
+    """The ways in which a handler comes to run: they differ in what the registers show."""
 
     BREAKPOINT = "breakpoint"
     URETPROBE = "uretprobe"
     """After the return: the registers are those of the caller."""
     RET_SITE = "ret"
-    """At a return instruction, which is still to be executed; the handler sees the state behind it."""
+    """At a return instruction, which is still to be executed; the handler sees the state after it."""
     EVENT = "event"
     """In a perf event: a watchpoint or a sampler."""
     KPROBE = "kprobe"
@@ -194,7 +194,7 @@ class Placement(Enum):
     FENTRY = "fentry"
     """Where a function of the kernel begins, by a BPF trampoline: there are its arguments only."""
     FEXIT = "fexit"
-    """Behind a function of the kernel, by a BPF trampoline: there are its arguments, and what it returns."""
+    """After a function of the kernel, by a BPF trampoline: there are its arguments, and what it returns."""
     MODIFY_RETURN = "fmod_ret"
     """As FENTRY; the function is executed only if the program returns 0."""
     TRACEPOINT = "tracepoint"
@@ -220,7 +220,7 @@ class Placement(Enum):
 @dataclass(frozen=True, slots=True)
 class Filter:
     """
-    Say whose hits count; a hit must pass all that is given.
+    Whose hits count; a hit must pass all that is given.
 
     ``processes`` asks for membership in SCOPE. ``cgroup`` is a cgroup's id and its level in the hierarchy: it and those
     below it count. ``excluded`` is a process whose hits never count.
@@ -235,7 +235,7 @@ class Filter:
 @dataclass(frozen=True, slots=True)
 class MappedModule:
     """
-    Name a module as the kernel knows it where it is mapped.
+    A module as the kernel knows it where it is mapped.
 
     ``files`` are the numbers of device and inode of each of its copies, as the kernel has them inside. ``segments`` are
     the file offsets of its executable segments in ascending order, each with how much higher its link addresses are.
@@ -248,7 +248,7 @@ class MappedModule:
 @dataclass(frozen=True, slots=True)
 class KeptEntry:
     """
-    Say what is kept from the entry of a call to its return: the time, and registers.
+    What is kept from the entry of a call to its return: the time, and registers.
 
     These are given by name and index, with their distance from the stack pointer if they lie in memory. ``nests`` says
     that a function may be entered again, with the same frame, before it has returned: by tail calls.
@@ -259,7 +259,7 @@ class KeptEntry:
 
 
 class Watched(Enum):
-    """Say what a watchpoint watches in the processes that map a module (MAPPERS)."""
+    """What a watchpoint watches in the processes that map a module (MAPPERS)."""
 
     SYMBOL = "symbol"
     """A link address of the module: hits count where the module lies so that this is the watched address."""
@@ -269,7 +269,7 @@ class Watched(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Hold the sizes of shared maps, all powers of two: states, CPUs, and entries of the probe table."""
+    """The sizes of shared maps, all powers of two: states, CPUs, and entries of the probe table."""
 
     states: int = 64
     cpus: int = 64
@@ -279,7 +279,7 @@ class Tables:
 @dataclass(frozen=True, slots=True)
 class Request:
     """
-    Ask for the code of one probe definition.
+    The request for the code of one probe definition.
 
     ``items`` are those of its records. ``probe`` is the index of its only probepoint, ``link`` that one's link address
     and ``moved`` how far its breakpoint is from there; with ``probe`` None the attach cookie is the index and the table
@@ -354,7 +354,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """
-    Hold the code of a handler.
+    The code of a handler.
 
     The origins of ``assembled`` are byte offsets of the encoded program, -1 where an instruction belongs to none.
     """

@@ -91,7 +91,7 @@ def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], d
 
 
 class Loops(ABC):
-    """Write loops. Only R6 and R7 hold something at a head, at a junction, and where control goes to a head."""
+    """The loops of a handler; only R6 and R7 hold something at heads, at junctions, and where control goes to a head."""
 
     def __init__(self, asm: Assembler, end: Label) -> None:
         self._asm = asm
@@ -103,7 +103,7 @@ class Loops(ABC):
 
     @abstractmethod
     def write_behind(self, body: Callable[[], None]) -> None:
-        """Write what stands behind the program, with the handler if that is a function of its own."""
+        """Write what stands after the program, with the handler if that is a function of its own."""
 
     @abstractmethod
     def head(self, label: Label) -> None:
@@ -123,7 +123,7 @@ class Loops(ABC):
 
 
 class Guards(Loops):
-    """Write loops as such, with ``may_goto`` or a number iterator."""
+    """Loops as such, with ``may_goto`` or a number iterator."""
 
     def __init__(self, asm: Assembler, end: Label, abilities: Abilities) -> None:
         super().__init__(asm, end)
@@ -176,7 +176,7 @@ class Guards(Loops):
 
 
 class Steps(Loops):
-    """Write the handler as a callback of ``bpf_loop``: instead of going back it ends a step, and the next goes on."""
+    """The handler as a callback of ``bpf_loop``: instead of going back it ends a step, and the next one goes on."""
 
     def __init__(self, asm: Assembler, end: Label) -> None:
         super().__init__(asm, end)
@@ -184,7 +184,7 @@ class Steps(Loops):
         self._heads: set[Label] = set()
         self._resumed: list[Label] = []
 
-    def write_inside(self, body: Callable[[], None]) -> None:  # noqa: ARG002 - it is written behind
+    def write_inside(self, body: Callable[[], None]) -> None:  # noqa: ARG002 - it is written after
         """Write the call, which takes context and state to the callback."""
         asm, ended = self._asm, self._asm.label()
         asm.store(_R.R10, -8, CONTEXT)
@@ -254,7 +254,7 @@ class Routine:
         self._returns: list[Label] = []
 
     def call(self) -> None:
-        """Write a call; nothing is in registers, neither before nor behind it."""
+        """Write a call; nothing is in registers, neither before nor after it."""
         label = self._asm.label()
         self._returns.append(label)
         self._asm.store(SCRATCH, Field.RETURN, len(self._returns))
@@ -273,7 +273,7 @@ class Routine:
 
 
 class Writer:
-    """Write the code of one handler; templates are functions of the writer and an instruction."""
+    """The writer of the code of one handler; templates are functions of the writer and an instruction."""
 
     def __init__(
         self,
@@ -372,7 +372,7 @@ class Writer:
                 return offset
 
     def _write_deferred(self, following: int | None) -> None:
-        """Write what was deferred, behind a jump over it if control runs on."""
+        """Write what was deferred, after a jump over it if control runs on."""
         if not self._deferred:
             return
         if following is not None and following in self.flow.leaders:
@@ -496,7 +496,7 @@ class Writer:
             self.reload_tsp()
 
     def close_loop(self) -> None:
-        """Get TSP back behind a loop."""
+        """Get TSP back after a loop."""
         if self.stack.tsp is None:
             self.reload_tsp()
 
@@ -658,7 +658,7 @@ def _find_handler(w: Writer, ends: int) -> None:
 
 
 def write_return(w: Writer) -> None:
-    """Write the way of ``ret`` to the place behind the call, whose offset is in ``Field.CODE``."""
+    """Write the way of ``ret`` to the place after the call, whose offset is in ``Field.CODE``."""
     w.asm.place(w.return_label)
     _choose(w, sorted(w.flow.returns), 0, w.end_label)
 

@@ -37,7 +37,7 @@ __all__ = ["A64Assembler", "Condition", "Gpr", "Memory", "Operation", "Shift", "
 
 
 class Gpr(enum.IntEnum):
-    """Number the general registers; SP and ZR are the same number."""
+    """The general registers; SP and ZR are the same number."""
 
     X0, X1, X2, X3, X4, X5, X6, X7 = range(8)
     X8, X9, X10, X11, X12, X13, X14, X15 = range(8, 16)
@@ -48,7 +48,7 @@ class Gpr(enum.IntEnum):
 
 
 class Condition(enum.IntEnum):
-    """Number the conditions of branches; HS, LO, HI and LS compare unsigned numbers."""
+    """The conditions of branches; HS, LO, HI and LS compare unsigned numbers."""
 
     EQ = 0
     NE = 1
@@ -65,7 +65,7 @@ class Condition(enum.IntEnum):
 
 
 class Operation(enum.IntEnum):
-    """Have the opcodes of operations on two registers, of 32 bits."""
+    """The opcodes of operations on two registers, of 32 bits."""
 
     ADD = 0x0B00_0000
     SUB = 0x4B00_0000
@@ -85,7 +85,7 @@ class Operation(enum.IntEnum):
 
 
 class Shift(enum.Enum):
-    """Name the shifts by a number."""
+    """The shifts by a number."""
 
     LSL = "lsl"
     LSR = "lsr"
@@ -93,7 +93,7 @@ class Shift(enum.Enum):
 
 
 class SystemRegister(enum.IntEnum):
-    """Have the fields of MRS and MSR that name a register: op0, op1, CRn, CRm, op2 in bits 19 to 5."""
+    """The fields of MRS and MSR that name a register: op0, op1, CRn, CRm, op2 in bits 19 to 5."""
 
     NZCV = 0x5A10 << 5
     TPIDR_EL0 = 0x5E82 << 5
@@ -103,7 +103,7 @@ class SystemRegister(enum.IntEnum):
 
 
 class Memory(NamedTuple):
-    """Name memory at a register plus a displacement."""
+    """Memory at a register plus a displacement."""
 
     base: Gpr
     displacement: int = 0
@@ -139,7 +139,7 @@ _NEAR, _FAR = 19, 26
 
 class A64Assembler(LabeledCode):
     """
-    Collect instructions that will stand at ``address``; ``wide`` operations work on 64 bits.
+    Instructions that will stand at ``address``; ``wide`` operations work on 64 bits.
 
     ``changed`` are the registers that they change, and ``changes_flags`` says whether NZCV is one of them. X16 holds
     what does not fit into an instruction.
@@ -285,7 +285,7 @@ class A64Assembler(LabeledCode):
         self._encode(_STORE_EXCLUSIVE | _SIZE_BITS[size], src, base, status)
 
     def barrier(self) -> None:
-        """Keep the order of all accesses before and behind."""
+        """Keep the order of all accesses before and after."""
         self.word(_DMB_ISH)
 
     # Control

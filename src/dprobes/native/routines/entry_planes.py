@@ -33,13 +33,13 @@ __all__ = [
 _R = Register
 
 PLACE_SIZE = 4
-"""Bytes of a place in a list: how far behind the base an entry begins."""
+"""Bytes of a place in a list: how far after the base an entry begins."""
 
 _TOGETHER = 192 * PLACE_SIZE
 
 
 class Packing(enum.IntEnum):
-    """Give the offsets of the words that tell the routines what to pack, and where to put it: addresses, but COUNT."""
+    """The offsets of the words that tell the routines what to pack, and where to put it: addresses, but COUNT."""
 
     PLACES = 0
     PLACES_END = 8
@@ -167,7 +167,7 @@ def planes_routine() -> Assembled:
 
 
 def _begin(asm: Assembler, batch: Label, done: Label) -> None:
-    """Begin with the places from R2 to R3, some of them at a time; go to ``done`` behind the last. Takes R0."""
+    """Begin with the places from R2 to R3, some of them at a time; go to ``done`` after the last. Takes R0."""
     whole = asm.label()
     asm.load(_R.R2, _R.R1, Packing.PLACES)
     asm.place(batch)
@@ -181,9 +181,9 @@ def _begin(asm: Assembler, batch: Label, done: Label) -> None:
 
 def copy_routine() -> Assembled:
     """
-    Return the routine that copies the entries which the lines from R1 to R2 name, behind R3, to R4; R0 is their end.
+    Return the routine that copies the entries which the lines from R1 to R2 name, after R3, to R4; R0 is their end.
 
-    They stand one behind the other then.
+    They stand one after the other then.
     """
     asm = Assembler()
     again, word, done = asm.label(), asm.label(), asm.label()

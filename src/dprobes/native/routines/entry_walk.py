@@ -77,7 +77,7 @@ _ENDED_SIZE = 8
 @dataclass(frozen=True, slots=True)
 class RecordPlaces:
     """
-    Say where in the records of a program things are, in bytes; None where they lack them.
+    Where in the records of a program things are, in bytes; None where they lack them.
 
     All have the ``flags``, unless that is None, and at least ``size`` bytes.
     """
@@ -95,7 +95,7 @@ class RecordPlaces:
 
 
 class Walk(enum.IntEnum):
-    """Give the offsets of the words that tell a walk what it needs, and keep how far it has come."""
+    """The offsets of the words that tell a walk what it needs, and keep how far it has come."""
 
     AT = 0
     END = 8
@@ -135,7 +135,7 @@ WALK_SIZE = 152
 
 
 class WalkResult(enum.IntEnum):
-    """Say why a walk has ended."""
+    """Why a walk has ended."""
 
     DONE = 0
     THREAD = 1
@@ -189,7 +189,7 @@ def walk_routine(places: RecordPlaces, *, again: bool = False) -> Assembled:
 
 
 class _Writer:
-    """Write it: R6 is the walk, R7 the entry, R8 its length, R9 its distance to the next one."""
+    """The writer of it: R6 is the walk, R7 the entry, R8 its length, R9 its distance to the next one."""
 
     def __init__(self, places: RecordPlaces, *, again: bool) -> None:
         self._asm = Assembler()

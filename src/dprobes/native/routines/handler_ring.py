@@ -13,7 +13,7 @@ Positions only grow; their low bits are places in the data. An entry does not wr
 room before the end, so that an entry of more than half a ring need not find room even if that is empty.
 
 The reader clears what it has read before it gives the room back, so that an entry is complete as soon as its length is
-not 0, and has no bit 31. A thread that has taken its place, and does not run, holds up those behind it in this ring; if
+not 0, and has no bit 31. A thread that has taken its place, and does not run, holds up those after it in this ring; if
 it was killed, the reader skips what it has taken: as much as it says, or all zeros where it has not come to say so.
 """
 
@@ -48,7 +48,7 @@ _BUSY_IMMEDIATE = BUSY - (1 << 32)
 
 @dataclass(frozen=True, slots=True)
 class RingShape:
-    """Say how many rings there are, and how many bytes of data each has: powers of two."""
+    """How many rings there are, and how many bytes of data each has: powers of two."""
 
     rings: int
     size: int

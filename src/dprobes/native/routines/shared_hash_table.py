@@ -11,7 +11,7 @@ Hash tables in memory that threads of several processes share.
              8  key          filled up to a multiple of 8 bytes
                 value
 
-A key is in the block of the slot that its hash names, with no free slot from that one on; behind the last slot of a
+A key is in the block of the slot that its hash names, with no free slot from that one on; after the last slot of a
 block comes its first one. Look-ups take no lock. A lock is waited for as long as its holder may be preempted, and not
 for ever: a thread may be interrupted while it holds it, by a signal handler that is probed, or killed. A key that finds
 no room is not inserted; a table that ``forgets`` gives it the place of another one of its block.
@@ -52,7 +52,7 @@ _FLAGS, _HOME, _HELD = -8, -16, -24
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """Say what a table holds: keys and values of so many bytes, multiples of 4, and at most so many entries."""
+    """What a table holds: keys and values of so many bytes, multiples of 4, and at most so many entries."""
 
     key_size: int
     value_size: int
@@ -114,7 +114,7 @@ def _pieces(size: int) -> list[tuple[int, Size]]:
 
 
 class _Writer:
-    """Write the routines of one shape; R1 is the table and R2 the key, as the kernel's helpers take them."""
+    """The writer of the routines of one shape; R1 is the table and R2 the key, as the kernel's helpers take them."""
 
     def __init__(self, asm: Assembler, shape: TableShape) -> None:
         self._asm = asm
@@ -312,7 +312,7 @@ class _Writer:
         """
         Take the key from the slot at R0, whose number is R4; takes R2, R4, R5 and R9.
 
-        No key can be behind a slot if the next one is free: then it is free too, and so are deleted ones before it.
+        No key can be after a slot if the next one is free: then it is free too, and so are deleted ones before it.
         """
         asm, free, previous, done = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.mov(_R.R2, _R.R0)

@@ -35,7 +35,7 @@ __all__ = ["Condition", "Gpr", "Memory", "Operation", "Shift", "X86Assembler"]
 
 
 class Gpr(enum.IntEnum):
-    """Number the general registers."""
+    """The general registers."""
 
     RAX = 0
     RCX = 1
@@ -56,7 +56,7 @@ class Gpr(enum.IntEnum):
 
 
 class Condition(enum.IntEnum):
-    """Number the conditions of jumps; B and A compare unsigned numbers, L and G signed ones."""
+    """The conditions of jumps; B and A compare unsigned numbers, L and G signed ones."""
 
     O = 0  # noqa: E741 - the processor's name
     NO = 1
@@ -75,7 +75,7 @@ class Condition(enum.IntEnum):
 
 
 class Operation(enum.IntEnum):
-    """Number the operations on two operands: the opcode's bits 3 to 5, and ``reg`` of the form with an immediate."""
+    """The operations on two operands: the opcode's bits 3 to 5, and ``reg`` of the form with an immediate."""
 
     ADD = 0
     OR = 1
@@ -86,7 +86,7 @@ class Operation(enum.IntEnum):
 
 
 class Shift(enum.IntEnum):
-    """Number the shifts: ``reg`` of their opcode."""
+    """The shifts: ``reg`` of their opcode."""
 
     SHL = 4
     SHR = 5
@@ -94,7 +94,7 @@ class Shift(enum.IntEnum):
 
 
 class Memory(NamedTuple):
-    """Name memory at a register plus a displacement, or with ``of_thread`` at the thread pointer plus that."""
+    """Memory at a register plus a displacement, or with ``of_thread`` at the thread pointer plus that."""
 
     base: Gpr | None
     displacement: int = 0
@@ -117,7 +117,7 @@ def _is_byte(value: int) -> bool:
 
 
 class X86Assembler(LabeledCode):
-    """Collect instructions that will stand at ``address``; ``wide`` operations work on 64 bits."""
+    """Instructions that will stand at ``address``; ``wide`` operations work on 64 bits."""
 
     def __init__(self, address: int = 0) -> None:
         super().__init__(address)

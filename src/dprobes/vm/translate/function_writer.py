@@ -76,7 +76,7 @@ class NotKnownError(Exception):
 
 
 class Call(NamedTuple):
-    """Hold what is known of a call frame; the fields are those of ``machine.Frame``."""
+    """What is known of a call frame; the fields are those of ``machine.Frame``."""
 
     called: int = 0
     return_offset: int = 0
@@ -87,7 +87,7 @@ class Call(NamedTuple):
 @dataclass(slots=True)
 class State:
     """
-    Hold what is known before the instruction at ``ip``.
+    What is known before the instruction at ``ip``.
 
     ``tsp`` and ``sbp`` are as in ``Machine``. ``cells`` lacks those that this hit has not written, or has popped; what
     was popped is in ``popped`` until paths meet.
@@ -175,7 +175,7 @@ _DEPTH_MAX = 20
 
 
 class Function(NamedTuple):
-    """Hold the text of a function ``handler``, the objects that it names, and the states in which it leaves."""
+    """The text of a function ``handler``, the objects that it names, and the states in which it leaves."""
 
     source: str
     names: dict[str, object]
@@ -184,7 +184,7 @@ class Function(NamedTuple):
 
 class Writer:
     """
-    Write the function of the handler that starts at byte ``start`` of an image.
+    The writer of the function of the handler that starts at byte ``start`` of an image.
 
     ``steps`` are the interpreter's; ``write`` writes an instruction (``rows``). Without ``ends`` even what ends the
     handler is left to the interpreter.

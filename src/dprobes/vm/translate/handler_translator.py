@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 class Translator:
     """
-    Run the handlers of one program, as ``Interpreter`` does.
+    The runs of handlers of one program, as ``Interpreter`` does.
 
     Use one for each thread that runs handlers at the same time.
     """

@@ -3,7 +3,7 @@ From the entry of a call to its return: a program at the entry keeps what the ha
 
 A call is known by its frame, the address of its return address (``MapName.ENTRIES``): no two calls that go on have the
 same one, whatever stacks and threads they are on, but for those that tail calls lead to. So a call that is left without
-a return (``longjmp``, an exception) leaves its entry behind, which the next call with this frame replaces.
+a return (``longjmp``, an exception) leaves its entry there, which the next call with this frame replaces.
 
 Where a function may be left by a tail call, its return is a uretprobe: the kernel has put the address of its trampoline
 into the frame. A function that is entered with that as its return address has been jumped to, and the calls before it
@@ -65,7 +65,7 @@ _SPACE, _FRAME, _PROBE, _TASK, _LEVEL = (-152 + distance for distance in (0, 8, 
 
 _ENTRY_KEY, _IDENTITY = _SPACE, 24
 _BELOW, _TIME, _REGISTERS = 24, 32, 40
-"""Where in the value the fields behind the identity are."""
+"""Where in the value the fields after the identity are."""
 
 _SAVED = -160
 """Where ``below`` waits while a call is taken away."""
@@ -211,7 +211,7 @@ def _update(asm: Assembler, value: Register) -> None:
 
 
 class _Recorder:
-    """Write the program at the entry."""
+    """The writer of the program at the entry."""
 
     def __init__(self, asm: Assembler, architecture: Architecture, request: Request, host: Host) -> None:
         assert request.entry is not None

@@ -93,7 +93,7 @@ class RingEntries:
         asm.place(whole)
 
     def _copy_stack(self, entry: int) -> None:
-        """Put behind a record what its call stacks are found by, if it has any; R3 is the size of its entry."""
+        """Put after a record what its call stacks are found by, if it has any; R3 is the size of its entry."""
         asm, none = self._asm, self._asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, Field.STACKS, 0, none)
         self._kind(entry, Entry.STACKED)
@@ -243,7 +243,7 @@ class RingEntries:
 
 
 def _item_places(items: Item) -> Iterator[tuple[Item, tuple[int, int]]]:
-    """Iterate over the items of a header with their offset behind its start, and their size in bytes."""
+    """Iterate over the items of a header with their offset after its start, and their size in bytes."""
     position = 4
     for item in (Item.MAJOR, Item.MINOR, Item.CPU, Item.PID, Item.UID, Item.CS, Item.IP, Item.SS, Item.SP, Item.TIME,
                  Item.PROCESS_NAME, Item.TID):  # fmt: skip

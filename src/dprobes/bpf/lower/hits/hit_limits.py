@@ -61,7 +61,7 @@ def ticket_of(writer: Writer) -> Ticket | None:
 
 
 class Ticket:
-    """Write what a handler does for its ticket; ``note`` is its pair in the note of a thread."""
+    """The writer of what a handler does for its ticket; ``note`` is its pair in the note of a thread."""
 
     def __init__(self, writer: Writer, note: int) -> None:
         self._asm = writer.asm

@@ -30,7 +30,7 @@ __all__ = ["CONTEXT", "COOKIE", "SHARED_MAX", "Host", "can_share", "dispatch"]
 #
 # A program of its own for each definition needs a link of its own as well, and the kernel takes tens of milliseconds to
 # take a link away. Tail calls would let one program lead to any number of others, but not to those that may sleep. So
-# handlers are put one behind the other, and a tree of comparisons leads to the one that is meant.
+# handlers are put one after the other, and a tree of comparisons leads to the one that is meant.
 
 
 COOKIE = -104
@@ -40,7 +40,7 @@ SHARED_MAX = 8_000
 """
 Instructions that handlers in one program may have together.
 
-What the kernel puts in the place of single instructions moves all that is behind them, so that the time grows with the
+What the kernel puts in the place of single instructions moves all that is after them, so that the time grows with the
 square of the size; and at four times as many its own jumps become too long (16 bits).
 """
 
@@ -95,7 +95,7 @@ def _choose(asm: Assembler, numbers: Sequence[int], leaves: Sequence[Label]) -> 
 
 
 class ProbeTable:
-    """Write what looks at the entry, counts in it, and fills the ring."""
+    """The writer of what looks at the entry, counts in it, and fills the ring."""
 
     _asm: Assembler
     _request: Request
@@ -165,7 +165,7 @@ _STOP = 19
 
 
 class Host(Identities, ProbeTable):
-    """Write what one handler needs; ``uses_ip`` and ``uses_ids`` say what is worked out before it starts."""
+    """The writer of what one handler needs; ``uses_ip`` and ``uses_ids`` say what is worked out before it starts."""
 
     has_user_context = False
     """Whether ``push u`` shows other registers than ``push r``."""
@@ -425,7 +425,7 @@ class Host(Identities, ProbeTable):
         Write what is to become the call stack of the program to R1, R2 bytes; R0 is R2. Takes R1-R5 and R9.
 
         The entry that it is found by is put together at ``area`` of the state; ``work`` are four words for that. R1
-        is where LP is, behind a prefix, or with ``key`` that place of the state, for 8-byte words. What goes with its
+        is where LP is, after a prefix, or with ``key`` that place of the state, for 8-byte words. What goes with its
         entry in one needs no place in a key.
         """
         if self._request.abilities.copies_stacks:
@@ -469,7 +469,7 @@ class Host(Identities, ProbeTable):
         self._asm.load(Register.R1, Register.R10, Answer.FLAGS)
 
     def write_functions(self) -> None:
-        """Write functions that the kernel and the handler call, behind everything else."""
+        """Write functions that the kernel and the handler call, after everything else."""
         self._paging.write_functions()
         if self._vmas is not None:
             self._vmas.write_callback()

@@ -79,7 +79,7 @@ _NAMESPACE_IDS = -32
 
 
 class Identities:
-    """Write what loads them; the result is in R0, and R1-R5 are taken."""
+    """The writer of what loads them; the result is in R0, and R1-R5 are taken."""
 
     _asm: Assembler
     _request: Request
@@ -154,8 +154,8 @@ class Identities:
         self._asm.call(Helper.KTIME_GET_NS)
 
     def process_name(self) -> None:
-        """Write ``NAME_SIZE`` bytes with the name of the thread to R1, zeros behind it."""
-        # Kernels have left what is behind the name as it was (seen with Linux 6.1).
+        """Write ``NAME_SIZE`` bytes with the name of the thread to R1, zeros after it."""
+        # Kernels have left what is after the name as it was (seen with Linux 6.1).
         for position in range(0, NAME_SIZE, 8):
             self._asm.store(Register.R1, position, 0)
         self._asm.mov(Register.R2, NAME_SIZE)

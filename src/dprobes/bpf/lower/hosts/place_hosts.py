@@ -43,7 +43,7 @@ def _read(asm: Assembler, from_kernel: Helper, from_user: Helper) -> None:
 
 
 class AnywhereHost(Host):
-    """Write what one handler needs that is hit in programs and in the kernel alike, and is about programs."""
+    """The writer of what one handler needs that is hit in programs and in the kernel alike, and is about programs."""
 
     has_user_context = True
 
@@ -95,7 +95,7 @@ def load_word_of_cpu(asm: Assembler, table: int, dst: Register) -> None:
 
 
 class KernelHost(Host):
-    """Write what one handler in the kernel needs."""
+    """The writer of what one handler in the kernel needs."""
 
     has_user_context = True
 
@@ -113,14 +113,14 @@ class KernelHost(Host):
     def register(self, dst: Register, name: str) -> None:
         """Load a register of the hit; uses R9. At a breakpoint the instruction pointer is the probepoint's address."""
         if name == "eip" and self._request.follows_module and self._request.placement is Placement.KPROBE:
-            # However it gets here, the kernel leaves the address behind a breakpoint (kprobe_int3_handler,
+            # However it gets here, the kernel leaves the address after a breakpoint (kprobe_int3_handler,
             # optimized_callback and kprobe_ftrace_handler in arch/x86/kernel/kprobes).
             self._load(dst, name, Size.DW)
             self._asm.alu(Alu.SUB, dst, _BREAKPOINT_SIZE)
             self._subtract_moved(dst)
             return
         if name == "eip" and self._request.placement in (Placement.KPROBE, Placement.ENTRY):
-            # The kernel has the address behind the breakpoint, or whatever its way of getting here leaves.
+            # The kernel has the address after the breakpoint, or whatever its way of getting here leaves.
             self.probe_entry(dst)
             self._asm.load(dst, dst, ProbeField.LINK)
             return
@@ -169,7 +169,7 @@ _BITS = 64
 
 
 class TracepointHost(KernelHost):
-    """Write what one handler at a tracepoint needs."""
+    """The writer of what one handler at a tracepoint needs."""
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
         """Let only the system call go on that is meant. Takes R0-R3."""
@@ -206,7 +206,7 @@ class TracepointHost(KernelHost):
         self._asm.mov(dst, 0)
 
     def traced_field(self, name: str, nobody: Label) -> None:
-        """Load a field to R0, from all programs alike; go to ``nobody`` behind a null pointer. Takes R1-R3."""
+        """Load a field to R0, from all programs alike; go to ``nobody`` after a null pointer. Takes R1-R3."""
         asm, traced = self._asm, self._request.traced
         field = traced.fields.get(name) if traced is not None else None
         if field is None:
@@ -274,7 +274,7 @@ class TracepointHost(KernelHost):
 
 # What a handler at a BPF trampoline asks of the kernel, in eBPF: where a function of the kernel begins, or returns.
 #
-# The program's argument is an array of the words that the function takes in registers, and at its return behind them
+# The program's argument is an array of the words that the function takes in registers, and at its return after them
 # what it returns. All else of the registers is not saved by anybody.
 
 
@@ -284,7 +284,7 @@ _RESULT = -112
 
 
 class TrampolineHost(KernelHost):
-    """Write what one handler at a trampoline needs."""
+    """The writer of what one handler at a trampoline needs."""
 
     def begin(self) -> None:
         """Let the function be executed, unless its handler says otherwise."""
@@ -327,7 +327,7 @@ class TrampolineHost(KernelHost):
 
 
 class InlineHost(Host):
-    """Write what one handler in a process needs that may stop it, or skip a function."""
+    """The writer of what one handler in a process needs that may stop it, or skip a function."""
 
     def begin(self) -> None:
         """Let the instruction be executed, unless the handler says otherwise."""

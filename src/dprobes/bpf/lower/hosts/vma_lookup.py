@@ -40,7 +40,7 @@ _ADDRESS = -56
 
 class Answer(IntEnum):
     """
-    Give the stack offsets of what is known of the mapping; all are 0 where nothing is mapped.
+    The stack offsets of what is known of the mapping; all are 0 where nothing is mapped.
 
     ``FILE`` is not 0 if it is one of a file, which ``INODE`` and ``DEVICE`` (of its super block) identify; ``PAGES`` is
     where in the file it begins.
@@ -54,7 +54,7 @@ class Answer(IntEnum):
 
 
 class VmaQuestions:
-    """Write questions about the mappings of the running process; ``write_callback`` goes behind everything else."""
+    """Questions about the mappings of the running process; ``write_callback`` goes after everything else."""
 
     def __init__(self, asm: Assembler, layout: VmaLayout) -> None:
         self._asm = asm
@@ -118,7 +118,7 @@ _END, _OWN_FRAME = -8, _R.R10
 
 
 class PagingQuestion:
-    """Write the question whether pages come without a server; ``write_functions`` goes behind everything else."""
+    """The question whether pages come without a server; ``write_functions`` goes after everything else."""
 
     def __init__(self, asm: Assembler, abilities: Abilities) -> None:
         self._asm = asm

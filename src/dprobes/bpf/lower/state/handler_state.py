@@ -66,7 +66,7 @@ __all__ = [
 #       ...   trace    likewise for ex_logmax, with a record header before it
 #       ...   heap     blocks and data
 #       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
-#       ...   keys     the ring entry with a key, the key of a table, and room for a position or a copy behind it
+#       ...   keys     the ring entry with a key, the key of a table, and room for a position or a copy after it
 #
 # A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing
 # to prove about their sum. Frames and cells are masked in the same way.
@@ -90,19 +90,19 @@ _SNAPSHOT_SIZE = ENTRY_HEAD.size + SNAPSHOT.size + 8 * SNAPSHOT_REGISTERS + 2 * 
 """Room for the entry with a position and a length in the stack, each of which is masked."""
 
 _SLACK = 64
-"""Bytes behind the largest position that a store of a few words may touch."""
+"""Bytes after the largest position that a store of a few words may touch."""
 
 
 KEY_HEAD = ENTRY_HEAD.size + TALLY.size
 KEY_SLACK = 2 * power_of_two(STRING_SIZE_MAX)
-"""Room behind a key for a position in a string, which is masked."""
+"""Room after a key for a position in a string, which is masked."""
 
 EXIT, ABORT, REMOVE_PROBE, SKIP, EXIT_WITH = 0, 1, 2, 3, 16
 """How a handler ended, in ``Field.ENDING``; ``exit N`` is EXIT_WITH + N."""
 
 
 class Field(IntEnum):
-    """Give the offsets of the fields."""
+    """The offsets of the fields."""
 
     TSP = FIELDS
     SBP = FIELDS + 8
@@ -164,7 +164,7 @@ class Field(IntEnum):
 
 
 class Frame(IntEnum):
-    """Give the offsets in a frame."""
+    """The offsets in a frame."""
 
     CALLED = 0
     RETURN = 8
@@ -174,7 +174,7 @@ class Frame(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Lay out what depends on the program: ``logmax`` and so on are 0 where a program has no use for the area."""
+    """The layout of what depends on the program: ``logmax`` and so on are 0 where a program has no use for the area."""
 
     logmax: int
     ex_logmax: int = 0
@@ -217,7 +217,7 @@ class StateLayout:
 
     @property
     def key(self) -> int:
-        """Where the key of a table is put together, behind the head of a ring entry."""
+        """Where the key of a table is put together, after the head of a ring entry."""
         before = self.snapshot + (_SNAPSHOT_SIZE if self.has_snapshot else 0)
         return -(-before // 8) * 8 + (KEY_HEAD if self.keys else 0)
 
@@ -258,7 +258,7 @@ def store_number(asm: Assembler, base: Register, offset: int, value: Operand) ->
 
 
 class VirtualStack:
-    """Follow the stack through a block, and hand out R1-R5. ``tsp`` is TSP at its start, None where that is in R8."""
+    """The stack followed through a block, and who has R1-R5. ``tsp`` is TSP at its start, None where that is in R8."""
 
     def __init__(self, asm: Assembler, word_size: int, tsp: int | None) -> None:
         self._asm = asm

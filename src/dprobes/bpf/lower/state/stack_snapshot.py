@@ -42,7 +42,7 @@ _STACK = _REGISTERS + 8 * SNAPSHOT_REGISTERS
 _MASK = power_of_two(SNAPSHOT_STACK_MAX) - 1
 
 _BEYOND = 64
-"""Bytes behind the end of a stack that are copied as well: nothing but what its first function may look at."""
+"""Bytes after the end of a stack that are copied as well: nothing but what its first function may look at."""
 
 
 class SnapshotHost(Protocol):
@@ -127,7 +127,7 @@ def write_snapshot(
     if layout is not None:
         _find_end(asm, host, layout, area + _STACK, address, limit, word_size)
     asm.load(_R.R3, SCRATCH, address)
-    # Page by page: memory behind the end of the stack need not be there.
+    # Page by page: memory after the end of the stack need not be there.
     asm.mov(_R.R2, _PAGE)
     asm.alu(Alu.AND, _R.R3, _PAGE - 1)
     asm.alu(Alu.SUB, _R.R2, _R.R3)
@@ -212,7 +212,7 @@ def _lower(asm: Assembler, address: int, limit: int) -> None:
     asm.place(higher)
 
 
-# A copy of the program's stack behind the record, or the key, whose call stacks are found by it: one entry of a ring.
+# A copy of the program's stack after the record, or the key, whose call stacks are found by it: one entry of a ring.
 #
 # Where each CPU has its own ring, and threads come from one to another, two entries would have to find each other. The
 # copy is made when all else is done: what the handler has logged of a stack is where it is to stand. No verifier sees
@@ -312,7 +312,7 @@ def _find_limit(asm: Assembler, limit: int, address: int) -> None:
 
 
 def _copy(asm: Assembler, host: SnapshotHost, place: int, address: int, limit: int) -> None:
-    """Copy page by page, as far as there is memory; ``place`` is behind the copy then."""
+    """Copy page by page, as far as there is memory; ``place`` is after the copy then."""
     again, whole, done = asm.label(), asm.label(), asm.label()
     asm.place(again)
     asm.jump_if_word(Jump.JEQ, SCRATCH, limit, 0, done, by=_R.R4)

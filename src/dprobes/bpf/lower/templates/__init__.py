@@ -6,7 +6,6 @@ from dprobes.bpf.lower.templates.arithmetic_templates import ARITHMETIC_TEMPLATE
 from dprobes.bpf.lower.templates.flow_templates import FLOW_TEMPLATES
 from dprobes.bpf.lower.templates.log_templates import LOG_MEMORY_TEMPLATES, LOG_TEMPLATES
 from dprobes.bpf.lower.templates.table_templates import TABLE_TEMPLATES
-from dprobes.bpf.lower.templates.trace_templates import TRACE_TEMPLATES
 from dprobes.bpf.lower.templates.variable_templates import HEAP_TEMPLATES, VARIABLE_TEMPLATES
 from dprobes.bpf.lower.templates.world_templates import MATCH_TEMPLATES, USDT_TEMPLATES, WORLD_TEMPLATES
 
@@ -22,7 +21,6 @@ ROW_TEMPLATES = {
     **LOG_TEMPLATES,
     **LOG_MEMORY_TEMPLATES,
     **MATCH_TEMPLATES,
-    **TRACE_TEMPLATES,
     **HEAP_TEMPLATES,
     **TABLE_TEMPLATES,
 }

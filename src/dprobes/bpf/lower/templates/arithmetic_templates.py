@@ -266,7 +266,7 @@ ARITHMETIC_TEMPLATES: dict[str, Template] = {
 
 
 _UNROLLED = 16
-"""How many repetitions are written one behind the other; more become a loop."""
+"""How many repetitions are written one after the other; more become a loop."""
 
 
 def _push_value(w: Writer, i: EncodedInstruction) -> None:

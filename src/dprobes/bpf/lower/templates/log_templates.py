@@ -98,7 +98,7 @@ def open_again(w: Writer) -> None:
 
 
 def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
-    """Load how many items of ``size`` bytes fit into the log buffer behind a prefix, for which there is room."""
+    """Load how many items of ``size`` bytes fit into the log buffer after a prefix, for which there is room."""
     w.asm.load(_R.R9, SCRATCH, Field.LP)
     w.asm.mov(register, w.point.logmax - prefix)
     w.asm.alu(Alu.SUB, register, _R.R9)
@@ -107,7 +107,7 @@ def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
 
 
 def cut_to_room(w: Writer, kept: int, wanted: int, size: int, prefix: int = ITEM_PREFIX_SIZE) -> None:
-    """Let ``kept`` be how many items are wanted, or how many fit behind a prefix; both are fields. Takes R1 and R2."""
+    """Let ``kept`` be how many items are wanted, or how many fit after a prefix; both are fields. Takes R1 and R2."""
     fits = w.asm.label()
     w.asm.copy(SCRATCH, kept, wanted)
     room(w, _R.R2, size, prefix)
@@ -465,7 +465,7 @@ def _stack(w: Writer, i: EncodedInstruction, token: Token, write: Callable[[], N
 
 
 def _log_address(w: Writer, register: Register) -> None:
-    """Let a register point to what comes behind a prefix at LP."""
+    """Let a register point to what comes after a prefix at LP."""
     w.asm.load(register, SCRATCH, Field.LP)
     w.pointer(register, LOG + ITEM_PREFIX_SIZE, w.state.log_mask)
 
@@ -546,7 +546,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _string_by_pages(w: Writer, known: Label) -> None:
-    """Read a string page by page, so that nothing behind its end is touched, and look for the end byte by byte."""
+    """Read a string page by page, so that nothing after its end is touched, and look for the end byte by byte."""
     asm, address, limit, length = w.asm, w.work(0), w.work(2), w.work(3)
     chunk, seen, position = w.work(4), w.work(5), w.work(6)
     pages, fits, fault, scan, complete, ended = (asm.label() for _ in range(6))

@@ -46,9 +46,9 @@ _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
 
 def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
     """
-    Pop the cells of keys, and put the key together; nothing is in registers behind it. Work word 0 stays.
+    Pop the cells of keys, and put the key together; nothing is in registers after it. Work word 0 stays.
 
-    What a table keeps may be the last one of them: it comes behind the key.
+    What a table keeps may be the last one of them: it comes after the key.
     """
     asm = w.asm
     places: list[int] = []
@@ -107,7 +107,7 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
 
 
 def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
-    """Read ``size`` bytes at the address that a field holds; zeros are behind them already."""
+    """Read ``size`` bytes at the address that a field holds; zeros are after them already."""
     fault = w.asm.label()
     w.read_to(place, size, address)
     w.asm.jump_if(Jump.JNE, _R.R0, 0, fault)
@@ -116,7 +116,7 @@ def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool
 
 # What a number does to the value of a table's key, and the number that a value shows (``keyed.table_layout``).
 #
-# Work word 0 holds the number; what is made of it before the value is looked up comes to the words behind it. The
+# Work word 0 holds the number; what is made of it before the value is looked up comes to the words after it. The
 # buckets are found without branches, so that there is one path for the verifier.
 
 

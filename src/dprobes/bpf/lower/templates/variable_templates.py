@@ -1,7 +1,7 @@
 """
 Templates of the heap.
 
-Its blocks lie one behind the other, as in ``vm.rpn_machine``; the header word of each says its size::
+Its blocks lie one after the other, as in ``vm.rpn_machine``; the header word of each says its size::
 
     | size + used | data ... | size + used | data ...
 
@@ -92,7 +92,7 @@ def _point_to_key(asm: Assembler) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _VariableKind:
-    """Write the instructions of one kind of variables; ``kind`` is what INVALID_OPERAND calls it."""
+    """The writer of the instructions of one kind of variables; ``kind`` is what INVALID_OPERAND calls it."""
 
     name: str
     kind: int
@@ -336,7 +336,7 @@ def _header(w: Writer, register: Register, position: int) -> None:
 
 
 def _next(w: Writer, register: Register, position: int, size: Register) -> None:
-    """Load the position behind a block of a size, whose header is at the position that a field holds."""
+    """Load the position after a block of a size, whose header is at the position that a field holds."""
     w.asm.load(register, SCRATCH, position)
     w.asm.alu(Alu.ADD, register, size)
     w.asm.alu(Alu.ADD, register, w.word_size)
@@ -469,7 +469,7 @@ def _free(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _join(w: Writer, position: int) -> None:
-    """Join the block at the position that a field holds with the one behind it, if both are free."""
+    """Join the block at the position that a field holds with the one after it, if both are free."""
     asm, apart, following = w.asm, w.asm.label(), w.work(3)
     _header(w, _R.R1, position)
     asm.load(_R.R2, _R.R1, 0, w.size)

@@ -146,7 +146,7 @@ def throw_fault(w: Writer, size: int, address: int, *, in_loop: bool = False) ->
 
 
 def next_page(w: Writer, register: Register, field: int) -> None:
-    """Load the address of the page behind that of the address in a field; behind the largest address comes 0."""
+    """Load the address of the page after that of the address in a field; after the largest address comes 0."""
     w.asm.load(register, SCRATCH, field)
     w.asm.alu(Alu.OR, register, PAGE - 1)
     w.asm.alu(Alu.ADD, register, 1, wide=w.wide)
