@@ -39,7 +39,7 @@ class Variable:
 
 
 class Composer:
-    """The writer of one call of an extension: what its methods write is done at each hit, in the order of their calls."""
+    """The writer of a call of an extension: what its methods write is done at each hit, in the order of their calls."""
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer

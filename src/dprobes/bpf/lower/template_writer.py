@@ -91,7 +91,7 @@ def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], d
 
 
 class Loops(ABC):
-    """The loops of a handler; only R6 and R7 hold something at heads, at junctions, and where control goes to a head."""
+    """The loops of a handler; only R6 and R7 hold something at heads and junctions, and where it goes to a head."""
 
     def __init__(self, asm: Assembler, end: Label) -> None:
         self._asm = asm
