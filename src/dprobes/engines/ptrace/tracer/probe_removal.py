@@ -122,9 +122,7 @@ class Remover:
                 held.remove(thread)
             except ProcessLookupError:
                 held.remove(thread)  # its end is still to be reported
-        for thread in held:
-            with contextlib.suppress(ProcessLookupError):
-                self._stopper.release(thread)
+        self._stopper.release_all(held)
 
 
 def tell_lowered(connection: Connection, space: AddressSpace) -> None:

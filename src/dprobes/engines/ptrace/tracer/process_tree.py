@@ -494,8 +494,7 @@ class Attachment:
             self._connection.send(Failed(failure.pid, reason_of(failure.error), number, shares_with=pid))
             return
         finally:
-            for thread in held:
-                self._stopper.release(thread)
+            self._stopper.release_all(held)
         self._pending = pid, time.monotonic() + _PATIENCE
         self.look_after()
 

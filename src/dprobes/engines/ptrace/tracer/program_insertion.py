@@ -169,9 +169,7 @@ class Inserter:
         self._remover.withdraw_program(program)
         for thread in self._threads.values():
             thread.returns = [pending for pending in thread.returns if pending.probe.program is not program]
-        for thread in held:
-            with contextlib.suppress(ProcessLookupError):
-                self._stopper.release(thread)
+        self._stopper.release_all(held)
         if let_handlers_end is not None:
             let_handlers_end()
         self._dumps.abandon(program)
@@ -278,10 +276,7 @@ class Replacer:
                 self._exchange(former, program)
                 self._connection.send(InPlace(number))
             finally:
-                for thread in held:
-                    if thread.state is ThreadState.STOPPED:
-                        with contextlib.suppress(ProcessLookupError):
-                            self._stopper.release(thread)
+                self._stopper.release_all(thread for thread in held if thread.state is ThreadState.STOPPED)
         for space in spaces:
             note_written(space, program)
 

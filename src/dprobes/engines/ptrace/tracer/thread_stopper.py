@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING
 from dprobes.engines.hits.hit_lifecycle import HitEvent, HitState
 from dprobes.engines.ptrace.tracer.steps.held_signals import STOPPING, leave_to_us
 from dprobes.engines.ptrace.tracer.steps.interrupted_calls import Waits, step_on
-from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
 from dprobes.errors import system_error
 from dprobes.platform.linux import process_calls, ptrace_calls
 from dprobes.platform.linux.procfs import children_of, system_call_of, thread_state
 from dprobes.platform.linux.ptrace_calls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadTable
@@ -314,13 +314,42 @@ class Stopper:
     @contextlib.contextmanager
     def others_stopped(self, space: AddressSpace, thread: Thread) -> Iterator[None]:
         """Hold all other threads that run in ``space``."""
-        others = [t for t in self._threads.in_space(space) if t is not thread]
-        held = self.stop(others) if others else []
+        with self.holding([t for t in self._threads.in_space(space) if t is not thread]):
+            yield
+
+    @contextlib.contextmanager
+    def holding(self, threads: list[Thread]) -> Iterator[None]:
+        """Hold those of some threads that run."""
+        held = self.stop(threads) if threads else []
         try:
             yield
         finally:
-            for other in held:
-                self.release(other)
+            self.release_all(held)
+
+    @contextlib.contextmanager
+    def process_held(self, pid: int) -> Iterator[list[Thread]]:
+        """
+        Hold all threads that run in the memory of a process; give one that can make system calls now, if there is any.
+
+        That is one that has stopped for nothing else, one that waits for jumps, or one that has just run into a
+        breakpoint: its trap is taken already, and it stands where it can go on.
+        """
+        mine = self._threads.of_process(pid)
+        held = self.stop(self._threads.in_space(mine[0].space)) if mine else []
+        ready: list[Thread] = []
+        for thread in held:
+            with contextlib.suppress(ProcessLookupError, ThreadGoneError):
+                self.waits.hide_interruption(thread)
+                ready.append(thread)
+                break
+        if not ready:
+            ready = [thread for thread in mine if thread.awaits_jumps and thread.state is ThreadState.STOPPED][:1]
+        if not ready:
+            ready = [thread for thread in mine if thread.trapped and thread.tid in self.deferred][:1]
+        try:
+            yield ready
+        finally:
+            self.release_all(held)
 
     def stop(self, threads: list[Thread]) -> list[Thread]:
         """
@@ -391,3 +420,8 @@ class Stopper:
         with contextlib.suppress(ProcessLookupError):
             self.waits.hide_interruption(thread)
         self.resume(thread)
+
+    def release_all(self, threads: Iterable[Thread]) -> None:
+        """Let threads run on that stopped only because we asked for it."""
+        for thread in threads:
+            self.release(thread)

@@ -114,17 +114,13 @@ class Watchpoints:
         pids = space.pids if pid is None else {pid, *space.pids}
         self._announce(space, pids)
         threads = self._threads.in_space(space)
-        held = self._stopper.stop(threads)
-        try:
+        with self._stopper.holding(threads):
             refused = self._program(threads)
             if refused:
                 # All threads or none: half a watchpoint would give wrong counts.
                 space.watchpoints = tuple(w for w in watchpoints if w not in refused)
                 self._program(threads)
                 self._announce(space, pids)
-        finally:
-            for thread in held:
-                self._stopper.release(thread)
         first = min(pids, default=0)
         for watchpoint, (state, reason) in refused.items():
             probe = watchpoint.probe

@@ -9,6 +9,7 @@ import pytest
 
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Watchpoint
+from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
 from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters, UnwatchedMemory, Watchpoints
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadTable
 from dprobes.engines.ptrace.tracer_messages import ProbeStatus, Watched
@@ -55,11 +56,11 @@ def test_an_emulation_cannot_touch_what_is_watched() -> None:
     assert stack.words == {0x1008: 7}
 
 
-class FakeStopper:
+class FakeStopper(Stopper):
     """Stop nothing: no thread runs in the space."""
 
     def __init__(self) -> None:
-        self.deferred: dict[int, int] = {}
+        super().__init__(ThreadTable(), lambda _: None, lambda _: None)
 
     def stop(self, threads: list[Thread]) -> list[Thread]:
         assert not threads
@@ -74,8 +75,7 @@ def sent() -> list[object]:
 @pytest.fixture
 def watchpoints(sent: list[object]) -> Watchpoints:
     state: Any = SimpleNamespace(connection=SimpleNamespace(send=sent.append), threads=ThreadTable())
-    stopper: Any = FakeStopper()
-    return Watchpoints(state, stopper, DebugRegisters(sent.append))
+    return Watchpoints(state, FakeStopper(), DebugRegisters(sent.append))
 
 
 WATCHES = [Watch(0x1000 * n, 8, Access.WRITE) for n in range(3)]

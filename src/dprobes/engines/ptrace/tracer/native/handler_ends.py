@@ -14,50 +14,19 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ptrace.restorer_messages import MemoryUnmapped
 from dprobes.engines.ptrace.tracer.call_injection import InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.thread_places import is_left, is_outside, unmap_program
-from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
 from dprobes.engines.ptrace.tracer_messages import MemoryReleased
 from dprobes.platform.linux.ptrace_calls import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
-    from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadTable, TracerState
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
     from dprobes.engines.ptrace.tracer_messages import ReleaseMemory
 
-__all__ = ["HandlerEnds", "Reclaimer", "process_held"]
-
-# The holding of a process while its memory changes, with a thread that can make system calls for us.
-
-
-@contextlib.contextmanager
-def process_held(threads: ThreadTable, stopper: Stopper, pid: int) -> Iterator[list[Thread]]:
-    """
-    Hold all threads that run in the memory of a process; give one that can make system calls now, if there is any.
-
-    That is one that has stopped for nothing else, one that waits for jumps, or one that has just run into a
-    breakpoint: its trap is taken already, and it stands where it can go on.
-    """
-    mine = threads.of_process(pid)
-    held = stopper.stop(threads.in_space(mine[0].space)) if mine else []
-    ready: list[Thread] = []
-    for thread in held:
-        with contextlib.suppress(ProcessLookupError, ThreadGoneError):
-            stopper.waits.hide_interruption(thread)
-            ready.append(thread)
-            break
-    if not ready:
-        ready = [thread for thread in mine if thread.awaits_jumps and thread.state is ThreadState.STOPPED][:1]
-    if not ready:
-        ready = [thread for thread in mine if thread.trapped and thread.tid in stopper.deferred][:1]
-    try:
-        yield ready
-    finally:
-        for thread in held:
-            with contextlib.suppress(ProcessLookupError):
-                stopper.release(thread)
-
+__all__ = ["HandlerEnds", "Reclaimer"]
 
 if TYPE_CHECKING:
     Code = dict[AddressSpace, list[tuple[int, int]]]
@@ -126,9 +95,7 @@ class HandlerEnds:
             if not inside:
                 return held
             is_late = time.monotonic() > until
-            for thread in [thread for thread in new if thread in inside] + (held if is_late else []):
-                with contextlib.suppress(ProcessLookupError):
-                    self._stopper.release(thread)
+            self._stopper.release_all([thread for thread in new if thread in inside] + (held if is_late else []))
             if is_late:
                 return None
             if not go_on():
@@ -136,13 +103,8 @@ class HandlerEnds:
 
     def _in_handlers(self, threads: list[Thread], code: Code) -> list[Thread]:
         """Return those of some threads that may be in a handler just now, which is in the code of their space."""
-        held = self._stopper.stop(threads)
-        try:
+        with self._stopper.holding(threads):
             return [thread for thread in threads if not is_outside(thread.space, thread, code[thread.space])]
-        finally:
-            for thread in held:
-                with contextlib.suppress(ProcessLookupError):
-                    self._stopper.release(thread)
 
     def release(self, message: ReleaseMemory) -> None:
         """
@@ -163,8 +125,7 @@ class HandlerEnds:
     def _inside(self, message: ReleaseMemory, spaces: Sequence[AddressSpace]) -> set[int]:
         """Return the threads that may be in a handler just now; if there are none, the words of a message become 0."""
         threads = {space: list(self._threads.in_space(space)) for space in spaces}
-        held = self._stopper.stop([thread for mine in threads.values() for thread in mine])
-        try:
+        with self._stopper.holding([thread for mine in threads.values() for thread in mine]):
             inside = {t.tid for space, mine in threads.items() for t in mine if not is_outside(space, t)}
             for space in spaces[:1] if not inside else ():
                 region = space.patches.memories[message.program].region
@@ -172,10 +133,6 @@ class HandlerEnds:
                     with contextlib.suppress(OSError):
                         space.write(region + offset, bytes(size))
             return inside
-        finally:
-            for thread in held:
-                with contextlib.suppress(ProcessLookupError):
-                    self._stopper.release(thread)
 
 
 # The giving back of memory of programs that have ended, while others go on.
@@ -229,7 +186,7 @@ class Reclaimer:
         pid = next((pid for pid in space.pids if self._threads.of_process(pid)), None)
         if pid is None:
             return
-        with process_held(self._threads, self._stopper, pid) as held:
+        with self._stopper.process_held(pid) as held:
             threads = self._threads.in_space(space)
             if not held or not may_inject(held[0]) or any(map(self._is_changing, threads)):
                 return

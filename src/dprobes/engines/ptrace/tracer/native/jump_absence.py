@@ -180,13 +180,10 @@ class JumpAbsence:
         if not space.is_open or not may_change:
             yield
             return
-        held = self._stopper.stop(self._threads.in_space(space))
-        try:
+        with self._stopper.holding(self._threads.in_space(space)):
             taken = self._patcher.restore(space, sites)
             yield
             self._patcher.bring_back(space, taken, sites)
-        finally:
-            self._release(held)
 
     @contextlib.contextmanager
     def everywhere(self, go_on: Callable[[], int] | None = None) -> Iterator[None]:
@@ -207,7 +204,7 @@ class JumpAbsence:
                 self._jump_waits.hold(space, held)
         finally:
             self._still = set()
-            self._release(thread for thread in held if not self._jump_waits.holds(thread))
+            self._stopper.release_all(thread for thread in held if not self._jump_waits.holds(thread))
 
     def _hold(
         self, spaces: list[AddressSpace], go_on: Callable[[], int] | None
@@ -222,8 +219,3 @@ class JumpAbsence:
             self._handler_ends.let_end(go_on)
             held = self._stopper.stop([thread for space in spaces for thread in self._threads.in_space(space)])
         return held or [], taken
-
-    def _release(self, threads: Iterable[Thread]) -> None:
-        for thread in threads:
-            with contextlib.suppress(ProcessLookupError):
-                self._stopper.release(thread)

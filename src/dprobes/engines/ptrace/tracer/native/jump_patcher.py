@@ -23,7 +23,6 @@ from dprobes.engines.ptrace.site_patches import TRAP_OF_32_BITS
 from dprobes.engines.ptrace.tracer.address_spaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoint_placement import end_joining
 from dprobes.engines.ptrace.tracer.call_injection import InjectionError, OccupiedError, ThreadBusyError, may_inject
-from dprobes.engines.ptrace.tracer.native.handler_ends import process_held
 from dprobes.engines.ptrace.tracer.native.handler_memory import (
     NO_ROOM,
     add_calls,
@@ -301,7 +300,7 @@ class Patcher:
 
     @contextlib.contextmanager
     def _process_held(self, pid: int) -> Iterator[list[Thread]]:
-        with process_held(self._threads, self._stopper, pid) as held:
+        with self._stopper.process_held(pid) as held:
             for thread in self._threads.of_process(pid)[:1]:
                 self._take_children(thread.space)
             yield held
@@ -638,14 +637,9 @@ class Patcher:
         if not mine or not space.is_open:
             return []
         present = dict.fromkeys(space.patches.by_site.values())
-        held = self._stopper.stop(self._threads.in_space(space))
-        try:
+        with self._stopper.holding(self._threads.in_space(space)):
             space.patches.restore(space.memory, mine)
             space.renew()
-        finally:
-            for thread in held:
-                with contextlib.suppress(ProcessLookupError):
-                    self._stopper.release(thread)
         left = set(space.patches.by_site.values())
         return [jump for jump in present if jump not in left]
 

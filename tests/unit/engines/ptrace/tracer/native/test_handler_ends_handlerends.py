@@ -13,12 +13,12 @@ import pytest
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native import handler_ends
 from dprobes.engines.ptrace.tracer.native.handler_ends import HandlerEnds
+from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState, ThreadTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_state import TracerState
 
 
@@ -32,9 +32,10 @@ class Tracer:
         self.threads = ThreadTable()
         self.space = AddressSpace.closed(8)
         self.first, self.second = (self.threads.enter(tid, 7, self.space) for tid in (7, 8))
-        stopper = SimpleNamespace(stop=self.stop, release=self.release)
+        stopper = Stopper(self.threads, lambda _: None, lambda _: None)
+        vars(stopper).update(stop=self.stop, release=self.release)
         state = SimpleNamespace(connection=None, threads=self.threads)
-        self.ends = HandlerEnds(cast("TracerState", state), cast("Stopper", stopper))
+        self.ends = HandlerEnds(cast("TracerState", state), stopper)
 
     def stop(self, threads: Iterable[Thread]) -> list[Thread]:
         running = [thread for thread in threads if thread.state is ThreadState.RUNNING]

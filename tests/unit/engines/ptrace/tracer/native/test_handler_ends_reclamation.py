@@ -17,6 +17,7 @@ from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.call_injection import InjectionError
 from dprobes.engines.ptrace.tracer.native import handler_ends
 from dprobes.engines.ptrace.tracer.native.handler_ends import Reclaimer
+from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
 from dprobes.engines.ptrace.tracer.tracer_programs import Programs
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState, ThreadTable
 from dprobes.platform.linux.ptrace_calls import Event
@@ -24,7 +25,6 @@ from dprobes.platform.linux.ptrace_calls import Event
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram
     from dprobes.engines.ptrace.tracer.tracer_state import TracerState
 
@@ -53,8 +53,9 @@ class Tracer:
         self.programs = Programs([cast("InsertedProgram", SimpleNamespace(number=n)) for n in (ENDED, STAYING)])
         connection = SimpleNamespace(tell_restorer=self.told.append)
         state = SimpleNamespace(connection=connection, programs=self.programs, threads=self.threads)
-        stopper = SimpleNamespace(deferred=self.deferred, defer=self.deferred.__setitem__)
-        self.reclaimer = Reclaimer(cast("TracerState", state), cast("Stopper", stopper))
+        self.stopper = Stopper(self.threads, lambda _: None, lambda _: None)
+        vars(self.stopper).update(deferred=self.deferred, defer=self.deferred.__setitem__)
+        self.reclaimer = Reclaimer(cast("TracerState", state), self.stopper)
         self.held = [self.thread]
 
     def end(self) -> None:
@@ -76,7 +77,7 @@ class Tracer:
 def tracer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     made = Tracer()
     monkeypatch.setattr(time, "monotonic", lambda: made.now)
-    monkeypatch.setattr(handler_ends, "process_held", lambda *_: contextlib.nullcontext(made.held))
+    monkeypatch.setattr(made.stopper, "process_held", lambda _: contextlib.nullcontext(made.held))
     monkeypatch.setattr(handler_ends, "may_inject", lambda _: True)
     monkeypatch.setattr(handler_ends, "injecting", made.injecting)
     monkeypatch.setattr(handler_ends, "is_left", lambda *_: made.is_left)

@@ -16,13 +16,13 @@ from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace, LocalIds
 from dprobes.engines.ptrace.tracer.native import jump_patcher
 from dprobes.engines.ptrace.tracer.native.handler_memory import NO_ROOM
 from dprobes.engines.ptrace.tracer.native.jump_patcher import Patcher
+from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
 from dprobes.engines.ptrace.tracer.tracer_programs import Programs
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState, ThreadTable
 from dprobes.engines.ptrace.tracer_messages import MemoryShared, PatchSites, ShareMemory, SitesPatched
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
-    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram
     from dprobes.engines.ptrace.tracer.tracer_state import TracerState
 
@@ -41,7 +41,8 @@ class Tracer:
         self.threads[7] = Thread(7, 7, AddressSpace.closed(8), ThreadState.RUNNING)
         self.connection = connection = SimpleNamespace(send=self.sent.append)
         self.deferred: dict[int, int] = {}
-        stopper = SimpleNamespace(stop=lambda _: [], deferred=self.deferred, defer=self.deferred.__setitem__)
+        self.stopper = Stopper(self.threads, lambda _: None, lambda _: None)
+        vars(self.stopper).update(stop=lambda _: [], deferred=self.deferred, defer=self.deferred.__setitem__)
         state = SimpleNamespace(
             connection=connection,
             programs=Programs([cast("InsertedProgram", SimpleNamespace(number=0))]),
@@ -49,7 +50,7 @@ class Tracer:
         )
         modules = SimpleNamespace(write_late=lambda *_: None)
         self.patcher = Patcher(
-            cast("TracerState", state), cast("Stopper", stopper), cast("ModuleBreakpoints", modules), lambda _: None
+            cast("TracerState", state), self.stopper, cast("ModuleBreakpoints", modules), lambda _: None
         )
         self.now = 100.0
 
@@ -100,7 +101,7 @@ def test_a_process_that_is_killed_in_a_call_for_us_has_gone_and_its_end_is_handl
     def share_memory(*_: object) -> NativeMemory:
         raise ThreadGoneError(9)
 
-    monkeypatch.setattr(jump_patcher, "process_held", lambda *_: contextlib.nullcontext([thread]))
+    monkeypatch.setattr(tracer.stopper, "process_held", lambda _: contextlib.nullcontext([thread]))
     monkeypatch.setattr(jump_patcher, "may_inject", lambda _: True)
     monkeypatch.setattr(jump_patcher, "share_memory", share_memory)
     tracer.connection.tell_restorer = lambda _: None
@@ -115,7 +116,7 @@ def test_where_handlers_would_not_know_all_threads_there_are_no_jumps(
 ) -> None:
     thread = tracer.threads[7]
     thread.space.memory, thread.state = 1 << 20, ThreadState.STOPPED
-    monkeypatch.setattr(jump_patcher, "process_held", lambda *_: contextlib.nullcontext([thread]))
+    monkeypatch.setattr(tracer.stopper, "process_held", lambda _: contextlib.nullcontext([thread]))
     monkeypatch.setattr(jump_patcher, "may_inject", lambda _: True)
     thread.space.local_ids = LocalIds(7, is_full=True)
     tracer.patcher.share(REQUEST)
