@@ -16,7 +16,7 @@ import pytest
 
 import dprobes
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
-from dprobes.engines.ptrace.tracer.steps.interrupted_calls import Waits
+from dprobes.engines.ptrace.tracer.interrupted_calls import Waits
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register

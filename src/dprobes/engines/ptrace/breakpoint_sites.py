@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.vm.rpn_machine import Point
 
-__all__ = ["Code", "FileKey", "Role", "Site", "Sites", "WatchSite"]
+__all__ = ["Code", "FileKey", "Placement", "Role", "Site", "Sites", "WatchSite"]
 
 FileKey = tuple[int, int, str]
 """Device, inode and path of a file that is mapped executable."""
@@ -24,6 +24,19 @@ class Code:
 
     architecture: str
     image: CodeImage
+
+
+class Placement(enum.Enum):
+    """Where a probed instruction is executed."""
+
+    EMULATED = "emulated"
+    """By the tracer, on the thread's registers and stack."""
+    PAGE = "in a page"
+    """In a page that the process mapped for us."""
+    PADDING = "in padding"
+    """In the unused end of the last page of a module's code."""
+    IN_PLACE = "in place"
+    """With all other threads of the address space stopped."""
 
 
 class Role(enum.IntEnum):

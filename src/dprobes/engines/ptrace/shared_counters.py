@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from dprobes.engines.engine_interface import Counts, carry_out
-from dprobes.engines.ptrace.tracer.steps.step_slots import Placement
+from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.platform.linux.cpus import cpu_limit
 from dprobes.platform.linux.memory_file import growing_memory_file
 

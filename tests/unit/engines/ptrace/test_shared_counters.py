@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.engine_interface import Counts
+from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.engines.ptrace.shared_counters import SharedCounters
-from dprobes.engines.ptrace.tracer.steps.step_slots import Placement
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence

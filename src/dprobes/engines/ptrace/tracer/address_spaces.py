@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ptrace.site_patches import Patches
-from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE, Entries
-from dprobes.engines.ptrace.tracer.steps.step_slots import Slots
+from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE, Entries, Slots
 from dprobes.errors import system_error
 from dprobes.platform.linux.procfs import ids_of, process_field
 from dprobes.platform.linux.served_pages import ServedPages

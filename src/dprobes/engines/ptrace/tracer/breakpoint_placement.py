@@ -13,10 +13,9 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.breakpoint_sites import Role
+from dprobes.engines.ptrace.breakpoint_sites import Placement, Role
 from dprobes.engines.ptrace.tracer.address_spaces import PageReader
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, Breakpoint
-from dprobes.engines.ptrace.tracer.steps.step_slots import Placement
 from dprobes.engines.ptrace.tracer_messages import Placed, ProbeStatus, Raised
 from dprobes.errors import TargetError, reason_of
 from dprobes.platform.x86.instruction_emulation import is_emulated

@@ -20,7 +20,7 @@ import signal
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.engines.ptrace.tracer.steps.interrupted_calls import ARGUMENTS, RESTART_NO_HANDLER, is_restarted
+from dprobes.engines.ptrace.tracer.interrupted_calls import ARGUMENTS, RESTART_NO_HANDLER, is_restarted
 from dprobes.engines.ptrace.tracer.thread_stopper import await_stop_for
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
 from dprobes.errors import TargetError

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.hits.probe_hits import HANDING_OVER, Emitter, HandlerRunner
-from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS
+from dprobes.engines.ptrace.tracer.held_signals import FAULTS
 from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, ThreadState
 from dprobes.engines.ptrace.tracer_messages import Warned
 from dprobes.platform.linux import ptrace_calls

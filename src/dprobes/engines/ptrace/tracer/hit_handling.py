@@ -16,10 +16,10 @@ from dprobes.engines.hits.probe_hits import CORE_DUMP, HandlerRunner, diverts, h
 from dprobes.engines.ptrace.breakpoint_sites import Role
 from dprobes.engines.ptrace.tracer.breakpoint_placement import note_placement
 from dprobes.engines.ptrace.tracer.function_returns import Returns, functions_of
+from dprobes.engines.ptrace.tracer.held_signals import FAULTS, fix_up
+from dprobes.engines.ptrace.tracer.interrupted_calls import has_entered
 from dprobes.engines.ptrace.tracer.probe_removal import give_back_pages
-from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS, fix_up
-from dprobes.engines.ptrace.tracer.steps.interrupted_calls import has_entered
-from dprobes.engines.ptrace.tracer.steps.single_steps import COMPLETED, Completion, CompletionKind
+from dprobes.engines.ptrace.tracer.single_steps import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.thread_watchpoints import UnwatchedMemory
 from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, ThreadState
 from dprobes.platform.linux import ptrace_calls
@@ -30,17 +30,16 @@ from dprobes.vm import Ending
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.site_patches import NativeStop
-    from dprobes.engines.ptrace.tracer.detachment import Detacher
+    from dprobes.engines.ptrace.tracer.detachment import CoreDumps, Detacher
     from dprobes.engines.ptrace.tracer.function_returns import ReturnHit
     from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
     from dprobes.engines.ptrace.tracer.hit_counter import HitCounter, WatchpointHits
     from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
-    from dprobes.engines.ptrace.tracer.native.jump_absence import JumpWaits
+    from dprobes.engines.ptrace.tracer.native.handler_ends import JumpWaits
     from dprobes.engines.ptrace.tracer.native.jump_patcher import Patcher
     from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
-    from dprobes.engines.ptrace.tracer.steps.single_steps import Stepper
+    from dprobes.engines.ptrace.tracer.single_steps import Stepper
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
-    from dprobes.engines.ptrace.tracer.tracer_core_dump import CoreDumps
     from dprobes.engines.ptrace.tracer.tracer_programs import Handled
     from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
 

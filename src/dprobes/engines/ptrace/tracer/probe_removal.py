@@ -22,7 +22,7 @@ from dprobes.engines.ptrace.tracer.call_injection import (
     take_out_gadgets,
 )
 from dprobes.engines.ptrace.tracer.native.thread_places import is_left, unmap_native
-from dprobes.engines.ptrace.tracer.steps.step_slots import Slots
+from dprobes.engines.ptrace.tracer.placed_breakpoints import Slots
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
 from dprobes.engines.ptrace.tracer_messages import Lowered, ProbeStatus, Removed
 from dprobes.resolve.probe_state import ProbeState
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.call_injection import Call
     from dprobes.engines.ptrace.tracer.client_connection import Connection
-    from dprobes.engines.ptrace.tracer.native.jump_absence import JumpAbsence
+    from dprobes.engines.ptrace.tracer.native.handler_ends import JumpAbsence
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.thread_watchpoints import Watchpoints
     from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
-    from dprobes.engines.ptrace.tracer.native.jump_absence import JumpWaits
+    from dprobes.engines.ptrace.tracer.native.handler_ends import JumpWaits
     from dprobes.engines.ptrace.tracer.native.jump_patcher import Patcher
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_state import ThreadTable, TracerState

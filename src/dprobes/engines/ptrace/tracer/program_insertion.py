@@ -33,16 +33,15 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.breakpoint_sites import Site
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.client_connection import Connection
-    from dprobes.engines.ptrace.tracer.detachment import Detacher
+    from dprobes.engines.ptrace.tracer.detachment import CoreDumps, Detacher
     from dprobes.engines.ptrace.tracer.hit_counter import Settler
     from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
-    from dprobes.engines.ptrace.tracer.native.jump_absence import JumpAbsence
+    from dprobes.engines.ptrace.tracer.native.handler_ends import JumpAbsence
     from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.probe_removal import Remover
     from dprobes.engines.ptrace.tracer.process_tree import ProcessTree
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.thread_watchpoints import Watchpoints
-    from dprobes.engines.ptrace.tracer.tracer_core_dump import CoreDumps
     from dprobes.engines.ptrace.tracer.tracer_programs import Probe
     from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
     from dprobes.engines.ptrace.tracer_messages import Insert, Replace

@@ -25,8 +25,8 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.hit_lifecycle import HitEvent, HitState
-from dprobes.engines.ptrace.tracer.steps.held_signals import STOPPING, leave_to_us
-from dprobes.engines.ptrace.tracer.steps.interrupted_calls import Waits, step_on
+from dprobes.engines.ptrace.tracer.held_signals import STOPPING, leave_to_us
+from dprobes.engines.ptrace.tracer.interrupted_calls import Waits, step_on
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
 from dprobes.errors import system_error
 from dprobes.platform.linux import process_calls, ptrace_calls

@@ -21,21 +21,19 @@ from dprobes.engines.hits.hit_lifecycle import HitState
 from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.client_connection import ClientGoneError, Connection
-from dprobes.engines.ptrace.tracer.detachment import Detacher
+from dprobes.engines.ptrace.tracer.detachment import CoreDumps, Detacher
 from dprobes.engines.ptrace.tracer.handler_context import LocalTables, ThreadContext
 from dprobes.engines.ptrace.tracer.hit_counter import HitCounter, Settler, WatchpointHits
 from dprobes.engines.ptrace.tracer.hit_handling import HitHandler
 from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
-from dprobes.engines.ptrace.tracer.native.handler_ends import HandlerEnds, Reclaimer
-from dprobes.engines.ptrace.tracer.native.jump_absence import JumpAbsence, JumpWaits
+from dprobes.engines.ptrace.tracer.native.handler_ends import HandlerEnds, JumpAbsence, JumpWaits, Reclaimer
 from dprobes.engines.ptrace.tracer.native.jump_patcher import Patcher
 from dprobes.engines.ptrace.tracer.probe_removal import Remover
 from dprobes.engines.ptrace.tracer.process_tree import ORPHAN_AGE, Attachment, Identities, ProcessTree
 from dprobes.engines.ptrace.tracer.program_insertion import Inserter, Replacer
-from dprobes.engines.ptrace.tracer.steps.single_steps import Stepper
+from dprobes.engines.ptrace.tracer.single_steps import Stepper
 from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
 from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters, Watchpoints
-from dprobes.engines.ptrace.tracer.tracer_core_dump import CoreDumps
 from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Programs
 from dprobes.engines.ptrace.tracer.tracer_state import (
     STRANGE,

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.site_patches import NativeStop
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.client_connection import Connection
-    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Entry, Watchpoint
-    from dprobes.engines.ptrace.tracer.steps.step_slots import Slot
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Entry, Slot, Watchpoint
     from dprobes.engines.ptrace.tracer.tracer_programs import Handled, InsertedProgram, Probe, Programs
 
 __all__ = [

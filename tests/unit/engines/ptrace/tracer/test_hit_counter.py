@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.engines.hits.hit_lifecycle import HitState
-from dprobes.engines.ptrace.breakpoint_sites import Role, Site
+from dprobes.engines.ptrace.breakpoint_sites import Placement, Role, Site
 from dprobes.engines.ptrace.tracer import hit_counter
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.hit_counter import HitCounter
-from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.steps.step_slots import Placement, Slot
+from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Slot
 from dprobes.engines.ptrace.tracer.tracer_programs import Handled
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux import ptrace_calls

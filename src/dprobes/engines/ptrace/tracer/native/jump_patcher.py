@@ -23,6 +23,7 @@ from dprobes.engines.ptrace.site_patches import TRAP_OF_32_BITS
 from dprobes.engines.ptrace.tracer.address_spaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoint_placement import end_joining
 from dprobes.engines.ptrace.tracer.call_injection import InjectionError, OccupiedError, ThreadBusyError, may_inject
+from dprobes.engines.ptrace.tracer.held_signals import move_fault
 from dprobes.engines.ptrace.tracer.native.handler_memory import (
     NO_ROOM,
     add_calls,
@@ -34,7 +35,6 @@ from dprobes.engines.ptrace.tracer.native.handler_memory import (
 )
 from dprobes.engines.ptrace.tracer.native.thread_places import ThreadPlaces
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3
-from dprobes.engines.ptrace.tracer.steps.held_signals import move_fault
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
 from dprobes.engines.ptrace.tracer_messages import MemoryShared, PatchSites, ShareMemory, SitesPatched
 from dprobes.errors import reason_of

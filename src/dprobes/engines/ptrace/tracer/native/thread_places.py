@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.site_patches import SitePatch
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.call_injection import Call
-    from dprobes.engines.ptrace.tracer.steps.step_slots import Slot
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Slot
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
     from dprobes.target.process_maps import Mapping
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dprobes.engines.hits.hit_lifecycle import HitState
+from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.engines.ptrace.site_patches import CodeCopy, SitePatch
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native import thread_places
 from dprobes.engines.ptrace.tracer.native.thread_places import ThreadPlaces, stack_words
-from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.steps.step_slots import Placement, Slot
+from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Slot
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register

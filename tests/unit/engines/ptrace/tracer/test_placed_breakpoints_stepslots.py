@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dprobes.engines.ptrace.tracer.steps.step_slots import Placement, Slot, SlotArea, Slots
+from dprobes.engines.ptrace.breakpoint_sites import Placement
+from dprobes.engines.ptrace.tracer.placed_breakpoints import Slot, SlotArea, Slots
 
 
 def slots_at(*addresses: int) -> Slots:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dprobes.engines.hits.hit_lifecycle import HitState
+from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
-from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.steps.interrupted_calls import has_entered, step_on
-from dprobes.engines.ptrace.tracer.steps.single_steps import Stepper
-from dprobes.engines.ptrace.tracer.steps.step_slots import Placement, Slot
+from dprobes.engines.ptrace.tracer.interrupted_calls import has_entered, step_on
+from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Slot
+from dprobes.engines.ptrace.tracer.single_steps import Stepper
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register

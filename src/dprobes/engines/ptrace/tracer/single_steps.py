@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dprobes.engines.hits.hit_lifecycle import HitState
+from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.engines.ptrace.restorer_messages import PagesMapped
 from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3
-from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS, HeldSignals, move_signal_address
-from dprobes.engines.ptrace.tracer.steps.step_slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
+from dprobes.engines.ptrace.tracer.held_signals import FAULTS, HeldSignals, move_signal_address
+from dprobes.engines.ptrace.tracer.placed_breakpoints import GRANULE, INT3, JUMP_SIZE, NOP, Slot, SlotArea
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer_messages import Placed, Removed
 from dprobes.errors import TargetError
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.client_connection import Connection
     from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
     from dprobes.engines.ptrace.tracer.hit_counter import HitCounter, WatchpointHits
-    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
-    from dprobes.engines.ptrace.tracer.steps.step_slots import Slots
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Slots
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
 

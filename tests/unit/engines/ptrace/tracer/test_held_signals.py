@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ptrace.site_patches import NativeStop
+from dprobes.engines.ptrace.tracer import held_signals
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
-from dprobes.engines.ptrace.tracer.steps import held_signals
-from dprobes.engines.ptrace.tracer.steps.held_signals import is_in_native_stop, set_back, stop_of
+from dprobes.engines.ptrace.tracer.held_signals import is_in_native_stop, set_back, stop_of
 from dprobes.native.x86 import x86_operations
 from dprobes.native.x86.x86_assembler import Gpr
 from dprobes.platform.linux import ptrace_calls

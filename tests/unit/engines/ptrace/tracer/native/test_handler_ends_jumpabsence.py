@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
-from dprobes.engines.ptrace.tracer.native.jump_absence import JumpWaits
+from dprobes.engines.ptrace.tracer.native.handler_ends import JumpWaits
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState, ThreadTable
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""The execution of probed instructions, and the calls in which a stop interrupts a thread."""
