@@ -18,8 +18,8 @@ from dprobes.arch import architecture
 from dprobes.bpf.lower import Abilities, Request, Tables, lower
 from dprobes.bpf.map_layouts import PROBE_ENTRY_SIZE, STATUS_SIZE, MapName, table_map
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, SharedHash
-from dprobes.engines.inline.memory.shared_rings import SharedRings
+from dprobes.engines.inline.entry_reader import SharedRings
+from dprobes.engines.inline.shared_memory import Region, SharedArray, SharedHash
 from dprobes.native.generated_code import Part, ProcessFacts, Surroundings
 from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS

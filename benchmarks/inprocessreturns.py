@@ -21,8 +21,8 @@ from dprobes.bpf.lower.hosts.handler_host import Host
 from dprobes.bpf.lower.lowering_request import KeptEntry
 from dprobes.bpf.map_layouts import PROBE_ENTRY_SIZE, CallTable, MapName, table_map
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.inline.memory.shared_memory import Region, SharedArray
-from dprobes.engines.inline.memory.shared_rings import SharedRings
+from dprobes.engines.inline.entry_reader import SharedRings
+from dprobes.engines.inline.shared_memory import Region, SharedArray
 from dprobes.native.generated_code import Part, ProcessFacts, Surroundings
 from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS

@@ -91,7 +91,7 @@ SLOW = {
     "platform/foreign/test_examiner.py",
     "engines/gdb/test_hostile.py",
     "engines/gdb/test_stub_restorer.py",
-    "engines/inline/memory/test_shared_state_tablestores.py",
+    "engines/inline/test_shared_state_tablestores.py",
     "engines/ptrace/client/test_outside_removal_memoryremoval.py",
     "engines/test_engine_registry.py",
     "platform/x86/patches/test_branch_targets_codebytes.py",

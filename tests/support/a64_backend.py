@@ -28,7 +28,7 @@ from support.native_backend import NATIVE, NativeRunner, NativeStage, facts_page
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower import Lowered
-    from dprobes.engines.inline.memory.shared_memory import SharedArray
+    from dprobes.engines.inline.shared_memory import SharedArray
     from dprobes.native.generated_code import ProcessFacts, Runtime
     from dprobes.native.routines.handler_ring import RingShape
     from support.native_backend import Shapes

@@ -16,9 +16,9 @@ from dprobes.bpf.bpf_instructions import Helper
 from dprobes.bpf.lower import Abilities, LoopForm
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.map_layouts import NOTE_SIZE, MapName
-from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, SharedHash
-from dprobes.engines.inline.memory.shared_rings import SharedRings
-from dprobes.engines.inline.memory.shared_state import SharedTables
+from dprobes.engines.inline.entry_reader import SharedRings
+from dprobes.engines.inline.shared_memory import Region, SharedArray, SharedHash
+from dprobes.engines.inline.shared_state import SharedTables
 from dprobes.native.ebpf_translator import handler_function
 from dprobes.native.generated_code import ProcessFacts, Surroundings
 from dprobes.native.routines.handler_ring import RingShape

@@ -10,7 +10,7 @@ from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT, Entry
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dprobes.engines.inline.hits.entry_index import EntryBuffer
+    from dprobes.engines.inline.entry_index import EntryBuffer
 
 __all__ = ["entry", "put", "putting"]
 

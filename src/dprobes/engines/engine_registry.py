@@ -291,7 +291,7 @@ _INLINE = EngineRow(
         reason="handlers run in the process",
         obstacle="dprobes.engines.inline.handler_pieces:obstacle_to_all",
     ),
-    probe_notes="dprobes.engines.inline.inline_probe_notes:probe_notes",
+    probe_notes="dprobes.engines.inline.handler_trials:probe_notes",
     left_things="dprobes.engines.ptrace.client.left_removal:remove_all_left",
 )
 

@@ -24,6 +24,7 @@ from dprobes.bpf.lower.hits.call_entries import entry_program
 from dprobes.bpf.lower.hosts.handler_host import Host
 from dprobes.bpf.lower.lowering_request import KeptEntry, Placement
 from dprobes.bpf.map_layouts import CallTable
+from dprobes.engines.inline.handler_hits import STATE_MAX, HandlerMaps
 from dprobes.engines.inline.handler_trials import (
     Eligibility,
     may_divert,
@@ -31,8 +32,7 @@ from dprobes.engines.inline.handler_trials import (
     obstacle_to_program,
     trial_before,
 )
-from dprobes.engines.inline.memory.handler_maps import STATE_MAX, HandlerMaps
-from dprobes.engines.inline.memory.shared_state import PROBES_MAX
+from dprobes.engines.inline.shared_state import PROBES_MAX
 from dprobes.errors import NotSupportedError
 from dprobes.native.handler_analysis import trimmed
 from dprobes.record.log_record import Item

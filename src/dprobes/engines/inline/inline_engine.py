@@ -12,14 +12,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Notice
-from dprobes.engines.inline.code_writers import CodeWriters, Families, Postponed, tid_place_in
+from dprobes.engines.inline.entry_reader import RingReader, StackEntries
+from dprobes.engines.inline.handler_code import CodeWriters, Families, Postponed, tid_place_in
+from dprobes.engines.inline.handler_hits import (
+    Borrowed,
+    HandlerHits,
+    HandlerMaps,
+    damage_notice,
+    new_state,
+    refusal_notice,
+)
 from dprobes.engines.inline.handler_pieces import PieceWriter, call_table_of, planned_sites, site_groups
 from dprobes.engines.inline.handler_trials import asks_for_thread
-from dprobes.engines.inline.hits.entry_reader import RingReader, StackEntries
-from dprobes.engines.inline.hits.handler_hits import HandlerHits, damage_notice, refusal_notice
-from dprobes.engines.inline.memory.handler_maps import Borrowed, HandlerMaps, new_state
-from dprobes.engines.inline.memory.shared_state import PROBES_MAX, SharedState
 from dprobes.engines.inline.module_plans import ModulePlan, plan_alone, plan_together, sites_together
+from dprobes.engines.inline.shared_state import PROBES_MAX, SharedState
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine, PtraceSession
 from dprobes.engines.ptrace.tracer_messages import PatchSites, ReleaseMemory, ShareMemory
 from dprobes.errors import DprobesError
@@ -32,10 +38,10 @@ if TYPE_CHECKING:
 
     from dprobes.engines.engine_interface import Counts, Job, Scope
     from dprobes.engines.engine_options import EngineOptions
-    from dprobes.engines.inline.code_writers import ModuleKey
+    from dprobes.engines.inline.handler_code import ModuleKey
     from dprobes.engines.inline.handler_pieces import Piece, PlannedSite
-    from dprobes.engines.inline.memory.shared_state import StatePlan
     from dprobes.engines.inline.module_plans import PlannedJumps
+    from dprobes.engines.inline.shared_state import StatePlan
     from dprobes.engines.ptrace.client.program_run import Batch
     from dprobes.engines.ptrace.client.site_answers import Answers
     from dprobes.engines.ptrace.site_patches import SitePatch

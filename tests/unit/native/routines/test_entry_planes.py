@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from dprobes.engines.inline.memory.shared_memory import own_function
+from dprobes.engines.inline.shared_memory import own_function
 from dprobes.native.routines.entry_planes import (
     PACKING_SIZE,
     PLACE_SIZE,

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from dprobes.bpf.map_layouts import Entry
-from dprobes.engines.inline.memory.shared_memory import own_function
+from dprobes.engines.inline.shared_memory import own_function
 from dprobes.native.routines.entry_walk import (
     GROUP_SIZE,
     GROUPS_MAX,

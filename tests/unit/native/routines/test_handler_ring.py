@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.bpf_instructions import Helper
-from dprobes.engines.inline.memory.shared_memory import Region
-from dprobes.engines.inline.memory.shared_rings import SharedRings
+from dprobes.engines.inline.entry_reader import SharedRings
+from dprobes.engines.inline.shared_memory import Region
 from dprobes.native.ebpf_translator import write_function
 from dprobes.native.generated_code import ProcessFacts, Surroundings
 from dprobes.native.routines.handler_ring import CONSUMER, DATA, DISCARDED, PRODUCER, RingShape, output_code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.gdb import stub_restorer
-from dprobes.engines.inline.memory.shared_memory import Region
+from dprobes.engines.inline.shared_memory import Region
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer.native import handler_memory
 from dprobes.engines.shared_globals import GlobalVariables

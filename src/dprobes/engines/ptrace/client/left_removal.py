@@ -146,7 +146,7 @@ class RestorerList:
 
 def _disable(pid: int, patches: Patches) -> None:
     """
-    Write the mark of the end, with which the shared memory begins (``engines.inline.memory.handler_maps``).
+    Write the mark of the end, with which the shared memory begins (``engines.inline.handler_hits``).
 
     It may be unmapped already, and the process have something of its own there: the tracer says nothing at its end.
     """

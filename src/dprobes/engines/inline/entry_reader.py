@@ -1,0 +1,642 @@
+"""
+The entries of rings as what they say: records in their canonical form, and ends of probepoints.
+
+They come in the order of their time, whichever rings they are from, and packed as they stand there. What is younger
+than a reading is kept for the next one: by then all that is older has come, but for what a thread writes that does not
+run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.bpf.map_layouts import (
+    ENTRY_HEAD,
+    KIND_SHIFT,
+    LIMIT,
+    NAME_SIZE,
+    SNAPSHOT_REGISTERS,
+    STACK_COPY,
+    TALLY,
+    Entry,
+)
+from dprobes.engines.copied_stacks import CopiedStacks
+from dprobes.engines.inline.entry_index import EntryBuffer, EntryIndex, EntryPacker, ThreadNames
+from dprobes.engines.inline.shared_memory import own_function
+from dprobes.engines.ring_spans import complete_end, entries_in
+from dprobes.errors import FormatError
+from dprobes.native.generated_code import MapPlace, MapShape
+from dprobes.native.routines.entry_walk import RECORD_PLACE, RecordPlaces, complete_routine
+from dprobes.native.routines.handler_ring import BUSY, CONSUMER, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
+from dprobes.platform.linux.thread_stack import COLUMNS_OF
+from dprobes.record.log_record import Item, decode_record, header_struct
+from dprobes.record.record_table import PROBE_SIZE, RowShape
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, USER_FRAMES_MAX, Token
+from dprobes.rpn.keyed_tables import KeyKind
+from dprobes.rpn.program_needs import takes_user_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from dprobes.engines.inline.shared_memory import Region
+    from dprobes.engines.inline.shared_state import SharedStore
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.process_images import ProcessImages
+
+__all__ = ["RingReader", "SharedRing", "SharedRings", "StackEntries", "record_places"]
+
+_AT_ONCE, _AT_ONCE_MIN = 4 << 20, 64 << 10
+"""Bytes of all rings together, and of each, that are looked at in one go."""
+
+
+_WORD_MAX = (1 << 64) - 1
+
+
+@lru_cache(1)
+def _complete() -> Callable[..., int]:
+    return own_function(complete_routine())
+
+
+class SharedRing:
+    """
+    The reader of one ring.
+
+    Probed processes can write whatever they like into it. Where that can be no work of a handler, all that is in the
+    ring is given up, and it begins anew.
+    """
+
+    def __init__(self, memory: memoryview, size: int, number: int = 0) -> None:
+        self.size = size
+        self._number = number
+        self._consumer = memory[CONSUMER : CONSUMER + 8].cast("Q")
+        self._producer = memory[PRODUCER : PRODUCER + 8].cast("Q")
+        self._data = memory[DATA : DATA + size]
+        self._lengths = self._data.cast("I")
+        first = ctypes.c_char.from_buffer(self._data)
+        self._address = ctypes.addressof(first)
+        del first
+        self._position: int = self._consumer[0] & ~7
+        """How far it is read: what the memory says of that is for handlers only."""
+        self._left = 0
+        self.skipped = 0
+        """How many entries were given up because their writers had left them."""
+        self.damaged = 0
+        """How often it has begun anew."""
+
+    @property
+    def stalled_at(self) -> int | None:
+        """The position of the first entry if that is incomplete, so that all behind it wait; None if it is not."""
+        if not self.pending:
+            return None
+        length = self._lengths[(self._position & self.size - 1) >> 2]
+        return self._position if not length or length & BUSY else None
+
+    @property
+    def end(self) -> int:
+        """The position behind the last entry."""
+        return self._position + self.pending
+
+    def leave(self, end: int) -> None:
+        """Take notice that entries before a position that are incomplete stay so."""
+        self._left = max(self._left, end)
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait to be read, incomplete entries included."""
+        pending: int = self._producer[0] - self._position
+        if 0 <= pending <= self.size and not pending & 7:
+            return pending
+        self._begin_anew()
+        return 0
+
+    def _begin_anew(self) -> None:
+        """Give up all that is there, which makes no sense."""
+        self.damaged += 1
+        ctypes.memset(self._address, 0, self.size)
+        self._consumer[0] = self._producer[0] = self._position & _WORD_MAX
+
+    def window(self) -> memoryview:
+        """
+        Return the complete entries up to the first one that is not, or to the end of the ring's memory.
+
+        Their room is given back by ``advance``.
+        """
+        pending = self.pending
+        start = self._position & self.size - 1
+        end = min(self.size, start + pending)
+        return self._data[start : complete_end(self._lengths, start, end, is_cleared=True)]
+
+    def advance(self, size: int) -> None:
+        """Give back the room of the first ``size`` bytes of ``window``."""
+        place = self._position & self.size - 1
+        ctypes.memset(self._address + place, 0, size)
+        self._go_on(size)
+
+    def _go_on(self, size: int) -> None:
+        self._position += size
+        self._consumer[0] = self._position & _WORD_MAX
+
+    def move(self, buffer: EntryBuffer, limit: int) -> bool:
+        """
+        Move complete entries to a buffer: about ``limit`` bytes, but one entry at least, as far as it has room.
+
+        Return False if there are entries, but none that is complete.
+        """
+        self._skip_left()
+        pending = self.pending
+        for is_second in (False, True):  # up to the end of the ring's memory, and from its beginning on
+            place = self._position & self.size - 1
+            room = min(self.size - place, pending, max(limit, self._first_size(place)), buffer.room - buffer.end)
+            if room <= 0:
+                return True
+            start = self._address + place
+            size = _complete()(start, start + room) - start
+            if not size:
+                if self._reaches_too_far(place, pending):
+                    self._begin_anew()
+                return is_second
+            ctypes.memmove(buffer.address + buffer.end, start, size)
+            ctypes.memset(start, 0, size)
+            self._go_on(size)
+            limit -= size
+            pending -= size
+            buffer.add(size, self._number, has_more=pending > 0)
+            if limit <= 0 or place + size < self.size:
+                break
+        return True
+
+    def _reaches_too_far(self, place: int, pending: int) -> bool:
+        """Return whether the entry at some place says that it is complete, and cannot be."""
+        length = self._lengths[place >> 2]
+        return 0 < length < BUSY and self._first_size(place) > min(self.size - place, pending)
+
+    def _first_size(self, place: int) -> int:
+        """Return how many bytes the entry at some place of the ring takes."""
+        return (self._lengths[place >> 2] & ~(BUSY | DISCARDED)) + ENTRY_HEADER + 7 & ~7
+
+    def skip(self, before: int | None = None) -> bool:
+        """
+        Give up an incomplete entry, whose writer is no more, if there is one; return whether there was.
+
+        With ``before`` writers have left no more than what is before that position.
+        """
+        pending = self.pending
+        place = self._position & self.size - 1
+        left = pending if before is None else min(pending, before - self._position)
+        if left <= 0:
+            return False
+        end = min(self.size, place + left)
+        length = self._lengths[place >> 2]
+        if length & BUSY:
+            behind = place + ((length & ~(BUSY | DISCARDED)) + ENTRY_HEADER + 7 & ~7)
+        elif length:
+            return False
+        else:  # nothing has been written, and what follows begins with a length
+            behind = place + ENTRY_HEADER
+            while behind < end and not self._lengths[behind >> 2]:
+                behind += ENTRY_HEADER
+        self.advance(min(behind, end) - place)
+        return True
+
+    def pieces(self) -> Iterator[bytes]:
+        """Iterate over complete entries as they stand in the ring, many at once, and give their room back."""
+        while size := len(window := self.window()):
+            piece = bytes(window)
+            window.release()
+            self.advance(size)
+            yield piece
+        if self._skip_left():
+            yield from self.pieces()
+
+    def _skip_left(self) -> bool:
+        """Give up incomplete entries that their writers have left; return whether there were any."""
+        before = self.skipped
+        while self.skip(self._left):
+            self.skipped += 1
+        return self.skipped > before
+
+    def drain(self) -> list[bytes]:
+        """Return the data of all complete entries, and give their room back."""
+        return [piece[start:stop] for piece in self.pieces() for start, stop in entries_in(piece)]
+
+    def close(self) -> None:
+        """Release the views."""
+        for view in (self._lengths, self._data, self._producer, self._consumer):
+            view.release()
+
+
+class SharedRings:
+    """The rings of all CPUs."""
+
+    def __init__(self, region: Region, shape: RingShape) -> None:
+        self.shape = shape
+        self._region = region
+        self._offset = region.take(shape.rings * shape.stride, DATA)
+        with memoryview(region.mapping) as whole:
+            starts = range(self._offset, self._offset + shape.rings * shape.stride, shape.stride)
+            self.rings = [
+                SharedRing(whole[start : start + shape.stride], shape.size, number)
+                for number, start in enumerate(starts)
+            ]
+
+    @property
+    def size(self) -> int:
+        """How many bytes of entries they have room for."""
+        return self.shape.rings * self.shape.size
+
+    @property
+    def place(self) -> MapPlace:
+        """Where the probed process has them."""
+        return MapPlace(self._region.place + self._offset, MapShape.RINGS)
+
+    def drain(self) -> list[bytes]:
+        """Return the data of all complete entries, ring by ring, and give their room back."""
+        return [entry for ring in self.rings for entry in ring.drain()]
+
+    def pieces(self) -> list[bytes]:
+        """Return complete entries as they stand in the rings, and give their room back."""
+        return [piece for ring in self.rings for piece in ring.pieces()]
+
+    def rest(self) -> tuple[list[bytes], int]:
+        """
+        Return all entries as ``pieces`` does, and how many are incomplete for ever: when no writer lives any more.
+
+        Those behind an incomplete one are there as well.
+        """
+        pieces, skipped = self.pieces(), 0
+        for ring in self.rings:
+            while ring.skip():
+                skipped += 1
+                pieces += ring.pieces()
+        return pieces, skipped
+
+    def move(self, buffer: EntryBuffer, without: Collection[int] = ()) -> set[int]:
+        """
+        Move complete entries to a buffer, as many from each ring as a processor's cache can hold; from some rings none.
+
+        Return the numbers of the rings whose first entry is not complete: what is behind that waits for it.
+        """
+        limit = max(_AT_ONCE // len(self.rings), _AT_ONCE_MIN)
+        rings = [(number, ring) for number, ring in enumerate(self.rings) if number not in without]
+        return {number for number, ring in rings if not ring.move(buffer, limit)}
+
+    def move_rest(self, buffer: EntryBuffer) -> int:
+        """Move all entries as ``rest`` returns them; return how many are incomplete for ever."""
+        skipped = 0
+        for ring in self.rings:
+            end = ring.end  # whoever still writes does not keep us here
+            ring.move(buffer, ring.size)
+            while buffer.end < buffer.room and ring.skip(end):
+                skipped += 1
+                ring.move(buffer, ring.size)
+        return skipped
+
+    def drain_rest(self) -> tuple[list[bytes], int]:
+        """Return the data of the entries of ``rest``."""
+        pieces, skipped = self.rest()
+        return [piece[start:stop] for piece in pieces for start, stop in entries_in(piece)], skipped
+
+    @property
+    def damaged(self) -> int:
+        """How often one of them had something in it that no handler writes, and was emptied."""
+        return sum(ring.damaged for ring in self.rings)
+
+    def close(self) -> None:
+        """Release the views."""
+        for ring in self.rings:
+            ring.close()
+
+
+# The entries of rings that have a copy of the program's stack in them, with the call stacks in their places.
+#
+# Copies are followed as soon as they are read, one by one: that takes longer than all else that is done for a record.
+
+
+_WORD = 8
+_REGISTERS_SIZE = _WORD * SNAPSHOT_REGISTERS
+_PLACES = tuple(REGISTER_OFFSETS[name] for name in COLUMNS_OF[8].names)
+_REGISTER = struct.Struct("=Q")
+
+
+class StackEntries:
+    """What follows the stacks of a program whose handlers take some, and takes them into its ``tables`` as keys."""
+
+    def __init__(self, tables: Sequence[SharedStore], images: ProcessImages | None = None) -> None:
+        self._tables = tables
+        self._copies = CopiedStacks(images)
+
+    @classmethod
+    def of(
+        cls, program: Program, tables: Sequence[SharedStore], images: ProcessImages | None = None
+    ) -> StackEntries | None:
+        """Return it for a program; None if that takes no stacks."""
+        return cls(tables, images) if takes_user_stacks(program) else None
+
+    def record(self, data: bytes, canonical: Callable[[bytes], bytes]) -> bytes:
+        """Return the record of a STACKED entry; ``canonical`` is its form for records as handlers write them."""
+        pid, last, size, _ = _copy_of(data)
+        record = canonical(data[ENTRY_HEAD.size : size])
+        log = decode_record(record).data
+        head, stack = len(record) - len(log), self._stack(pid, data)
+        before = len(log) + 1
+        while 0 < last < before and last <= len(log) - ITEM_PREFIX_SIZE - _WORD and log[last - 1] == Token.USER_STACK:
+            position = last - 1
+            start = position + ITEM_PREFIX_SIZE
+            room = int.from_bytes(log[position + 1 : start], sys.byteorder)
+            last = int.from_bytes(log[start : start + _WORD], sys.byteorder)
+            kept = stack[:room]
+            words = b"".join(word.to_bytes(_WORD, sys.byteorder) for word in kept)
+            prefix = bytes([Token.USER_STACK]) + len(kept).to_bytes(2, sys.byteorder)
+            log = log[:position] + prefix + words + log[start + room * _WORD :]
+            before = position + 1
+        return record[:head] + log
+
+    def tally(self, data: bytes) -> None:
+        """Take the number of a TALLY entry into its table."""
+        pid, _, size, _ = _copy_of(data)
+        if size < ENTRY_HEAD.size + TALLY.size:
+            raise FormatError(f"a key ends at {size} in an entry", offset=size)
+        number, _, value = TALLY.unpack_from(data, ENTRY_HEAD.size)
+        if number >= len(self._tables):
+            raise FormatError(f"there is no table {number}", offset=ENTRY_HEAD.size)
+        store = self._tables[number]
+        key = bytearray(data[ENTRY_HEAD.size + TALLY.size : size])
+        if len(key) != store.table.key_size or not store.table.has_user_stack:
+            raise FormatError(f"a key of {len(key)} bytes for table {number}", offset=ENTRY_HEAD.size)
+        frames = max(part.size for part in store.table.keys if part.kind is KeyKind.USER_STACK)
+        stack = self._stack(pid, data, frames)
+        position = 0
+        for part in store.table.keys:
+            if part.kind is KeyKind.USER_STACK:
+                words = b"".join(frame.to_bytes(_WORD, sys.byteorder) for frame in stack[: part.size])
+                key[position + _WORD : position + part.bytes] = words.ljust(part.bytes - _WORD, b"\0")
+            position += part.bytes
+        store.tally(bytes(key), value)
+
+    def _stack(self, pid: int, data: bytes, frames: int = USER_FRAMES_MAX) -> tuple[int, ...]:
+        """Follow the stack whose copy is at the end of an entry."""
+        _, _, size, copied = _copy_of(data)
+        first = -(-size // _WORD) * _WORD
+        start = first + _REGISTERS_SIZE
+        registers = {column: int(_REGISTER.unpack_from(data, first + place)[0]) for column, place in enumerate(_PLACES)}
+        return self._copies.follow(pid, 8, registers, data[start : start + copied], frames)
+
+    def close(self) -> None:
+        """Let go of all processes."""
+        self._copies.close()
+
+
+def _copy_of(data: bytes) -> tuple[int, int, int, int]:
+    """Return what the end of an entry says; raise ``FormatError`` if the parts that it names are not in the entry."""
+    end = len(data) - STACK_COPY.size
+    if end < ENTRY_HEAD.size:
+        raise FormatError(f"an entry with a copy of a stack has {len(data)} bytes", offset=0)
+    pid, last, size, copied = STACK_COPY.unpack_from(data, end)
+    needed = -(-size // _WORD) * _WORD + _REGISTERS_SIZE + copied
+    if size < ENTRY_HEAD.size or needed > end:
+        raise FormatError(f"an entry of {len(data)} bytes names {needed} bytes of registers and stack", offset=end)
+    return pid, last, size, copied
+
+
+if TYPE_CHECKING:
+    Batch = Sequence[tuple[int, bytes]]
+
+_PROBE = (1 << KIND_SHIFT) - 1
+_NAMED = int(Item.PROCESS_NAME)
+_FLAGS = struct.Struct("<I")
+
+_BUSY = 32
+"""Which part of the room must have been filled in a reading for the next one to follow at once."""
+
+_STUCK = 0.1
+"""Seconds after which nobody waits any more for a thread that does not complete its entry."""
+_NEVER = 1 << 63
+
+_HORIZON = 10_000_000
+"""Nanoseconds for which records wait for older ones of threads that are interrupted, unless there are very many."""
+_CALM = 0.1
+"""Seconds after which there are not very many any more."""
+
+_AHEAD = 1_000_000_000
+"""Nanoseconds by which the clock of handlers may be ahead of ours."""
+
+_PATIENCE = 20
+"""How many readings the records of a thread wait for what the tracer tells of it."""
+
+
+def record_places(items: Item) -> RecordPlaces:
+    """Return where records with these items have what is to be found in them."""
+    flags = int(items | Item.MAJOR | Item.MINOR | Item.WIDE)
+    shape = RowShape.of(flags, "little")
+    time, uid = shape.place(Item.TIME), shape.place(Item.UID)
+    return RecordPlaces(
+        None if time is None else time[0] - PROBE_SIZE,
+        None if uid is None else uid[0] - PROBE_SIZE,
+        None if shape.name is None else shape.name - PROBE_SIZE,
+        flags,
+        shape.data - PROBE_SIZE,
+    )
+
+
+class RingReader:
+    """
+    A reader of entries, of ``room`` bytes in a reading at most.
+
+    ``stacks`` follows call stacks. ``ended`` collects the probepoints that have had their last hit, and what they are
+    since then; ``counts`` the records of each.
+    """
+
+    def __init__(self, items: Item, room: int, probes: int, stacks: StackEntries | None = None) -> None:
+        self._stacks = stacks
+        places = record_places(items)
+        self.names = None if places.process is None else ThreadNames()
+        self._index = EntryIndex(2 * room, places, probes, self.names)
+        self._packer = EntryPacker(2 * room)
+        self._buffers = EntryBuffer(2 * room), EntryBuffer(2 * room)
+        self._room = room
+        self._reading = 0
+        self.is_busy = False
+        """Whether so much has come in the last reading that there is more already."""
+        self._waits = 0
+        self._waiting: dict[int, tuple[int, float]] = {}
+        """The rings that wait for a thread to complete an entry: for what records from when on, and since when."""
+        self._ahead: set[int] = set()
+        """The rings of which more has been read than of others."""
+        self._calm_from = 0.0
+        """From when on there are not very many records any more."""
+        self._before = 0
+        """When the last reading began."""
+        self.ended: list[tuple[int, ProbeState]] = []
+        self._name_places: dict[int, int] = {}
+        self._refused = 0
+        self._ending: Collection[int] = range(probes)
+        """The probepoints that may have a last hit."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many records there were of each probepoint."""
+        return self._index.counts
+
+    @property
+    def damaged(self) -> int:
+        """How many pieces of rings had something in them that is no entry."""
+        return self._index.damaged
+
+    @property
+    def refused(self) -> int:
+        """How many entries are no work of a handler."""
+        return self._index.refused + self._refused
+
+    def limit(self, probes: int, ending: Collection[int]) -> None:
+        """Take notice of how many probepoints there are, and which of them may have a last hit."""
+        self._index.limit(probes)
+        self._ending = ending
+
+    @property
+    def horizon(self) -> int:
+        """
+        Nanoseconds for which records should wait for others.
+
+        A thread may be interrupted between asking for the time of its record and writing that.
+        """
+        return 0 if time.monotonic() < self._calm_from else _HORIZON
+
+    def read(self, move: Callable[[EntryBuffer, Collection[int]], set[int]], before: int | None) -> list[Batch]:
+        """
+        Return the records in rings, each with its probepoint; ``move`` moves their entries to a buffer.
+
+        Those that are not older than ``before`` may be kept for the next time; None means that there is none. ``move``
+        is told which rings have given more already than others, and returns those whose entries wait for one that is
+        not complete: what is younger than what is still to come is kept as well.
+        """
+        buffer, other = self._buffers
+        kept = buffer.end
+        waiting = move(buffer, self._ahead)
+        self.is_busy = bool(self._ahead) or buffer.end - kept > self._room // _BUSY
+        if before is not None:
+            before, self._before = min(before, self._bound(waiting, kept)), before
+        self._ahead = set()
+        if not buffer.parts:
+            return []
+        self._buffers = other, buffer
+        index, names = self._index, self.names
+        if names is not None:
+            names.awaits_tracer = before is not None
+            names.look_again(index.seen_end)
+        self._reading += 1
+        latest = time.monotonic_ns() + _AHEAD
+        index.begin(self._reading, None if names is None else names.seen, latest)
+        batches: list[Batch] = []
+        while buffer.parts:
+            index.walk(buffer)
+            batches += self._batches(buffer, other, before)
+        self._waits = self._waits + 1 if index.nameless else 0
+        buffer.clear()
+        if (bound := index.bound) is not None:
+            self._ahead = {ring for ring, last in index.last.items() if last > bound}
+            self.is_busy = True
+        if self.is_busy:
+            self._calm_from = time.monotonic() + _CALM
+        return batches
+
+    def _bound(self, waiting: set[int], kept: int) -> int:
+        """Return the time from which on rings may have records that cannot be read yet."""
+        now = time.monotonic()
+        self._waiting = {
+            # What it has left is younger than what came of it before, and than a reading that found it empty.
+            ring: self._waiting.get(ring) or (max(self._index.last.get(ring, 0), self._before), now)
+            for ring in waiting
+        }
+        bounds = [self._index.last[ring] + 1 for ring in self._ahead]
+        if kept <= self._room:
+            bounds += [bound for bound, since in self._waiting.values() if now < since + _STUCK]
+        return min(bounds, default=_NEVER)
+
+    def _batches(self, buffer: EntryBuffer, other: EntryBuffer, before: int | None) -> list[Batch]:
+        index = self._index
+        count = index.count
+        if before is not None and index.bound is not None:
+            before = min(before, index.bound)
+        if before is not None:
+            count = index.count_before(before)
+        if index.nameless:
+            assert self.names is not None
+            if before is None or self._waits == _PATIENCE:
+                return self._settled(buffer, other, before)
+            count = 0
+        if count < index.count:
+            index.keep(buffer, count, other)
+        if not count:
+            return []
+        packed = self._packer.packed(index, buffer, count)
+        if packed is not None:
+            return [packed]
+        records = [each for number in range(count) for each in self._records(buffer, *index.line(number))]
+        return [records] if records else []
+
+    def _settled(self, buffer: EntryBuffer, other: EntryBuffer, before: int | None) -> list[Batch]:
+        """Have records of which nobody knows the thread be called as others of their process."""
+        index = self._index
+        assert self.names is not None
+        self.names.settle()
+        scratch = EntryBuffer(buffer.room)
+        index.keep(buffer, 0, scratch)
+        index.begin(self._reading, None)
+        index.walk(scratch)
+        self._waits = 0
+        batches = self._batches(scratch, other, before)
+        scratch.close()
+        return batches
+
+    def _records(self, buffer: EntryBuffer, at: int, _group: int) -> Iterator[tuple[int, bytes]]:
+        memory = buffer.memory
+        length = int.from_bytes(memory[at : at + 4], "little")
+        word, _ = ENTRY_HEAD.unpack_from(memory, at + ENTRY_HEADER)
+        kind, probe = word >> KIND_SHIFT, word & _PROBE
+        if kind in (Entry.RECORD, Entry.TRACE):
+            yield probe, self._canonical(memory[at + RECORD_PLACE : at + ENTRY_HEADER + length])
+        elif kind in (Entry.STACKED, Entry.TALLY):
+            data, stacks = memory[at + ENTRY_HEADER : at + ENTRY_HEADER + length], self._stacks
+            try:
+                if stacks is None:
+                    self._refused += 1
+                elif kind == Entry.TALLY:
+                    stacks.tally(data)
+                else:
+                    yield probe, stacks.record(data, self._canonical)
+            except FormatError:
+                self._refused += 1
+        elif kind == Entry.ENDED and probe in self._ending:
+            (reason,) = _FLAGS.unpack_from(memory, at + RECORD_PLACE)
+            self.ended.append((probe, ProbeState.DISABLED if reason == LIMIT else ProbeState.REMOVED))
+        else:
+            self._refused += 1
+
+    def _canonical(self, record: bytes) -> bytes:
+        """Return a record with the process name as long as it is, instead of with zeros behind it."""
+        (flags,) = _FLAGS.unpack_from(record)
+        if not flags & _NAMED:
+            return record
+        place = self._name_places.get(flags)
+        if place is None:
+            place = self._name_places[flags] = header_struct(flags, "little").size
+        end = record.find(0, place, place + NAME_SIZE)
+        if end < 0:  # of nobody: no name was written over what stood there
+            end, record = place, record[:place] + b"\0" + record[place + 1 :]
+        return record[: end + 1] + record[place + NAME_SIZE :]
+
+    def close(self) -> None:
+        """Give the memory up."""
+        for each in (*self._buffers, self._packer, self._index):
+            each.close()
+        if self._stacks is not None:
+            self._stacks.close()
+        if self.names is not None:
+            self.names.close()

@@ -1,0 +1,564 @@
+"""What handlers in processes have done: their records, which come through rings, and counts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.bpf.lower.lowering_request import Tables
+from dprobes.bpf.map_layouts import PROBE_ENTRY_SIZE, STATUS_SIZE, MapName, ProbeField, power_of_two
+from dprobes.engines.engine_interface import Notice
+from dprobes.engines.inline.entry_reader import SharedRings
+from dprobes.engines.inline.shared_memory import Region, SharedArray, SharedHash
+from dprobes.engines.inline.shared_state import PROBES_MAX, SharedState
+from dprobes.engines.keyed_table_maps import zeros_size
+from dprobes.engines.shared_globals import mapped_size
+from dprobes.native.generated_code import MapPlace
+from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS, CLOCK_SIZE, CLOCK_VERSION, HAS_ENDED
+from dprobes.native.routines.handler_ring import RingShape
+from dprobes.native.x86.x86_assembler import Gpr, Operation, Shift, X86Assembler
+from dprobes.platform.linux.call_proxy import map_code
+from dprobes.platform.linux.process_calls import note_end_of_thread
+from dprobes.rpn.program_needs import takes_user_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from dprobes.engines.engine_interface import Counts
+    from dprobes.engines.inline.entry_index import EntryBuffer
+    from dprobes.engines.inline.entry_reader import RingReader
+    from dprobes.engines.ptrace.client.program_run import Batch
+    from dprobes.engines.shared_globals import GlobalVariables
+    from dprobes.native.routines.shared_hash_table import TableShape
+    from dprobes.platform.linux.procfs import ThreadIdentity
+    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = [
+    "STATE_MAX",
+    "Borrowed",
+    "Clock",
+    "Damage",
+    "HandlerHits",
+    "HandlerMaps",
+    "LeftThings",
+    "LifeMark",
+    "damage_notice",
+    "new_state",
+    "refusal_notice",
+]
+
+# The clock of handlers in processes: what the time stamp counter means, as told by the tool (``native.process_page``).
+#
+# The tool looks at both clocks now and then, and corrects the rate: so handlers need no system call for the time. Where
+# the kernel does not trust the counter, there is no such clock.
+
+
+_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+_FIRST_LOOK = 0.02
+"""Seconds over which the rate is found out first."""
+_TRIES = 5
+
+
+def counter_is_trusted() -> bool:
+    """Return whether the kernel's own clock is the time stamp counter."""
+    try:
+        return _SOURCE.read_text().strip() in ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page")
+    except OSError:
+        return False
+
+
+@cache
+def _counter() -> Callable[[], int]:
+    asm = X86Assembler()
+    asm.rdtsc()
+    asm.shift(Shift.SHL, Gpr.RDX, 32)
+    asm.calculate(Operation.OR, Gpr.RAX, Gpr.RDX)
+    asm.ret()
+    function: Callable[[], int] = ctypes.CFUNCTYPE(ctypes.c_uint64)(map_code(asm.assemble()))
+    return function
+
+
+def _look() -> tuple[int, int]:
+    """Return the counter and the time in nanoseconds of one moment, as well as can be."""
+    read = _counter()
+    best: tuple[int, int, int] | None = None
+    for _ in range(_TRIES):
+        before, now, after = read(), time.monotonic_ns(), read()
+        found = (after - before, (before + after) // 2, now)
+        best = min(best or found, found)
+    assert best is not None
+    return best[1], best[2]
+
+
+class Clock:
+    """Own the clock page of a region."""
+
+    def __init__(self, region: Region) -> None:
+        self._page = SharedArray(region, CLOCK_SIZE)
+        self._version = 0
+        self._first = _look()
+        time.sleep(_FIRST_LOOK)
+        self.correct()
+
+    @property
+    def address(self) -> int:
+        """Where the probed process has the page."""
+        return self._page.place.address
+
+    def correct(self) -> None:
+        """Let handlers know what the counter means now."""
+        counter, now = _look()
+        rate = ((now - self._first[1]) << 32) // max(1, counter - self._first[0])
+        self._version += 1  # what the memory says may be anything
+        place = CLOCK_READINGS + CLOCK_READING.size * (self._version & 1)
+        CLOCK_READING.pack_into(self._page.memory, place, counter, now, rate)
+        self._page.words[CLOCK_VERSION] = self._version
+
+    def close(self) -> None:
+        """Release the page."""
+        self._page.close()
+
+
+# A mark in shared memory that says whether this process lives: handlers do nothing any more when it does not.
+#
+# The kernel changes it, whichever way the process ends (``platform.linux.process_calls``): nobody has to write into it
+# again and again, and handlers need no clock to know.
+
+
+class LifeMark:
+    """The mark in ``array``, which is that of a thread of its own; OSError if the kernel cannot do that."""
+
+    def __init__(self, array: SharedArray) -> None:
+        self._array = array
+        self._address = array.own_address
+        self._ready, self._over = threading.Event(), threading.Event()
+        self._problem: OSError | None = None
+        self._thread = threading.Thread(target=self._live, name="dprobes-life", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._problem is not None:
+            self._over.set()
+            self._thread.join()
+            raise self._problem
+
+    @property
+    def address(self) -> int:
+        """Where the probed process has it."""
+        return self._array.place.address
+
+    @property
+    def word(self) -> int:
+        """What it is now."""
+        word: int = self._array.halves[0]
+        return word
+
+    def _live(self) -> None:
+        try:
+            note_end_of_thread(self._array.memory, self._address)
+        except OSError as error:
+            self._problem = error
+        self._ready.set()
+        self._over.wait()
+
+    def close(self) -> None:
+        """End it: handlers do nothing from now on."""
+        self._over.set()
+        self._thread.join()
+        self._array.halves[0] = HAS_ENDED
+        self._array.close()
+
+
+# What handlers use that belongs to other programs as well: variables and tables of the principal, global variables.
+#
+# It is in files of its own, which the process maps besides that of the program.
+
+
+_OWN = (MapName.PROBES,)
+"""What each program has for itself of a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """The state of the ``principal``, and ``variables`` that all programs have."""
+
+    principal: SharedState | None = None
+    variables: GlobalVariables | None = None
+
+    @property
+    def files(self) -> tuple[tuple[int, int], ...]:
+        """The files that a process has to map, (descriptor, size) each."""
+        return () if self.principal is None else ((self.principal.region.descriptor, self.principal.region.size),)
+
+    @property
+    def globals_size(self) -> int:
+        """The bytes of global variables that it has to map behind them."""
+        return 0 if self.variables is None else mapped_size(self.variables.count)
+
+    @property
+    def parts(self) -> tuple[tuple[tuple[int, int], ...], int]:
+        """Both."""
+        return self.files, self.globals_size
+
+    def places(self, addresses: Sequence[int]) -> Mapping[MapName, MapPlace]:
+        """Return where a process has the maps that has mapped the files at these addresses."""
+        left = list(addresses)
+        found: dict[MapName, MapPlace] = {}
+        if self.principal is not None:
+            self.principal.region.place = left.pop(0)
+            found |= {name: part.place for name, part in self.principal.maps.items() if name not in _OWN}
+        if self.variables is not None:
+            found[MapName.GLOBALS] = MapPlace(left.pop(0))
+        return found
+
+
+STATE_MAX = 1 << 19
+"""Bytes that the state of a handler may take."""
+
+_STATES = 256
+"""How many threads can be in handlers, preempted or not: what nobody has used takes no memory."""
+_RINGS_SIZE, _RING_SIZE_MIN = 8 << 20, 1 << 20
+"""Bytes of all rings together, and of each at least: pages that nobody has used take no memory."""
+_STACK_RINGS_SIZE = 64 << 20
+"""The same for entries with copies of stacks, some thousands of bytes each, which take long to be followed."""
+_SPARE = 1 << 20
+
+
+def _rings(cpus: int, program: Program) -> RingShape:
+    size = _STACK_RINGS_SIZE if takes_user_stacks(program) else _RINGS_SIZE
+    return RingShape(cpus, max(size // cpus, _RING_SIZE_MIN))
+
+
+def new_state(program: Program) -> SharedState:
+    """Return the state of a program that is new, in memory with room for the rest of its maps."""
+    sizes = HandlerMaps.sizes()
+    rings = _rings(sizes.cpus, program)
+    size = sizes.states * (STATE_MAX + 8) + rings.rings * rings.stride + _SPARE
+    region = Region(size + SharedState.size_of(sizes.cpus, program))
+    variables = program.vars, program.gvars, program.cvars, program.tvars
+    return SharedState(region, sizes.cpus, variables, program.tables)
+
+
+class HandlerMaps:
+    """
+    Own the maps of one program: its ``state``, and what only handlers in processes and readers of rings need.
+
+    A probed process has the memory elsewhere than this one; ``places`` says where.
+    """
+
+    def __init__(self, state: SharedState, program: Program) -> None:
+        self._state = state
+        sizes, region = self.sizes(), state.region
+        states, rings = sizes.states, _rings(sizes.cpus, program)
+        self.region = region
+        self.clock = Clock(region)
+        self.rings = SharedRings(region, rings)
+        self._arrays = {
+            MapName.CLAIMS: SharedArray(region, 8, states),
+            MapName.STATUS: SharedArray(region, STATUS_SIZE),
+            MapName.SCRATCH: SharedArray(region, STATE_MAX, states),
+            MapName.ZEROS: SharedArray(region, max(zeros_size(program.tables), 8 * power_of_two(program.tvars))),
+        }
+        self.life_mark = LifeMark(state.mark)  # the last, as it has a thread, which whatever fails above would leave
+
+    @staticmethod
+    def sizes() -> Tables:
+        """Return the sizes of the maps that handlers are compiled for."""
+        cpus = power_of_two(os.cpu_count() or 1)
+        return Tables(states=_STATES, cpus=cpus, probes=PROBES_MAX)
+
+    def places(self, address: int, borrowed: Borrowed, others: Sequence[int] = ()) -> Mapping[MapName, MapPlace]:
+        """
+        Return where a process has the maps that has the memory at an address.
+
+        ``others`` are the addresses of what is ``borrowed``.
+        """
+        self.region.place = address
+        places = {name: array.place for name, array in self._arrays.items()} | {MapName.RING: self.rings.place}
+        places |= {name: part.place for name, part in self._state.maps.items()}
+        return {**places, **borrowed.places(others)}
+
+    @property
+    def shapes(self) -> Mapping[MapName, TableShape]:
+        """What the hashes look like."""
+        return {name: part.shape for name, part in self._state.maps.items() if isinstance(part, SharedHash)}
+
+    @property
+    def held_words(self) -> Iterator[int]:
+        """Where in the region those words are that are not 0 just now: while a handler has what they stand for."""
+        hashes = (part.locks for part in self._state.maps.values() if isinstance(part, SharedHash))
+        memory = self.region.mapping
+        for places in (self._arrays[MapName.CLAIMS].elements, *hashes):
+            yield from (place for place in places if memory[place])
+
+    def disable(self, probe: int) -> None:
+        """Let no handler of a probepoint run any more."""
+        self._state.probes.words[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 8] = 1
+
+    def close(self) -> None:
+        """Let handlers do nothing any more, and give these maps up; the state stays, to be looked at."""
+        with contextlib.ExitStack() as stack:
+            for array in self._arrays.values():
+                stack.callback(array.close)
+            stack.callback(self.clock.close)
+            stack.callback(self.rings.close)
+            stack.callback(self.life_mark.close)  # the first of all
+
+
+# What handlers have left without an end, and others wait for: entries of rings, claims of states, locks.
+#
+# A signal handler of the program may interrupt a handler, and jump away from it (siglongjmp). From here such a one
+# looks like a thread that does not run just now. So what has stayed as it is for a while is noted, and the tracer asked
+# to see each thread outside of handlers once: what was there before that, and still is, has been left.
+
+
+_LOOK = 0.1
+"""Seconds between looks."""
+_PATIENCE, _PATIENCE_MAX = 0.5, 30.0
+"""Seconds after which something counts as left at first, and if it often turned out that it was not."""
+
+
+_WORD = -1
+
+
+class LeftThings:
+    """A watch over the memory of handlers."""
+
+    def __init__(self, maps: HandlerMaps) -> None:
+        self._maps = maps
+        self._looked = 0.0
+        self._since: dict[tuple[int, int], float] = {}
+        """Since when each thing is as it is: a ring at a position, or for _WORD a word that is not 0."""
+        self._ends: list[int] | None = None
+        """Where the rings ended when the tracer was asked, which has not answered yet."""
+        self._patience = _PATIENCE
+
+    def are_suspected(self, now: float) -> bool:
+        """Return whether it is time to ask the tracer; ``note_asking`` follows then."""
+        if now < self._looked + _LOOK or self._ends is not None:
+            return False
+        self._looked = now
+        rings = enumerate(ring.stalled_at for ring in self._maps.rings.rings)
+        present = [(number, position) for number, position in rings if position is not None]
+        present += [(_WORD, place) for place in self._maps.held_words]
+        self._since = {thing: self._since.get(thing, now) for thing in present}
+        return any(now >= since + self._patience for since in self._since.values())
+
+    def note_asking(self) -> tuple[tuple[int, int], ...]:
+        """Remember how far the rings are; return the words to be released, by offset and size."""
+        self._ends = [ring.end for ring in self._maps.rings.rings]
+        until = self._looked - self._patience
+        return tuple((place, 8) for (kind, place), since in self._since.items() if kind == _WORD and since <= until)
+
+    def note_answer(self, *, is_done: bool) -> None:
+        """Take notice whether each thread has been seen outside of handlers."""
+        ends, self._ends = self._ends, None
+        self._since.clear()
+        if not is_done:
+            self._patience = min(2 * self._patience, _PATIENCE_MAX)
+            return
+        self._patience = _PATIENCE
+        for ring, end in zip(self._maps.rings.rings, ends or (), strict=True):
+            ring.leave(end)
+
+    @property
+    def entries(self) -> int:
+        """How many entries of rings were given up."""
+        return sum(ring.skipped for ring in self._maps.rings.rings)
+
+
+_CORRECTION = 0.25
+"""Seconds after which the clock of handlers is corrected again."""
+
+
+class Damage(NamedTuple):
+    """
+    Findings in memory that probed processes have written over.
+
+    These are entries that were skipped, how often all that was in a ring was given up, and probepoints and keys of
+    tables with numbers that are no counts.
+    """
+
+    entries: int = 0
+    rings: int = 0
+    counts: int = 0
+    keys: int = 0
+
+
+class HandlerHits:
+    """Read the records of one program's handlers from the memory of ``maps``; counts stay when that is given up."""
+
+    def __init__(self, maps: HandlerMaps, reader: RingReader, state: SharedState) -> None:
+        self._maps: HandlerMaps | None = maps
+        self._reader = reader
+        self._state = state
+        self._left = LeftThings(maps)
+        self._unfinished = 0
+        """How many entries of the rings threads did not finish, because they were killed."""
+        self._left_entries = 0
+        """How many because a signal handler jumped away from what it had interrupted."""
+        self._emitted: Sequence[int] = ()
+        """How many records of each probepoint there were, when the reader is gone."""
+        self._corrected = 0.0
+        self._began = time.monotonic_ns()
+        self._unknown: set[int] = set()
+        """The probepoints whose counts in the memory cannot be counts."""
+        self._damage = Damage()
+        """The findings before the reader ended."""
+        self._lock = threading.Lock()
+
+    @property
+    def unfinished(self) -> int:
+        """How many records threads did not finish."""
+        return self._unfinished + self._left_entries
+
+    @property
+    def damage(self) -> Damage:
+        """The findings in shared memory that no handler can have written."""
+        maps = self._maps
+        keys = 0 if self._state.keyed is None else sum(self._state.keyed.refused.values())
+        if maps is None:
+            return self._damage._replace(counts=len(self._unknown), keys=keys)
+        return Damage(self._reader.refused, self._reader.damaged + maps.rings.damaged, len(self._unknown), keys)
+
+    def limit(self, probes: int, ending: Collection[int]) -> None:
+        """Take notice of how many probepoints there are, and which of them may have a last hit."""
+        with self._lock:
+            if self._maps is not None:
+                self._reader.limit(probes, ending)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much has come that there is more already."""
+        return self._reader.is_busy
+
+    def begin_program(self, pid: int) -> None:
+        """Take notice that a process executes what has handlers from now on."""
+        if self._reader.names is not None:
+            self._reader.names.begin_program(pid)
+
+    def told(self, identity: ThreadIdentity) -> None:
+        """Take notice of what a thread is called, and whose it is."""
+        with self._lock:
+            if self._reader.names is not None:
+                self._reader.names.told(identity)
+
+    def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
+        """Return the records that have come, each with its probepoint, and the probepoints that had their last hit."""
+        with self._lock:
+            if self._maps is None:
+                return [], []
+            now = time.monotonic()
+            if now > self._corrected + _CORRECTION:
+                self._corrected = now
+                self._maps.clock.correct()
+            began = time.monotonic_ns() - self._reader.horizon
+            batches = self._reader.read(self._maps.rings.move, began)
+            if is_over:
+                batches += self._reader.read(self._move_rest, None)
+            ended, self._reader.ended = self._reader.ended, []
+            self._left_entries = self._left.entries
+        return batches, ended
+
+    def _move_rest(self, buffer: EntryBuffer, _: object) -> set[int]:
+        assert self._maps is not None
+        self._unfinished += self._maps.rings.move_rest(buffer)
+        return set()
+
+    def to_be_released(self) -> tuple[tuple[int, int], ...] | None:
+        """Return the words to release (``ReleaseMemory``) if handlers seem to have left something others wait for."""
+        if self._maps is None or not self._left.are_suspected(time.monotonic()):
+            return None
+        return self._left.note_asking()
+
+    def released(self, *, is_done: bool) -> None:
+        """Take notice of the answer."""
+        with self._lock:
+            if self._maps is not None:
+                self._left.note_answer(is_done=is_done)
+
+    def add_counts(
+        self, counts: Sequence[Counts], jumps: Mapping[int, set[str]], limits: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """
+        Add what happened at probepoints with ``jumps`` without the tracer.
+
+        Those with a ``passcount`` or ``maxhits`` are limited: such hits the tracer has drawn as well.
+        """
+        with self._lock:
+            emitted = self._emitted if self._maps is None else self._reader.counts
+            records = {number: emitted[number] for number in list(jumps)}
+        most = (time.monotonic_ns() - self._began) * (os.cpu_count() or 1)  # a hit takes a nanosecond at least
+        fields = ProbeField.HITS, ProbeField.LOST, ProbeField.MISSED
+        for number, each in enumerate(counts[:PROBES_MAX]):
+            if number not in records:
+                continue
+            found = [self._state.count(number, field) for field in fields]
+            if max(found) > most:
+                self._unknown.add(number)
+                found = [0 for _ in fields]
+            (hits, lost, missed), (passcount, maxhits) = found, limits[number]
+            if passcount or maxhits:
+                drawn = min(hits, passcount + maxhits) if maxhits else hits
+                each.hits, each.passed = drawn + each.missed, min(hits, passcount)
+            else:
+                each.hits += hits
+            each.records += records[number]
+            each.lost += lost
+            each.missed += missed
+            each.executed = (*each.executed, *(f"inline ({method})" for method in sorted(jumps[number])))
+
+    def close(self) -> None:
+        """Give up all but the counts."""
+        with self._lock:
+            damage = self.damage
+            maps, self._maps = self._maps, None
+            if maps is not None:
+                self._damage = damage
+                self._emitted = tuple(self._reader.counts)
+        with contextlib.ExitStack() as stack:
+            if maps is not None:
+                stack.callback(maps.close)
+                stack.callback(self._reader.close)
+
+
+# What a user hears at the end: of probepoints that have had breakpoints all the time, and of damaged memory.
+
+
+_REASONS = 4
+"""How many reasons a user is told."""
+
+
+def refusal_notice(reasons: Sequence[str]) -> Notice:
+    """Say why probepoints have had no jumps; each has a reason."""
+    count, kinds = len(reasons), Counter(reasons)
+    listed = [f"{reason}{f' ({number})' if count > 1 else ''}" for reason, number in kinds.most_common(_REASONS)]
+    if len(kinds) > _REASONS:
+        listed.append("...")
+    what = "a probepoint has had a breakpoint instead of a jump"
+    if count > 1:
+        what = f"{count} probepoints have had breakpoints instead of jumps"
+    return Notice(f"{what}: {'; '.join(listed)}", is_warning=False)
+
+
+def damage_notice(damage: Damage) -> Notice:
+    """Warn that probed processes have damaged the memory of their handlers, and list what was left out."""
+    parts = (
+        (damage.entries, "record that no handler makes was dropped", "records that no handler makes were dropped"),
+        (damage.rings, "time all records of a CPU were given up", "times all records of a CPU were given up"),
+        (damage.counts, "probepoint has no count of hits", "probepoints have no counts of hits"),
+        (damage.keys, "key of a table without a count was left out", "keys of tables without counts were left out"),
+    )
+    found = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in parts if count)
+    return Notice(
+        f"a probed process has written over the memory of its handlers: {found}",
+        hint="the other values may be wrong as well; '--engine ptrace' shares no memory with the process",
+    )
