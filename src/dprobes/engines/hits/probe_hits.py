@@ -280,7 +280,7 @@ def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:
 
 
 class HandlerRunner:
-    """Run handlers on the thread that ``context`` speaks of."""
+    """The running of handlers on the thread that ``context`` speaks of."""
 
     def __init__(self, context: HitContext) -> None:
         self._context = context
@@ -348,7 +348,7 @@ _IP = int(Item.IP)
 
 class RecordBuilder:
     """
-    Build records that carry ``items``, in a target's byte order.
+    A builder of records that carry ``items``, in a target's byte order.
 
     An item costs time at each hit, so only what is asked for is looked up.
     """
@@ -437,7 +437,7 @@ class QueuedRecords:
 
 
 class Emitter:
-    """Count hits, send their records, and count these as emitted or lost."""
+    """A counter of hits, which sends their records, and counts these as emitted or lost."""
 
     def __init__(self, sender: RecordSender) -> None:
         self._sender = sender

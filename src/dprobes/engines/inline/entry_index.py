@@ -208,7 +208,7 @@ class Part(NamedTuple):
 
 
 class EntryBuffer:
-    """Own room for copies of entries; ``parts`` are pieces of rings, the older ones of each first."""
+    """Room for copies of entries; ``parts`` are pieces of rings, the older ones of each first."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -434,9 +434,6 @@ class EntryIndex:
         """Give the memory up."""
         for each in (self._first, self._second, self._groups, self._walk, self._counts):
             each.close()
-
-
-# The entries of an index as packed records, in its order.
 
 
 _LENGTH_MAX = 1 << 16

@@ -291,7 +291,7 @@ class SharedRings:
         """Move all entries as ``rest`` returns them; return how many are incomplete for ever."""
         skipped = 0
         for ring in self.rings:
-            end = ring.end  # whoever still writes does not keep us here
+            end = ring.end  # who still writes does not keep us here
             ring.move(buffer, ring.size)
             while buffer.end < buffer.room and ring.skip(end):
                 skipped += 1
@@ -314,11 +314,6 @@ class SharedRings:
             ring.close()
 
 
-# The entries of rings that have a copy of the program's stack in them, with the call stacks in their places.
-#
-# Copies are followed as soon as they are read, one by one: that takes longer than all else that is done for a record.
-
-
 _WORD = 8
 _REGISTERS_SIZE = _WORD * SNAPSHOT_REGISTERS
 _PLACES = tuple(REGISTER_OFFSETS[name] for name in COLUMNS_OF[8].names)
@@ -326,7 +321,11 @@ _REGISTER = struct.Struct("=Q")
 
 
 class StackEntries:
-    """What follows the stacks of a program whose handlers take some, and takes them into its ``tables`` as keys."""
+    """
+    What follows the stacks of a program whose handlers take some, and takes them into its ``tables`` as keys.
+
+    Copies are followed as soon as they are read, one by one: that takes longer than all else that is done for a record.
+    """
 
     def __init__(self, tables: Sequence[SharedStore], images: ProcessImages | None = None) -> None:
         self._tables = tables

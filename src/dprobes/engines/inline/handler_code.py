@@ -96,7 +96,7 @@ class PlacedJump(NamedTuple):
 
 
 class CodeWriter:
-    """Write the code for the probepoints in one module of a process."""
+    """The writer of code for the probepoints in one module of a process."""
 
     def __init__(
         self,
@@ -373,21 +373,19 @@ def _read(path: Path, module: Module, symbol: str, size: int) -> bytes:
         return file.read(size)
 
 
-# Probepoints whose jumps have to wait: until a process has mapped its C library, which says where threads have their
-# ids.
-#
-# A program is probed as soon as it begins, and that is before its libraries are there. The tracer asks again when the
-# program's loader says that it has mapped something; a program that nobody hears of that from is looked at now and
-# then.
-
-
 _FIRST_DELAY, _LAST_DELAY = 0.01, 20.0
 """Seconds until it is looked again, twice as long each time, and after which nobody waits any more."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """The probepoints that wait in a process."""
+    """
+    The probepoints that wait in a process.
+
+    A program is probed as soon as it begins, and that is before its libraries are there. The tracer asks again when the
+    program's loader says that it has mapped something; a program that nobody hears of that from is looked at now and
+    then.
+    """
 
     probes: set[int] = field(default_factory=set)
     delay: float = _FIRST_DELAY
@@ -440,15 +438,13 @@ class Postponed:
         self._waiting.pop(pid, None)
 
 
-# Which processes have copies of one memory: a process, and those that it has forked since it mapped memory for
-# handlers.
-#
-# What was planned for one of them holds for all: they have the same code at the same addresses. Nothing of it is needed
-# when the last one has ended, or executes another program.
-
-
 class Families:
-    """Processes by family; families have numbers."""
+    """
+    Processes by family; families have numbers.
+
+    What was planned for one of them holds for all: they have the same code at the same addresses. Nothing of it is
+    needed when the last one has ended, or executes another program.
+    """
 
     def __init__(self) -> None:
         self._numbers = count()

@@ -100,7 +100,7 @@ def _look() -> tuple[int, int]:
 
 
 class Clock:
-    """Own the clock page of a region."""
+    """The clock page of a region."""
 
     def __init__(self, region: Region) -> None:
         self._page = SharedArray(region, CLOCK_SIZE)
@@ -128,14 +128,13 @@ class Clock:
         self._page.close()
 
 
-# A mark in shared memory that says whether this process lives: handlers do nothing any more when it does not.
-#
-# The kernel changes it, whichever way the process ends (``platform.linux.process_calls``): nobody has to write into it
-# again and again, and handlers need no clock to know.
-
-
 class LifeMark:
-    """The mark in ``array``, which is that of a thread of its own; OSError if the kernel cannot do that."""
+    """
+    The mark in ``array``, which is that of a thread of its own; OSError if the kernel cannot do that.
+
+    The kernel changes it, whichever way the process ends (``platform.linux.process_calls``): nobody has to write into
+    it again and again, and handlers need no clock to know.
+    """
 
     def __init__(self, array: SharedArray) -> None:
         self._array = array
@@ -177,18 +176,17 @@ class LifeMark:
         self._array.close()
 
 
-# What handlers use that belongs to other programs as well: variables and tables of the principal, global variables.
-#
-# It is in files of its own, which the process maps besides that of the program.
-
-
 _OWN = (MapName.PROBES,)
 """What each program has for itself of a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """The state of the ``principal``, and ``variables`` that all programs have."""
+    """
+    The state of the ``principal``, and ``variables`` that all programs have.
+
+    It is in files of its own, which the process maps besides that of the program.
+    """
 
     principal: SharedState | None = None
     variables: GlobalVariables | None = None
@@ -249,7 +247,7 @@ def new_state(program: Program) -> SharedState:
 
 class HandlerMaps:
     """
-    Own the maps of one program: its ``state``, and what only handlers in processes and readers of rings need.
+    The maps of one program: its ``state``, and what only handlers in processes and readers of rings need.
 
     A probed process has the memory elsewhere than this one; ``places`` says where.
     """
@@ -313,13 +311,6 @@ class HandlerMaps:
             stack.callback(self.life_mark.close)  # the first of all
 
 
-# What handlers have left without an end, and others wait for: entries of rings, claims of states, locks.
-#
-# A signal handler of the program may interrupt a handler, and jump away from it (siglongjmp). From here such a one
-# looks like a thread that does not run just now. So what has stayed as it is for a while is noted, and the tracer asked
-# to see each thread outside of handlers once: what was there before that, and still is, has been left.
-
-
 _LOOK = 0.1
 """Seconds between looks."""
 _PATIENCE, _PATIENCE_MAX = 0.5, 30.0
@@ -330,7 +321,13 @@ _WORD = -1
 
 
 class LeftThings:
-    """A watch over the memory of handlers."""
+    """
+    A watch over the memory of handlers.
+
+    A signal handler of the program may interrupt a handler, and jump away from it (siglongjmp). From here such a one
+    looks like a thread that does not run just now. So what has stayed as it is for a while is noted, and the tracer
+    asked to see each thread outside of handlers once: what was there before that, and still is, has been left.
+    """
 
     def __init__(self, maps: HandlerMaps) -> None:
         self._maps = maps
@@ -394,7 +391,7 @@ class Damage(NamedTuple):
 
 
 class HandlerHits:
-    """Read the records of one program's handlers from the memory of ``maps``; counts stay when that is given up."""
+    """The reader of records of one program's handlers in the memory of ``maps``; counts stay when that is given up."""
 
     def __init__(self, maps: HandlerMaps, reader: RingReader, state: SharedState) -> None:
         self._maps: HandlerMaps | None = maps
@@ -530,15 +527,12 @@ class HandlerHits:
                 stack.callback(self._reader.close)
 
 
-# What a user hears at the end: of probepoints that have had breakpoints all the time, and of damaged memory.
-
-
 _REASONS = 4
 """How many reasons a user is told."""
 
 
 def refusal_notice(reasons: Sequence[str]) -> Notice:
-    """Say why probepoints have had no jumps; each has a reason."""
+    """Return why probepoints have had no jumps; each has a reason."""
     count, kinds = len(reasons), Counter(reasons)
     listed = [f"{reason}{f' ({number})' if count > 1 else ''}" for reason, number in kinds.most_common(_REASONS)]
     if len(kinds) > _REASONS:

@@ -68,19 +68,18 @@ __all__ = [
     "site_groups",
 ]
 
-# The code of handlers that are the same but for the numbers of their probepoints, made without compiling each.
-#
-# A handler names its probepoint only by numbers that grow with that one's: where its counters are, what is in an entry
-# of a ring. Which these are is learnt from the first ones that are compiled; if anything else differs, all are
-# compiled.
-
-
 _SAMPLES = 3
 _ELSEWHERE = 0x12345
 
 
 class NumberedCode(NamedTuple):
-    """Hold the code for the probepoint ``number``, and (index, growth) of its immediates that grow with the number."""
+    """
+    The code for the probepoint ``number``, and (index, growth) of its immediates that grow with the number.
+
+    A handler names its probepoint only by numbers that grow with that one's: where its counters are, what is in an
+    entry of a ring. Which these are is learnt from the first ones that are compiled; if anything else differs, all are
+    compiled.
+    """
 
     assembled: Assembled
     number: int
@@ -152,7 +151,7 @@ ABILITIES = Abilities(
 
 
 class Order(enum.IntEnum):
-    """Say in which order pieces of one instruction run: as the tracer does it at a breakpoint."""
+    """The order in which pieces of one instruction run: as the tracer does it at a breakpoint."""
 
     ENTRY = 0
     HANDLER = 1
@@ -161,7 +160,7 @@ class Order(enum.IntEnum):
 
 class Piece(NamedTuple):
     """
-    Hold what runs for a probepoint at one instruction, whose link address and bytes these are.
+    What runs for a probepoint at one instruction, whose link address and bytes these are.
 
     With a ``trial`` it runs only if that has found that the instruction will complete. It ``diverts`` if it may end so
     that the instruction does not follow. The number of the ``program`` is known once that is inserted.
@@ -307,20 +306,17 @@ def _has_records(lowered: Lowered) -> bool:
     return any(insn.opcode == call and insn.imm == Helper.RINGBUF_OUTPUT for insn in lowered.assembled.code)
 
 
-# Which jumps belong together: all of those that a probepoint has, if it keeps the entries of calls.
-#
-# What is kept in the process is not seen by a breakpoint of the tracer, nor the other way round. So the entry and all
-# returns of a function have jumps, or none of them has; where an instruction serves several probepoints, they share
-# that fate.
-
-
 class SiteGroup(NamedTuple):
     """
-    Hold the pieces of some instructions, by their addresses, each in the order in which they run.
+    The pieces of some instructions, by their addresses, each in the order in which they run.
 
     The highest address comes first: a punned jump shares bytes with what follows.
 
     ``is_bound`` says that there are jumps at all of them or at none.
+
+    What is kept in the process is not seen by a breakpoint of the tracer, nor the other way round. So the entry and all
+    returns of a function have jumps, or none of them has; where an instruction serves several probepoints, they share
+    that fate.
     """
 
     sites: dict[int, list[Piece]]
@@ -329,7 +325,7 @@ class SiteGroup(NamedTuple):
 
 class PlannedSite(NamedTuple):
     """
-    Hold what runs at one instruction of a process: the ``pieces``, in order.
+    What runs at one instruction of a process: the ``pieces``, in order.
 
     Its jump belongs to others by the ``groups`` of ``SitePatch``; the addresses of all of a group are in ``bound``.
     """
@@ -395,9 +391,6 @@ def joined(sites: Sequence[PlannedSite]) -> PlannedSite:
 
 def _rank(piece: Piece) -> tuple[int, int]:
     return piece.order, piece.probe
-
-
-# Whether the engine is of use to a program: one handler at least can run in the process, as far as its file shows.
 
 
 def obstacle_to_all(compiled: Compiled) -> str | None:

@@ -130,7 +130,7 @@ _UNKNOWN = "whether its instruction faults is not known before"
 
 class Access(NamedTuple):
     """
-    Say what memory an instruction touches: ``size`` bytes at its registers (iced's numbers) plus a displacement.
+    The memory that an instruction touches: ``size`` bytes at its registers (iced's numbers) plus a displacement.
 
     With an ``alignment`` above 1 it faults at other addresses. One on the stack is not ``touched`` by the trial.
     """
@@ -149,7 +149,7 @@ class Access(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Trial:
     """
-    Hold what is tried of the instruction with the bytes ``raw``.
+    What is tried of the instruction with the bytes ``raw``.
 
     ``is_executed`` says that it is executed itself, a division, ``needs_masks`` that no exception about floating-point
     numbers may be raised, and ``has_target`` that it goes to an address that it finds, which must be one.
@@ -313,9 +313,6 @@ def _computes(instruction: Instruction, name: str) -> bool:
     is_vector = any(known[feature].upper() in _VECTOR for feature in instruction.cpuid_features())
     computes = name.endswith(_COMPUTING_ENDS) or name.startswith(_COMPUTING_STARTS)
     return is_vector and computes and not name.startswith(_PLAIN_MOVES)
-
-
-# Which probepoints can have handlers in the process, and why others stay with the breakpoint.
 
 
 _PROCESSOR = "x86_64"
@@ -489,7 +486,7 @@ def _methods(resolved: ResolvedModule, places: set[int]) -> dict[int, Method | s
 
 
 def note_of(found: Sequence[Method | str]) -> str:
-    """Say how all places of a probepoint are probed."""
+    """Return how all places of a probepoint are probed."""
     reasons = [each for each in found if isinstance(each, str)]
     if reasons:
         return f"by a breakpoint: {reasons[0]}"

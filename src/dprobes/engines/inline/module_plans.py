@@ -44,8 +44,6 @@ __all__ = [
     "sites_together",
 ]
 
-# Jumps as what is asked of the tracer: pieces that are written whole, with what memory must hold before.
-
 
 def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: ModuleCode, program: int) -> SitePatch:
     """
@@ -186,7 +184,7 @@ NEAR = 32
 
 class ModulePlan(NamedTuple):
     """
-    Hold what a program has ``planned`` in a module of a process, by the addresses of instructions, and its ``writer``.
+    What a program has ``planned`` in a module of a process, by the addresses of instructions, and its ``writer``.
 
     The ``page`` says which process it is (``PatchSites``), and the ``rank`` in which order programs were inserted.
     """
@@ -199,7 +197,7 @@ class ModulePlan(NamedTuple):
 
 
 class PlannedJumps(NamedTuple):
-    """Hold jumps, and why there are none at some instructions."""
+    """Jumps, and why there are none at some instructions."""
 
     jumps: list[PlacedJump]
     patches: list[SitePatch]

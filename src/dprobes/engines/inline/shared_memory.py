@@ -32,11 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Region", "SharedArray", "SharedHash", "Words", "own_function"]
 
-# Memory of this process that routines work in (``shared_memory``).
-
 
 class Words:
-    """Own memory of ours, which costs nothing where nobody has been, as bytes and as words."""
+    """Memory of ours, which costs nothing where nobody has been, as bytes and as words."""
 
     def __init__(self, size: int) -> None:
         self.memory = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -51,9 +49,6 @@ class Words:
         self.words.release()
         self._view.release()
         self.memory.close()
-
-
-# Routines of ``native.routines`` as functions of this process: the tool runs the very code that handlers call.
 
 
 _ARGUMENTS = 5
@@ -81,15 +76,12 @@ def own_function(assembled: Assembled, calls: Mapping[Helper, Assembled] | None 
     return run
 
 
-# A file in memory that probed processes and we map; maps are parts of it.
-
-
 class Region:
     """
-    Own so many bytes of memory, which begin as zeros.
+    So many bytes of memory, which begin as zeros.
 
     ``place`` is the address at which a probed process has it; this process has it elsewhere. Parts are handed out until
-    there is no more room, which is an error of whoever made it too small.
+    there is no more room, which is an error of who made it too small.
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
@@ -134,11 +126,8 @@ class Region:
         self.close()
 
 
-# Arrays in shared memory.
-
-
 class SharedArray:
-    """Hold an array of values; elements begin at multiples of ``stride``. Views must be released before the region."""
+    """An array of values; elements begin at multiples of ``stride``. Views must be released before the region."""
 
     def __init__(self, region: Region, value_size: int, entries: int = 1) -> None:
         self.stride = value_size + 7 & ~7

@@ -2,7 +2,7 @@
 What handlers in processes and those that the tracer interprets have in common: variables, tables, numbers of hits.
 
 It is the first part of the memory that processes map. The tracer, which maps it as well, finds everything by the plan:
-whoever makes the same parts in the same order has them at the same places.
+who makes the same parts in the same order has them at the same places.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PROBES_MAX", "SharedHits", "SharedState", "SharedStore", "SharedTables", "StatePlan"]
 
-# The maps of keyed tables in shared memory, which all CPUs share: a thread may change its CPU within a handler.
-
 
 class _SharedMaps:
-    """Make maps in a region."""
+    """The maker of maps in a region."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -64,7 +62,7 @@ class _SharedMaps:
 
 
 class SharedTables(TableMaps[SharedArray, SharedHash]):
-    """Own the maps of the tables of a program."""
+    """The maps of the tables of a program."""
 
     keeps_stacks = True
 
@@ -98,19 +96,18 @@ def tables_size(tables: Sequence[Table]) -> int:
     return sum(hashes) + sum(8 * (table.value_cells + 2) + 2 * HEAD_SIZE for table in tables)
 
 
-# Keyed tables in shared memory, as interpreted handlers and the tool change them: as exactly as handlers in processes
-# do.
-#
-# What is added is added by one instruction, and the greater of two numbers is kept by one, so nobody's change is lost.
-
-
 _CELL = 8
 _TRIES = 8
 """How often a value is made that somebody else deletes at once."""
 
 
 class SharedStore:
-    """The table with a number, in the ``maps`` of its program."""
+    """
+    The table with a number, in the ``maps`` of its program.
+
+    What is added is added by one instruction, and the greater of two numbers is kept by one, so nobody's change is
+    lost.
+    """
 
     def __init__(self, table: Table, number: int, maps: SharedTables) -> None:
         self.table = table
@@ -197,7 +194,7 @@ _THREADS, _THREADS_SIZE = 1 << 12, 1 << 22
 @dataclass(frozen=True, slots=True)
 class StatePlan:
     """
-    Say what is in the memory behind ``descriptor``, ``size`` bytes; ``cpus`` is a power of two.
+    The contents of the memory behind ``descriptor``, ``size`` bytes; ``cpus`` is a power of two.
 
     ``variables`` are the numbers of local, global, per-CPU and per-thread variables.
     """

@@ -1,4 +1,4 @@
-"""Where a program's breakpoints and watchpoints go, as the client tells it the tracer (``wire``)."""
+"""Where a program's breakpoints and watchpoints go, as the client tells it the tracer."""
 
 from __future__ import annotations
 

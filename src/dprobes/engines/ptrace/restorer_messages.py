@@ -1,9 +1,9 @@
 """
-The manifest of what is written into a process: for whoever comes when tracer, client and restorer were all killed.
+The manifest of what is written into a process: for who comes when tracer, client and restorer were all killed.
 
 It is in the process's own memory, in a mapping that is found by its name: so it is there as long as what it lists is, a
 forked child has a copy of it, and executing another program ends it. What is to be written is entered before that, and
-each entry says what is to be found and what belongs there: whoever reads it writes nothing where anything else is.
+each entry says what is to be found and what belongs there: who reads it writes nothing where anything else is.
 
 ::
 
@@ -48,19 +48,17 @@ __all__ = [
     "length_in",
 ]
 
-# What the tracer tells the process that restores what it leaves when it is killed
-# (``engines.ptrace.client.restorer_process``).
-#
-# Frames and messages are those of ``wire``: all that is for the crash restorer in the client is for that process too,
-# and these besides.
-
-
 FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched)
 
 
 @dataclass(frozen=True, slots=True)
 class TracerBegun:
-    """The first message: the process id of the tracer."""
+    """
+    The first message: the process id of the tracer.
+
+    Frames are those of ``tracer_messages``: all that is for the crash restorer in the client is for that process too,
+    and these besides.
+    """
 
     pid: int
 

@@ -237,7 +237,7 @@ class SharedCounters:
         return made
 
     def note_changes(self, count: int) -> None:
-        """Say how many requests to change variables and tables have been carried out."""
+        """Note how many requests to change variables and tables have been carried out."""
         self._cells[_CHANGED] = count
 
     def local_variables(self) -> list[int]:
@@ -279,14 +279,13 @@ class SharedCounters:
         return memoryview(mmap.mmap(self.descriptor, size, offset=offset)).cast("Q")
 
 
-# What the tracer has in common with handlers in the probed processes, for an engine that has them.
-#
-# The client's side of it is ``engines.ptrace.client.program_run``. The first message about a program brings a plan, by
-# which the tracer finds it in memory.
-
-
 class NativeState(Protocol):
-    """The variables, tables and numbers of hits of one program."""
+    """
+    The variables, tables and numbers of hits of one program.
+
+    The client's side of it is ``engines.ptrace.client.program_run``. The first message about a program brings a plan,
+    by which the tracer finds it in memory.
+    """
 
     @property
     def variables(self) -> Variables:

@@ -33,9 +33,6 @@ __all__ = [
     "without_jump",
 ]
 
-# A jump to handlers in a process, as data: what is written, what must be there before, and where threads go on.
-
-
 _INT3 = 0xCC
 
 OF_64_BITS = bytes.fromhex("67 0f 1f 84 00 00 0f 0b 00")
@@ -50,7 +47,7 @@ TRAP_OF_32_BITS = 6
 
 class CodeCopy(NamedTuple):
     """
-    Say that the instruction at the address ``copy`` belongs to what the program has at ``original``.
+    An instruction at the address ``copy``, which belongs to what the program has at ``original``.
 
     It is ``exact`` where a thread that is stopped there is as one at ``original`` would be.
     """
@@ -62,7 +59,7 @@ class CodeCopy(NamedTuple):
 
 class NativeStop(NamedTuple):
     """
-    Say that a thread that stops at the instruction at ``place``, in our code, has run into the breakpoint at ``site``.
+    The instruction at ``place``, in our code: a thread that stops there has run into the breakpoint at ``site``.
 
     It faults there, or with ``is_trap`` it traps. Its stack pointer is at a frame (``x86_operations``), which
     with ``has_frame`` has the other registers that the program would not find as they are, with ``has_flags`` all flags
@@ -83,7 +80,7 @@ class NativeStop(NamedTuple):
 
 class PatchSwitch(NamedTuple):
     """
-    Say that ``on``, the code at ``address``, lets handlers run up to ``end``, and ``off`` in its place leaves them out.
+    The code at ``address``: ``on`` lets handlers run up to ``end``, and ``off`` in its place leaves them out.
 
     They are for ``sites``, which are some of the jump's.
     """
@@ -229,7 +226,7 @@ def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:
 @dataclass(frozen=True, slots=True)
 class NativeMemory:
     """
-    Say where a process has what handlers in it share with the client.
+    The places where a process has what handlers in it share with the client.
 
     ``page`` is what only the process has (``native.process_page``), ``own`` bytes with the ``calls`` behind it, and
     ``region`` the memory for maps. ``others``, (address, size) each, belong to other programs as well, and
@@ -286,7 +283,7 @@ class Patches:
     """How often something was where code was to be mapped."""
 
     def begin_list(self, memory: NativeMemory) -> None:
-        """Know that the manifest of a memory is empty: there may have been another one at its place."""
+        """Note that the manifest of a memory is empty: there may have been another one at its place."""
         self.listed[memory.page] = set()
         self.unlisted.discard(memory.page)
 

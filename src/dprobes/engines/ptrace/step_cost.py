@@ -20,7 +20,7 @@ __all__ = ["Execution", "execution_of"]
 
 
 class Execution(enum.Enum):
-    """Say how a probed instruction is executed; the value completes "it is executed ..."."""
+    """The way in which a probed instruction is executed; the value completes "it is executed ..."."""
 
     EMULATED = "by the tracer (emulated)"
     RUN_ON = "out of line, mostly without a stop after it"
@@ -43,9 +43,6 @@ def execution_of(raw: bytes, word_size: int) -> Execution:
         return Execution.IN_PLACE
     runs_on = (copy.cannot_fault or copy.leads_on) and emulation[0] == Action.STEP
     return Execution.RUN_ON if runs_on else Execution.STOPPED
-
-
-# What a hit at an instruction costs with the ptrace engine, for people who choose a place.
 
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:

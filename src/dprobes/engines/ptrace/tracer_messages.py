@@ -1,4 +1,4 @@
-"""What the tracer reports to the client: the messages in that direction (``wire``)."""
+"""The pipes between client and tracer: frames, and the messages in them."""
 
 from __future__ import annotations
 
@@ -69,13 +69,6 @@ __all__ = [
     "unpack_record",
 ]
 
-# The pipes between client and tracer: frames, and the messages in them.
-#
-# A frame is ``u32 length | u8 kind | payload``, in host byte order. Records are the only frequent ones and are packed
-# by hand; all other payloads are pickled dataclasses, those of ``requests`` and ``reports``. Both ends are our own
-# processes, on pipes that nobody else can reach.
-
-
 _FRAME = struct.Struct("=IB")
 RECORD = struct.Struct("=II")
 """The part of that which is the frame's payload."""
@@ -84,7 +77,13 @@ RECORD_FRAME = struct.Struct("=IBII")
 
 
 class Kind(enum.IntEnum):
-    """What a frame holds."""
+    """
+    What a frame holds.
+
+    A frame is ``u32 length | u8 kind | payload``, in host byte order. Records are the only frequent ones and are packed
+    by hand; all other payloads are pickled dataclasses. Both ends are our own
+    processes, on pipes that nobody else can reach.
+    """
 
     MESSAGE = 0
     RECORD = 1
@@ -118,7 +117,7 @@ class FrameReader:
             if len(pending) < end:
                 break
             payload = bytes(pending[_FRAME.size : end])
-            # At once: whoever stops iterating gets the next frame the next time.
+            # At once: who stops iterating gets the next frame the next time.
             del pending[:end]
             yield Kind(kind), payload
 
@@ -126,9 +125,6 @@ class FrameReader:
 def load_message(payload: bytes) -> Any:
     """Return the message in the payload of a MESSAGE frame."""
     return pickle.loads(payload)  # noqa: S301 - both ends are ours
-
-
-# What the client asks of the tracer: the messages in that direction (``wire``).
 
 
 @dataclass(frozen=True, slots=True)

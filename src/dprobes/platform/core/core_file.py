@@ -43,11 +43,9 @@ __all__ = [
     "signal_info_at",
 ]
 
-# The kinds of notes in core files.
-
 
 class NoteType(enum.IntEnum):
-    """Number the notes of a core file (``include/uapi/linux/elf.h``)."""
+    """The notes of a core file (``include/uapi/linux/elf.h``)."""
 
     PRSTATUS = 1
     PRFPREG = 2
@@ -77,18 +75,15 @@ def owner_of(kind: NoteType) -> bytes:
     return b"CORE\0" if kind in _OF_CORE else b"LINUX\0"
 
 
-# What is peculiar to a processor in core files: identity, words, and where its registers stand in notes.
-#
-# Pure data. Registers have the names of GDB's descriptions (GDB manual, appendix G.5), of which a stub may have one of
-# several. Sources: ``elf_gregset_t`` and ``elf_fpregset_t`` in ``arch/*/include/uapi/asm`` of the kernel (ptrace.h,
-# elf.h), ``e_machine`` in ``include/uapi/linux/elf-em.h``.
-
-
 class RegisterField(NamedTuple):
     """
     A register of so many bytes, by the names that it may have; padding without any.
 
     ``is_abridged`` is a tag word of the x87 with one bit for each register instead of two (FXSAVE).
+
+    Pure data. Registers have the names of GDB's descriptions (GDB manual, appendix G.5), of which a stub may have one
+    of several. Sources: ``elf_gregset_t`` and ``elf_fpregset_t`` in ``arch/*/include/uapi/asm`` of the kernel
+    (ptrace.h, elf.h), ``e_machine`` in ``include/uapi/linux/elf-em.h``.
     """
 
     names: tuple[str, ...]
@@ -99,7 +94,7 @@ class RegisterField(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CoreProcessor:
     """
-    Say how core files of a processor are laid out.
+    The layout of core files of a processor.
 
     ``number`` is ``e_machine``; ``id_size`` the bytes of a user's id. ``general`` are the registers of NT_PRSTATUS,
     ``more`` those of other notes, by their kinds.
@@ -235,7 +230,7 @@ PROCESSORS = {
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Hold one note."""
+    """One note."""
 
     kind: NoteType
     data: bytes
@@ -243,7 +238,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class CoreThread:
-    """Hold one thread; ``registers`` is the general set as the kernel gives it, ``more`` holds other register sets."""
+    """One thread; ``registers`` is the general set as the kernel gives it, ``more`` holds other register sets."""
 
     tid: int
     registers: bytes
@@ -256,7 +251,7 @@ class CoreThread:
 
 @dataclass(frozen=True, slots=True)
 class CoreProcess:
-    """Hold what a core file says of the process as a whole; ``signal_info`` belongs to the first thread."""
+    """What a core file says of the process as a whole; ``signal_info`` belongs to the first thread."""
 
     processor: CoreProcessor
     pid: int
@@ -275,7 +270,7 @@ class CoreProcess:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Say that a mapping is in the file with its first ``size`` bytes."""
+    """A mapping that is in the file with its first ``size`` bytes."""
 
     start: int
     end: int
@@ -285,7 +280,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CoreLayout:
-    """Hold the file up to the memory, the place of each segment's memory, and the size of the whole."""
+    """The file up to the memory, the place of each segment's memory, and the size of the whole."""
 
     head: bytes
     offsets: tuple[int, ...]
@@ -301,7 +296,7 @@ _ANONYMOUS_PRIVATE, _ANONYMOUS_SHARED, _FILE_PRIVATE, _FILE_SHARED, _ELF_HEADERS
 
 
 class Extent(enum.Enum):
-    """Say how much of a mapping belongs into a core file."""
+    """How much of a mapping belongs into a core file."""
 
     NOTHING = "nothing"
     ELF_HEADER = "the first page, if it is the beginning of an ELF file"
@@ -310,7 +305,7 @@ class Extent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Hold a mapping with what ``/proc/PID/smaps`` adds: its flags, and sizes in bytes by name."""
+    """A mapping with what ``/proc/PID/smaps`` adds: its flags, and sizes in bytes by name."""
 
     mapping: Mapping
     flags: frozenset[str] = frozenset()

@@ -50,17 +50,16 @@ __all__ = [
     "write_core",
 ]
 
-# Writing a core file whose contents are known, with the memory from whoever can read it.
-#
-# Pages that the process never touched become holes in the file, and so do pages of zeros.
-
-
 _CHUNK = 1 << 20
 _ZEROS = bytes(PAGE_SIZE)
 
 
 class CoreMemory(Protocol):
-    """The memory of a process that stands still, without breakpoints."""
+    """
+    The memory of a process that stands still, without breakpoints.
+
+    Pages that the process never touched become holes in the file, and so do pages of zeros.
+    """
 
     def read(self, address: int, size: int) -> bytes:
         """Return bytes of memory; fewer if they cannot all be read."""
@@ -78,7 +77,7 @@ class CorePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoreContents:
-    """Say what is in a core file; the first of ``threads`` is the one that a debugger shows first."""
+    """The contents of a core file; the first of ``threads`` is the one that a debugger shows first."""
 
     process: CoreProcess
     threads: Sequence[CoreThread]
@@ -151,7 +150,7 @@ _PRESENT_OR_SWAPPED = 3 << 62  # Documentation/admin-guide/mm/pagemap.rst
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """Hold what is known of a thread; without ``registers`` it is one that could not be stopped."""
+    """What is known of a thread; without ``registers`` it is one that could not be stopped."""
 
     tid: int
     registers: bytes
@@ -161,7 +160,7 @@ class ThreadState:
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
     """
-    Say what is to be written: a process whose threads are all stopped, the first of ``threads`` being the one that hit.
+    A request to write the core of a process whose threads are all stopped; the first one of ``threads`` has hit.
 
     ``left_out`` is memory of ours, (start, end) each.
     """
@@ -364,7 +363,7 @@ def _bytes(path: str) -> bytes:
         return file.read()
 
 
-# What the writer of a core file needs from whoever holds the threads: a new file, and register sets.
+# What the writer of a core file needs from who holds the threads: a new file, and register sets.
 #
 # All of it is the same whether the threads are stopped by the tracer or by a process that traces them for the core
 # only.

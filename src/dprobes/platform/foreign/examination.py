@@ -36,7 +36,7 @@ __all__ = ["LENGTH", "Limits", "Outcome", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Say how much it may take to read a file: bytes of memory, mapped files included, and seconds."""
+    """What it may take to read a file: bytes of memory, mapped files included, and seconds."""
 
     memory: int = 1 << 30
     processor_time: int = 10
@@ -51,7 +51,7 @@ _IDLE_TIME = 30.0
 
 
 class Outcome(enum.Enum):
-    """Say in one byte what became of a question; behind an ANSWER comes the file that holds it."""
+    """What became of a question, as one byte; after an ANSWER comes the file that holds it."""
 
     ANSWER = b"a"
     NO_TIME = b"t"

@@ -41,7 +41,7 @@ _HINT = "if the file can be trusted, give it to root, and let nobody else write 
 
 
 class Examiner:
-    """Ask another process about files, each of which may take so much as ``limits`` say; any thread may."""
+    """Questions to another process about files, each of which may take what ``limits`` say; any thread may ask."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()

@@ -62,7 +62,7 @@ _MACHINES: dict[str, Literal[4, 8]] = {"i386": 4, "x86_64": 8}
 @dataclass(frozen=True, slots=True)
 class Question:
     """
-    Say what is to be found out about a file, which is called ``path`` for people.
+    What is to be found out about a file, which is called ``path`` for people.
 
     With ``soname`` the program is about it only if that is its SONAME. ``own_functions`` are those of which an engine
     wants to know the places itself. ``wants_moves`` asks where uprobes would be cheaper.
@@ -79,14 +79,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Hold what was found out: the module, the program in it if one was asked about, and warnings as text."""
+    """What was found out: the module, the program in it if one was asked about, and warnings as text."""
 
     module: OutlinedModule
     resolved: ResolvedModule | None
     warnings: str = ""
-
-
-# What the reading process writes
 
 
 def write_answer(
@@ -179,9 +176,6 @@ def _code_at(module: Module, offset: int) -> bytes:
         return b""
 
 
-# What is made of it
-
-
 def read_answer(data: bytes, question: Question) -> Examined | None:
     """
     Return what is said about a file; None if it is not meant. Raise ``TargetError`` for what cannot be.
@@ -197,7 +191,7 @@ def read_answer(data: bytes, question: Question) -> Examined | None:
 
 
 class _Reader:
-    """Take an answer apart, and refuse it as a whole if anything in it cannot be."""
+    """A reader of answers, which refuses one as a whole if anything in it cannot be."""
 
     def __init__(self, question: Question) -> None:
         self._question = question

@@ -61,7 +61,7 @@ __all__ = [
 
 
 class Command(IntEnum):
-    """Number the commands (``enum bpf_cmd``)."""
+    """The commands (``enum bpf_cmd``)."""
 
     MAP_CREATE = 0
     MAP_LOOKUP_ELEM = 1
@@ -138,7 +138,7 @@ def attributes_of(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[c
 
 
 class ProgramType(IntEnum):
-    """Number the types of program that the engine uses (``enum bpf_prog_type``)."""
+    """The types of program that the engine uses (``enum bpf_prog_type``)."""
 
     KPROBE = 2
     """Also of uprobes."""
@@ -151,7 +151,7 @@ class ProgramType(IntEnum):
 
 
 class AttachType(IntEnum):
-    """Number what programs attach to (``enum bpf_attach_type``)."""
+    """What programs attach to (``enum bpf_attach_type``)."""
 
     NONE = 0
     TRACE_RAW_TP = 23
@@ -172,7 +172,7 @@ class ProgramFlag(IntFlag):
 
 
 class LogLevel(IntFlag):
-    """Say what the verifier is to write down (BPF_LOG_*)."""
+    """What the verifier is to write down (BPF_LOG_*)."""
 
     LEVEL1 = 1
     LEVEL2 = 2
@@ -182,7 +182,7 @@ class LogLevel(IntFlag):
 @dataclass(frozen=True, slots=True)
 class Program:
     """
-    Describe a program to load.
+    A program to load.
 
     ``instructions`` are 8 bytes each, with the descriptors of maps in place. ``btf`` is the descriptor of type
     information for ``functions``, the records {u32 first instruction, u32 type id} of ``struct bpf_func_info``, one for
@@ -270,7 +270,7 @@ _RETURN_VALUE = struct.Struct("=4xI")
 
 class ProgramRunner:
     """
-    Run a SYSCALL program in the calling process, as often as is wanted.
+    A SYSCALL program that runs in the calling process, as often as is wanted.
 
     ``context`` is what the program's r1 points to; the program may change it, and its helpers for user memory reach the
     memory of this process. It must keep its size while the runner lives.
@@ -290,7 +290,7 @@ class ProgramRunner:
 @dataclass(frozen=True, slots=True)
 class ProgramInfo:
     """
-    Hold what the kernel knows of a loaded program.
+    What the kernel knows of a loaded program.
 
     ``run_time`` (nanoseconds) and ``runs`` count while statistics are enabled; ``recursion_misses`` are the runs that
     did not take place because the program was running already on that CPU.
@@ -317,7 +317,7 @@ def program_info(program_fd: int) -> ProgramInfo:
 
 
 def open_program(number: int) -> int:
-    """Return a descriptor of the loaded program with this id, whoever has loaded it."""
+    """Return a descriptor of the loaded program with this id, of whatever process."""
     return call(Command.PROG_GET_FD_BY_ID, attributes_of(struct.Struct("=I8x"), number))
 
 
@@ -463,11 +463,8 @@ def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
     )
 
 
-# What bpf(2) does with maps; layouts are those of ``union bpf_attr`` (``bpf_calls``).
-
-
 class MapType(IntEnum):
-    """Number the kinds of map that the engine uses (``enum bpf_map_type``)."""
+    """The kinds of map that the engine uses (``enum bpf_map_type``)."""
 
     HASH = 1
     ARRAY = 2
@@ -564,9 +561,6 @@ def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
             return
         yield following.raw
         key = ctypes.create_string_buffer(following.raw, key_size)
-
-
-# What bpf(2) tells of links: how many hits at kprobes ran no program.
 
 
 LINK_INFO = "bpf_link_info"

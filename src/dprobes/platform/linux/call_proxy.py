@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["call_in_proxy", "call_with_file", "close_in_proxy", "map_code", "map_file", "unmap_code"]
 
-# Machine code of ours that this process runs itself, where Python and the C library lack an instruction.
-
-
 _PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
 
 
@@ -123,7 +120,7 @@ def _signals_held() -> Iterator[None]:
 
 
 class _Proxy:
-    """Make system calls, one after the other, in a process that shares our memory; it begins at once."""
+    """A process that shares our memory, and makes system calls, one after the other; it begins at once."""
 
     def __init__(self, flags: int, calls: Sequence[tuple[int, ...]]) -> None:
         packed = b"".join(_CALL.pack(*call, *(0,) * (7 - len(call))) for call in calls)
@@ -275,7 +272,7 @@ def close_in_proxy(descriptors: Sequence[int]) -> None:
 
 
 class _Holder:
-    """Hold copies of descriptors in a proxy until ``finish``, or until this process has ended."""
+    """Copies of descriptors in a proxy until ``finish``, or until this process has ended."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         begun, says_begun = os.pipe()

@@ -1,7 +1,7 @@
 """
 Files in memory that other processes map as well: memfd_create(2), with seals (fcntl(2)).
 
-Who has such a file open may make it shorter, and then whoever touches what is gone gets SIGBUS. So a file that leaves
+Who has such a file open may make it shorter, and then who touches what is gone gets SIGBUS. So a file that leaves
 this process is sealed first: it keeps its size for good.
 """
 

@@ -69,7 +69,7 @@ _process_vm_writev.restype = ctypes.c_ssize_t
 
 
 class RemoteMemory:
-    """Read and write the memory of other processes with the rights that they have themselves."""
+    """The memory of other processes, to be read and written with the rights that they have themselves."""
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(4096)
@@ -308,7 +308,7 @@ def take_signal(wanted: SignalSet, seconds: float) -> int:
 
 # The list of words in memory in which the kernel notes that a thread has ended: set_robust_list(2).
 #
-# The only file that makes these calls, through ctypes. It is meant for locks, but serves whoever wants to let others
+# The only file that makes these calls, through ctypes. It is meant for locks, but serves all who want to let others
 # know of its end, a ``kill -9`` included. The C library has a list for each thread; a thread that takes another one
 # gives the locks of that up, so it must be one that has none.
 #

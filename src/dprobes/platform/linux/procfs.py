@@ -148,16 +148,13 @@ def living_thread(pid: int) -> int:
     return pid
 
 
-# What a thread is called and whose it is, as ``/proc`` says it: also of one that has ended and is waited for.
-
-
 _STATUS_MAX = 4096
 _UID = b"\nUid:\t"
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadIdentity:
-    """Hold the name of a thread, and its real user id; ``program`` is what its process executes: device and inode."""
+    """The name of a thread, and its real user id; ``program`` is what its process executes: device and inode."""
 
     pid: int
     tid: int

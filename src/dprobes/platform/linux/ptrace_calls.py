@@ -108,7 +108,7 @@ TRAP_HWBKPT = 4
 
 
 class Register(enum.IntEnum):
-    """Number the words of ``struct user_regs_struct``."""
+    """The words of ``struct user_regs_struct``."""
 
     R15 = 0
     R14 = 1
@@ -275,7 +275,7 @@ class _IoVector(ctypes.Structure):
 
 
 class RegisterSet(enum.IntEnum):
-    """Number the register sets that are read whole (NT_* in ``include/uapi/linux/elf.h``)."""
+    """The register sets that are read whole (NT_* in ``include/uapi/linux/elf.h``)."""
 
     GENERAL = 1
     """In the layout of the thread's own word size."""
@@ -416,15 +416,12 @@ def rseq_area(tid: int) -> int:
     return int(configuration.rseq_abi_pointer)
 
 
-# What waitpid(2) says of a traced thread that has stopped: constants are from ``include/uapi/linux/ptrace.h``.
-
-
 _SYSCALL_STOP_SIGNAL = signal.SIGTRAP | 0x80
 """What PTRACE_O_TRACESYSGOOD makes of SIGTRAP where a thread enters or leaves a system call."""
 
 
 class Event(enum.IntEnum):
-    """Number the ptrace events (PTRACE_EVENT_*)."""
+    """The ptrace events (PTRACE_EVENT_*)."""
 
     FORK = 1
     VFORK = 2
@@ -439,7 +436,7 @@ NEW_TASK_EVENTS = (Event.FORK, Event.VFORK, Event.CLONE)
 
 
 class StopKind(enum.Enum):
-    """Classify what ``waitpid`` reports about a traced thread."""
+    """The kinds of what ``waitpid`` reports about a traced thread."""
 
     EXITED = "exited"
     SIGNAL = "about to receive a signal"

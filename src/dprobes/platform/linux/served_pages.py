@@ -3,7 +3,7 @@ Pages of other users' processes that a server in user space has to deliver: who 
 
 That is so of files on FUSE, which any user can mount and map, and of memory that is registered with userfaultfd(2). A
 reader in the kernel, process_vm_readv(2) or ``/proc/PID/mem``, cannot be interrupted meanwhile. So a page that is not
-there is looked at before it is read; whoever exchanges it in between is not noticed. Source: ``handle_userfault`` in
+there is looked at before it is read; who exchanges it in between is not noticed. Source: ``handle_userfault`` in
 fs/userfaultfd.c refuses those that ``access_remote_vm`` comes upon; proc(5) has ``pagemap`` and ``mountinfo``.
 """
 

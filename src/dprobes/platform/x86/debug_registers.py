@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Say which bytes are watched for which kind of access; they are such as the processor can watch."""
+    """Bytes that are watched for a kind of access; they are such as the processor can watch."""
 
     address: int
     length: int

@@ -86,7 +86,7 @@ class Action(enum.IntEnum):
 
 
 class StackMemory(Protocol):
-    """Give the emulation access to the thread's stack; both calls raise OSError where the memory is not accessible."""
+    """The thread's stack, as the emulation uses it; both calls raise OSError where the memory is not accessible."""
 
     def read_word(self, address: int, size: int) -> int:
         """Return a little-endian word of ``size`` bytes."""
@@ -329,7 +329,7 @@ _ENDBR = (b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfb")
 
 _MASK_64 = (1 << 64) - 1
 _MASK_32 = (1 << 32) - 1
-_PLAN_RSP = 4  # the number of the stack pointer in instructions
+_STACK_POINTER = 4  # the number of the stack pointer in instructions
 
 # The general registers in the order of their numbers in instructions (volume 2, table 2-2).
 _BY_NUMBER = tuple(
@@ -439,10 +439,10 @@ def _plan_address(body: bytes, rex: int, word_size: int, length: int) -> tuple[A
     destination = _BY_NUMBER[(body[1] >> 3 & 7) | (rex & 4) << 1]
     base, index, scale = -1, -1, 1
     rest = body[2:]
-    if low == _PLAN_RSP:
+    if low == _STACK_POINTER:
         sib, rest = rest[0], rest[1:]
         number = (sib >> 3 & 7) | (rex & 2) << 2
-        if number != _PLAN_RSP:
+        if number != _STACK_POINTER:
             index, scale = _BY_NUMBER[number], 1 << (sib >> 6)
         if sib & 7 != 5 or mode:
             base = _BY_NUMBER[(sib & 7) | (rex & 1) << 3]
@@ -460,7 +460,7 @@ def _plan_adjust(body: bytes, rex: int, word_size: int, length: int) -> tuple[An
     # 81 and 83 /0 is add r/m, imm; /5 is sub. Only those of the stack pointer, in the program's word.
     operation = body[1] >> 3 & 7
     if (
-        body[1] & 0xC7 != 0xC0 | _PLAN_RSP
+        body[1] & 0xC7 != 0xC0 | _STACK_POINTER
         or operation not in (0, 5)
         or rex not in ((0x48,) if word_size == 8 else (0,))
     ):

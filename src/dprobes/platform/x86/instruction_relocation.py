@@ -1,7 +1,7 @@
 """
 Whether and how an instruction can be executed at another address, decided once for each site.
 
-A copy in a *slot* (``slots``) spares stopping all other threads during a step, because the breakpoint stays.
+A copy in a *slot* spares stopping all other threads during a step, because the breakpoint stays.
 What depends on the address is put right: an operand relative to the instruction pointer in the copy itself, the
 instruction pointer and a pushed return address after the step. What cannot be put right is stepped in place.
 """
@@ -24,7 +24,7 @@ _SYSTEM_CALLS = {8: b"\x0f\x05", 4: b"\xcd\x80"}
 @dataclass(frozen=True, slots=True)
 class Copy:
     """
-    Say how an instruction is executed at another address.
+    The way in which an instruction is executed at another address.
 
     ``displacement`` is where in it the 32-bit distance of an operand relative to the instruction pointer begins, 0 if
     it has none. ``pushes_return`` marks a call through a register or memory, whose return address must be put right.

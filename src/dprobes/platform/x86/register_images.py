@@ -112,7 +112,7 @@ _EMPTY, _VALID, _ZERO, _SPECIAL = 3, 0, 1, 2
 
 
 class FloatingPoint:
-    """Hold the registers in an image."""
+    """The registers in an image."""
 
     def __init__(self, image: bytes) -> None:
         self._image = image

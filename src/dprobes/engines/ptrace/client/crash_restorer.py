@@ -1,7 +1,7 @@
 """
 The restoring of code from outside, when the tracer itself was killed.
 
-The kernel detaches a dead tracer's threads at once, and they run on with our breakpoints in their code; whoever reaches
+The kernel detaches a dead tracer's threads at once, and they run on with our breakpoints in their code; who reaches
 one gets a SIGTRAP. So the client keeps a list, and puts the bytes back as soon as it learns of the death.
 """
 

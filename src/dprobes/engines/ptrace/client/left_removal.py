@@ -52,7 +52,7 @@ _SLOTS = -1
 
 class Restored(NamedTuple):
     """
-    Say what was restored: places of breakpoints and jumps.
+    What was restored: places of breakpoints and jumps.
 
     ``cleared`` are the threads whose debug registers were cleared, ``left`` those for which that was not possible.
     """
@@ -196,7 +196,7 @@ def remove_all_left() -> Iterator[LeftThings]:
 
 
 def left_notice(left: LeftThings) -> Notice:
-    """Say what was taken out."""
+    """Return the notice of what was taken out."""
     return Notice(f"killed runs had left something in process {left.pid}: {left.said}", is_warning=False)
 
 

@@ -215,7 +215,7 @@ def _remove(pid: int, memory: int, jumps: Sequence[list[tuple[int, bytes]]]) -> 
 
 UNMAPPING_PATIENCE = 2.0
 """Seconds for which threads are let leave the memory: one may have to wait for a processor."""
-_MEMORY_PAUSE, _PAUSE_MAX = 0.02, 0.2
+_PAUSE_AT_FIRST, _PAUSE_MAX = 0.02, 0.2
 """Seconds until it is looked again whether a thread is in it: at first, and at most."""
 
 SHARED_MEMORY = "/memfd:dprobes"
@@ -230,7 +230,7 @@ def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, be
     monotonic clock.
     """
     until = time.monotonic() + UNMAPPING_PATIENCE if until is None else until
-    pause = _MEMORY_PAUSE
+    pause = _PAUSE_AT_FIRST
     while not _unmap(pid, patches, begun):
         if time.monotonic() > until:
             return False

@@ -32,19 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Item", "NativeSide", "ProgramRun", "death_notices", "event_of", "obstacle_text"]
 
-# What the client asks of handlers that run in the probed process, for an engine that has such.
-#
-# A breakpoint is placed first, though not always written (``engines.ptrace.tracer.breakpoint_placement``). When it is,
-# the process maps memory for handlers, and jumps take the place of those breakpoints for which there are any.
-
-
 if TYPE_CHECKING:
     Batch = Sequence[tuple[int, bytes]]
     Request = ShareMemory | PatchSites
 
 
 class NativeSide(Protocol):
-    """The handlers of one program; all but ``take`` and ``counts`` are called in the order in which things happen."""
+    """
+    The handlers of one program; all but ``take`` and ``counts`` are called in the order in which things happen.
+
+    A breakpoint is placed first, though not always written (``engines.ptrace.tracer.breakpoint_placement``). When it
+    is, the process maps memory for handlers, and jumps take the place of those breakpoints for which there are any.
+    """
 
     @property
     def state(self) -> NativeState | None:
@@ -203,7 +202,7 @@ class ProgramRun:
         self.items.append(_Record(probe, record))
 
     def take_overload(self, message: Overloaded) -> None:
-        """Say that hits took too much of a CPU, and what was done about it."""
+        """Announce that hits took too much of a CPU, and what was done about it."""
         assert self._overload is not None, "a program with a budget has words for it"
         verdict, rates = message.verdict, message.rates
         for number in verdict.disabled:
@@ -261,7 +260,7 @@ def _state_event(message: ProbeStatus) -> StateEvent:
 
 
 def obstacle_text(obstacle: ProbeStatus) -> str:
-    """Say why a program cannot take the place of another one."""
+    """Return why a program cannot take the place of another one."""
     event = _state_event(obstacle)
     return event.state.line(event.detail, f"in process {event.pid}", "the old program continues")
 
@@ -278,7 +277,7 @@ def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
 
 
 def _dump_notice(dumped: Dumped) -> Notice:
-    """Say what became of a core file."""
+    """Return the notice of what became of a core file."""
     from dprobes.engines.core_notices import no_core_notice, written_notice
 
     if dumped.problem:
@@ -287,7 +286,7 @@ def _dump_notice(dumped: Dumped) -> Notice:
 
 
 def death_notices(status: int, restored: int, cleared: int, left: int) -> list[Notice]:
-    """Say what was done when the tracer ended by itself with a status; see ``CrashRestorer``."""
+    """Return the notices of what was done when the tracer ended by itself with a status; see ``CrashRestorer``."""
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     notices = [
         Notice(

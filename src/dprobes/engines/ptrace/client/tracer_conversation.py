@@ -320,7 +320,7 @@ class Conversation:
         seconds = None if run.debuggers.is_idle else LOOK
         if run.native is not None:
             seconds = 0 if run.native.is_busy else _LOOK_AT_RINGS
-        # In this order: whoever gives up reading looks for one who waits.
+        # In this order: who gives up reading looks for one who waits.
         self._waiting.add(run)
         try:
             if self._reading.acquire(blocking=False):
@@ -369,7 +369,7 @@ class Conversation:
             concerned |= set(self._runs.values())
             try:
                 self._on_message(load_message(payload))
-            except Exception as error:  # noqa: BLE001 - whoever gives out the items shall raise it
+            except Exception as error:  # noqa: BLE001 - who gives out the items shall raise it
                 reader.items.append(error)
         if ended and not self._is_over:
             concerned |= set(self._runs.values())
@@ -501,7 +501,7 @@ class Conversation:
                 self.outbox.send(request)
 
     def _remember(self, message: Mapped | Forked) -> None:
-        """Tell what processes map to whoever wants to know."""
+        """Tell the runs that want to know it what processes map."""
         for images in dict.fromkeys(run.images for run in self._runs.values() if run.images is not None):
             match message:
                 case Mapped(pid, 0, mappings):
@@ -534,7 +534,7 @@ class Conversation:
             run.end(item_for(run))
 
     def _restore(self) -> None:
-        """Put the original bytes back; whoever has the lock may wait for a tracer that cannot answer any more."""
+        """Put the original bytes back; who has the lock may wait for a tracer that cannot answer any more."""
         for native in self._natives():
             native.disable()
         self._known_processes |= self._restorer.processes
@@ -555,7 +555,7 @@ class Conversation:
             self._restored += native.remove(processes)
 
     def _on_death(self) -> None:
-        """Say what happened, and do what the guard could not do."""
+        """Announce what happened, and do what the guard could not do."""
         if self._restorer_process is not None:
             done = self._restorer_process.result()
             self._restored, self._cleared = done.places, (done.cleared, done.left)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AddressSpace", "LocalIds", "PageReader"]
 
-# The ids that threads of a process have in a PID namespace of its own, as data.
-
 
 @dataclass(slots=True, eq=False)
 class LocalIds:

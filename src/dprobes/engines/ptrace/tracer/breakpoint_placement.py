@@ -51,9 +51,6 @@ __all__ = [
     "write_unwritten",
 ]
 
-# Writes to a process's memory as the program itself would make them: our breakpoints stay where they are.
-
-
 _LONGEST = 15  # bytes of an instruction
 
 WRITE_MAX = 4096

@@ -141,7 +141,7 @@ class Returns:
         try:
             address = self._context.read_word(top, size)
         except OSError:
-            return  # whoever was jumped to cannot return either
+            return  # who was jumped to cannot return either
         placed = self._place(thread, probe, address)
         if placed:
             _give_up(thread, top + size)

@@ -88,7 +88,7 @@ _FLAT = {_USER_CODE_32: _FLAT_CODE, _USER_DATA: _FLAT_DATA, _USER_CODE_64: _FLAT
 
 
 def no_descriptor(thread: Thread, index: int) -> None:
-    """Say that a thread has no local descriptors."""
+    """Return nothing, as for a thread without local descriptors."""
 
 
 class Segments:

@@ -34,9 +34,6 @@ __all__ = [
     "stop_of",
 ]
 
-# The signals that reach a thread in the middle of a step, and are held until it is done.
-
-
 # Words of siginfo_t that hold si_addr.
 _ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
 

@@ -50,7 +50,7 @@ _PATIENCE = 0.005
 _ORDERLY = 0.05
 """Seconds after which records of other hits no longer wait for a thread that sleeps, or is stopped."""
 
-_RIP = int(Register.RIP)
+_RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
 
 
 class HitCounter:
@@ -288,17 +288,13 @@ def _of_others(handled: tuple[Handled, ...], program: InsertedProgram) -> tuple[
     return tuple(each for each in handled if each.probe.program is not program)
 
 
-# Hits of watchpoints: handlers run behind the access, and the hits count at once.
-#
-# The trap of an access may come while its thread is stepped from a breakpoint, between two rounds of a repeated string
-# instruction. So what the breakpoint's handlers have done is kept meanwhile.
-
-
-_WATCHPOINT_RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
-
-
 class WatchpointHits:
-    """The handling of watchpoints that a stopped thread has hit."""
+    """
+    The handling of watchpoints that a stopped thread has hit.
+
+    The trap of an access may come while its thread is stepped from a breakpoint, between two rounds of a repeated
+    string instruction. So what the breakpoint's handlers have done is kept meanwhile.
+    """
 
     def __init__(self, context: ThreadContext, debug_registers: DebugRegisters, counter: HitCounter) -> None:
         self._context = context
@@ -318,12 +314,12 @@ class WatchpointHits:
             return False
         registers = self._registers
         ptrace_calls.get_registers(thread.tid, registers)
-        place = registers[_WATCHPOINT_RIP]
+        place = registers[_RIP]
         slot = thread.space.slots.holding(place)
         if slot is not None:  # of a repeated string instruction: any other has left its slot
-            registers[_WATCHPOINT_RIP] = slot.site if place == slot.address else slot.following
+            registers[_RIP] = slot.site if place == slot.address else slot.following
         elif (displaced := thread.space.patches.original_of(place)) is not None:
-            registers[_WATCHPOINT_RIP] = displaced[1].original
+            registers[_RIP] = displaced[1].original
         outer_written = self._context.written  # of a breakpoint that the thread is just being stepped from
         self._context.select(thread, registers)
         owners = sorted(((hit.probe, hit.point) for hit in hits), key=lambda owner: owner[0].program.rank)
@@ -332,7 +328,7 @@ class WatchpointHits:
             if Register.RIP in written:
                 registers[_EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
             else:
-                registers[_WATCHPOINT_RIP] = place
+                registers[_RIP] = place
             ptrace_calls.set_registers(thread.tid, registers)
         self._context.select(thread, outer)
         self._context.written = outer_written

@@ -278,13 +278,6 @@ def _reads(space: AddressSpace, address: int, size: int) -> bytes:
     return b""
 
 
-# What threads wait for in the kernel, and how they go on with it after a stop.
-#
-# A wait that the kernel would let fail is made once more; the thread does not notice. If it has a timeout, the thread
-# runs between the stops of PTRACE_SYSCALL from then on until the call returns, so that no later wait is taken for it,
-# and is stopped once more when its time is over. Nothing in its registers or its memory is changed but the result.
-
-
 _RAX, _ORIG_RAX, _RIP = int(Register.RAX), int(Register.ORIG_RAX), int(Register.RIP)
 _ENTERING = -errno.ENOSYS & (1 << 64) - 1
 _ALREADY = -errno.EALREADY & (1 << 64) - 1
@@ -297,7 +290,13 @@ _PAUSE = 0.002
 
 
 class Waits:
-    """The threads whose interrupted waits are made once more."""
+    """
+    The threads whose interrupted waits are made once more.
+
+    A wait that the kernel would let fail is made once more; the thread does not notice. If it has a timeout, the thread
+    runs between the stops of PTRACE_SYSCALL from then on until the call returns, so that no later wait is taken for it,
+    and is stopped once more when its time is over. Nothing in its registers or its memory is changed but the result.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, Thread] = {}
@@ -430,9 +429,6 @@ class Waits:
 # the step. If it just ran on, nobody would see it leave the slot, and a system call would come back into that.
 
 
-_LATE_RAX, _LATE_RIP = int(Register.RAX), int(Register.RIP)
-
-
 def step_on(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
     """
     Let a stopped thread go on with the step in which it went to sleep; return False if it is not in one in a slot.
@@ -447,7 +443,7 @@ def step_on(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
     if slot is None or action == Action.REPEAT:  # behind which a breakpoint is
         return False
     ptrace_calls.get_registers(thread.tid, registers)
-    if registers[_LATE_RIP] != slot.address:
+    if registers[_RIP] != slot.address:
         return False
     advance = ptrace_calls.resume_to_syscall if action == Action.SYSTEM_CALL else ptrace_calls.single_step
     advance(thread.tid)
@@ -462,4 +458,4 @@ def has_entered(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool
     address, site = hit.breakpoint.address, hit.breakpoint.site
     ptrace_calls.get_registers(thread.tid, registers)
     behind = thread.space.slots.way_on(address, site) + len(site.original)
-    return registers[_LATE_RAX] == _ENTERING and registers[_LATE_RIP] == behind
+    return registers[_RAX] == _ENTERING and registers[_RIP] == behind

@@ -39,21 +39,20 @@ __all__ = [
     "Watchpoint",
 ]
 
-# The entries of functions: when the calls that have not returned were made, and with what registers.
-#
-# A call is known by its process, its probepoint, and its frame: the address of its return address. No two calls of a
-# function that go on have the same one, on whatever stack and whichever thread, but for those that a tail call leads
-# to: the entry of a function that is left by a jump is taken away, and kept with the return that is awaited. A function
-# that was left without a return (``longjmp``, an exception) leaves its entry behind, until the same frame is entered
-# again or there are too many.
-
-
 ENTRIES_MAX = 1 << 14
 """How many entries are kept at a time; of more the oldest ones are forgotten. The eBPF engine keeps as many."""
 
 
 class Entry(NamedTuple):
-    """Hold the beginning of a call: the time, and registers by their index."""
+    """
+    The beginning of a call: the time, and registers by their index.
+
+    A call is known by its process, its probepoint, and its frame: the address of its return address. No two calls of a
+    function that go on have the same one, on whatever stack and whichever thread, but for those that a tail call leads
+    to: the entry of a function that is left by a jump is taken away, and kept with the return that is awaited. A
+    function that was left without a return (``longjmp``, an exception) leaves its entry behind, until the same frame is
+    entered again or there are too many.
+    """
 
     time: int
     registers: Mapping[int, int]

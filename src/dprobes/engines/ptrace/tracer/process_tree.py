@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ORPHAN_AGE", "Attachment", "Identities", "ProcessTree", "Seizer"]
 
-# What the tracer tells of threads that have handlers in their memory: what they are called, and whose they are.
-#
-# The client looks that up itself, but for a process that has just been made, which may soon execute something else, and
-# for a thread that has ended, and is there only until somebody waits for it.
-
 
 class Identities:
-    """Tell of threads by ``send``."""
+    """
+    Reports of threads, by ``send``.
+
+    The client looks that up itself, but for a process that has just been made, which may soon execute something else,
+    and for a thread that has ended, and is there only until somebody waits for it.
+    """
 
     def __init__(self, send: Callable[[object], None]) -> None:
         self._send = send
@@ -451,9 +451,6 @@ def _word_size_of(tid: int) -> Literal[4, 8]:
         return 4 if file.read(5)[4:] == b"\x01" else 8  # EI_CLASS: ELFCLASS32
 
 
-# The attachment to a process that runs already: its threads are seized, and its jumps awaited while it runs on.
-
-
 _PATIENCE = 30.0
 """Seconds for which jumps are awaited, before breakpoints are written instead."""
 
@@ -499,7 +496,7 @@ class Attachment:
         self.look_after()
 
     def look_after(self) -> float | None:
-        """Say that a process is attached once its jumps are there; return in how many seconds to look again."""
+        """Report that a process is attached once its jumps are there; return in how many seconds to look again."""
         if self._pending is None:
             return None
         pid, until = self._pending

@@ -48,19 +48,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Inserter", "Replacer"]
 
-# The insertion of a program among those that a tracer has, and the end of one while others stay.
-#
-# A handler is added to a breakpoint, or a breakpoint is written, between two hits; so no hit of any program is lost,
-# and no thread has to stop for it. Where jumps come, no breakpoint is written before: threads run on as they are
-# meanwhile. What is wrong with the program itself is found out before anything is changed.
-
-
 _PATIENCE = 30.0
 """Seconds for which jumps are awaited, before breakpoints are written instead."""
 
 
 class Inserter:
-    """The insertion of programs into processes that are traced, and their end."""
+    """
+    The insertion of programs into processes that are traced, and their end.
+
+    A handler is added to a breakpoint, or a breakpoint is written, between two hits; so no hit of any program is lost,
+    and no thread has to stop for it. Where jumps come, no breakpoint is written before: threads run on as they are
+    meanwhile. What is wrong with the program itself is found out before anything is changed.
+    """
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class Inserter:
         self.look_after()
 
     def look_after(self) -> float | None:
-        """Say that programs are in place once their jumps are there; return in how many seconds to ask again."""
+        """Report that programs are in place once their jumps are there; return in how many seconds to ask again."""
         if not self._pending:
             return None
         now = time.monotonic()
@@ -131,7 +130,7 @@ class Inserter:
         return min((until - now for _, until in self._pending.values()), default=None)
 
     def _say_in_place(self, number: int) -> None:
-        """Say that a program is in place; what has had no jump by now has its breakpoint."""
+        """Report that a program is in place; what has had no jump by now has its breakpoint."""
         self._pending.pop(number)
         for space in self._threads.spaces():
             threads = self._threads.in_space(space)
@@ -141,7 +140,7 @@ class Inserter:
         self._connection.send(InPlace(number))
 
     def finish(self) -> None:
-        """Say so of all programs, whose processes have been let go."""
+        """Report that of all programs, whose processes have been let go."""
         for number in self._pending:
             self._connection.send(InPlace(number))
         self._pending.clear()

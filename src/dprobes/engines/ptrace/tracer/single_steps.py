@@ -1,7 +1,7 @@
 """
 Single steps: how a thread executes the original instruction under a breakpoint, and what may come in between.
 
-A step is made in a slot (``slots``) with the breakpoint in place and all other threads running, or, where there is no
+A step is made in a slot with the breakpoint in place and all other threads running, or, where there is no
 slot, in place: then nobody else runs code of the address space while the breakpoint is away. Either way the program
 cannot tell: no handler and no register of it ever sees a slot's address.
 """
@@ -54,13 +54,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPLETED", "Completion", "CompletionKind", "Stepper"]
 
-# Memory for slots.
-#
-# It is a page that an injected mmap(2) provides, once for each module; where the process may not be made to call that,
-# or it fails, the padding behind the module's code; and where that is full or too far away, there is none, and the
-# instruction is stepped in place with all other threads stopped.
-
-
 _REACH = 1 << 30
 """How far from the code an area may lie: well within the 2 GiB that a 32-bit distance spans."""
 
@@ -74,7 +67,13 @@ _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
 
 
 class SlotMaker:
-    """The maker of slots, as they are needed."""
+    """
+    The maker of slots, as they are needed.
+
+    It is a page that an injected mmap(2) provides, once for each module; where the process may not be made to call
+    that, or it fails, the padding behind the module's code; and where that is full or too far away, there is none, and
+    the instruction is stepped in place with all other threads stopped.
+    """
 
     def __init__(self, stopper: Stopper, connection: Connection) -> None:
         self._stopper = stopper

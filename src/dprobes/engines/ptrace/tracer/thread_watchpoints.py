@@ -144,7 +144,7 @@ class Watchpoints:
         return refused
 
     def _announce(self, space: AddressSpace, pids: set[int]) -> None:
-        """Say what will be watched before it is, so that the crash restorer never misses a register."""
+        """Report what will be watched before it is, so that the crash restorer never misses a register."""
         for pid in pids:
             self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
 

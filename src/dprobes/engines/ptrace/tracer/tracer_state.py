@@ -1,7 +1,7 @@
 """
 What the tracer knows, as data: its threads, their hits and waits, and what all of its parts share.
 
-It decides nothing: who may run when is up to ``stopper`` and ``main``.
+It decides nothing: who may run when is up to ``thread_stopper`` and ``tracer_process``.
 """
 
 from __future__ import annotations

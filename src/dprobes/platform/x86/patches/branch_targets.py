@@ -45,11 +45,6 @@ __all__ = [
     "undisplaceable",
 ]
 
-# Kinds of instructions: what becomes of control behind them, and which cannot be executed at another address.
-#
-# A kind is that of iced's code of an instruction, and is looked up once for each code.
-
-
 _LEGACY_PREFIXES = b"\x66\x67\xf2\xf3\xf0\x2e\x36\x3e\x26\x64\x65"
 _OPERAND_SIZE = 0x66
 _KERNEL_ENTRY = b"\xcd\x80"
@@ -59,11 +54,13 @@ _KERNEL_ENTRY = b"\xcd\x80"
 @dataclass(frozen=True, slots=True)
 class Kind:
     """
-    Say what an instruction does to control.
+    What an instruction does to control.
 
     It ``leaves`` if what follows is not executed after it, or only when a call returns, which it then ``calls``.
     ``is_branch`` is whether it names an address of code, or has one in an operand, and ``obstacle`` why it cannot be
     executed elsewhere, as a clause about ``it``.
+
+    A kind is that of iced's code of an instruction, and is looked up once for each code.
     """
 
     leaves: bool = False
@@ -128,7 +125,7 @@ _NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
 
 @dataclass(frozen=True, slots=True)
 class CodeRange:
-    """Hold the code from one link address to another (excluded)."""
+    """The code from one link address to another (excluded)."""
 
     start: int
     end: int
@@ -167,7 +164,7 @@ class Spans:
 @dataclass(frozen=True, slots=True)
 class ControlFlow:
     """
-    Hold the link addresses that control may come to, of which ``starts`` begin functions, in order.
+    The link addresses that control may come to, of which ``starts`` begin functions, in order.
 
     ``dead`` are bytes that are not executed. In ``vague`` code nobody knows: it computes where it jumps to. Threads
     must not be led out of ``restartable`` sequences.
@@ -378,15 +375,13 @@ def _cut(dead: Iterable[tuple[int, int]], targets: set[int]) -> Iterator[tuple[i
             yield start, stop
 
 
-# The code of a module where a process has mapped it: as it is in the file, as it is with jumps, and who needs which
-# byte.
-#
-# A byte is *written* by one jump at most. A punned jump *relies* on bytes behind it: those must stay as they are, be
-# they the file's or those of another jump.
-
-
 class CodeBytes:
-    """The bytes from one run-time address to another (excluded)."""
+    """
+    The bytes from one run-time address to another (excluded).
+
+    A byte is *written* by one jump at most. A punned jump *relies* on bytes behind it: those must stay as they are, be
+    they the file's or those of another jump.
+    """
 
     __slots__ = ("current", "end", "original", "relied", "start", "written")
 

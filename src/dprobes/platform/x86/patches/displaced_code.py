@@ -46,7 +46,7 @@ _JUMP_SHORT_5 = b"\xeb\x05"
 
 class Boundary(NamedTuple):
     """
-    Say that the instruction at the address ``copy`` belongs to what the program has at ``original``.
+    An instruction at the address ``copy``, which belongs to what the program has at ``original``.
 
     It is ``exact`` where a thread that is stopped there is as one at ``original`` would be.
     """

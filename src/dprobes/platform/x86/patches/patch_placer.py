@@ -30,16 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["MANY", "Placement", "Placer", "Shared", "Write", "leads_to", "writes_of"]
 
-# The bytes of a plan: what is written into the code so that control goes to a trampoline, and whether it does.
-
-
 _PREFIX = b"\x2e"
 """A segment that a jump does not have: it changes nothing (Intel SDM volume 1, 3.3.4)."""
 _SHORT_JUMP = b"\xeb"
 
 
 class Write(NamedTuple):
-    """Say what is written at an address."""
+    """What is written at an address."""
 
     address: int
     data: bytes
@@ -94,7 +91,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Say that the instruction at ``site`` is displaced already: its handler goes to that trampoline as well."""
+    """An instruction at ``site`` that is displaced already: its handler goes to that trampoline as well."""
 
     site: int
     placement: Placement
@@ -102,7 +99,7 @@ class Shared:
 
 class Placer:
     """
-    Give sites of a module places for trampolines, of ``room`` bytes each unless it is said otherwise.
+    The giver of places for trampolines to sites of a module, of ``room`` bytes each unless it is said otherwise.
 
     A site in a window that is displaced for another one shares its trampoline; that is avoided where there is a way.
     """

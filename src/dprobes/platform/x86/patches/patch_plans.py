@@ -50,7 +50,7 @@ _PAGE = 4096
 
 
 class Method(enum.Enum):
-    """Say how the jump gets its bytes; the value completes "probed by a ..."."""
+    """How a jump gets its bytes; the value completes "probed by a ..."."""
 
     JUMP = "jump"
     PUN = "punned jump"
@@ -76,7 +76,7 @@ _TERMS = {
 
 
 class Reach(NamedTuple):
-    """Say that a jump behind that many ``prefixes`` leads to any address from ``first`` to ``last``."""
+    """What a jump behind that many ``prefixes`` leads to: any address from ``first`` to ``last``."""
 
     prefixes: int
     first: int
@@ -86,7 +86,7 @@ class Reach(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    Say how the instruction at ``site`` is probed; all addresses are those of the process.
+    How the instruction at ``site`` is probed; all addresses are those of the process.
 
     The instructions with the bytes ``raw``, which have these ``sizes``, are displaced from ``start`` on: that is the
     site, or what follows the ``endbr64`` there, which stays, or what leads to the site. The first ``written`` bytes
@@ -141,7 +141,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Say why the instruction at ``site`` gets no jump, as a clause about ``it``."""
+    """Why the instruction at ``site`` gets no jump, as a clause about ``it``."""
 
     site: int
     reason: str

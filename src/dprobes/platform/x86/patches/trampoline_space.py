@@ -59,7 +59,7 @@ _ORIGINS = tuple(
 
 class AddressSpace:
     """
-    Give out addresses near a module, which is mapped from ``start`` to ``end`` (excluded).
+    Addresses to be given out near a module, which is mapped from ``start`` to ``end`` (excluded).
 
     They are not where ``growth`` says that the process may grow. No more than ``regions_max`` regions are begun: the
     kernel limits mappings (vm.max_map_count).

@@ -3,7 +3,7 @@ Memory that a stopped process maps for handlers in it, without noticing.
 
 The file of the client's is handed over as a process hands files to another one, by SCM_RIGHTS (unix(7)): the process
 makes a socket, which takes what we send through a copy of it (``process_calls.send_file``). So it needs no path, works
-through namespaces, and whoever owns the file; and nothing is open in the process afterwards. What is not the file's is
+through namespaces, whose file it may be; and nothing is open in the process afterwards. What is not the file's is
 a page with a table of threads, and room for calls behind it, of which a child of the process does not inherit the
 contents; and a manifest (``restorer_messages``), of which it does.
 """

@@ -55,9 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Patcher", "Retries", "adapted", "fitting", "groups_of", "obstacle_to"]
 
-# What could not be done just then, and is tried again: ever more rarely, and not for ever.
-
-
 _PAUSE, _PAUSE_MAX = 0.01, 2.0
 """Seconds until what could not be done is tried again: at first, and at most, as each pause is twice the last one."""
 _ATTEMPTS = 18
@@ -99,9 +96,6 @@ class Retries:
         """Return in how many seconds something is to be tried again, None if nothing is."""
         now = time.monotonic() if self._waiting else 0.0
         return min((max(0.0, each.due - now) for each in self._waiting), default=None)
-
-
-# Single jumps, and those that belong together: what is in their way, and the writing of one.
 
 
 DIFFERS = "memory holds something else than the file"
@@ -343,7 +337,7 @@ class Patcher:
         self._connection.send(MemoryShared(number, pid, problem=problem))
 
     def _problem(self, thread: Thread, error: InjectionError | OSError | ThreadGoneError) -> str:
-        """Say what has happened when a thread was to make system calls; its end is handled later."""
+        """Return what has happened when a thread was to make system calls; its end is handled later."""
         if isinstance(error, ThreadGoneError):
             self._stopper.defer(thread.tid, error.status)
             return _GONE
