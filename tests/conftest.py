@@ -1,9 +1,10 @@
-"""Collect the ``.case`` files: one item for each case and processor, run by each back end."""
+"""Collect the ``.case`` files: two tests for each case, which all back ends run on all processors."""
 
 from __future__ import annotations
 
 import functools
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,26 +34,26 @@ from support.requirements import is_required, required_words  # noqa: E402
 from support.slice_times import SliceTimes  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
 CASES = Path(__file__).parent / "cases"
 
-BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {
-    "interpreter": check_case,
-    "translator": check_translated_case,
-    "ebpf": check_compiled_case,
-    "native": check_native_case,
-    "a64": check_a64_case,
+
+@dataclass(frozen=True)
+class BackEnd:
+    """What can run cases: ``obstacle`` returns why this machine does not let it."""
+
+    check: Callable[[Case, Target], None]
+    can_run: Callable[[Case, Target], bool] = lambda case, target: True
+    obstacle: Callable[[], str | None] = lambda: None
+
+
+INTERPRETED = {"interpreter": BackEnd(check_case), "translator": BackEnd(check_translated_case)}
+COMPILED = {
+    "ebpf": BackEnd(check_compiled_case, is_compiled_case, functools.cache(obstacle)),
+    "native": BackEnd(check_native_case, is_native_case),
+    "a64": BackEnd(check_a64_case, is_native_case),
 }
-
-
-CAN_RUN: dict[str, Callable[[Case, Target], bool]] = {
-    "ebpf": is_compiled_case,
-    "native": is_native_case,
-    "a64": is_native_case,
-}
-
-COSTLY = {"a64", "ebpf", "native"}
 """Back ends that most of the time of cases is spent on, which make quick leaves out."""
 LONG_CASES = {"too_many_instructions.case"}
 """Cases that take seconds on any back end."""
@@ -241,11 +242,6 @@ def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
             )
 
 
-@functools.cache
-def ebpf_obstacle() -> str | None:
-    return obstacle()
-
-
 @pytest.fixture(scope="session")
 def all_cases() -> list[Case]:
     """Return all cases, whatever is selected on pytest's command line."""
@@ -259,34 +255,50 @@ def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> CaseFile |
 
 
 class CaseFile(pytest.File):
+    """A case: what defines it is one test, and what it is compiled to another one, on all processors."""
+
     def collect(self) -> Iterator[CaseItem]:
         try:
             case = parse_case(self.path, self.path.stem)
         except CaseError as error:
             raise self.CollectError(str(error)) from None
-        can_run = functools.cache(lambda asked, target: asked(case, target))
-        for back_end in BACK_ENDS:
-            for target in case.targets:
-                if back_end in CAN_RUN and not can_run(CAN_RUN[back_end], target):
-                    continue
-                name = f"{back_end}-{target.architecture}"
-                item = CaseItem.from_parent(self, name=name, case=case, target=target, back_end=back_end)
-                if back_end in COSTLY or self.path.name in LONG_CASES:
-                    item.add_marker(pytest.mark.slow)
-                yield item
+        for name, back_ends in (("interpreted", INTERPRETED), ("compiled", COMPILED)):
+            if back_ends is COMPILED and not case.is_run:
+                continue
+            item = CaseItem.from_parent(self, name=name, case=case, back_ends=back_ends)
+            if back_ends is COMPILED or self.path.name in LONG_CASES:
+                item.add_marker(pytest.mark.slow)
+            yield item
 
 
 class CaseItem(pytest.Item):
-    def __init__(self, *, case: Case, target: Target, back_end: str, **kwargs: object) -> None:
+    """A case with some of the back ends: all that fail are named."""
+
+    def __init__(self, *, case: Case, back_ends: Mapping[str, BackEnd], **kwargs: object) -> None:
         super().__init__(**kwargs)  # type: ignore[arg-type]
         self.case = case
-        self.target = target
-        self.back_end = back_end
+        self.back_ends = back_ends
 
     def runtest(self) -> None:
-        if self.back_end == "ebpf" and (reason := ebpf_obstacle()) is not None:
-            pytest.skip(reason)
-        BACK_ENDS[self.back_end](self.case, self.target)
+        problems, obstacles = [], set()
+        for name, back_end in self.back_ends.items():
+            for target in self.case.targets:
+                if not back_end.can_run(self.case, target):
+                    continue
+                if (obstacle := back_end.obstacle()) is not None:
+                    obstacles.add(obstacle)
+                    continue
+                try:
+                    back_end.check(self.case, target)
+                except AssertionError as error:
+                    problems.append(f"{name}, {target.architecture}:\n{error}")
+                except Exception as error:
+                    error.add_note(f"{name}, {target.architecture}")
+                    raise
+        if problems:
+            raise AssertionError("\n".join(problems))
+        if obstacles:
+            pytest.skip("; ".join(obstacles))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
         if isinstance(excinfo.value, AssertionError):

@@ -1,7 +1,7 @@
 """
 Handlers compiled to eBPF do what the interpreter does, and the verifier takes every one of them.
 
-Every case runs as eBPF too (``conftest.BACK_ENDS``); here are random programs and random bytes, with random demands.
+Every case runs as eBPF too (``conftest.COMPILED``); here are random programs and random bytes, with random demands.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Handlers as machine code of AArch64 do what the interpreter does.
 
-Every case runs so too (``conftest.BACK_ENDS``); here are random programs and random bytes, with random demands.
+Every case runs so too (``conftest.COMPILED``); here are random programs and random bytes, with random demands.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The translation of a handler does what the interpreter does.
 
-Every case runs with it too (``conftest.BACK_ENDS``); here are random programs, random bytes, and what only it has.
+Every case runs with it too (``conftest.INTERPRETED``); here are random programs, random bytes, and what only it has.
 """
 
 from __future__ import annotations
