@@ -53,7 +53,6 @@ __all__ = [
 ]
 
 # What a filter says, as data: conditions that join comparisons of values.
-#
 # What a name stands for is known to those who evaluate a filter: ``trace.trace_filter``
 # on records, ``handler_filter`` at a hit.
 

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 __all__ = ["check_words", "with_filters"]
 
 # The code of a filter before it has labels and jumps that are whole: instructions, and where the labels are.
-#
 # A condition ends with a jump to one of two labels; the other one follows. At both of them one cell is on the stack
 # that is not needed any more, so that all ways to a label leave the same depth.
 
@@ -118,7 +117,6 @@ class HandlerCode:
 
 
 # The values of a filter at a hit: which there are, and the instructions that push them.
-#
 # What records have and hits have not (the time of a record, the place's name) is refused here, at its place in the
 # filter. Whether a processor has a register, and a tracepoint a field, is checked with the rest of the program.
 

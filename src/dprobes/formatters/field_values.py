@@ -207,7 +207,6 @@ def _numbered(record: LogRecord, kind: str, number: int) -> Value:
 
 
 # What the records of a program say, by name: by the program's templates, else by what its handlers log.
-#
 # Beside addresses that are shown by their names these are, as in all outputs with fields (``address_fields``).
 
 

@@ -252,7 +252,6 @@ def _item(item: LogItem) -> dict[str, Any]:
 
 
 # CSV as RFC 4180 has it: a heading, then one line for each record.
-#
 # The columns are ``COLUMNS``, most of which JSON lines have, too, with the same values: addresses are hexadecimal.
 # ``stack_trace`` and ``at_return`` are 1 or empty, and ``text`` is what the template says, which may have several
 # lines, or without one the values by the names that the handler tells. What a record lacks is empty.

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["DumpFormatter", "HexFormatter", "TextFormatter"]
 
 # The header line of encoded records, without decoding them: a format string for each flag word that occurs.
-#
 # It says the same as ``header_line`` in a fifth of the time. What varies in length, the process name and whatever
 # comes after it, is left to that.
 

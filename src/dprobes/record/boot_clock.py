@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["BOOT_ID", "WallClock", "boot_id", "wall_offset", "wall_time"]
+if TYPE_CHECKING:
+    from uuid import UUID
+
+__all__ = ["BOOT_ID", "WallClock", "boot_id", "boot_uuid", "wall_offset", "wall_time"]
 
 # What tells this start of the machine from others.
 
@@ -20,6 +24,16 @@ def boot_id() -> str:
     with contextlib.suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii").strip()
     return ""
+
+
+def boot_uuid() -> UUID:
+    """Return the same as a UUID; any other one where the kernel does not say."""
+    from uuid import UUID, uuid4
+
+    try:
+        return UUID(boot_id())
+    except ValueError:
+        return uuid4()
 
 
 _STEP = 10_000_000

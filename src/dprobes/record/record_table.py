@@ -397,10 +397,6 @@ class PackedRows(Rows):
         }
         return cls(sum(map(len, parts)), parts[0].first, planes)
 
-    def goes_with(self, other: PackedRows) -> bool:
-        """Return whether other records are of the same shape and size."""
-        return self.shape == other.shape and len(self.first) == len(other.first)
-
     def chosen(self, mask: Sequence[bool]) -> Self:
         """Return the records for which a mask is true, at least one."""
         planes = {place: bytes(compress(plane, mask)) for place, plane in self.planes.items()}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.diagnostics import Diagnostics, did_you_mean
 from dprobes.errors import FormatError, NotSupportedError, SourceError, reason_of
+from dprobes.formatters.templates.data_extraction import unique_name
 from dprobes.source_text import SourceFile, Span
 from dprobes.tables.parquet_files import description_of, files_of, locked, write_tables
 from dprobes.tables.parquet_journals import journal_paths
@@ -239,7 +240,7 @@ class Database:
         for group in self._groups:
             program = group.partition.program
             if program not in schemas:
-                schemas[program] = _unique(program or "none", taken)
+                schemas[program] = unique_name(program or "none", taken, fold=str.lower)
                 self.connection.execute(f"create schema {_quoted(schemas[program])}")
             group.schema = schemas[program]
             try:
@@ -339,14 +340,6 @@ def _has_nanoseconds(file: Path) -> bool:
         return TIME_NS in pq.read_schema(file).names
     except (OSError, pa.ArrowException):
         return False
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    unique, number = name, 2
-    while unique.lower() in taken:
-        unique, number = f"{name}_{number}", number + 1
-    taken.add(unique.lower())
-    return unique
 
 
 def _quoted(name: str) -> str:

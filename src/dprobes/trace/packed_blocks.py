@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dprobes.errors import FormatError
 from dprobes.record.record_table import PARTS_MAX, PackedRows, RecordTable
 from dprobes.trace.trace_content import RecordBlock, TraceRecord
-from dprobes.trace.trace_frames import BODY_MAX, RECORD_HEAD, FrameKind, frame
+from dprobes.trace.trace_frames import BODY_MAX, FrameKind, frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -158,12 +158,6 @@ class TableBlock:
     def last_written(self) -> int:
         """When the last one was written."""
         return self.written
-
-    def in_a_row(self) -> RecordBlock:
-        """Return the same records as they stand one after the other in a RECORDS frame."""
-        pack = RECORD_HEAD.pack
-        body = b"".join([piece for probe, each in self.records for piece in (pack(probe, len(each)), each)])
-        return RecordBlock(self.program, body, 0, self.wall_offset, self.written, self.position)
 
 
 Block = RecordBlock | TableBlock

@@ -214,7 +214,6 @@ def fault_lines(program: Program, tables: Sequence[TableContents]) -> Iterator[s
 
 
 # What to say where probepoints were inserted and never reached: what did run, and what was probably meant.
-#
 # That is another program, another library's function of the same name, or code that the compiler has put elsewhere.
 
 

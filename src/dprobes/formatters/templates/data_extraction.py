@@ -268,7 +268,6 @@ def _text(data: bytes) -> str:
 
 
 # The short way for the common template, whose place-holders are all numbers of fixed size.
-#
 # Its data is one structure, and its text one format string of Python, whose conversions are C's. What does not fit
 # exactly goes the long way, which says the same; a test compares them.
 
@@ -358,7 +357,6 @@ def _conversion(part: Placeholder) -> str | None:
 
 
 # The data of a template's records as named, typed fields, for formats that have columns or types.
-#
 # A place-holder says the name of its field, ``%(pid)d``, or the text before it does: ``pid=%d`` is ``pid``,
 # ``*arg0=%nv`` is ``at_arg0``. Fields are in the order of the place-holders, and there is one for each, but not for
 # header items and skipped bytes.

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["CtfSink", "table_events"]
 
 # Rows of keyed tables as events.
-#
 # An event has the parts of the key, ``key0``, as strings, and the numbers of the value: ``value``, or ``count``,
 # ``sum``, ``min``, ``max``; a string or a call stack that is kept is a string, ``value``; of a histogram
 # ``bucket_lows`` and ``bucket_counts``, of the buckets that are not empty. What can be computed from these is left out:

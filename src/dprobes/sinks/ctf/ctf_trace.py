@@ -35,7 +35,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.record.boot_clock import BOOT_ID
+from dprobes.record.boot_clock import boot_uuid
 from dprobes.sinks.ctf.ctf_metadata import STREAM_CLASS, STREAM_CLASS_WITHOUT_CPU, EventClass, Metadata
 
 if TYPE_CHECKING:
@@ -204,11 +204,9 @@ def _aligned(size: int, alignment: int) -> int:
 
 
 # One trace: a directory with its metadata and its streams.
-#
 # Times never decrease in a stream, which readers insist on, but records come in an order of their own: those of several
 # programs, and those of one where a handler was held up. So there is a stream for each CPU, and another one whenever a
 # batch begins before what all streams of its CPU have already. No time is changed, and nothing is held back.
-#
 # The metadata are written before the packets that need them, to another file that takes the place of the old one.
 
 
@@ -225,7 +223,7 @@ class Trace:
         self.wall_offset = wall_offset
         self._directory = _new_directory(directory)
         self._uuid = uuid.uuid4()
-        self._metadata = Metadata(self._uuid, _clock_uuid(), wall_offset, platform.node())
+        self._metadata = Metadata(self._uuid, boot_uuid(), wall_offset, platform.node())
         self._is_described = False
         """Whether the metadata on disk say everything."""
         self._classes: dict[str, EventClass] = {}
@@ -311,11 +309,3 @@ def _new_directory(parent: Path) -> Path:
             number += 1
         else:
             return path
-
-
-def _clock_uuid() -> uuid.UUID:
-    """Return what identifies CLOCK_MONOTONIC, which begins anew with the machine."""
-    try:
-        return uuid.UUID(os.fsdecode(BOOT_ID.read_bytes()).strip())
-    except (OSError, ValueError):
-        return uuid.uuid4()

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["CollectorClient", "Delivery", "Experience", "Piece"]
 
 # Requests to an OpenTelemetry collector, and what it answers to each.
-#
 # The exporter of OpenTelemetry's SDK makes and sends them. What it keeps to itself, the answer, is seen by the HTTP
 # session that it is given. It also sends again by itself what failed; the session keeps it from that, because how long
 # to wait, and what else to send meanwhile, is decided where all requests are known.

@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 # The few things of protobuf's encoding that writing takes (protobuf.dev/programming-guides/encoding).
-#
 # A message is its fields, one after the other. A field is a key, its number shifted left by 3 with the wire type
 # below, and a varint (wire type 0), eight bytes (wire type 1) or, after their length, bytes (wire type 2): a string,
 # or a message.

@@ -15,7 +15,6 @@ import os
 import secrets
 import stat
 import time
-import uuid
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -28,7 +27,7 @@ from dprobes.formatters.address_fields import function_of
 from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_extraction import FieldKind
 from dprobes.formatters.templates.template_collection import ProgramTemplates
-from dprobes.record.boot_clock import BOOT_ID, wall_offset
+from dprobes.record.boot_clock import boot_uuid, wall_offset
 from dprobes.record.log_record import LogRecord, decode_record
 from dprobes.sinks.perfetto import perfetto_messages
 from dprobes.sinks.perfetto.perfetto_messages import (
@@ -127,7 +126,6 @@ def _character(code: int) -> str:
 
 
 # Which call a return ends: the calls that a thread is in, where a program probes entries and returns alike.
-#
 # A stack grows down. So a call has ended whose return address was below where the stack pointer is now: its return was
 # not seen because a record was lost, or because ``longjmp`` went past it. One whose return address is at the stack
 # pointer when a function is entered may have called that as its last act, and return together with it.
@@ -188,7 +186,6 @@ def _is_above(sp: int | None, other: int | None) -> bool:
 
 
 # The tracks of a trace: one for each thread, below that of its process, and one for each program, above its counters.
-#
 # A track is described before its first event, and again when its process or thread has got another name.
 
 
@@ -250,7 +247,6 @@ class Tracks:
 
 
 # The file of a trace: packets, one after the other, which is appended to.
-#
 # It begins with a packet that says during which run of the machine it was made, since CLOCK_MONOTONIC begins anew with
 # the machine. What a writer that was killed has left of its last packet is cut off when the file is opened again.
 
@@ -305,7 +301,7 @@ class PerfettoFile:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise SinkError(f"'{self._path}' is being written by another process") from None
-            start, size = trace_uuid(_boot_id()), os.fstat(self._file).st_size
+            start, size = trace_uuid(boot_uuid()), os.fstat(self._file).st_size
             if size < len(start) and os.pread(self._file, size, 0) == start[:size]:
                 self._size = 0
                 os.ftruncate(self._file, 0)
@@ -345,14 +341,6 @@ def _end_of_packets(data: mmap.mmap, position: int) -> int:
             return position
         position = end
     return position
-
-
-def _boot_id() -> uuid.UUID:
-    """Return what identifies this run of the machine; nothing does where there is no /proc."""
-    try:
-        return uuid.UUID(BOOT_ID.read_text().strip())
-    except (OSError, ValueError):
-        return uuid.uuid4()
 
 
 _THREADS_MAX = 1 << 16

@@ -10,6 +10,7 @@ from dprobes.escapes import escaped
 from dprobes.formatters.address_names import AddressSymboliser, is_of_kernel
 from dprobes.formatters.field_values import FieldValues
 from dprobes.formatters.templates.data_extraction import stacks_in
+from dprobes.keyed.key_parts import STACK_ENDS
 from dprobes.record.log_items import KERNEL_STACK, USER_STACK
 from dprobes.record.log_record import decode_record
 from dprobes.rpn.instruction_set import StackEnd, Token
@@ -110,15 +111,6 @@ SAMPLES_MAX = 1 << 20
 """Samples that are kept with their times."""
 
 _OTHERS = ("[other stacks]",)
-
-_CUTS = {
-    StackEnd.NO_TABLE: "[cut: no unwind table]",
-    StackEnd.BAD_TABLE: "[cut: unwind table]",
-    StackEnd.UNREADABLE: "[cut: stack not copied]",
-    StackEnd.NOT_RISING: "[cut: stack not rising]",
-    StackEnd.GONE: "[cut: process gone]",
-    StackEnd.NO_COPY: "[cut: no copy]",
-}
 
 
 class StackCollector:
@@ -234,8 +226,8 @@ def _frames(
         words: Sequence[int] = found.get(kind, ())
         for number in range(len(words) - 1, -1, -1):
             address = words[number]
-            if address in _CUTS:
-                yield _CUTS[StackEnd(address)]
+            if address in STACK_ENDS:
+                yield STACK_ENDS[StackEnd(address)]
                 continue
             find = symboliser.caller_name if number else symboliser.code_name
             name = find(address, record, place)

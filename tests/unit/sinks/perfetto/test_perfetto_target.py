@@ -53,7 +53,7 @@ def test_what_is_no_trace_of_ours_is_left_alone(path: Path, monkeypatch: pytest.
     hint = "a trace cannot be continued after a restart of the machine, nor one of another program"
     opened(path).close()
     with monkeypatch.context() as patch:
-        patch.setattr(perfetto_target, "_boot_id", uuid.uuid4)
+        patch.setattr(perfetto_target, "boot_uuid", uuid.uuid4)
         with pytest.raises(SinkError) as caught:
             opened(path)
     assert caught.value.message == f"'{path}' exists already, and is not a trace that can be continued"
