@@ -56,7 +56,6 @@ __all__ = [
 # What a name stands for is known to those who evaluate a filter: ``trace.trace_filter``
 # on records, ``handler_filter`` at a hit.
 
-
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "=~", "!~", "startswith", "contains"]
 
 

@@ -61,7 +61,6 @@ __all__ = ["check_words", "with_filters"]
 # A condition ends with a jump to one of two labels; the other one follows. At both of them one cell is on the stack
 # that is not needed any more, so that all ways to a label leave the same depth.
 
-
 _INVERTED = {"jz": "jnz", "jnz": "jz", "jlt": "jge", "jge": "jlt"}
 
 
@@ -119,7 +118,6 @@ class HandlerCode:
 # The values of a filter at a hit: which there are, and the instructions that push them.
 # What records have and hits have not (the time of a record, the place's name) is refused here, at its place in the
 # filter. Whether a processor has a register, and a tracepoint a field, is checked with the rest of the program.
-
 
 _PROCESS_NAMES = ("comm", "name")
 WIDE_NAMES = ("elapsed",)

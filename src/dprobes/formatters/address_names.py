@@ -37,7 +37,6 @@ __all__ = ["AddressSymboliser", "KernelNames", "Symboliser", "is_of_kernel", "na
 
 # Names for addresses of the running kernel's code.
 
-
 _HALF = 63
 _END = "_etext"
 _FUNCTION_MAX = 1 << 20

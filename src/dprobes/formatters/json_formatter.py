@@ -256,7 +256,6 @@ def _item(item: LogItem) -> dict[str, Any]:
 # ``stack_trace`` and ``at_return`` are 1 or empty, and ``text`` is what the template says, which may have several
 # lines, or without one the values by the names that the handler tells. What a record lacks is empty.
 
-
 _FUNCTION = COLUMNS.index("function") - COLUMNS.index("host")
 """Where the function is among the columns that tell of the place."""
 

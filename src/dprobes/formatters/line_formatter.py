@@ -36,7 +36,6 @@ __all__ = ["LineFormatter", "TerminalColumns", "columns_of"]
 
 # The columns of lines at a terminal: aligned, and in colours where the user wants some.
 
-
 STYLES = {"time": "2", "process": "36", "place": "1"}
 """The columns, with how they look: dim, cyan, bold (ECMA-48, 8.3.117, "select graphic rendition")."""
 

@@ -34,7 +34,6 @@ __all__ = ["DumpFormatter", "HexFormatter", "TextFormatter"]
 # It says the same as ``header_line`` in a fifth of the time. What varies in length, the process name and whatever
 # comes after it, is left to that.
 
-
 _NANOSECONDS = 1_000_000_000
 
 _PARTS = {
@@ -169,7 +168,6 @@ class DumpFormatter(HexFormatter):
 
 
 # The format ``dprobes``: the header line, then what a template makes of the data, or without one hexadecimal bytes.
-
 
 _WAYS_MAX = 1 << 16
 

@@ -43,7 +43,6 @@ __all__ = [
 
 # Numbers of tables for people: with their units, histograms' buckets as words, and quantiles that buckets estimate.
 
-
 QUANTILES = (50, 90, 99)
 """The quantiles that are shown of a histogram, in percent."""
 

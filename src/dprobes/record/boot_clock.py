@@ -14,7 +14,6 @@ __all__ = ["BOOT_ID", "WallClock", "boot_id", "boot_uuid", "wall_offset", "wall_
 
 # What tells this start of the machine from others.
 
-
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """The file with the number that the kernel makes up at each start (random(4))."""
 
@@ -60,7 +59,6 @@ class WallClock:
 
 
 # The time of day as text.
-
 
 _NANOSECONDS = 1_000_000_000
 

@@ -291,7 +291,6 @@ def header_struct(flags: int, byte_order: ByteOrder) -> struct.Struct:
 
 # Encode and decode records.
 
-
 _KNOWN = sum(Item)
 
 

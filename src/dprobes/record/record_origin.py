@@ -16,7 +16,6 @@ __all__ = ["DataReader", "Place", "RecordSource"]
 
 # The description of the probepoint that a record came from.
 
-
 _NUMBER = r"0x[0-9a-f]+"
 _DISTANCE = r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z"
 

@@ -263,7 +263,6 @@ def _numbers(value: Value) -> tuple[int, ...]:
 
 # Summaries of records: how often each value of a field occurs, and histograms and sums of numbers (``measures``).
 
-
 VALUES_MAX = 100_000
 """Distinct values that are counted one by one; what comes beyond them is counted together."""
 

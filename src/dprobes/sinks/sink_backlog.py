@@ -241,7 +241,6 @@ def _goes_on(batch: Batch, message: Message) -> bool:
 
 # The pace of a sink: the size of its batches, the retries after a failure, and the reports of a problem.
 
-
 _RETRY = 1.0
 """Seconds between two tries of a target that fails, at first and at the end; up to which they double is below."""
 

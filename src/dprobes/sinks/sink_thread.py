@@ -368,7 +368,6 @@ def _text_of(error: BaseException) -> str:
 
 # All log targets of a run or of the manager: what every program's records go through.
 
-
 TargetKey = tuple[str, str | None]
 """The name of a target, and the program that it is for; None is for all."""
 

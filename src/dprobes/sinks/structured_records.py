@@ -49,7 +49,6 @@ __all__ = [
 
 # A record as names and strings, for logs with structured data: syslog and the systemd journal.
 
-
 _NUMBERS = ("major", "minor", "cpu", "pid", "tid", "uid")
 _ADDRESSES = ("cs", "ip", "ss", "sp")
 

@@ -37,7 +37,6 @@ __all__ = ["Database", "TableInfo", "error_of", "query_error"]
 
 # The errors of DuckDB in a query, with the place in the query.
 
-
 _NAME = "query"
 _KIND = re.compile(r"\A[A-Z][A-Za-z ]* Error: ")
 

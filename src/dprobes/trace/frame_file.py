@@ -29,7 +29,6 @@ __all__ = ["FrameFile", "older_part"]
 
 # The state of an existing trace file for a writer that continues it, and how much of its end is to be cut off.
 
-
 _PIECE = 1 << 20
 
 

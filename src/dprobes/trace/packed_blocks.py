@@ -165,7 +165,6 @@ Block = RecordBlock | TableBlock
 
 # What is written of records together: packed where they are of few shapes, else as they are.
 
-
 _PACKED_MIN = 16
 """Fewer records are not worth packing, neither in all nor, on average, of each shape."""
 _PACKED_ROW = 1024

@@ -216,7 +216,6 @@ class RecordBlock:
 
 # Traces of several files, or hosts, in the order of time.
 
-
 _DELAY = 1_000_000_000
 """Nanoseconds: a record that is written later than that after its hit may come after others in a merge."""
 

@@ -353,7 +353,6 @@ def number_in(content: dict[str, Any], key: str, *, low: int = 0, high: int = (1
 
 # Compressed frames of trace files, by the package zstandard. Sizes are known before memory is taken for them.
 
-
 _SIZE = struct.Struct("<I")
 _LEVEL = 3
 _HINT = "pip install 'dprobes[zstd]'"

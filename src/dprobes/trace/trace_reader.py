@@ -305,7 +305,6 @@ def _place(entry: Any) -> PlaceEntry:
 
 # Read trace files, also those that are being written.
 
-
 _PIECE = 1 << 20
 
 

@@ -39,7 +39,6 @@ __all__ = ["TraceFileWriter", "WrittenProgram", "older_part"]
 
 # A program of a trace file that is being written: what the file knows of it, and the frames that say the rest.
 
-
 _FRAME_PLACES = 10_000
 
 

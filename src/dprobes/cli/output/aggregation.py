@@ -58,7 +58,6 @@ __all__ = ["HandlerAggregates", "NotAtTheHitError", "aggregate_traces", "aggrega
 
 # ``--count``, ``--hist`` and ``--sum``: the tables that stand for records at the end.
 
-
 _ROWS = 50
 """Rows of a table that are printed; the others are summed up."""
 

@@ -139,7 +139,6 @@ def _verdict(kernel: RunningKernel, function: KernelSymbol, address: int, way: K
 
 # The kernel's tracepoints and system calls as ``locate`` shows them: lists by pattern, and the fields of one.
 
-
 _TRACEPOINT, _SYSTEM_CALL = "tracepoint", "syscall"
 _WILD = "*?["
 

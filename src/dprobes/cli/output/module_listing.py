@@ -126,7 +126,6 @@ def describe_lines(module: Module, lines: LinesOfSource, symbols: Path | None) -
 
 # USDT probes of a module, as ``list``, ``locate`` and ``show`` print them.
 
-
 PREFIX = "usdt"
 USDT_HEADER = ("usdt probe", "sites", "arguments", "guarded by a semaphore")
 

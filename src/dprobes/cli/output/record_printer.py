@@ -28,7 +28,6 @@ __all__ = ["DamageReport", "Printer", "skip_damaged_option"]
 
 # The option ``--skip-damaged`` of verbs that read trace files, and what is said of damage.
 
-
 _SAID_MAX = 5
 """Damaged places of a file that are said one by one."""
 

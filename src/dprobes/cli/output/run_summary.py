@@ -174,7 +174,6 @@ def left_out_lines(left_out: Sequence[LeftOutProbe], *, names: int | None) -> It
 
 # The exceptions that ended hits, by the lines of a program in DProbes C that they came from.
 
-
 _REASONS = {
     ExceptionCode.INVALID_ADDR: "memory that is not there",
     ExceptionCode.DIVIDE_BY_ZERO: "a division by zero",
@@ -215,7 +214,6 @@ def fault_lines(program: Program, tables: Sequence[TableContents]) -> Iterator[s
 
 # What to say where probepoints were inserted and never reached: what did run, and what was probably meant.
 # That is another program, another library's function of the same name, or code that the compiler has put elsewhere.
-
 
 _LOOKED_UP_MAX, _FUNCTIONS_MAX = 256, 8
 """Functions that are looked for in other files, and in the debug information."""

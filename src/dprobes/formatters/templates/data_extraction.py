@@ -271,7 +271,6 @@ def _text(data: bytes) -> str:
 # Its data is one structure, and its text one format string of Python, whose conversions are C's. What does not fit
 # exactly goes the long way, which says the same; a test compares them.
 
-
 _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _NUMBERS = {
     Conversion.SIGNED: "d",
@@ -360,7 +359,6 @@ def _conversion(part: Placeholder) -> str | None:
 # A place-holder says the name of its field, ``%(pid)d``, or the text before it does: ``pid=%d`` is ``pid``,
 # ``*arg0=%nv`` is ``at_arg0``. Fields are in the order of the place-holders, and there is one for each, but not for
 # header items and skipped bytes.
-
 
 _NAME = re.compile(r"(?<!\w)([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
 _EXPRESSION = re.compile(r"(?:^|\s)(?P<what>[^\s=]*[^\w\s=.][^\s=]*|\w+(?:\.\w+)+)=[\"']?\Z")

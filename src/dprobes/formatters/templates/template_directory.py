@@ -34,7 +34,6 @@ __all__ = [
 # The text of a template file to statements of tokens; a statement ends with its line.
 # A comment is a blank. Nothing is known here of what the words mean.
 
-
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r\f\v]+|//[^\n]*)
       | (?P<comment>/\*(?:[^*]|\*(?!/))*+\*/)

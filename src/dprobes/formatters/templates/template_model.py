@@ -29,7 +29,6 @@ __all__ = [
 
 # The values that templates take out of records.
 
-
 ERROR_MAX = 4095
 """MAX_ERRNO: what the kernel returns from here up to -1 is an error (include/linux/err.h)."""
 

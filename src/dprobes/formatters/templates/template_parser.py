@@ -484,7 +484,6 @@ def _unknown(reader: _Reader, start: int) -> _WrongError:
 #
 # A statement ends with its line. Case does not matter in the words on the left. C comments.
 
-
 LINES_MAX = 1000
 """How many lines a template has at most."""
 

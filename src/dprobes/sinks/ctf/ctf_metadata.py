@@ -220,7 +220,6 @@ def _bytes(data: bytes) -> bytes:
 # The metadata of a trace: what its files hold, as text in TSDL (CTF 1.8.3, section 7).
 # It says in TSDL what ``packets.HEADER``, ``packets.CONTEXT`` and ``classes.EVENT_HEADER`` pack.
 
-
 STREAM_CLASS = 0
 STREAM_CLASS_WITHOUT_CPU = 1
 """For records that do not say on which CPU they were made."""

@@ -45,7 +45,6 @@ __all__ = ["CtfSink", "table_events"]
 # ``bucket_lows`` and ``bucket_counts``, of the buckets that are not empty. What can be computed from these is left out:
 # there are no numbers here but whole ones.
 
-
 _NO_RECORD = LogRecord()
 _LEAST = -(1 << 63)
 _NOTHING = "?"

@@ -209,7 +209,6 @@ def _aligned(size: int, alignment: int) -> int:
 # batch begins before what all streams of its CPU have already. No time is changed, and nothing is held back.
 # The metadata are written before the packets that need them, to another file that takes the place of the old one.
 
-
 Events = list[tuple[int, bytes]]
 """Events with their times."""
 

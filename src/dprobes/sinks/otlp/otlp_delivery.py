@@ -33,7 +33,6 @@ __all__ = ["CollectorClient", "Delivery", "Experience", "Piece"]
 # session that it is given. It also sends again by itself what failed; the session keeps it from that, because how long
 # to wait, and what else to send meanwhile, is decided where all requests are known.
 
-
 _TIMEOUT = 10.0
 _TIMEOUT_MAX = 60.0
 """Seconds that a request may take, with the waits for a collector that is busy."""

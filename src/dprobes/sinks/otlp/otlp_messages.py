@@ -43,7 +43,6 @@ __all__ = ["LogRecords", "TableMetrics", "resource"]
 
 # Records as OpenTelemetry's log records: a text as body, what is known as attributes with types.
 
-
 _INT_MAX = (1 << 63) - 1
 _TIME_MAX = (1 << 64) - 1
 

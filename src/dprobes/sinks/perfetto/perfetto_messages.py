@@ -45,7 +45,6 @@ __all__ = [
 # below, and a varint (wire type 0), eight bytes (wire type 1) or, after their length, bytes (wire type 2): a string,
 # or a message.
 
-
 _MASK = (1 << 64) - 1
 
 

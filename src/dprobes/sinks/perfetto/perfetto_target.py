@@ -55,7 +55,6 @@ __all__ = ["PerfettoSink"]
 
 # What a record says, as debug annotations: its data by their names, and the items of its header together.
 
-
 _UNICODE_MAX = 0x10FFFF
 
 _HEADER = (
@@ -130,7 +129,6 @@ def _character(code: int) -> str:
 # not seen because a record was lost, or because ``longjmp`` went past it. One whose return address is at the stack
 # pointer when a function is entered may have called that as its last act, and return together with it.
 
-
 _SAME_STACK = 8 << 20
 """Bytes: what is farther away is another stack, as a coroutine's, and tells nothing of the calls on this one."""
 
@@ -187,7 +185,6 @@ def _is_above(sp: int | None, other: int | None) -> bool:
 
 # The tracks of a trace: one for each thread, below that of its process, and one for each program, above its counters.
 # A track is described before its first event, and again when its process or thread has got another name.
-
 
 _KNOWN_MAX = 1 << 16
 """Tracks that are known to be described; those of more processes are described again."""
@@ -249,7 +246,6 @@ class Tracks:
 # The file of a trace: packets, one after the other, which is appended to.
 # It begins with a packet that says during which run of the machine it was made, since CLOCK_MONOTONIC begins anew with
 # the machine. What a writer that was killed has left of its last packet is cut off when the file is opened again.
-
 
 _PACKET = 0x0A
 """The key of a packet: field 1, with a length."""

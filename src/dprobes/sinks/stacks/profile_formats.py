@@ -39,7 +39,6 @@ __all__ = ["flame_graph", "folded_lines", "parse_folded", "perfetto_samples", "p
 #
 #     python3;main;PyRun_SimpleString 42
 
-
 _LINE = re.compile(r"(?P<stack>.*\S) +(?P<weight>\d{1,19})")
 
 
@@ -69,7 +68,6 @@ def parse_folded(lines: Iterable[str], name: str) -> StackProfile:
 
 
 # Flame graphs: one HTML file that needs nothing else, to zoom, to search in, and to compare two profiles with.
-
 
 _PAGE = Path(__file__).with_name("flamegraph.html")
 _LEAST = 1 / 4000

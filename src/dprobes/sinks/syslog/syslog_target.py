@@ -195,7 +195,6 @@ def _host_name() -> str:
 #
 # Each may have ``max=BYTES``, the longest message, and ``rfc=3164`` or ``rfc=5424``, its form.
 
-
 _LOCAL = "/dev/log"
 
 _PORTS = {"udp": 514, "tcp": 601, "tls": 6514}
