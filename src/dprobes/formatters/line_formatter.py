@@ -122,12 +122,7 @@ class LineFormatter:
         if not record.is_stack_trace:
             written = self._templates.written.find(record.major or 0, record.minor or 0)
         says = _header_items(written) if written is not None else frozenset()
-        parts = []
-        if record.time is not None and "time" not in says:
-            parts.append(self._shown("time", _time_of_day(record.time, self.wall_offset)))
-        process = _process(record.process_name, record.pid, record.tid)
-        if process and says.isdisjoint(("name", "pid")):
-            parts.append(self._shown("process", process))
+        parts = self._columns_of(record, says)
         if written is None:
             parts.append(self._shown("place", _where(place) or f"{record.major or 0},{record.minor or 0}"))
         if written is not None and record.cs is None:
@@ -136,6 +131,16 @@ class LineFormatter:
         if not self._is_brief or len(extra) < len(_EXTRA):
             parts += [form.format(value) for name, form, value in extra if name not in says]
         return _line(parts, self._text(record, place, written or self._templates.of(record)))
+
+    def _columns_of(self, record: LogRecord, says: frozenset[str]) -> list[str]:
+        """Return time and process, unless a template ``says`` them itself."""
+        parts = []
+        if record.time is not None and "time" not in says:
+            parts.append(self._shown("time", _time_of_day(record.time, self.wall_offset)))
+        process = _process(record.process_name, record.pid, record.tid)
+        if process and says.isdisjoint(("name", "pid")):
+            parts.append(self._shown("process", process))
+        return parts
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""

@@ -88,11 +88,15 @@ class RecordedNames:
             except FormatError:
                 continue  # whoever reads it says so
             for address, is_return in self._addresses(record, way, has_ip=id(place) in odd):
-                located = self._symboliser.located(address - is_return, record, place)
-                if is_return and (located is None or located.function is None):
-                    located = self._symboliser.located(address, record, place)
-                if located is not None:
+                if (located := self._code_at(address, record, place, is_return=is_return)) is not None:
                     found[id(located)] = located
+
+    def _code_at(self, address: int, record: LogRecord, place: Place, *, is_return: bool) -> LocatedCode | None:
+        """Return where an address is; a return address is that of the call before it, if there is one."""
+        located = self._symboliser.located(address - is_return, record, place)
+        if is_return and (located is None or located.function is None):
+            return self._symboliser.located(address, record, place)
+        return located
 
     @staticmethod
     def _addresses(record: LogRecord, way: _Way, *, has_ip: bool) -> Iterator[tuple[int, bool]]:

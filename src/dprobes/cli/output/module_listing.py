@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from dprobes.errors import TargetError
 from dprobes.escapes import escaped
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dprobes.target.code.machine_code import DecodedInstruction
     from dprobes.target.kernel.running_kernel import RunningKernel
+    from dprobes.target.matching_functions import LeftOut
     from dprobes.target.probed_module import Module
     from dprobes.target.usdt import UsdtSite
 
@@ -258,19 +259,22 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
     if not functions and (of_file := {symbol.address for symbol in module.symbols.lookup(pattern)}):
         same, _ = matching_functions(module, pattern.rpartition(":")[2])
         functions = [function for function in same if function.address in of_file]
-    left_out = [left for _, others in found for left in others]
     if not functions:
-        if not left_out and not is_pattern(pattern):
-            module.address_of(pattern)  # which says what may be meant
-        reasons = {one.name: one.reason for one in left_out}
-        why = next((f": '{name}': {reason}" for name, reason in reasons.items()), "")
-        raise TargetError(f"'{pattern}' matches no function of '{module.path}'{why}")
+        _refuse_pattern(module, pattern, [left for _, others in found for left in others])
     instructions = list(first_instructions(module, [each.offset for each in functions]))
     names = written_names(module, functions)
     return [
         (written, str(each.size or "?"), f"{each.offset:#x}", cost.text, "" if written.endswith(name) else name)
         for (written, name), each, cost in zip(names, functions, costs_at(module, instructions), strict=True)
     ]
+
+
+def _refuse_pattern(module: Module, pattern: str, left_out: Sequence[LeftOut]) -> NoReturn:
+    if not left_out and not is_pattern(pattern):
+        module.address_of(pattern)  # which says what may be meant
+    reasons = {one.name: one.reason for one in left_out}
+    why = next((f": '{name}': {reason}" for name, reason in reasons.items()), "")
+    raise TargetError(f"'{pattern}' matches no function of '{module.path}'{why}")
 
 
 def required_usdt_rows(module: Module, provider: str, name: str) -> list[tuple[str, ...]]:

@@ -19,7 +19,7 @@ from dprobes.rpn.instruction_set import ExceptionCode
 from dprobes.rpn.keyed_tables import FAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dprobes.engines.engine_interface import Attachment, Scope
     from dprobes.keyed.table_layout import TableContents
@@ -58,14 +58,9 @@ def summary(program: Program, session: Attachment, counts: Sequence[Counts], wid
     unused = _unused_files(probes, counts)
     # A place is said with its file only where the same name may mean several.
     paths = list(dict.fromkeys(probe.path for probe in probes if probe.path not in unused))
-    lines = [
-        (probe.number, f"{place_of(probe)} in {probe.path}" if len(paths) > 1 else place_of(probe), count)
-        for probe, count in zip(probes, counts, strict=True)
-        if probe.path not in unused
-    ]
+    used = [pair for pair in zip(probes, counts, strict=True) if pair[0].path not in unused]
     missing = set(range(len(program.definitions))) - {probe.number for probe in probes}
-    lines += [(number, "not resolved", Counts()) for number in missing]
-    lines.sort(key=lambda line: line[0])
+    lines = _lines(used, missing, with_paths=len(paths) > 1)
     codes = [f"{program.major},{definition.minor}" for definition in program.definitions]
     rows = [
         (
@@ -88,6 +83,18 @@ def summary(program: Program, session: Attachment, counts: Sequence[Counts], wid
         mine = [left_out for left_out in session.left_out if left_out.number == number]
         below += [f"{its_codes}  {escaped(line)}" for line in left_out_lines(mine, names=_NAMED)]
     return "\n".join(below)
+
+
+def _lines(
+    used: Iterable[tuple[Probepoint, Counts]], missing: Iterable[int], *, with_paths: bool
+) -> list[tuple[int, str, Counts]]:
+    """Return definition, place and counts of each probepoint, and of the definitions without any."""
+    lines = [
+        (probe.number, f"{place_of(probe)} in {probe.path}" if with_paths else place_of(probe), count)
+        for probe, count in used
+    ]
+    lines += [(number, "not resolved", Counts()) for number in missing]
+    return sorted(lines, key=lambda line: line[0])
 
 
 def _remarks(count: Counts, place: str) -> Iterator[str]:
@@ -132,12 +139,17 @@ def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | N
     over = _width(text) - width
     if over <= 0:
         return text + below
+    return _with_places_above(header, narrow, over) + below
+
+
+def _with_places_above(header: Sequence[str], narrow: Sequence[Sequence[str]], over: int) -> str:
+    """Return a table that is so many columns too wide, with long places on lines of their own."""
     room = max(max(len(row[_PLACE]) for row in narrow) - over, len("place"))
     is_long = [len(row[_PLACE]) > room for row in narrow]
     cells = [["", "", *row[_PLACE + 1 :]] if long else row for row, long in zip(narrow, is_long, strict=True)]
     head, *lines = console.table(header, cells).splitlines()
     broken = [f"{row[0]}  {escaped(row[_PLACE])}\n" if long else "" for row, long in zip(narrow, is_long, strict=True)]
-    return "\n".join([head, *(place + line for place, line in zip(broken, lines, strict=True))]) + below
+    return "\n".join([head, *(place + line for place, line in zip(broken, lines, strict=True))])
 
 
 def _width(text: str) -> int:

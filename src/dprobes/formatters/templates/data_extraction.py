@@ -218,6 +218,10 @@ class _Reader:
                 return Taken(body, missing)
             case Conversion.NETWORK:
                 return self._network(head, body, missing)
+        return self._numbers(part, head, body, missing)
+
+    def _numbers(self, part: Placeholder, head: ItemHead, body: bytes, missing: int) -> Taken:
+        """Take a number, or all numbers of an item."""
         size = part.size or self._word_size
         signed = part.conversion.is_signed
         if not part.is_array:

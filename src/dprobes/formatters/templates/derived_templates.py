@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.rpn.keyed_tables import Table
-    from dprobes.rpn.rpn_program import Code, Instruction, Program
+    from dprobes.rpn.rpn_program import Code, Instruction, Operand, Program
 
 __all__ = ["derived_templates"]
 
@@ -235,20 +235,7 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
         popped = [_plain(each) for each in popped]
     if row.syntax == "pbl <bits>":
         return [f"{popped[0]}{_SIGNED}{operand}"]
-    name = None
-    match row.syntax.split(" ")[:2], operand:
-        case ["push", "mem," | "phys,"], _:
-            name = _content(popped[0])
-        case ["push", "<value>"], Expression(addend, symbol):
-            name = str(addend) if symbol is None else f"&{escaped(symbol)}" + (f"{addend:+}" if addend else "")
-        case ["push", ("lv," | "gv," | "cv," | "tv,") as kind], int():
-            name = f"{kind[:-1]}{operand}"
-        case ["push", "usdt,"], int():
-            name = f"usdt{operand}"
-        case ["push", _], str():  # a register or a field
-            name = operand
-        case ["push", ("task" | "comm") as word], None:
-            name = word
+    name = _name_of(row.syntax, operand, popped)
     before, _, after = (part.split() for part in row.effect.partition("--"))
     results = [_REPEATED.sub("", each) for each in after]
     if name is None and len(results) == count:
@@ -257,6 +244,24 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
     name = _limited(name or results[0]) if count else ""
     # The least significant cell of several is on top.
     return [name] if count == 1 else [f"{name}.{n}" for n in reversed(range(count))]
+
+
+def _name_of(syntax: str, operand: Operand, popped: Sequence[str]) -> str | None:
+    """Return the name of what an instruction pushes, if that does not follow from what it pops alone."""
+    match syntax.split(" ")[:2], operand:
+        case ["push", "mem," | "phys,"], _:
+            return _content(popped[0])
+        case ["push", "<value>"], Expression(addend, symbol):
+            return str(addend) if symbol is None else f"&{escaped(symbol)}" + (f"{addend:+}" if addend else "")
+        case ["push", ("lv," | "gv," | "cv," | "tv,") as kind], int():
+            return f"{kind[:-1]}{operand}"
+        case ["push", "usdt,"], int():
+            return f"usdt{operand}"
+        case ["push", _], str():  # a register or a field
+            return operand
+        case ["push", ("task" | "comm") as word], None:
+            return word
+    return None
 
 
 def _plain(name: str) -> str:
