@@ -198,7 +198,7 @@ class FieldColumns:
         if place.start + place.size > packed.data_size:
             raise NoColumnError
         if place.is_text:
-            return strings_at(packed, place.start, place.size)
+            return strings_at(packed, place)
         return _numbers(packed, place.start, place.size, is_signed=place.is_signed)
 
     @property

@@ -13,6 +13,7 @@ import struct
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dprobes.escapes import cut_text
 from dprobes.formatters.templates.data_extraction import data_parts
 from dprobes.formatters.templates.template_model import Conversion, Placeholder, Skip
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, Token
@@ -33,13 +34,14 @@ class Step(NamedTuple):
     """
     What a part of a template takes: so many bytes (``size``), a string item, or a string up to its NUL.
 
-    ``field`` is the number of the field that it gives, None if it gives none.
+    ``field`` is the number of the field that it gives, None if it gives none. A string is cut after ``cut`` bytes.
     """
 
     kind: str
     size: int = 0
     field: int | None = None
     is_signed: bool = False
+    cut: int | None = None
 
 
 def steps_of(template: Template, word_size: int) -> list[Step] | None:
@@ -51,7 +53,7 @@ def steps_of(template: Template, word_size: int) -> list[Step] | None:
                 steps.append(Step("number", count))
                 continue
             case Placeholder(conversion=Conversion.STRING, is_item=True):
-                steps.append(Step("item", 0, field))
+                steps.append(Step("item", 0, field, cut=part.precision if part.marks_cut else None))
             case Placeholder(conversion=Conversion.STRING, precision=None):
                 steps.append(Step("text", 0, field))
             case Placeholder(conversion=Conversion.STRING | Conversion.DUMP | Conversion.REST):
@@ -68,12 +70,13 @@ def steps_of(template: Template, word_size: int) -> list[Step] | None:
 
 
 class FieldPlace(NamedTuple):
-    """The place of a field in the data of all records."""
+    """The place of a field in the data of all records; a string is cut after ``cut`` bytes."""
 
     start: int
     size: int
     is_signed: bool = False
     is_text: bool = False
+    cut: int | None = None
 
 
 Places = tuple[list[FieldPlace], int]
@@ -102,7 +105,7 @@ def _places(template: Template, word_size: int, item_size: Callable[[int], int |
                     places.append(FieldPlace(at, step.size, step.is_signed))
                 at += step.size
             case "item" if (size := item_size(at)) is not None:
-                places.append(FieldPlace(at + ITEM_PREFIX_SIZE, size, is_text=True))
+                places.append(FieldPlace(at + ITEM_PREFIX_SIZE, size, is_text=True, cut=step.cut))
                 at += ITEM_PREFIX_SIZE + size
             case _:
                 return None
@@ -115,7 +118,7 @@ def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> s
     if found is None:
         return None
     codes, end = "<" if byte_order == "little" else ">", 0
-    for start, size, is_signed, _ in found[0]:
+    for start, size, is_signed, *_ in found[0]:
         code = _CODES[size]
         codes += f"{start - end}x{code if is_signed else code.upper()}"
         end = start + size
@@ -132,22 +135,25 @@ def _item_size(packed: PackedRows, at: int) -> int | None:
     return size if token == Token.STRING and first + ITEM_PREFIX_SIZE + size <= packed.row_size else None
 
 
-def strings_at(packed: PackedRows, start: int, size: int) -> list[str] | str:
+def strings_at(packed: PackedRows, place: FieldPlace) -> list[str] | str:
     """Return the strings at a place of the data, or the one that all have in common."""
-    first = packed.shape.data + start
+    first, size = packed.shape.data + place.start, place.size
     if packed.is_constant(first, size):
-        return _string(packed.first[first : first + size])
+        return _string(packed.first[first : first + size], place.cut)
     values = bytes(packed.raw(first, size))
-    return _strings([values[at : at + size] for at in range(0, len(values), size)])
+    return _strings([values[at : at + size] for at in range(0, len(values), size)], place.cut)
 
 
-def _strings(found: Sequence[bytes]) -> list[str]:
-    known = {data: _string(data) for data in set(found)}
+def _strings(found: Sequence[bytes], cut: int | None = None) -> list[str]:
+    known = {data: _string(data, cut) for data in set(found)}
     return [known[data] for data in found]
 
 
-def _string(data: bytes) -> str:
-    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+def _string(data: bytes, cut: int | None) -> str:
+    text = data.partition(b"\0")[0]
+    if cut is not None and len(text) > cut:
+        text = cut_text(text, cut)
+    return text.decode("utf-8", "backslashreplace")
 
 
 # Fields at a place of its own in each record
@@ -242,7 +248,7 @@ class RaggedData:
             return [read(body, p)[0] for p in places]
         if step.kind == "item":
             ends = self._after(step, places)
-            return _strings([body[p + ITEM_PREFIX_SIZE : end] for p, end in zip(places, ends, strict=True)])
+            return _strings([body[p + ITEM_PREFIX_SIZE : end] for p, end in zip(places, ends, strict=True)], step.cut)
         return _strings([body[p : body.index(0, p)] for p in places])
 
     def _reader(self, size: int, *, is_signed: bool) -> Callable[[bytes, int], tuple[int, ...]]:

@@ -45,7 +45,8 @@ def test_there_are_no_places_behind_strings_of_various_lengths_and_other_items()
     assert field_places(packed(b"\1\4\0abcd"), template(3), 4) is None
 
 
-def test_strings_end_at_a_nul() -> None:
+def test_strings_end_at_a_nul_and_are_cut() -> None:
     records = packed(b"ab\0dGET", b"ab\0d\xffUT")
-    assert strings_at(records, 0, 4) == "ab"
-    assert strings_at(records, 4, 3) == ["GET", "\\xffUT"]
+    assert strings_at(records, FieldPlace(0, 4)) == "ab"
+    assert strings_at(records, FieldPlace(4, 3)) == ["GET", "\\xffUT"]
+    assert strings_at(records, FieldPlace(4, 3, cut=2)) == ["GE…", "\\xffU…"]

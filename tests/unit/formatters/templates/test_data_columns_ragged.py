@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PLACE = Place("app", "main")
 FILES = {
     "templates.lst": b"1 t",
-    "t": b'major = 1\nminor = 1\nfmt = "path=%*s size=%u %+2end=%bd"\nminor = 2\nfmt = "text=%s low=%wd"\n'
+    "t": b'major = 1\nminor = 1\nfmt = "path=%*.100~s size=%u %+2end=%bd"\nminor = 2\nfmt = "text=%s low=%wd"\n'
     b'minor = 3\nfmt = "size=%u"\nminor = 5\nfmt = "array=%*d size=%u"\nminor = 6\nfmt = "%.3s %s"\n',
 }
 DERIVED = 'major = 1\nminor = 4\nfmt = "path=%*s size=%v name2=%*s"\n'
