@@ -20,7 +20,7 @@ from dprobes.errors import SourceError
 from dprobes.source_text import Diagnostic, Note, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.source_text import SourceFile, Span
 
@@ -30,6 +30,8 @@ __all__ = [
     "Note",
     "Severity",
     "did_you_mean",
+    "either",
+    "first_of",
     "near_lengths",
     "near_names",
     "nearest",
@@ -125,6 +127,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return a hint with the known word nearest to ``word``, or None if none is near."""
     near = nearest(word, known)
     return f"did you mean '{near}'?" if near is not None else None
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def either(names: Sequence[str]) -> str:
+    """Return names that may be meant, of which there is at least one: ``'a', 'b' or 'c'``."""
+    quoted = [f"'{name}'" for name in names]
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}" if len(quoted) > 1 else quoted[0]
 
 
 def near_names(name: str, known: Iterable[str], count: int, cutoff: float = 0.7) -> list[str]:

@@ -124,7 +124,7 @@ def parse_register_table(text: str) -> tuple[Register, ...]:
     Return the registers of a table with the appendices' columns: index (hex), name, bits, and y/n for each direction.
 
     A name ``r<0-15>`` stands for sixteen rows with consecutive indices. ``4*32`` as width means four parts,
-    ``+1`` behind it one selector cell. A line ``system:`` gives the class of the rows below it; the first ones are
+    ``+1`` after it one selector cell. A line ``system:`` gives the class of the rows below it; the first ones are
     general. The result is in the order of the indices.
     """
     registers: list[Register] = []

@@ -37,12 +37,12 @@ _ELSEWHERE = -1
 """Where a default location begins: it holds at all other addresses."""
 
 AddressRange = tuple[int, int]
-"""First address, and the one behind the last."""
+"""First address, and the one after the last."""
 
 
 class ListedBounds(NamedTuple):
     """
-    What an entry of a list says; ``position`` is behind it.
+    What an entry of a list says; ``position`` is after it.
 
     It is about the addresses from ``begin`` to ``end``; None if it says only from which ``base`` others count.
     """

@@ -425,7 +425,7 @@ class Entry:
             position = child.following()
 
     def following(self) -> int:
-        """Return the offset behind the entry and all entries in it."""
+        """Return the offset after the entry and all entries in it."""
         end = self._end()
         if not self.shape.has_children:
             return end

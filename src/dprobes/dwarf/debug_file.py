@@ -323,7 +323,7 @@ class DebugFile:
             offset = self._start_of(number)
 
     def _start_of(self, number: int) -> int:
-        """Return where a unit begins by its number; the end of the section behind the last one."""
+        """Return where a unit begins by its number; the end of the section after the last one."""
         size, starts = self._source(".debug_info").size, self._starts
         while len(starts) <= number and starts[-1] < size:
             self._pass(starts)
@@ -435,7 +435,7 @@ class DebugFile:
         size = unit.sizes.offset
         base = unit.base(At.STR_OFFSETS_BASE)
         if base is None:
-            # Without one, as in split debug information: behind the header of the only table.
+            # Without one, as in split debug information: after the header of the only table.
             base = 2 * size if unit.sizes.version >= 5 else 0
         return self.text_at(".debug_str", self._number(".debug_str_offsets", base + index * size, size))
 

@@ -104,7 +104,7 @@ class EntryShape(NamedTuple):
     """
     The shape of entries.
 
-    ``steps`` lead behind all attributes; ``sibling`` is how many bytes are before the reference to the next sibling,
+    ``steps`` lead after all attributes; ``sibling`` is how many bytes are before the reference to the next sibling,
     whose form is ``sibling_form``, and None if there is none, or if they are not always as many.
     """
 

@@ -40,7 +40,7 @@ class LineRow(NamedTuple):
     """
     The first instruction of a line, or of a part of it.
 
-    ``file`` is a number among the files of the program. ``ends`` is set in the row behind the last instruction of a
+    ``file`` is a number among the files of the program. ``ends`` is set in the row after the last instruction of a
     sequence, which is of no line.
     """
 
@@ -135,7 +135,7 @@ class LineProgram:
         return files
 
     def _files_of_5(self) -> list[str]:
-        """Read directories and files, each list behind the forms of its fields; the numbers of files begin with 0."""
+        """Read directories and files, each list after the forms of its fields; the numbers of files begin with 0."""
         directories = [path for path, _ in self._entries()]
         return [_joined(directories, directory, path) for path, directory in self._entries()]
 
@@ -297,7 +297,7 @@ def addresses_of_lines(sections: LineSections, path: str, first: int, last: int)
 
     ``path`` is the name of a source file, or the last parts of its path. A statement that goes on over several rows
     begins once; a loop's line begins where it is entered, tested and continued. Where the compiler has left no
-    statement of a line, its instructions do for it: those that come behind others' instructions. An instruction that
+    statement of a line, its instructions do for it: those that come after others' instructions. An instruction that
     several lines begin at is one of a single line that is asked for, and of several lines one of the last of them.
 
     Raise ``TargetError`` if there is no such file, several, or none of its instructions is of those lines.

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dprobes.diagnostics import Note
+from dprobes.diagnostics import Note, first_of
 from dprobes.errors import TargetError
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probed_space import check_skip
@@ -165,16 +165,11 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
     if not places:
         return error
     clones = clones_in(module.symbols, name)
-    made = f"; the compiler has also made {_listed([repr(each) for each in clones])} of it" if clones else ""
+    made = f"; the compiler has also made {first_of([repr(each) for each in clones], _LISTED)} of it" if clones else ""
     return TargetError(
-        f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {_listed(places)}{made}",
+        f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {first_of(places, _LISTED)}{made}",
         hint=f"write 'offset = {places[0]}', or in DProbes C 'inline {_written(module.path)}:{name}' for all of them",
     )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 def inlined_places(module: Module, name: str) -> list[str]:

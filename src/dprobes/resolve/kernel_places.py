@@ -124,7 +124,7 @@ class KernelModule:
 
 
 _END = "_etext"
-"""The symbol behind the last function of the kernel."""
+"""The symbol after the last function of the kernel."""
 
 _CHANGED = "the kernel replaces this instruction when it loads the module"
 

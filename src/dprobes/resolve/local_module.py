@@ -166,7 +166,7 @@ def resolve_here(
     Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
     ``refuse`` adds an error for what the engine that is to run the program cannot do. For a program about a kernel
-    ``processor`` gives what that runs on, None if it is what we run on; behind ``refuse`` ``kernel`` returns what
+    ``processor`` gives what that runs on, None if it is what we run on; after ``refuse`` ``kernel`` returns what
     gives it, None if it is the one that runs here. Without ``has_kernel`` a program about a kernel is about one that is
     not here.
     """

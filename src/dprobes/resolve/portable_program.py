@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["build_joined", "build_ppdf", "files_of_modules", "needs_write", "selected"]
 
 _NEIGHBOURHOOD = 64
-"""Bytes behind a probepoint whose symbols are carried: they tell engines where code may be entered."""
+"""Bytes after a probepoint whose symbols are carried: they tell engines where code may be entered."""
 
 
 def build_ppdf(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.arch.usdt_arguments import ARGUMENTS_MAX
+from dprobes.diagnostics import either
 from dprobes.errors import TargetError
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import TAKEN, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
@@ -174,7 +175,7 @@ class _Resolver:
             return
         near = near_probes(self._module.elf, self._location.provider, self._location.name)
         providers = ", ".join(sorted({f"'{site.provider}'" for site in known}))
-        hint = f"did you mean {_either(near)}?" if near else f"it has probes of {providers}"
+        hint = f"did you mean {either([f'usdt:{name}' for name in near])}?" if near else f"it has probes of {providers}"
         self._diagnostics.error(self._span, f"'{self._path}' has no USDT probe '{self._location}'", hint=hint)
 
     def _refuse_all(self, sites: Sequence[UsdtSite], left_out: Sequence[LeftOutProbe]) -> None:
@@ -200,8 +201,3 @@ class _Resolver:
 
 def _counted(count: int, what: str) -> str:
     return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
-
-
-def _either(names: Sequence[str]) -> str:
-    quoted = [f"'usdt:{name}'" for name in names]
-    return f"{', '.join(quoted[:-1])} or {quoted[-1]}" if len(quoted) > 1 else quoted[0]

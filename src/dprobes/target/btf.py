@@ -79,7 +79,7 @@ _NAME_MAX = 1 << 10
 """Bytes of a name; the kernel's own are shorter than 512 (KSYM_NAME_LEN)."""
 _NAMESAKES_MAX = 64
 """How many strings of the same text are looked for; compilers and linkers write one or two."""
-_SIGNED_INT = 1 << 24  # BTF_INT_SIGNED, as the word behind an INT has it
+_SIGNED_INT = 1 << 24  # BTF_INT_SIGNED, as the word after an INT has it
 _WORD_BITS = 64
 
 

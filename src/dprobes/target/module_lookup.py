@@ -432,7 +432,7 @@ def module_name(path: str, soname: str | None, known: Iterable[str], root: str =
 
 
 # The dynamic loader's cache, ``/etc/ld.so.cache``: which file a library name stands for.
-# Reads the format ``glibc-ld.so.cache1.1``, also behind the older table that some systems still write before it.
+# Reads the format ``glibc-ld.so.cache1.1``, also after the older table that some systems still write before it.
 # Rules: glibc, ``sysdeps/generic/dl-cache.h`` and ``ldconfig.h``.
 
 

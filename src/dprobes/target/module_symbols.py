@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.diagnostics import near_names
+from dprobes.diagnostics import first_of, near_names
 from dprobes.errors import TargetError
 from dprobes.globs import compile_glob
 
@@ -66,17 +66,16 @@ def clones_among(names: Iterable[str], original: str) -> list[str]:
 
 def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
     """Return the error for a function that is not ``where`` it was looked for, but clones of it are."""
-    more = f" and {len(clones) - _LISTED} more" if len(clones) > _LISTED else ""
-    listed = ", ".join(f"'{each}'" for each in clones[:_LISTED])
+    listed = first_of([f"'{each}'" for each in clones], _LISTED)
     called = [each for each in clones if not is_cold_part(each)]
     if not called:
         return TargetError(
-            f"{where} has no symbol '{name}', but code that was taken out of it: {listed}{more}",
+            f"{where} has no symbol '{name}', but code that was taken out of it: {listed}",
             hint="the function itself was inlined, or has no symbol; such code is jumped to in rare cases",
         )
     every = f", or the pattern '{name}.*' for all of them" if len(called) > 1 else ""
     return TargetError(
-        f"{where} has no symbol '{name}', but what the compiler made of it: {listed}{more}",
+        f"{where} has no symbol '{name}', but what the compiler made of it: {listed}",
         hint=f"write '{called[0]}'{every}; arguments that it does not need may be left out, and the others moved up",
     )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dprobes.diagnostics import either, first_of
 from dprobes.errors import TargetError
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.elf.symbol_table import elf_symbols
@@ -251,7 +252,7 @@ class Module:
                 hint="a function of that name was inlined, or left out: probe the one that it was inlined into",
             )
         if near:
-            hint = f"did you mean {_alternatives(near)}?"
+            hint = f"did you mean {either(near)}?"
         elif not self.symbols.complete:
             from dprobes.target.elf.symbol_sources import foreign_debug_file
 
@@ -271,10 +272,9 @@ class Module:
         if not found:
             return None
         names = [f"'{readable}'" for readable, _ in found]
-        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         return TargetError(
             f"'{path}' in '{self.path}' has not the parameters '{parameters}'",
-            hint=f"there is {', '.join(names[:_LISTED])}{more}",
+            hint=f"there is {first_of(names, _LISTED)}",
         )
 
     def _definition(self, name: str) -> str:
@@ -313,11 +313,10 @@ class Module:
         listed = [
             f"'{readable}'" + (f" ({symbol.name})" if names.count(readable) > 1 else "") for readable, symbol in found
         ]
-        more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
         whole = names[0] if names.count(names[0]) == 1 else found[0][1].name
         escaped = whole.replace('"', '\\"')
         return TargetError(
-            f"'{name}' may be one of {len(found)} functions of '{self.path}': {', '.join(listed[:_LISTED])}{more}",
+            f"'{name}' may be one of {len(found)} functions of '{self.path}': {first_of(listed, _LISTED)}",
             hint=f'write the whole of one: offset = "{escaped}"',
         )
 
@@ -330,22 +329,13 @@ class Module:
         }
         if not names:
             return "put the probe on one of the functions that it can choose; their names need the debug file or --sym"
-        listed = sorted(names, key=lambda n: (len(n), n))
-        more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-        return f"put the probe on one of the functions that it can choose: {_quoted(listed[:_LISTED])}{more}"
+        listed = [f"'{each}'" for each in sorted(names, key=lambda n: (len(n), n))]
+        return f"put the probe on one of the functions that it can choose: {first_of(listed, _LISTED)}"
 
 
 def _bare(name: str) -> str:
     """Return a readable name without tags of the ABI, and without the arguments of templates at its end."""
     return re.sub(r"<.*>$", "", re.sub(r"\[abi:\w+\]", "", name))
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
-def _alternatives(names: list[str]) -> str:
-    return f"{_quoted(names[:-1])} or '{names[-1]}'" if len(names) > 1 else f"'{names[0]}'"
 
 
 class SymbolProvider(Protocol):

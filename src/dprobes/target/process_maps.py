@@ -119,7 +119,7 @@ class Growth(NamedTuple):
     """
     The bounds up to which the memory of a process may grow.
 
-    The ``heap`` begins there (None: behind the program), and grows as far as the next mapping. The ``stack`` may come
+    The ``heap`` begins there (None: after the program), and grows as far as the next mapping. The ``stack`` may come
     to need so many bytes below those that it has (None: as far down as the mapping before it).
     """
 

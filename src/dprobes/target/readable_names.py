@@ -118,7 +118,7 @@ class _Reader:
         return value + 1
 
     def _optional(self, letter: str) -> int:
-        """Return the number behind a letter plus one, 0 without it."""
+        """Return the number after a letter plus one, 0 without it."""
         return self._number() + 1 if self._takes(letter) else 0
 
     def _identifier(self) -> tuple[str, int]:
@@ -421,7 +421,7 @@ class _Parts(NamedTuple):
 
 
 def readable_parts(name: str) -> tuple[str, str]:
-    """Return the scopes and name of a function without return type, and its parameters with what is behind them."""
+    """Return the scopes and name of a function without return type, and its parameters with what is after them."""
     return _parts(name)
 
 
@@ -531,11 +531,11 @@ def _rank(readable: str, wanted: str) -> int | None:
 
 
 _SCOPE = re.compile(r"(?: (?:const|volatile)| ?&&?|\[abi:\w+\])*::")
-"""What is behind the parameters of a function in which something else is."""
+"""What is after the parameters of a function in which something else is."""
 
 
 def _parts(name: str) -> _Parts:
-    """Take a normal name apart: behind the return type, before the parameters."""
+    """Take a normal name apart: after the return type, before the parameters."""
     start, depth, end, position = 0, 0, len(name), 0
     while position < len(name):
         if name.startswith("operator", position) and not re.match(r"\w", name[position - 1 : position] or ":"):
@@ -570,7 +570,7 @@ _OPERATOR = re.compile(
 
 
 def _behind_operator(name: str, start: int) -> int:
-    """Return the place behind the word ``operator`` and its sign, or the type that it converts to."""
+    """Return the place after the word ``operator`` and its sign, or the type that it converts to."""
     match = _OPERATOR.match(name, start)
     return match.end() if match is not None else start + len("operator")
 

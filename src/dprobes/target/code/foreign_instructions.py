@@ -472,7 +472,7 @@ class Mode(NamedTuple):
 
 
 MODES = {
-    "aarch64": (Mode("pstate", 0xC00, 0),),  # BTYPE: behind an indirect branch some instructions are refused
+    "aarch64": (Mode("pstate", 0xC00, 0),),  # BTYPE: after an indirect branch some instructions are refused
     "riscv64": (),
     "ppc": (),
     "ppc64": (),

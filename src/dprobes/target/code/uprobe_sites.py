@@ -108,7 +108,7 @@ _BAD_32 = _opcodes("07 17 1f 6c-6f cc-cf e4-e7 ec-ef f1 f4 fa fb")
 
 _BRANCHES = _opcodes("70-7f e8 e9 eb")
 _NEAR_CONDITIONAL = _opcodes("80-8f")
-"""Behind 0f."""
+"""After 0f."""
 _PUSH_REGISTER = _opcodes("50-57")
 _NOP, _PUSHF, _POPF, _MOV_TO_SEGMENT, _GROUP_5 = 0x90, 0x9C, 0x9D, 0x8E, 0xFF
 _RETURNS = _opcodes("c2 c3 ca cb")
@@ -117,11 +117,11 @@ _GROUP_15, _XRSTOR = 0xAE, 5
 _AMX = _opcodes("49 4b 5c 5e 6c 6d")
 """In map 2 of VEX, where nothing else has these."""
 _SYSTEM_CALLS = _opcodes("05 34")
-"""Behind 0f."""
+"""After 0f."""
 _FMA4 = _opcodes("48 49 5c-5f 68-6f 78-7f")
 """In map 3 of VEX, where nothing else has these."""
 _SSE4A = _opcodes("78 79")
-"""Behind 0f, with the prefix 66 or f2."""
+"""After 0f, with the prefix 66 or f2."""
 
 _TAKEN_FOR_JUMP = "the kernel mistakes it for a jump and does not execute it"
 _TAKEN_FOR_NOP = "the kernel mistakes it for a nop and does not execute it"
@@ -158,7 +158,7 @@ class _Parsed:
 
     @property
     def has_memory(self) -> bool:
-        """Whether the byte behind the opcode says that an operand is in memory."""
+        """Whether the byte after the opcode says that an operand is in memory."""
         return bool(self.rest) and self.rest[0] >> 6 != 3
 
 
@@ -239,7 +239,7 @@ def _taken_apart(raw: bytes, bits: int) -> _Parsed | None:
         return _Parsed(prefixes, rex, vector_map, 0, raw[position], raw[position + 1 :]) if vector_map else None
     is_xop = first == 0x8F and raw[position + 1] & 0x38
     is_rex2 = first == 0xD5 and bits == 64
-    if is_xop or is_rex2 or first in _LEGACY_PREFIXES:  # the last: kernels take a prefix behind REX for the opcode
+    if is_xop or is_rex2 or first in _LEGACY_PREFIXES:  # the last: kernels take a prefix after REX for the opcode
         return None
     opcode_map = 0
     if first == 0x0F:
@@ -418,7 +418,7 @@ def _branch_targets(module: Module, wanted: set[int]) -> set[int]:
 def _short_branch_targets(code: bytes, base: int, wanted: set[int]) -> Iterator[int]:
     for target in wanted:
         place = target - base
-        # The byte behind the opcode counts from its own end on: from -128 to 127 bytes.
+        # The byte after the opcode counts from its own end on: from -128 to 127 bytes.
         for match in _SHORT_BRANCH.finditer(code, max(0, place - 129), max(0, min(place + 127, len(code) - 1))):
             if (match.end() + 1 - place + code[match.end()]) & 0xFF == 0:
                 yield target

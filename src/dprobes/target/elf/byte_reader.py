@@ -23,7 +23,7 @@ _SIGNED = 0x08
 
 
 def unsigned_at(data: FileBytes, position: int) -> tuple[int, int]:
-    """Return an unsigned number and where it ends; IndexError behind the end, ValueError if it is too long."""
+    """Return an unsigned number and where it ends; IndexError after the end, ValueError if it is too long."""
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -61,7 +61,7 @@ def text_at(data: FileBytes, position: int, end: int) -> tuple[str, int]:
 
 class ByteReader:
     """
-    Bytes that are read one after the other; IndexError behind their end.
+    Bytes that are read one after the other; IndexError after their end.
 
     The first one is at ``address``, from which encoded pointers may count.
     """
@@ -86,7 +86,7 @@ class ByteReader:
             raise ValueError("a jump out of an expression")
 
     def skip(self, size: int) -> None:
-        """Go on behind bytes."""
+        """Go on after bytes."""
         self.position += size
         if self.position > len(self._data):
             raise IndexError("it ends too early")
@@ -112,7 +112,7 @@ class ByteReader:
         return value
 
     def text(self) -> bytes:
-        """Return the bytes up to a NUL, and go on behind that."""
+        """Return the bytes up to a NUL, and go on after that."""
         start = self.position
         end = self._data.index(b"\0", start)
         self.position = end + 1

@@ -176,7 +176,7 @@ def section_source(elf: ElfFile, name: str) -> SectionSource:
 
 
 def joined_source(elf: ElfFile, name: str) -> SectionSource:
-    """Return what gives all sections of a name one behind the other: compilers write one for each type."""
+    """Return what gives all sections of a name one after the other: compilers write one for each type."""
     from dprobes.target.elf.relocations import has_relocations
 
     numbers = _numbers_of(elf, name)
@@ -193,7 +193,7 @@ def _numbers_of(elf: ElfFile, name: str) -> list[int]:
 
 
 class _Joined:
-    """Sections of one name in an object file, one behind the other, relocated as such."""
+    """Sections of one name in an object file, one after the other, relocated as such."""
 
     def __init__(self, elf: ElfFile, name: str, numbers: Sequence[int]) -> None:
         self._elf = elf

@@ -307,7 +307,7 @@ class _Parser:
         """
         Give the sections of an object file, which all start at 0, their file offsets as addresses.
 
-        Those that the file has no bytes of get pages behind its end, one of which is empty before each.
+        Those that the file has no bytes of get pages after its end, one of which is empty before each.
         """
         placed = []
         behind = len(self._data)

@@ -14,12 +14,13 @@ import mmap
 import os
 import stat
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from dprobes.errors import TargetError, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["READ_LIMIT", "Contents", "KnownBytes", "file_contents", "file_head"]
@@ -83,7 +84,7 @@ def file_contents(path: Path, expected: str, shown: Path | None = None) -> FileB
 
     It is called ``shown`` there, if that is given.
     """
-    with _Opened(path, expected, shown or path) as (descriptor, status):
+    with _opened(path, expected, shown or path) as (descriptor, status):
         if status.st_size <= READ_LIMIT:
             return _read(descriptor, status.st_size)
         if _is_hole(descriptor, status):
@@ -100,37 +101,26 @@ def file_contents(path: Path, expected: str, shown: Path | None = None) -> FileB
 
 def file_head(path: Path, count: int) -> bytes:
     """Return the first ``count`` bytes of the regular file ``path``, fewer if it is shorter."""
-    with _Opened(path, "a file", path) as (descriptor, _):
+    with _opened(path, "a file", path) as (descriptor, _):
         return _read(descriptor, count)
 
 
-class _Opened:
-    """A regular file that is open for the length of a ``with``; every failure in it becomes ``TargetError``."""
-
-    def __init__(self, path: Path, expected: str, shown: Path) -> None:
-        self._path = path
-        self._shown = shown
-        self._expected = expected
-        self._descriptor = -1
-
-    def __enter__(self) -> tuple[int, os.stat_result]:
-        path = self._path
+@contextmanager
+def _opened(path: Path, expected: str, shown: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a regular file for the length of a ``with``, and turn every failure in it into ``TargetError``."""
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            # O_NONBLOCK: opening a FIFO must not wait for a writer.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            status = os.fstat(self._descriptor)
-        except (OSError, ValueError) as e:
-            raise _unreadable(self._shown, e) from e
-        if not stat.S_ISREG(status.st_mode):
-            os.close(self._descriptor)
-            found = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise TargetError(f"'{self._shown}' is {found}, expected {self._expected}")
-        return self._descriptor, status
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        os.close(self._descriptor)
-        if isinstance(error, (OSError, ValueError)):
-            raise _unreadable(self._shown, error) from error
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                found = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+                raise TargetError(f"'{shown}' is {found}, expected {expected}")
+            yield descriptor, status
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        raise _unreadable(shown, error) from error
 
 
 def _is_only_ours(status: os.stat_result) -> bool:

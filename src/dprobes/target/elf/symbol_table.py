@@ -370,7 +370,7 @@ class ElfSymbols:
         return Symbol(name, self._address(value, section), size, kind, _BINDINGS.get(info >> 4, "global"), default)
 
     def _indices(self, raw: bytes) -> list[int]:
-        """Return the indices of the symbols with this name, with or without a version behind it."""
+        """Return the indices of the symbols with this name, with or without a version after it."""
         self._searches += 1
         if self._searches > _MANY_SEARCHES and b"@" not in raw:
             if self._by_name is None:

@@ -83,7 +83,7 @@ def build_id_in(notes: bytes) -> str | None:
 #     0x1F1  u8   setup_sects: how many sectors of 512 bytes stand before the code, after the first
 #     0x202  "HdrS"
 #     0x248  u32  payload_offset, counted from the code
-#     0x24C  u32  payload_length, with the four bytes behind all but gzip that say how large the kernel is
+#     0x24C  u32  payload_length, with the four bytes after all but gzip that say how large the kernel is
 #
 # Rules: Documentation/arch/x86/boot.rst; cmd_lz4_with_size and its like in scripts/Makefile.lib.
 
@@ -96,7 +96,7 @@ _TOOLS = {b"\x02\x21\x4c\x18": "lz4", _ZSTD: "zstd"}
 
 _SETUP_SECTORS, _MAGIC, _PAYLOAD = 0x1F1, 0x202, 0x248
 _SECTOR = 512
-_SIZE = 4  # bytes behind the payload
+_SIZE = 4  # bytes after the payload
 
 _SIZE_MAX = 512 << 20
 """Bytes of an image or a module's file, unpacked: the largest ones, with debug information, have half of it."""
@@ -408,7 +408,7 @@ def _fits(elf: ElfFile, section: Section, data: bytes, size: int, linked: dict[i
         if not any(s.address <= site < s.address + s.size for s in code):
             return False
         replacement = _target(section, data, start + 4, linked)
-        # An entry without replacement may point behind the last one.
+        # An entry without replacement may point after the last one.
         if others and not any(s.address <= replacement <= s.address + s.size for s in others):
             return False
     return True

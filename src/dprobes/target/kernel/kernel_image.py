@@ -323,7 +323,7 @@ class ModuleImage(KernelText):
 
     ::
 
-        0           code, as offsets count in the loaded module: executable sections one behind the other
+        0           code, as offsets count in the loaded module: executable sections one after the other
         1 GiB       code that the kernel frees when the module is initialised (.init.text)
         2 GiB       data
 

@@ -1,7 +1,7 @@
 """
 The symbols of the running kernel and its modules, as ``/proc/kallsyms`` lists them.
 
-A line is an address, a letter as in nm(1), a name, and the module in brackets behind a tab where it is one's::
+A line is an address, a letter as in nm(1), a name, and the module in brackets after a tab where it is one's::
 
     ffffffff81000000 T _text
     ffffffffc0201000 t ext4_readdir	[ext4]
@@ -146,7 +146,7 @@ class Kallsyms:
         return None
 
     def following(self, symbol: KernelSymbol) -> int | None:
-        """Return the address of the next code of the kernel, or of the module, behind a symbol; None if it is last."""
+        """Return the address of the next code of the kernel, or of the module, after a symbol; None if it is last."""
         if symbol.module:
             more = (s.address for s in self._of_modules if s.module == symbol.module and s.is_code)
             return min((address for address in more if address > symbol.address), default=None)

@@ -148,7 +148,7 @@ class KprobeWays:
                 return None
             _, bare = _opcode(each.raw)
             if bare[:1] == _BREAKPOINT:
-                break  # what fills up the space behind the function
+                break  # what fills up the space after the function
             target = _jump_target(bare, each)
             if self._fears_indirect and (_is_indirect_jump(bare) or self._is_thunk(target)):
                 return None
@@ -167,7 +167,7 @@ class KprobeWays:
         address = instructions[number].address
         if end - address < _JUMP or self._entry_code[0] <= address < self._entry_code[1]:
             return _Moves.NEVER
-        # Behind the first byte, which has the breakpoint at first, to the end of the jump's distance.
+        # After the first byte, which has the breakpoint at first, to the end of the jump's distance.
         at = bisect_left(targets, address + 1)
         if at < len(targets) and targets[at] <= address + _JUMP:
             return _Moves.NEVER
@@ -257,14 +257,14 @@ def _is_optimizing() -> bool:
 
 
 def _opcode(raw: bytes) -> tuple[bytes, bytes]:
-    """Return the legacy prefixes of an instruction, and what is behind them and a REX prefix."""
+    """Return the legacy prefixes of an instruction, and what is after them and a REX prefix."""
     bare = raw.lstrip(_PREFIXES)
     prefixes = raw[: len(raw) - len(bare)]
     return prefixes, bare[1:] if bare and 0x40 <= bare[0] <= 0x4F else bare
 
 
 def _register(bare: bytes) -> int:
-    """Return the middle field of the ModRM byte behind an opcode of one byte."""
+    """Return the middle field of the ModRM byte after an opcode of one byte."""
     return bare[1] >> 3 & 7
 
 
@@ -317,11 +317,11 @@ _TWO_BYTES = (
     "0110010011011101"  # e0
     "0111010011101110"  # f0
 )
-"""Whether copies of instructions may jump back, by the opcode byte behind 0f (``twobyte_is_boostable`` in core.c)."""
+"""Whether copies of instructions may jump back, by the opcode byte after 0f (``twobyte_is_boostable`` in core.c)."""
 
 
 def _boost(raw: bytes) -> _Moves:
-    """Return whether a copy of an instruction may jump back behind the original (``can_boost``)."""
+    """Return whether a copy of an instruction may jump back after the original (``can_boost``)."""
     prefixes, bare = _opcode(raw)
     if not bare:
         return _Moves.NEVER

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.arch.x86_processors import WATCHPOINTS
 from dprobes.cache_files import cache_directory, read_cached, write_cached
+from dprobes.diagnostics import first_of
 from dprobes.errors import TargetError, reason_of
 from dprobes.record.boot_clock import boot_id
 from dprobes.target.kernel.kernel_symbols import KALLSYMS, Kallsyms
@@ -166,7 +167,7 @@ def _begins_so(path: Path, kept: bytes) -> bool:
 
 
 def _without_generated(data: bytes) -> bytes:
-    """Return a list without the lines of generated code, which are behind those of the kernel itself."""
+    """Return a list without the lines of generated code, which are after those of the kernel itself."""
     first = data.find(b"\t[")
     if first < 0:
         return data
@@ -628,14 +629,13 @@ class RunningKernel:
     def _ambiguous(self, name: str, module: str, addresses: list[int]) -> TargetError:
         base = self.base_of(module)
         files = self.source_files(name, module)
-        listed = ", ".join(self._place_among(address, base, files.get(address)) for address in addresses[:_LISTED])
-        more = f" and {len(addresses) - _LISTED} more" if len(addresses) > _LISTED else ""
+        places = first_of([self._place_among(address, base, files.get(address)) for address in addresses], _LISTED)
         hint = f"write the one that is meant as a number, 'offset = {addresses[0] - base:#x}', or all as a pattern, "
         hint += f"'offset = {name[:-1]}[{name[-1]}]'"
         if not files:
             hint += f"; which source file each is of is in no file here: debug information of {_shown(module)} has it"
         return TargetError(
-            f"'{name}' stands for {len(addresses)} places in {_shown(module)}, at offsets {listed}{more}", hint=hint
+            f"'{name}' stands for {len(addresses)} places in {_shown(module)}, at offsets {places}", hint=hint
         )
 
     def _place_among(self, address: int, base: int, file: str | None) -> str:

@@ -20,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.diagnostics import near_names
+from dprobes.diagnostics import first_of, near_names
 from dprobes.errors import FormatError, TargetError, reason_of
 from dprobes.target.btf import KERNEL_BTF, Btf, Kind
 from dprobes.target.kernel.traced_fields import (
@@ -184,7 +184,9 @@ class KernelTracepoints:
         for each in fields:
             if each not in known:
                 where = f"the end of the system call '{name}'" if at_return else f"the system call '{name}'"
-                raise FieldError(each, f"{where} has no field '{each}'", f"its fields are {_listed(list(known))}")
+                raise FieldError(
+                    each, f"{where} has no field '{each}'", f"its fields are {first_of(list(known), _LISTED)}"
+                )
         ways = {each: known[each] for each in fields}
         number = TracedField("long", 0, 4, (registers,))
         numbers = SystemCallNumbers(call.wide, call.narrow, number, status)
@@ -315,20 +317,17 @@ class KernelTracepoints:
                 name,
                 f"'{name}' is a field of the record of '{place}', and '{others}' is not: a handler sees either the "
                 "record or the arguments",
-                f"the record has {_listed(list(shape.fields))}",
+                f"the record has {first_of(list(shape.fields), _LISTED)}",
             )
         hidden = "" if problem is None else f"; its record is not shown here (tracefs: {reason_of(problem)})"
         if no_types is not None:
             hidden = f"; its arguments are not shown here ({KERNEL_BTF}: {reason_of(no_types)})"
-        return FieldError(name, f"'{place}' has no field '{name}'{hidden}", f"there are {_listed(list(known))}")
+        return FieldError(
+            name, f"'{place}' has no field '{name}'{hidden}", f"there are {first_of(list(known), _LISTED)}"
+        )
 
 
 def _way_in_record(found: RecordField) -> TracedField:
     if found.is_array:
         return TracedField(found.type_name, found.offset, min(found.size, _WORD), form=_FORMS[found.place])
     return TracedField(found.type_name, found.offset, found.size, is_signed=found.is_signed)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more

@@ -78,7 +78,7 @@ class CommonEntry:
     What the descriptions of several functions have in common.
 
     ``return_register`` is the column of the return address, by DWARF's number. ``encoding`` is that of pointers. In a
-    signal frame the return address is that of the interrupted instruction, not of the one behind a call. Descriptions
+    signal frame the return address is that of the interrupted instruction, not of the one after a call. Descriptions
     name tables of landing pads if there is an encoding for that.
     """
 
@@ -136,7 +136,7 @@ def read_description(image: FrameImage, address: int, *, is_debug: bool = False)
 
 
 def _entry(image: FrameImage, address: int) -> tuple[ByteReader, int]:
-    """Return the bytes of the entry at an address, from behind its id on, and the id."""
+    """Return the bytes of the entry at an address, from after its id on, and the id."""
     head = ByteReader(image.read(address, 8), image.byte_order)
     length, kind = head.number(4), head.number(4)
     if not 4 <= length < _ENTRY_MAX:

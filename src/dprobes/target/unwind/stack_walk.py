@@ -106,7 +106,7 @@ def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], lim
     """Return the call stack of a thread with these registers, by DWARF's numbers; of at most ``limit`` frames."""
     current = dict(registers)
     found: list[int] = []
-    is_exact = True  # whether the address is that of an instruction to come, and not one behind a call
+    is_exact = True  # whether the address is that of an instruction to come, and not one after a call
     while len(found) < limit:
         address = current[columns.pc]
         if not address and found:
