@@ -17,7 +17,7 @@ from dprobes.engines.ebpf.ebpf_options import RING_SIZE
 from dprobes.engines.engine_interface import Scope, ScopeKind
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import AUTO, engine_that_probes, named_engine
-from dprobes.engines.overhead_budget import check_overhead
+from dprobes.engines.overload_guard import check_overhead
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.formatters.field_values import ProgramDataReader

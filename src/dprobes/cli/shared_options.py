@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import click
 
 from dprobes.cli.option_values import note_word, seconds_of
-from dprobes.engines.overhead_budget import DEFAULT_OVERHEAD, overhead_of
+from dprobes.engines.overload_guard import DEFAULT_OVERHEAD, overhead_of
 from dprobes.errors import EngineError
 from dprobes.record.log_record import Item
 

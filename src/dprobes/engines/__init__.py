@@ -9,6 +9,5 @@ A source of DProbes C for several modules is compiled to *companions*: a program
 variables and tables, and minor codes of their own. All but the first, their *principal*, use the variables and tables
 of that one.
 
-The overload guard (``overload_guard`` decides, ``overhead_budget`` has the limits) takes hits away from probepoints
-that cost the machine too much.
+The overload guard (``overload_guard``) takes hits away from probepoints that cost the machine too much.
 """

@@ -55,6 +55,8 @@ __all__ = [
     "TableChange",
     "VariableChange",
     "carry_out",
+    "no_core_notice",
+    "written_notice",
 ]
 
 # What ``doctor`` finds out about a machine: one answer for each thing that was tried.
@@ -133,6 +135,16 @@ class Notice:
         """All of it but the hint, harmless to lines and terminals."""
         text = escaped(self.message)
         return f"{text}\n{escaped_lines(self.details)}" if self.details else text
+
+
+def written_notice(pid: int, name: str, path: str, size: int) -> Notice:
+    """Tell where the core of a process is."""
+    return Notice(f"the core of process {pid} ({name}) is in '{path}' ({size} bytes)", is_warning=False)
+
+
+def no_core_notice(pid: int, name: str, path: str, problem: str) -> Notice:
+    """Tell why there is none."""
+    return Notice(f"no core of process {pid} ({name}) in '{path}': {problem.rstrip()}; the process continues")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """
-The policy of the overload guard: what is done about hits that take too much of a CPU.
+The overload guard: how much of a CPU hits may take, and what is done about those that take more.
 
 Engines measure, and carry out what is decided here; this knows no engine, no clock, and no probepoint but by its
 number. A handler is *thinned* first: it runs at one hit of so many. What thinning does not help against, because the
@@ -9,17 +9,80 @@ traps cost too much whatever the handlers do, is *disabled*.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dprobes.engines.engine_interface import Notice
+from dprobes.engines.engine_interface import Notice, ScopeKind
+from dprobes.errors import EngineError
+from dprobes.resolve.probed_space import Space, space_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from dprobes.engines.engine_interface import Scope
     from dprobes.resolve.probepoints import Probepoint
+    from dprobes.rpn.rpn_program import Program
 
-__all__ = ["LOOK_INTERVAL", "Load", "OverloadNotices", "OverloadPolicy", "Verdict"]
+__all__ = [
+    "DEFAULT_OVERHEAD",
+    "LOOK_INTERVAL",
+    "UNLIMITED",
+    "Load",
+    "OverloadNotices",
+    "OverloadPolicy",
+    "Verdict",
+    "budget_of",
+    "check_overhead",
+    "overhead_of",
+]
+
+# The overhead that a run may have, as a share of a CPU: what users say, and what holds if they say nothing.
+
+
+DEFAULT_OVERHEAD = 25.0
+"""
+Percent of a CPU that hits may take where nobody has chosen who is hit.
+
+At half a microsecond a hit that are half a million hits a second on each CPU, at twelve (single-stepped instructions)
+20 000.
+"""
+
+UNLIMITED = 0.0
+"""What stands for an overhead without a limit."""
+
+_WORDS = ("off", "none")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
+
+
+def overhead_of(text: str) -> float:
+    """Return the percentage that a user writes, as in "10%"; raise ``EngineError`` if it is none."""
+    if text in _WORDS:
+        return UNLIMITED
+    found = _PERCENT.fullmatch(text.strip())
+    return check_overhead(float(found[1]) if found else -1.0, text)
+
+
+def check_overhead(percent: float, shown: object = None) -> float:
+    """Return a percentage; raise ``EngineError`` if hits cannot take so much of a CPU."""
+    if percent != UNLIMITED and not 0 < percent <= 100:
+        raise EngineError(
+            f"an overhead is more than 0 and at most 100 percent of a CPU, not '{percent if shown is None else shown}'",
+            hint="write it as 10% or 10; 'off' is for no limit",
+        )
+    return percent
+
+
+def budget_of(overhead: float | None, scope: Scope, program: Program) -> float | None:
+    """Return the share of a CPU (1: all of it) that hits of a program may take; None if there is no limit."""
+    if overhead is None:
+        is_guarded = scope.kind is ScopeKind.EVERYWHERE or space_of(program) is Space.KERNEL
+        overhead = DEFAULT_OVERHEAD if is_guarded else UNLIMITED
+    return overhead / 100 if overhead != UNLIMITED else None
+
+
+# The decisions
+
 
 LOOK_INTERVAL = 0.5
 """Seconds between two looks of an engine."""

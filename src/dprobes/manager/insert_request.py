@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.engine_interface import Scope
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import AUTO, engine_row, named_engine
-from dprobes.engines.overhead_budget import overhead_of
+from dprobes.engines.overload_guard import overhead_of
 from dprobes.errors import EngineError, ManagerError
 from dprobes.record.log_record import ABOUT_RECORDS, Item
 from dprobes.runs.run_steps import Request

@@ -146,10 +146,6 @@ def _type_of(name: str, names: Mapping[str, Any], bounds: tuple[int, int] | None
     return _Type("object", partial(_object, inner), encode), inner
 
 
-def _encode_all(values: tuple[Any, ...]) -> list[dict[str, Any]]:
-    return [encode(each) for each in values]
-
-
 def encode(value: Any) -> dict[str, Any]:
     """Return the JSON object of a dataclass."""
     found: dict[str, Any] = {}

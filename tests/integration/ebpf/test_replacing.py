@@ -15,7 +15,7 @@ from dprobes.engines.ebpf.read import session_switchover
 from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
 from dprobes.engines.ebpf.read.session_switchover import runs_newest_first
 from dprobes.engines.engine_interface import Finished, Notice, Scope
-from dprobes.engines.overhead_budget import UNLIMITED
+from dprobes.engines.overload_guard import UNLIMITED
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError, NotSupportedError

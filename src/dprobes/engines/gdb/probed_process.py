@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.engines.core_notices import no_core_notice, written_notice
+from dprobes.engines.engine_interface import no_core_notice, written_notice
 from dprobes.engines.gdb.stub_context import StubContext
 from dprobes.engines.gdb.stub_member import Inferior, StubMember
 from dprobes.engines.gdb.stub_process import CodeFiles, StubProcess

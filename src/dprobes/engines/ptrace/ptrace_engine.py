@@ -13,7 +13,7 @@ from dprobes.engines.debugger_start import LOOK, Debuggers
 from dprobes.engines.engine_interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
-from dprobes.engines.overhead_budget import UNLIMITED, budget_of
+from dprobes.engines.overload_guard import UNLIMITED, budget_of
 from dprobes.engines.ptrace.client.program_run import ProgramRun
 from dprobes.engines.ptrace.client.site_answers import Answers
 from dprobes.engines.ptrace.client.tracer_conversation import Conversation, NotFollowedError

@@ -30,7 +30,7 @@ from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.engine_interface import Notice, StateEvent
-from dprobes.engines.overhead_budget import budget_of
+from dprobes.engines.overload_guard import budget_of
 from dprobes.errors import DprobesError, EngineError
 from dprobes.platform.linux.cpus import cpu_limit
 from dprobes.resolve.probe_state import ProbeState

@@ -48,7 +48,7 @@ class Dump:
 
     def finish(self, *, abandoned: bool = False) -> Notice:
         """Let the process go on, and return what is to be said; a file that is not complete is taken away."""
-        from dprobes.engines.core_notices import no_core_notice, written_notice
+        from dprobes.engines.engine_interface import no_core_notice, written_notice
 
         if abandoned:
             self.writer.kill()
@@ -74,7 +74,7 @@ def start_dump(
     """
     import json
 
-    from dprobes.engines.core_notices import no_core_notice
+    from dprobes.engines.engine_interface import no_core_notice
     from dprobes.platform.core.core_writer import create_core_file
 
     path = os.path.join(directory, f"core.dprobes.{pid}")

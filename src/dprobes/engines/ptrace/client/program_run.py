@@ -278,7 +278,7 @@ def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
 
 def _dump_notice(dumped: Dumped) -> Notice:
     """Return the notice of what became of a core file."""
-    from dprobes.engines.core_notices import no_core_notice, written_notice
+    from dprobes.engines.engine_interface import no_core_notice, written_notice
 
     if dumped.problem:
         return no_core_notice(dumped.pid, dumped.name, dumped.path, dumped.problem)
