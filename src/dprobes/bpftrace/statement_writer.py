@@ -9,7 +9,7 @@ from dprobes.bpftrace import script_tree
 from dprobes.bpftrace.expression_writer import AGGREGATIONS, PREFIX, Form, Kept, expressions_in, statements_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.bpftrace.expression_writer import ExpressionWriter, MapUses
     from dprobes.source_text import Span
@@ -92,6 +92,10 @@ class PrintWriter:
             return None
         return f'printf("{format_}"{"".join(f", {each}" for each in arguments)});'
 
+    def rest(self) -> list[str]:
+        """Return the statement for what has been collected, if any."""
+        return [line] if (line := self.flush()) is not None else []
+
     def _converted(self, match: re.Match[str], argument: script_tree.Expression) -> str:
         value = self._values.value(argument)
         letter, layout = match["letter"], f"{match['flags'].translate(_FLAGS)}{match['width']}{match['precision']}"
@@ -150,6 +154,13 @@ _WAYS_MAX = 16
 """How often what follows an ``if`` is written at most."""
 
 
+def _assigned(statements: Iterable[script_tree.Statement]) -> Iterator[tuple[str, script_tree.Expression]]:
+    """Iterate over the variables that statements themselves assign to, with the values."""
+    for each in statements:
+        if isinstance(each, script_tree.Assignment) and isinstance(each.target, script_tree.Variable):
+            yield each.target.name, each.value
+
+
 class StatementWriter:
     """A writer of the statements of a block; ``asked`` gets what hits ask the tool for, each by a variable."""
 
@@ -168,19 +179,11 @@ class StatementWriter:
 
     def block(self, body: Sequence[script_tree.Statement]) -> list[str]:
         """Return the lines of a block; what is assigned first within a block of its own is declared before."""
-        outer = {
-            s.target.name
-            for s in body
-            if isinstance(s, script_tree.Assignment) and isinstance(s.target, script_tree.Variable)
-        }
+        outer = {name for name, _ in _assigned(body)}
         inner: list[str] = []
-        for statement in statements_of(body):
-            match statement:
-                case script_tree.Assignment(script_tree.Variable(name), _, value) if (
-                    name not in outer and name not in inner
-                ):
-                    if self._is_number(value):
-                        inner.append(name)
+        for name, value in _assigned(statements_of(body)):
+            if name not in outer and name not in inner and self._is_number(value):
+                inner.append(name)
         first = self._first_uses(body, outer)
         self._pointers = frozenset(_pointers_in(body))
         hoisted = [*inner, *sorted(outer - first)]
@@ -206,13 +209,10 @@ class StatementWriter:
         first: set[str] = set()
         nested: set[str] = set()
         for statement in body:
-            if isinstance(statement, script_tree.Assignment) and isinstance(statement.target, script_tree.Variable):
-                if statement.target.name not in nested:
-                    first.add(statement.target.name)
-            else:
-                for each in statements_of([statement]):
-                    if isinstance(each, script_tree.Assignment) and isinstance(each.target, script_tree.Variable):
-                        nested.add(each.target.name)
+            own = {name for name, _ in _assigned([statement])}
+            first |= own - nested
+            if not own:
+                nested |= {name for name, _ in _assigned(statements_of([statement]))}
         return first & outer
 
     def _is_number(self, value: script_tree.Expression) -> bool:
@@ -235,9 +235,7 @@ class StatementWriter:
                 case script_tree.If(condition, then, otherwise) if body[number + 1 :] and self._chooses_strings(
                     statement
                 ):
-                    if (line := printed.flush()) is not None:
-                        lines.append(line)
-                    return [*lines, *self._both_ways(condition, then, otherwise, body[number + 1 :])]
+                    return [*lines, *printed.rest(), *self._both_ways(condition, then, otherwise, body[number + 1 :])]
                 case script_tree.Do(script_tree.Call("printf") as call):
                     line = printed.add(call)
                     if line is not None:
@@ -249,12 +247,8 @@ class StatementWriter:
                 case script_tree.Do(script_tree.Call("time")):
                     self._values.note(statement.span, "'time' is left out: the lines of records begin with the time")
                     continue
-            if (line := printed.flush()) is not None:
-                lines.append(line)
-            lines += self._statement(statement)
-        if (line := printed.flush()) is not None:
-            lines.append(line)
-        return lines
+            lines += [*printed.rest(), *self._statement(statement)]
+        return [*lines, *printed.rest()]
 
     def _statement(self, statement: script_tree.Statement) -> Iterator[str]:
         values = self._values
@@ -296,12 +290,7 @@ class StatementWriter:
 
     def _chooses_strings(self, statement: script_tree.If) -> bool:
         """Return whether it depends on a condition what variables stand for."""
-        return any(
-            isinstance(each, script_tree.Assignment)
-            and isinstance(each.target, script_tree.Variable)
-            and not self._is_number(each.value)
-            for each in statements_of([statement])
-        )
+        return any(not self._is_number(value) for _, value in _assigned(statements_of([statement])))
 
     def _both_ways(
         self,

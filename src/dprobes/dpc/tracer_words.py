@@ -8,6 +8,10 @@ which DProbes C has nothing get a hint as well.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "call_hint",
@@ -59,6 +63,8 @@ _SOFTWARE = {
 }
 """Events of the kernel (perf_event_open(2), PERF_TYPE_SOFTWARE), and where they can be probed."""
 
+_TYPES_OF_SIZES = {"1": "char", "2": "short", "4": "int", "8": "long"}
+
 _PREFIXES = {
     **dict.fromkeys(("probe", "break", "tbreak", "hbreak", "b", "trace", "uprobe", "entry"), ""),
     **dict.fromkeys(("ret", "retprobe", "uretprobe", "kretprobe", "exit"), "return "),
@@ -84,14 +90,56 @@ _SYSTEMTAP = (
 )
 """Points of SystemTap, and what is written here."""
 
+_WHENS = (("entry", ""), ("return", "return "))
+
+_DTRACE = (
+    (r"syscall:(?:|freebsd|linux):(?:|\*):entry", "tracepoint raw_syscalls:sys_enter"),
+    (r"syscall:(?:|freebsd|linux):(?:|\*):return", "tracepoint raw_syscalls:sys_exit"),
+    (r"syscall:([^\W\d]\w*)", r"syscall \1"),
+    (r"syscalls:sys_enter_(\w+)", r"syscall \1"),
+    (r"syscalls:sys_exit_(\w+)", r"return syscall \1"),
+    (r"vmlinux:([^:]+)", r"kernel:\1"),
+    (r"dtrace:[^:]*:[^:]*:BEGIN", "begin"),
+    (r"dtrace:[^:]*:[^:]*:END", "end"),
+    *(
+        (rf"{point}:{when}", f"{before}{ours}")
+        for when, before in _WHENS
+        for point, ours in (
+            (r"syscall::([^:]*)", r"syscall \1"),
+            (r"pid(?:\$target|[0-9]+):libc:([^:]*)", r"libc.so.6:\1"),
+            (r"pid(?:\$target|[0-9]+)::([^:]*)", r"MODULE:\1"),
+            (r"pid(?:\$target|[0-9]+):([^:]*):([^:]*)", r"\1:\2"),
+            (r"fbt:[^:]*:([^:]*)", r"kernel:\1"),
+        )
+    ),
+)
+"""Points of DTrace and events of perf, and what is written here."""
+
+_BPFTRACE = (
+    (r"uprobe:([^:]+:[^:]+)", r"\1"),
+    (r"uretprobe:([^:]+:[^:]+)", r"return \1"),
+    (r"(?:kprobe|kfunc|fentry):(?:vmlinux:)?([^:]+)", r"kernel:\1"),
+    (r"(?:kretprobe|kretfunc|fexit):(?:vmlinux:)?([^:]+)", r"return kernel:\1"),
+    (r"(?:kprobe|kfunc|fentry):([^:]*:[^:]+)", r"kmod \1"),
+    (r"(?:kretprobe|kretfunc|fexit):([^:]*:[^:]+)", r"return kmod \1"),
+    (r"tracepoint:syscalls:sys_enter_(\w+)", r"syscall \1"),
+    (r"tracepoint:syscalls:sys_exit_(\w+)", r"return syscall \1"),
+    (r"tracepoint:([^:]+:[^:]+)", r"tracepoint \1"),
+    (r"usdt:([^:]+:[^:]+:[^:]+)", r"usdt \1"),
+    (r"profile:hz:(\d+)", r"sample \1hz"),
+    (r"interval:(s|ms|us):(\d+)", r"every \2\1"),
+    (r"interval:([0-9]+(?:s|ms|us))", r"every \1"),
+    *((rf"software:{event}(?::.*)?", ours) for event, ours in _SOFTWARE.items()),
+    *((rf"watchpoint:([^:]*):{size}:(x|w|rw)", rf"watch \2 ({type_})\1") for size, type_ in _TYPES_OF_SIZES.items()),
+)
+"""Probes of bpftrace, by the long names of their kinds, and what is written here."""
+
 _OPERATORS = {
     "and": "write &&", "or": "write ||", "eq": "write ==", "ne": "write !=", "is": "write ==",
     "in": "an entry that is not there reads as 0: if (@name[key]); tables are printed whole: end { print(@name); }",
 }  # fmt: skip
 
 _REGISTERS = r"[re]?(?:ax|bx|cx|dx|si|di|bp)|r(?:8|9|1[0-5])|[er]?flags|xmm[0-9]+"
-
-_TYPES_OF_SIZES = {"1": "char", "2": "short", "4": "int", "8": "long"}
 
 _NAMES = {
     **dict.fromkeys(("bt", "backtrace", "stack"), "write ustack(), and print it by %k"),
@@ -165,7 +213,7 @@ _CALLS = {
 def place_hint(word: str) -> tuple[str, str] | None:
     """Return the word of a place that is no module, and what is written here; None for a place that is no such one."""
     kind, *rest = word.split(":")
-    if (ours := _place_of_dtrace(kind, rest)) is not None:
+    if (ours := _rewritten(word, _DTRACE)) is not None:
         return kind, ours
     name = kind
     if kind in _SHORT and (len(rest) > 1 or (len(rest) == 1 and kind in ("k", "kr"))):
@@ -174,30 +222,14 @@ def place_hint(word: str) -> tuple[str, str] | None:
         return None
     if kind in _SHORT and "." in rest[0] and rest[-1][:1].isdecimal():
         return None  # MODULE:file.c:12
-    return kind, _place(name, rest) or _GENERAL[name]
+    return kind, _rewritten(":".join((name, *rest)), _BPFTRACE) or _GENERAL[name]
 
 
-def _place_of_dtrace(kind: str, rest: list[str]) -> str | None:
-    """Return what a point of DTrace or an event of perf is written as here; None for all else."""
-    match kind, rest:
-        case "syscall", ["" | "freebsd" | "linux", "" | "*", "entry" | "return" as when]:
-            return f"tracepoint raw_syscalls:sys_{'enter' if when == 'entry' else 'exit'}"
-        case "syscall", ["", call, "entry" | "return" as when]:
-            return f"syscall {call}" if when == "entry" else f"return syscall {call}"
-        case "syscall", [call] if call.isidentifier():
-            return f"syscall {call}"
-        case "syscalls", [name] if re.fullmatch(r"sys_(enter|exit)_\w+", name):
-            return _place("tracepoint", [kind, name])
-        case _, [module, function, "entry" | "return" as when] if re.fullmatch(r"pid(\$target|[0-9]+)", kind):
-            module = "libc.so.6" if module == "libc" else module
-            place = f"{module or 'MODULE'}:{function}"
-            return place if when == "entry" else f"return {place}"
-        case "vmlinux", [function] if function:
-            return f"kernel:{function}"
-        case "fbt", [_, function, "entry" | "return" as when]:
-            return f"kernel:{function}" if when == "entry" else f"return kernel:{function}"
-        case "dtrace", [_, _, "BEGIN" | "END" as when]:
-            return when.lower()
+def _rewritten(word: str, table: Iterable[tuple[str, str]]) -> str | None:
+    """Return what a place is written as here, by the first row that it fits; None if there is none."""
+    for pattern, ours in table:
+        if (match := re.fullmatch(pattern, word)) is not None:
+            return match.expand(ours)
     return None
 
 
@@ -210,49 +242,12 @@ def prefix_hint(word: str, place: str) -> str | None:
 
 def place_of_systemtap(written: str) -> str | None:
     """Return what a point of SystemTap is written as here; None if it is none."""
-    for pattern, ours in _SYSTEMTAP:
-        if (match := re.fullmatch(pattern, written.strip())) is not None:
-            return match.expand(ours)
-    return None
+    return _rewritten(written.strip(), _SYSTEMTAP)
 
 
 def operator_hint(word: str) -> str | None:
     """Return what is written for a word that stands where an operator is expected; None for other words."""
     return _OPERATORS.get(word)
-
-
-def _place(kind: str, rest: list[str]) -> str | None:
-    """Return what a place is written as here; None if it is too little, or of a kind that is not the same here."""
-    match kind, rest:
-        case ("uprobe", [path, function]) if path and function:
-            return f"{path}:{function}"
-        case ("uretprobe", [path, function]) if path and function:
-            return f"return {path}:{function}"
-        case ("kprobe" | "kfunc" | "fentry", [function]) if function:
-            return f"kernel:{function}"
-        case ("kretprobe" | "kretfunc" | "fexit", [function]) if function:
-            return f"return kernel:{function}"
-        case ("kprobe" | "kretprobe" | "kfunc" | "kretfunc" | "fentry" | "fexit", [module, function]) if function:
-            is_return = kind in ("kretprobe", "kretfunc", "fexit")
-            where = f"kernel:{function}" if module == "vmlinux" else f"kmod {module}:{function}"
-            return f"return {where}" if is_return else where
-        case ("tracepoint", ["syscalls", name]) if (call := re.fullmatch(r"sys_(enter|exit)_(\w+)", name)) is not None:
-            return f"syscall {call[2]}" if call[1] == "enter" else f"return syscall {call[2]}"
-        case ("tracepoint", [subsystem, name]) if subsystem and name:
-            return f"tracepoint {subsystem}:{name}"
-        case ("usdt", [path, provider, name]) if path and provider and name:
-            return f"usdt {path}:{provider}:{name}"
-        case ("profile", ["hz", rate]) if rate.isdecimal():
-            return f"sample {rate}hz"
-        case ("interval", [unit, number]) if number.isdecimal() and unit in ("s", "ms", "us"):
-            return f"every {number}{unit}"
-        case ("interval", [time]) if re.fullmatch(r"[0-9]+(s|ms|us)", time):
-            return f"every {time}"
-        case ("software", [event, *_]):
-            return _SOFTWARE.get(event)
-        case ("watchpoint", [address, size, access]) if size in _TYPES_OF_SIZES and access in ("x", "w", "rw"):
-            return f"watch {access} ({_TYPES_OF_SIZES[size]}){address}"
-    return None
 
 
 def condition_of(text: str) -> str | None:

@@ -7,7 +7,7 @@ computed with them is in procedures (``cell_emitter``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
 
 from dprobes.dpc.emitters.rpn_writer import INSTRUCTIONS
 from dprobes.dpc.typedtree import typed_values
@@ -420,8 +420,10 @@ class WideEmitter:
                 w.op("pop mem, u64", -3)
                 if not is_wanted:
                     w.drop(2)
+            case typed_values.Register() | typed_values.BitField():
+                raise AssertionError(target)  # of a word, and stored by ``store_bits``
             case _:
-                raise AssertionError(target)
+                assert_never(target)
 
     def store_bits(self, unit: typed_values.Memory, bits: int, shift: int) -> None:
         """Put the low bits of the number on top, which stays, among the others of a unit of 64 bits in memory."""
