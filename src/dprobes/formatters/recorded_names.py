@@ -86,7 +86,7 @@ class RecordedNames:
             try:
                 record = decode_record(encoded)
             except FormatError:
-                continue  # whoever reads it says so
+                continue  # its reader tells so
             for address, is_return in self._addresses(record, way, has_ip=id(place) in odd):
                 if (located := self._code_at(address, record, place, is_return=is_return)) is not None:
                     found[id(located)] = located

@@ -310,7 +310,7 @@ def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) ->
     assert_never(table.kind)
 
 
-# Rows of tables as single lines with their data beside them, for whoever takes messages or events.
+# Rows of tables as single lines with their data beside them, for messages and events.
 #
 # ::
 #

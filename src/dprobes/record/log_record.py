@@ -109,7 +109,7 @@ class LogRecord(NamedTuple):
     There may be a million of them in a second, and a named tuple is made several times faster than a dataclass.
     ``time`` is CLOCK_MONOTONIC in nanoseconds. ``is_stack_trace`` records carry a stack trace as ``data``. Of one that
     ``is_cut`` the log buffer (``logmax``) had no room for what comes after ``data``. ``place`` is
-    not in a record's bytes: whoever knows the probepoint that it is of adds it.
+    not in a record's bytes: it is added where the probepoint is known.
     """
 
     major: int | None = None
@@ -199,7 +199,7 @@ _DATA = LogRecord._fields.index("data")
 
 class LoggedItems:
     """
-    Give the header items of a record, each as what it is when it was logged.
+    The header items of a record, each as what it is when it was logged.
 
     Asking for an item that the record lacks raises ``FormatError``: which ones records carry is for the session to say.
     """

@@ -39,7 +39,7 @@ class DataReader(Protocol):
 @dataclass(frozen=True, slots=True)
 class Place:
     """
-    Name a probe for people: its module, and the function and offset where it is.
+    The place of a probe for people: its module, and the function and offset where it is.
 
     ``function`` is not empty where the probe stands for many functions, so that a record must say which. ``placed`` is
     the file offset of the breakpoint, if that is not at the place that was written. ``at_return`` says that it is the
@@ -75,7 +75,7 @@ _NAMED = re.compile(rb"%(?:\([^)\"]*\))?[^%\s\"({]{0,12}?[ak]")
 @dataclass(frozen=True, slots=True)
 class RecordSource:
     """
-    Describe an inserted program to whoever takes its records.
+    An inserted program, as those see it who take its records.
 
     ``number`` is unique among the sources of one writer, ``name`` what the user calls the program, ``module`` what it
     is a program of. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal; ``paths``

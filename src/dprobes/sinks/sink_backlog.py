@@ -2,7 +2,7 @@
 What waits for a log target: batches of records, and what is to be said of programs between them, in order.
 
 It is bounded in records and in bytes; what finds no room is counted as lost, and the next batch of the same program
-says so. Whoever uses it holds a lock.
+tells so. Its users hold a lock.
 """
 
 from __future__ import annotations

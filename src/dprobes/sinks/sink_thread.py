@@ -1,5 +1,5 @@
 """
-A log target: a sink, a thread that feeds it, and a bounded queue between that and whoever has records.
+A log target: a sink, a thread that feeds it, and a bounded queue before that.
 
 So a slow or broken sink never holds up a program. What finds no room is counted as lost. A sink that fails is closed,
 and opened again after a while that gets longer; records that it had not taken wait for that. A batch that a sink

@@ -4,7 +4,7 @@ The journals of a directory of Parquet files: trace files of records that are in
 ::
 
     .journal-STAMP.dpt     a trace file, which readers of Parquet ignore
-    .journal-STAMP.lock    locked by whoever writes the journal, and then by who converts it
+    .journal-STAMP.lock    locked by the writer of the journal, and then by its converter
     damaged-STAMP.dpt      a journal that could not be read to its end, for a person to look at
 
 A journal whose lock nobody holds was left behind by a process that was killed. The next sink has it converted.
@@ -119,7 +119,7 @@ def start_converter(journals: Sequence[Journal]) -> subprocess.Popen[str]:
     """
     Have a process convert journals, and let go of them; what it has to say is on its standard error.
 
-    It is a process of its own so that it takes no time from whoever writes records, and goes on if that one ends.
+    It is a process of its own so that it takes no time from the writer of records, and goes on if that one ends.
     """
     words = [str(word) for journal in journals for word in (journal.directory, journal.stamp, journal.lock)]
     process = subprocess.Popen(

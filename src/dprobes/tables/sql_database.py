@@ -331,7 +331,7 @@ def _reading(group: _Group) -> str:
 
 
 def _has_nanoseconds(file: Path) -> bool:
-    """Return whether a file has the column; of one that cannot be read, whoever reads its rows says so."""
+    """Return whether a file has the column; one that cannot be read is found when its rows are."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

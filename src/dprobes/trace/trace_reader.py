@@ -86,7 +86,7 @@ class TraceParser:
         """
         Iterate over what has become whole with ``data``; raise ``FormatError`` at damage.
 
-        Whoever stops iterating gets the rest with the next call.
+        After iterating was stopped the next call gives the rest.
         """
         self._frames.push(data)
         while True:
@@ -479,7 +479,7 @@ class TraceFollower:
         """
         Iterate over what is there and has not been read yet; raise ``FormatError`` at damage.
 
-        Whoever stops iterating gets the rest with the next call.
+        After iterating was stopped the next call gives the rest.
         """
         if not self._readers:
             self._readers = self._open(after=None)

@@ -128,7 +128,7 @@ class TraceFileWriter:
     Append to a trace file, mode 0600; ``limit`` is in bytes.
 
     With ``compress`` records are kept back for up to a second, or until ``flush``, to be compressed together; without,
-    for up to ``hold`` nanoseconds, to be frames together. Whoever holds them sees to it that ``flush`` is called.
+    for up to ``hold`` nanoseconds, to be frames together. Then somebody must call ``flush``.
 
     Records that could not be written are noted as lost as soon as there is room. Not thread-safe. Nobody else can write
     to the file as long as it is open.

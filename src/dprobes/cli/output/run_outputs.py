@@ -32,7 +32,7 @@ class Outputs:
     """
     Open what the options of a run name; raise ``SinkError`` if that cannot be.
 
-    Standard output and the file of ``-o`` are written at once: whoever reads them sets the pace, and nothing is lost.
+    Standard output and the file of ``-o`` are written at once: their reader sets the pace, and nothing is lost.
     Log targets have threads of their own. ``views`` take the records in the place of standard output.
     """
 

@@ -134,7 +134,7 @@ class TableOutput:
 
     @staticmethod
     def _write_exposition(path: Path, contents: Sequence[TableContents], names: Names) -> None:
-        """Replace a file as a whole: whoever reads it sees all of the old text, or all of the new one."""
+        """Replace a file as a whole: readers see all of the old text, or all of the new one."""
         from dprobes.keyed.prometheus_text import exposition
 
         new = path.with_name(f".{path.name}.new")

@@ -123,7 +123,7 @@ class StreamOutlet:
         return self._file is not None and self._file.is_holding
 
     def settle(self) -> None:
-        """Flush, and wait for whoever reads as long as he takes something; raises as ``write``."""
+        """Flush, and wait for the reader as long as it takes something; raises as ``write``."""
         self.flush()
         if self._file is not None and self._file.is_holding:
             try:

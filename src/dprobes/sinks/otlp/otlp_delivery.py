@@ -317,7 +317,7 @@ class Delivery:
         while (piece := self._next()) is not None:
             try:
                 self._deliver(piece)
-            except Exception as error:  # noqa: BLE001 - of another thread perhaps; whoever has called us gets it
+            except Exception as error:  # noqa: BLE001 - of another thread perhaps; the caller gets it
                 self._fail(piece, error)
 
     def _next(self) -> Piece | None:
