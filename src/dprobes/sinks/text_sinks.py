@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.escapes import escaped, json_text
@@ -145,11 +145,14 @@ class BatchFormatter:
         return f"<{batch.lost} records of '{escaped(batch.source.name)}' were lost here>"
 
 
-class Outlet(Protocol):
-    """Take text; all methods raise ``SinkError``."""
+_Part_contra = TypeVar("_Part_contra", str, bytes, contravariant=True)
 
-    def write(self, strings: Sequence[str]) -> None:
-        """Write records, each with a line end after it; ``SinkError.taken`` says how many have been written."""
+
+class Outlet(Protocol[_Part_contra]):
+    """The way of records out of here: as strings, each without its line end, or as bytes. All raise ``SinkError``."""
+
+    def write(self, parts: Sequence[_Part_contra], /) -> None:
+        """Write records, each a part; ``SinkError.taken`` says how many have been written."""
 
     def flush(self) -> None:
         """Make visible what was written."""
@@ -168,7 +171,7 @@ class TextSink:
 
     def __init__(
         self,
-        outlet: Outlet,
+        outlet: Outlet[str],
         format_name: str,
         *,
         goes_on: bool = False,
@@ -243,21 +246,8 @@ class TextSink:
 # Sinks for whatever takes bytes: files, serial lines, commands. They get lines of text, or records in frames.
 
 
-class ByteOutlet(Protocol):
-    """Take bytes; all methods raise ``SinkError``."""
-
-    def write(self, parts: Sequence[bytes]) -> None:
-        """Write records, each a part; ``SinkError.taken`` says how many have been written."""
-
-    def flush(self) -> None:
-        """Make visible what was written."""
-
-    def close(self) -> None:
-        """Flush and give up."""
-
-
 def byte_sink(
-    outlet: ByteOutlet,
+    outlet: Outlet[bytes],
     options: SinkOptions,
     *,
     line_end: str = "\n",
@@ -285,7 +275,7 @@ def refuse_binary(target: str, options: SinkOptions) -> None:
 class _Lines:
     """Make bytes of text."""
 
-    def __init__(self, outlet: ByteOutlet, line_end: str, encoding: str) -> None:
+    def __init__(self, outlet: Outlet[bytes], line_end: str, encoding: str) -> None:
         self._outlet = outlet
         self._line_end = line_end
         self._encoding = encoding
@@ -304,7 +294,7 @@ class _Lines:
 class _FrameSink:
     """Write records as frames (``record.line_frames``)."""
 
-    def __init__(self, outlet: ByteOutlet) -> None:
+    def __init__(self, outlet: Outlet[bytes]) -> None:
         self._outlet = outlet
         self.flush = outlet.flush
         self.close = outlet.close
