@@ -33,6 +33,7 @@ __all__ = [
     "Event",
     "Register",
     "RegisterSet",
+    "RegisterWords",
     "Registers",
     "SegmentDescriptor",
     "SignalInfo",
@@ -141,6 +142,8 @@ class Register(enum.IntEnum):
 
 Registers = ctypes.c_ulong * 27
 """The integer registers of a thread, indexed by ``Register``."""
+RegisterWords = ctypes.Array[ctypes.c_ulong]
+"""The type of such."""
 
 NO_SYSTEM_CALL = 1 << 63
 """At least so large is ``orig_rax`` when a thread has not stopped in a system call (-1)."""
@@ -161,7 +164,7 @@ USER_CS_32 = 0x23
 """The code segment selector of 32-bit programs on a 64-bit kernel (``__USER32_CS``)."""
 
 
-def word_size(registers: ctypes.Array[ctypes.c_ulong]) -> Literal[4, 8]:
+def word_size(registers: RegisterWords) -> Literal[4, 8]:
     """Return the word size of the program that a thread with these registers runs."""
     return 4 if registers[Register.CS] == USER_CS_32 else 8
 
@@ -169,7 +172,7 @@ def word_size(registers: ctypes.Array[ctypes.c_ulong]) -> Literal[4, 8]:
 _CS, _RIP_OFFSET = int(Register.CS), 8 * Register.RIP
 
 
-def runs_as(registers: ctypes.Array[ctypes.c_ulong], size: int) -> bool:
+def runs_as(registers: RegisterWords, size: int) -> bool:
     """Return whether a thread with these registers runs code of a word size: a far jump leads to the other one's."""
     return (registers[_CS] == USER_CS_32) == (size == 4)
 
@@ -228,13 +231,13 @@ def detach(tid: int, number: int = 0) -> None:
     _check(_ptrace(_DETACH, tid, None, number))
 
 
-def get_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+def get_registers(tid: int, registers: RegisterWords) -> None:
     """Read the integer registers of a stopped thread into ``registers``."""
     if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) < 0:
         _fail()
 
 
-def has_stopped(tid: int, registers: ctypes.Array[ctypes.c_ulong], attempts: int = 1) -> bool:
+def has_stopped(tid: int, registers: RegisterWords, attempts: int = 1) -> bool:
     """Return whether a traced thread has stopped, whether or not that was waited for; then read its registers."""
     for _ in range(attempts):  # noqa: SIM110 - a generator costs more than the loop
         if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0:
@@ -242,7 +245,7 @@ def has_stopped(tid: int, registers: ctypes.Array[ctypes.c_ulong], attempts: int
     return False
 
 
-def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+def set_registers(tid: int, registers: RegisterWords) -> None:
     """Write the integer registers of a stopped thread."""
     if _ptrace(_SETREGS, tid, None, ctypes.addressof(registers)) < 0:
         if ctypes.get_errno() != errno.EIO:
@@ -250,7 +253,7 @@ def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         _set_changed_registers(tid, registers)
 
 
-def _set_changed_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+def _set_changed_registers(tid: int, registers: RegisterWords) -> None:
     """
     Write the registers that differ from what they are, each by itself.
 

@@ -14,9 +14,9 @@ from dprobes.target.unwind.stack_memory import ProcessSpace
 from dprobes.target.unwind.stack_walk import COLUMNS, walk
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Mapping as Values
 
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
     from dprobes.platform.linux.served_pages import ServedPages
     from dprobes.target.process_maps import Mapping
     from dprobes.target.unwind.frame_tables import FileFrames
@@ -62,7 +62,7 @@ def space_of(tid: int, memory: int, word_size: Literal[4, 8], served: ServedPage
     return ProcessSpace(word_size, read, lambda: mappings_of(tid), frames_of)
 
 
-def stack_of(space: ProcessSpace, registers: ctypes.Array[ctypes.c_ulong], frames: int) -> list[int]:
+def stack_of(space: ProcessSpace, registers: RegisterWords, frames: int) -> list[int]:
     """Return up to ``frames`` addresses of a call stack, as ``Context.user_stack`` has them."""
     columns = COLUMNS_OF[space.word_size]
     mask = (1 << 8 * space.word_size) - 1

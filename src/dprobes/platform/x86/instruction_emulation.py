@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dprobes.platform.linux.ptrace_calls import Register
 
 if TYPE_CHECKING:
-    import ctypes
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
 
 __all__ = [
     "Action",
@@ -105,7 +105,7 @@ def uses_return_addresses(emulation: tuple[Any, ...]) -> bool:
     return emulation[0] in (Action.RETURN, Action.CALL, Action.CALL_REGISTER)
 
 
-def emulate(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def emulate(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     """
     Carry out an instruction on ``registers``, which stand at its start; return whether it was done.
 
@@ -124,12 +124,12 @@ def emulate(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong],
 # Each of these reads memory before it changes a register, and returns False if it must be stepped after all.
 
 
-def _skip(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _skip(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     registers[_RIP] += emulation[1]
     return True
 
 
-def _push(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _push(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, source, size = emulation
     top = registers[_RSP] - size & _MASKS[size]
     memory.write_word(top, size, registers[source])
@@ -138,7 +138,7 @@ def _push(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], m
     return True
 
 
-def _pop(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _pop(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, destination, size = emulation
     value = memory.read_word(registers[_RSP], size)
     registers[_RSP] = registers[_RSP] + size & _MASKS[size]
@@ -147,14 +147,14 @@ def _pop(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], me
     return True
 
 
-def _move(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _move(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, destination, source, mask = emulation
     registers[destination] = registers[source] & mask
     registers[_RIP] += length
     return True
 
 
-def _leave(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _leave(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, size = emulation
     frame = registers[_RBP] & _MASKS[size]
     registers[_RBP], registers[_RSP] = memory.read_word(frame, size), frame + size & _MASKS[size]
@@ -162,7 +162,7 @@ def _leave(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], 
     return True
 
 
-def _address(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _address(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, destination, base, index, scale, displacement, mask = emulation
     value = displacement
     if base >= 0:
@@ -174,7 +174,7 @@ def _address(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong]
     return True
 
 
-def _adjust(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _adjust(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, number, subtract, size = emulation
     mask = _MASKS[size]
     before, number = registers[_RSP] & mask, number & mask
@@ -200,12 +200,12 @@ def _adjust(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong],
     return True
 
 
-def _jump(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _jump(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     registers[_RIP] = registers[_RIP] + emulation[1] + emulation[2] & _MASKS[emulation[3]]
     return True
 
 
-def _branch(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _branch(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     if _holds(emulation[4], registers[_EFLAGS]):
         return _jump(emulation, registers, memory)
     return _skip(emulation, registers, memory)
@@ -234,7 +234,7 @@ def _holds(condition: int, flags: int) -> bool:
     return holds != bool(condition & 1)
 
 
-def _call(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _call(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, _, size = emulation
     top = registers[_RSP] - size & _MASKS[size]
     memory.write_word(top, size, registers[_RIP] + length)
@@ -242,7 +242,7 @@ def _call(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], m
     return _jump(emulation, registers, memory)
 
 
-def _jump_register(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _jump_register(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     target = registers[emulation[2]] & _MASKS[emulation[3]]
     if target >> 47:
         return False  # not canonical: the processor raises a fault at the jump itself
@@ -250,7 +250,7 @@ def _jump_register(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_
     return True
 
 
-def _call_register(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _call_register(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, source, size = emulation
     target = registers[source] & _MASKS[size]
     if target >> 47:
@@ -262,7 +262,7 @@ def _call_register(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_
     return True
 
 
-def _push_flags(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _push_flags(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, length, pushed, size = emulation
     top = registers[_RSP] - pushed & _MASKS[size]
     memory.write_word(top, pushed, registers[_EFLAGS] & ~_NEVER_PUSHED)
@@ -271,7 +271,7 @@ def _push_flags(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulo
     return True
 
 
-def _loop(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _loop(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, _, _, _size, mask, wanted = emulation
     count = registers[_RCX] - 1 & mask
     # A 32-bit counter clears the upper half of the register, a 16-bit one leaves the rest alone.
@@ -281,13 +281,13 @@ def _loop(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], m
     return _skip(emulation, registers, memory)
 
 
-def _branch_zero(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _branch_zero(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     if registers[_RCX] & emulation[4]:
         return _skip(emulation, registers, memory)
     return _jump(emulation, registers, memory)
 
 
-def _return(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+def _return(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, _, size, dropped = emulation
     target = memory.read_word(registers[_RSP], size)
     if target >> 47:

@@ -31,7 +31,7 @@ from dprobes.platform.x86.debug_registers import CONTROL, SLOTS, STATUS, decode,
 from dprobes.target.process_maps import mappings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from dprobes.engines.ptrace.restorer_messages import FilesShared
     from dprobes.engines.ptrace.site_patches import Patches, SitePatch
@@ -187,30 +187,43 @@ def _pieces_there(memory: int, patch: SitePatch) -> list[tuple[int, bytes]]:
 
 
 def _remove(pid: int, memory: int, jumps: Sequence[list[tuple[int, bytes]]]) -> int:
+    with _stopped_again(pid, AddressSpace.closed(8)):
+        for pieces in jumps:
+            for address, original in pieces:
+                with contextlib.suppress(OSError):
+                    os.pwrite(memory, original, address)
+    return len(jumps)
+
+
+@contextlib.contextmanager
+def _stopped_again(pid: int, space: AddressSpace, withheld: int = 0) -> Iterator[tuple[ThreadTable, list[Thread]]]:
+    """
+    Seize and stop the threads of a process as soon as its dead tracer has let go of them; afterwards let them go.
+
+    Give them, and those that stopped for no other reason. They get the signals that they have stopped for, but for the
+    one that is ``withheld``.
+    """
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
     until = time.monotonic() + PATIENCE
-    space = AddressSpace.closed(8)
     for tid in threads_of(pid):
         with contextlib.suppress(OSError):
             if seize_again(tid, until):
                 threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
     held = stopper.stop(list(threads.values()))
-    for pieces in jumps:
-        for address, original in pieces:
+    try:
+        yield threads, held
+    finally:
+        for thread in held:
             with contextlib.suppress(OSError):
-                os.pwrite(memory, original, address)
-    for thread in held:
-        with contextlib.suppress(OSError):
-            stopper.waits.hide_interruption(thread)
-            ptrace_calls.detach(thread.tid)
-    while stopper.deferred:
-        tid, status = stopper.oldest_deferred()
-        kind, number = classify_stop(status)
-        if kind is not StopKind.EXITED:
-            with contextlib.suppress(OSError):
-                ptrace_calls.detach(tid, number if kind is StopKind.SIGNAL else 0)
-    return len(jumps)
+                stopper.waits.hide_interruption(thread)
+                ptrace_calls.detach(thread.tid)
+        while stopper.deferred:
+            tid, status = stopper.oldest_deferred()
+            kind, number = classify_stop(status)
+            if kind is not StopKind.EXITED:
+                with contextlib.suppress(OSError):
+                    ptrace_calls.detach(tid, number if kind is StopKind.SIGNAL and number != withheld else 0)
 
 
 UNMAPPING_PATIENCE = 2.0
@@ -290,23 +303,10 @@ def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool:
     present = _present(pid, patches, begun)
     if present is None:
         return True
-    threads = ThreadTable()
-    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
-    until = time.monotonic() + PATIENCE
     space = AddressSpace.of_thread(pid, 8)
     space.patches = present
-    try:
-        for tid in threads_of(pid):
-            with contextlib.suppress(OSError):
-                if seize_again(tid, until):
-                    threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
-        held = stopper.stop(list(threads.values()))
-        try:
-            return _unmap_if_left(space, threads, held)
-        finally:
-            _let_memory_go(stopper, held)
-    finally:
-        space.close()
+    with contextlib.closing(space), _stopped_again(pid, space, signal.SIGTRAP) as (threads, held):
+        return _unmap_if_left(space, threads, held)
 
 
 def _unmap_if_left(space: AddressSpace, threads: ThreadTable, held: list[Thread]) -> bool:
@@ -321,16 +321,3 @@ def _unmap_if_left(space: AddressSpace, threads: ThreadTable, held: list[Thread]
                 unmap_native(space, call)
             return True
     return False
-
-
-def _let_memory_go(stopper: Stopper, held: list[Thread]) -> None:
-    for thread in held:
-        with contextlib.suppress(OSError):
-            stopper.waits.hide_interruption(thread)
-            ptrace_calls.detach(thread.tid)
-    while stopper.deferred:
-        tid, status = stopper.oldest_deferred()
-        kind, number = classify_stop(status)
-        if kind is not StopKind.EXITED:
-            with contextlib.suppress(OSError):
-                ptrace_calls.detach(tid, number if kind is StopKind.SIGNAL and number != signal.SIGTRAP else 0)

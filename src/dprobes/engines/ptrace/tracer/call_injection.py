@@ -31,11 +31,11 @@ from dprobes.platform.x86.register_images import TILE_DATA, cpuid_of_leaf, frame
 from dprobes.target.process_maps import code_mappings, mappings_of
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterator
 
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
     from dprobes.platform.x86.register_images import SignalFrame
     from dprobes.target.process_maps import Mapping
 
@@ -158,7 +158,7 @@ def injecting(thread: Thread) -> Iterator[Call]:
             session.send_stops()
 
 
-def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, return_to: int) -> SignalFrame:
+def _frame(thread: Thread, registers: RegisterWords, mask: int, return_to: int) -> SignalFrame:
     xstate = ptrace_calls.get_register_set(thread.tid, ptrace_calls.RegisterSet.XSTATE)
     if not xstate:
         raise InjectionError("the state of the floating-point unit cannot be read")
@@ -267,9 +267,7 @@ def _find(space: AddressSpace, start: int, end: int, patterns: tuple[bytes, ...]
 class _Session:
     """A thread between its first and its last injected call."""
 
-    def __init__(
-        self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], frame: SignalFrame, instruction: int
-    ) -> None:
+    def __init__(self, thread: Thread, registers: RegisterWords, frame: SignalFrame, instruction: int) -> None:
         self._thread = thread
         self._before = registers
         self._frame = frame
@@ -282,7 +280,7 @@ class _Session:
         registers = self._registers_at(self._instruction + _CALL_SIZE)
         ptrace_calls.set_registers(self._thread.tid, registers)
 
-    def _registers_at(self, place: int) -> ctypes.Array[ctypes.c_ulong]:
+    def _registers_at(self, place: int) -> RegisterWords:
         registers = ptrace_calls.Registers(*self._before)
         registers[Register.RIP] = place
         registers[Register.RSP] = self._frame.stack_pointer

@@ -26,13 +26,13 @@ from dprobes.target.process_maps import PAGE_SIZE, mapping_at
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterable, Iterator
 
     from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
     from dprobes.engines.ptrace.tracer.native.jump_patcher import Patcher
     from dprobes.engines.ptrace.tracer.tracer_programs import Probe
     from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
 
 __all__ = ["ReturnHit", "Returns", "functions_of"]
 
@@ -73,7 +73,7 @@ class Returns:
         self._context = context
         self._patcher = patcher
 
-    def entered(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    def entered(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
         """Keep what the returns of functions want to know of their entry, at which a thread stands."""
         context, frame = self._context, registers[_RSP]
         now = context.time()
@@ -94,7 +94,7 @@ class Returns:
             if not self._patcher.keep_call(thread, breakpoint_, probe, frame, entry):
                 thread.space.entries.enter(thread.pid, probe, frame, entry)
 
-    def left(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[ReturnHit]:
+    def left(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> list[ReturnHit]:
         """Return the probes that are hit by an instruction that was carried out; ``registers`` are those after it."""
         hits: list[ReturnHit] = []
         jumps: list[tuple[Probe, Site]] = []
@@ -116,9 +116,7 @@ class Returns:
             self._await_return(thread, probe, site, top)
         return hits
 
-    def arrived(
-        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
-    ) -> list[ReturnHit]:
+    def arrived(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> list[ReturnHit]:
         """Return the probes of the functions that have returned to a breakpoint's address, the inner ones first."""
         top = registers[_RSP]
         slack = 0 if thread.space.word_size == 8 else _ARGUMENTS

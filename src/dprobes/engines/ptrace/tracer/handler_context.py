@@ -29,7 +29,6 @@ from dprobes.target.process_maps import PAGE_SIZE
 from dprobes.vm import AddressFault, SelectorFault
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from dprobes.engines.hits.hit_context import Changes
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
     from dprobes.extensions import Extension
     from dprobes.keyed.table_entries import KeyedStore
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
     from dprobes.vm.rpn_machine import Machine
 
 __all__ = ["LocalTables", "ThreadContext", "decode_descriptor"]
@@ -99,14 +99,7 @@ class Segments:
         self._warn = warn
 
     def linear_address(
-        self,
-        thread: Thread,
-        registers: ctypes.Array[ctypes.c_ulong],
-        selector: int,
-        offset: int,
-        size: int,
-        *,
-        write: bool,
+        self, thread: Thread, registers: RegisterWords, selector: int, offset: int, size: int, *, write: bool
     ) -> int:
         """
         Return the flat address of ``size`` bytes at ``selector:offset``; 0 bytes stand for the address alone.
@@ -142,7 +135,7 @@ class Segments:
             raise SelectorFault(selector)
         return selector, segment.base
 
-    def _base_64(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], selector: int) -> int:
+    def _base_64(self, thread: Thread, registers: RegisterWords, selector: int) -> int:
         if selector <= _PRIVILEGE:
             return 0  # what ds, es, fs and gs hold in most 64-bit programs
         for register, base in ((Register.FS, Register.FS_BASE), (Register.GS, Register.GS_BASE)):
@@ -309,7 +302,7 @@ class ThreadContext:
         self._names: dict[int, int] = {}
         """Descriptors of the files with the names of the threads that hit last, by thread id."""
         self._thread: Thread
-        self._registers: ctypes.Array[ctypes.c_ulong]
+        self._registers: RegisterWords
         self._floating_point: register_images.FloatingPoint | None = None
         self.probe: Probe
         self.process = 0
@@ -331,7 +324,7 @@ class ThreadContext:
         """Tell the user of the program at hand something."""
         self._warn_once(message, hint, None if self.program is None else self.program.number)
 
-    def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    def select(self, thread: Thread, registers: RegisterWords) -> None:
         """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
         self._thread = thread
         self.process = thread.pid

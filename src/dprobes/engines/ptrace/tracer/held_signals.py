@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.site_patches import NativeStop
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
 
 __all__ = [
     "FAULTS",
@@ -145,7 +146,7 @@ _LOW_FLAGS = 0xD5
 """What LAHF has in its second byte, and SETO says in the first one of OF."""
 
 
-def stop_of(space: AddressSpace, registers: ctypes.Array[ctypes.c_ulong], number: int) -> NativeStop | None:
+def stop_of(space: AddressSpace, registers: RegisterWords, number: int) -> NativeStop | None:
     """
     Return what it means that a thread has stopped for a signal where its registers say.
 
@@ -159,7 +160,7 @@ def stop_of(space: AddressSpace, registers: ctypes.Array[ctypes.c_ulong], number
     return stop if stop is not None and stop.is_trap == is_trap else None
 
 
-def set_back(space: AddressSpace, stop: NativeStop, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+def set_back(space: AddressSpace, stop: NativeStop, registers: RegisterWords) -> bool:
     """Let registers be those of the program at the probed instruction; return False if its stack cannot be read."""
     frame = registers[_RSP]
     flags, image, kept = registers[_FLAGS] & ~RESUME_FLAG, 0, 0
@@ -181,7 +182,7 @@ def set_back(space: AddressSpace, stop: NativeStop, registers: ctypes.Array[ctyp
     return True
 
 
-def leave_to_us(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], info: ctypes.Array[ctypes.c_int32]) -> bool:
+def leave_to_us(thread: Thread, registers: RegisterWords, info: ctypes.Array[ctypes.c_int32]) -> bool:
     """
     Put a stopped thread, with these registers, onto an instruction whose hit a handler in its process leaves to us.
 
@@ -207,7 +208,7 @@ def leave_to_us(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], info: c
     return True
 
 
-def fix_up(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int) -> bool:
+def fix_up(thread: Thread, registers: RegisterWords, number: int) -> bool:
     """Let a thread go on that has stopped because a handler's access to memory faulted; return whether it has."""
     fixups = thread.space.patches.fixups
     if not fixups or number not in _FAULTS:
@@ -221,7 +222,7 @@ def fix_up(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int)
     return True
 
 
-def move_fault(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], address: int) -> None:
+def move_fault(thread: Thread, registers: RegisterWords, address: int) -> None:
     """Let a thread that has stopped for a fault stand at an address, and the fault be there."""
     info = ptrace_calls.SignalInfo()
     ptrace_calls.get_signal_info(thread.tid, info)

@@ -28,7 +28,6 @@ from dprobes.platform.linux.procfs import system_call_of
 from dprobes.platform.linux.ptrace_calls import RESUME_FLAG, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterable, Sequence
 
     from dprobes.engines.hits.probe_hits import QueuedRecords
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters
     from dprobes.engines.ptrace.tracer.tracer_programs import Handled, InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
 
 __all__ = ["HitCounter", "Settler", "WatchpointHits", "has_hit_of"]
 
@@ -303,7 +303,7 @@ class WatchpointHits:
         self._handlers = HandlerRunner(context)
         self._registers = ptrace_calls.Registers()
 
-    def take(self, thread: Thread, outer: ctypes.Array[ctypes.c_ulong]) -> bool:
+    def take(self, thread: Thread, outer: RegisterWords) -> bool:
         """
         Take the watchpoints that a stopped thread has hit; return False if its trap has another reason as well.
 

@@ -30,10 +30,9 @@ from dprobes.platform.linux.ptrace_calls import Register
 from dprobes.platform.x86.instruction_emulation import Action
 
 if TYPE_CHECKING:
-    import ctypes
-
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
 
 __all__ = ["ARGUMENTS", "RESTART_NO_HANDLER", "Waits", "has_entered", "is_restarted", "step_on"]
 
@@ -129,7 +128,7 @@ _BEGUN_ANEW = {RESTART_NO_HANDLER: (_EVENTS, _EVENTS_64, *_MULTIPLEXING), _RESTA
 _RING_EXTENDED, _RING_ABSOLUTE, _RING_REGISTERED = 1 << 3, 1 << 5, 1 << 6
 
 
-def call_of(registers: ctypes.Array[ctypes.c_ulong], space: AddressSpace) -> tuple[_Call, tuple[int, ...], int] | None:
+def call_of(registers: RegisterWords, space: AddressSpace) -> tuple[_Call, tuple[int, ...], int] | None:
     """
     Return what is to be known of the call that a stopped thread was in, with its arguments and their word size.
 
@@ -152,12 +151,12 @@ def call_of(registers: ctypes.Array[ctypes.c_ulong], space: AddressSpace) -> tup
     return None if call is None else (call, arguments, size)
 
 
-def is_restarted(registers: ctypes.Array[ctypes.c_ulong], space: AddressSpace) -> bool:
+def is_restarted(registers: RegisterWords, space: AddressSpace) -> bool:
     """Return whether a thread is in a call that failed only because of a stop, and is to be made once more."""
     return registers[Register.RAX] == EINTR and call_of(registers, space) is not None
 
 
-def interrupted_wait(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], now: float) -> InterruptedWait | None:
+def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> InterruptedWait | None:
     """
     Return the wait that a stopped thread was in, if it has to be watched when it is made once more.
 
@@ -429,7 +428,7 @@ class Waits:
 # the step. If it just ran on, nobody would see it leave the slot, and a system call would come back into that.
 
 
-def step_on(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+def step_on(thread: Thread, registers: RegisterWords) -> bool:
     """
     Let a stopped thread go on with the step in which it went to sleep; return False if it is not in one in a slot.
 
@@ -450,7 +449,7 @@ def step_on(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
     return True
 
 
-def has_entered(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+def has_entered(thread: Thread, registers: RegisterWords) -> bool:
     """Return whether a thread, stopped at a system call, makes that of such a step; ``registers`` are read anew."""
     hit = thread.hit
     if not hit.is_late or hit.breakpoint.site.emulation[0] != Action.SYSTEM_CALL:

@@ -151,36 +151,25 @@ class Breakpoint:
 
     def drop(self, probe: Probe) -> None:
         """Use the breakpoint no longer for a probe."""
-        self.handlers = tuple(each for each in self.handlers if each[0] is not probe)
-        self.exits = tuple(each for each in self.exits if each[0] is not probe)
-        self.entries = tuple(each for each in self.entries if each[0] is not probe)
-        self.waiting.discard(probe)
-        self.semaphores.pop(probe, None)
+        self._keep(lambda other: other is not probe)
 
     def drop_program(self, program: InsertedProgram) -> None:
         """Use the breakpoint no longer for anything of a program."""
-        self.handlers = tuple(each for each in self.handlers if each[0].program is not program)
-        self.exits = tuple(each for each in self.exits if each[0].program is not program)
-        self.entries = tuple(each for each in self.entries if each[0].program is not program)
-        self.waiting = {probe for probe in self.waiting if probe.program is not program}
-        self.semaphores = {p: address for p, address in self.semaphores.items() if p.program is not program}
+        self._keep(lambda probe: probe.program is not program)
         left = {role: programs - {program.number} for role, programs in self.own.items()}
         self.own = {role: programs for role, programs in left.items() if programs}
 
+    def _keep(self, stays: Callable[[Probe], bool]) -> None:
+        """Use the breakpoint for no probes any more but some."""
+        self.handlers = tuple(each for each in self.handlers if stays(each[0]))
+        self.exits = tuple(each for each in self.exits if stays(each[0]))
+        self.entries = tuple(each for each in self.entries if stays(each[0]))
+        self.waiting = set(filter(stays, self.waiting))
+        self.semaphores = {probe: address for probe, address in self.semaphores.items() if stays(probe)}
+
     def copy(self) -> Breakpoint:
         """Return the same breakpoint for another address space."""
-        return Breakpoint(
-            self.address,
-            self.original,
-            self.site,
-            self.handlers,
-            self.exits,
-            self.entries,
-            set(self.waiting),
-            dict(self.own),
-            dict(self.semaphores),
-            self.is_noted,
-        )
+        return replace(self, waiting=set(self.waiting), own=dict(self.own), semaphores=dict(self.semaphores))
 
 
 def _rank(owner: tuple[Probe, object]) -> int:

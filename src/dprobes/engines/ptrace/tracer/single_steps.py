@@ -40,7 +40,6 @@ from dprobes.platform.x86.instruction_relocation import relocated
 from dprobes.target.process_maps import PAGE_SIZE, free_ranges, growth_of, mappings_of
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterator
 
     from dprobes.engines.ptrace.breakpoint_sites import Site
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Slots
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
 
 __all__ = ["COMPLETED", "Completion", "CompletionKind", "Stepper"]
 
@@ -277,7 +277,7 @@ class _Step(NamedTuple):
 
     thread: Thread
     breakpoint: Breakpoint
-    registers: ctypes.Array[ctypes.c_ulong]
+    registers: RegisterWords
     slot: Slot | None
     action: Action
     traps: bool
@@ -304,12 +304,7 @@ class Stepper:
         self._info = ptrace_calls.SignalInfo()
 
     def step(
-        self,
-        thread: Thread,
-        breakpoint_: Breakpoint,
-        registers: ctypes.Array[ctypes.c_ulong],
-        *,
-        may_pend: bool = False,
+        self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords, *, may_pend: bool = False
     ) -> Completion:
         """
         Let a thread execute the original instruction under a breakpoint; ``registers`` stand at its start.
@@ -343,7 +338,7 @@ class Stepper:
         return self._step_through(thread, breakpoint_, registers, slot, breakpoint_.site.emulation[0])
 
     def step_in_place(
-        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong], action: Action
+        self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords, action: Action
     ) -> Completion:
         """Let a thread execute what is under a breakpoint where it is, with all other threads of its space stopped."""
         space = thread.space
@@ -382,12 +377,7 @@ class Stepper:
                 self._connection.send(Removed(thread.pid, (address,)))
 
     def _step_through(
-        self,
-        thread: Thread,
-        breakpoint_: Breakpoint,
-        registers: ctypes.Array[ctypes.c_ulong],
-        slot: Slot | None,
-        action: Action,
+        self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords, slot: Slot | None, action: Action
     ) -> Completion:
         traps = bool(registers[_EFLAGS] & TRAP_FLAG)
         if action == Action.REPEAT and traps:
@@ -497,7 +487,7 @@ class Stepper:
         ptrace_calls.set_signal_info(thread.tid, self._info)
         return True
 
-    def step_unaligned(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> Completion:
+    def step_unaligned(self, thread: Thread, registers: RegisterWords) -> Completion:
         """
         Let a thread execute an instruction of ours that failed because the program checks alignment, without checks.
 
@@ -528,7 +518,7 @@ class Stepper:
 
     # What must not show that an instruction was executed in a slot
 
-    def settle(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    def settle(self, thread: Thread, slot: Slot, registers: RegisterWords) -> None:
         """Put a thread that has executed the instruction in a slot where the original would have left it."""
         ptrace_calls.get_registers(thread.tid, registers)
         if registers[_RIP] in (slot.end, slot.trap + 1):
@@ -541,7 +531,7 @@ class Stepper:
                 if thread.space.read(top, size) == slot.end.to_bytes(size, "little"):
                     thread.space.write(top, slot.following.to_bytes(size, "little"))
 
-    def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
         """Put a thread that went to sleep in its step where it belongs, now that it has executed the instruction."""
         slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
         if slot is not None and breakpoint_.site.emulation[0] == Action.SYSTEM_CALL:
@@ -549,7 +539,7 @@ class Stepper:
         elif slot is not None:
             self.settle(thread, slot, registers)
 
-    def leave_slot(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int = 0) -> int:
+    def leave_slot(self, thread: Thread, registers: RegisterWords, number: int = 0) -> int:
         """
         Put a thread that stopped in a slot, with a signal to be delivered or 0, where the original would have it.
 
@@ -575,7 +565,7 @@ class Stepper:
             self._fault_at_site(thread, slot, registers, keep_info=not number)
         return number
 
-    def _finish(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], number: int) -> int:
+    def _finish(self, thread: Thread, slot: Slot, registers: RegisterWords, number: int) -> int:
         tid = thread.tid
         signals = HeldSignals(thread)
         ptrace_calls.get_signal_info(tid, self._info)
@@ -602,15 +592,13 @@ class Stepper:
                 return signals.give_back()
             signals.hold(number, self._info)
 
-    def _set_back(self, thread: Thread, slot: Slot | None, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    def _set_back(self, thread: Thread, slot: Slot | None, registers: RegisterWords) -> None:
         """Put a thread that has not executed the instruction in a slot onto the original."""
         if slot is not None and _stands_at(thread, slot.address, registers):
             registers[_RIP] = slot.site
             ptrace_calls.set_registers(thread.tid, registers)
 
-    def _fault_at_site(
-        self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], *, keep_info: bool
-    ) -> None:
+    def _fault_at_site(self, thread: Thread, slot: Slot, registers: RegisterWords, *, keep_info: bool) -> None:
         """Make the instruction at which a thread stands in a slot, and its fault, that at the site."""
         registers[_RIP] = slot.site
         ptrace_calls.set_registers(thread.tid, registers)
@@ -621,9 +609,7 @@ class Stepper:
             move_signal_address(self._info, slot.address, slot.site)
             ptrace_calls.set_signal_info(thread.tid, self._info)
 
-    def _enter_from_site(
-        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
-    ) -> None:
+    def _enter_from_site(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
         """Let a thread that is entering the kernel from a slot come back behind the original instruction."""
         ptrace_calls.get_registers(thread.tid, registers)
         registers[_RIP] = breakpoint_.address + len(breakpoint_.site.original)
@@ -632,7 +618,7 @@ class Stepper:
         ptrace_calls.set_registers(thread.tid, registers)
 
 
-def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+def _stands_at(thread: Thread, address: int, registers: RegisterWords) -> bool:
     """Read ``registers`` anew, and return whether the thread is at ``address``."""
     ptrace_calls.get_registers(thread.tid, registers)
     return bool(registers[_RIP] == address)

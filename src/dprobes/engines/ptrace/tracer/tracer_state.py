@@ -15,7 +15,6 @@ from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
 from dprobes.platform.linux.ptrace_calls import Register
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Collection, MutableSequence
 
     from dprobes.engines.hits.hit_context import Changes
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.client_connection import Connection
     from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Entry, Slot, Watchpoint
     from dprobes.engines.ptrace.tracer.tracer_programs import Handled, InsertedProgram, Probe, Programs
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
 
 __all__ = [
     "STRANGE",
@@ -160,7 +160,7 @@ class InterruptedWait:
     is_asked: bool = False
     """Whether its thread has been asked to stop because the time is over."""
 
-    def is_entered(self, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    def is_entered(self, registers: RegisterWords) -> bool:
         """Return whether a thread that is entering the kernel makes this call."""
         return (registers[Register.ORIG_RAX], registers[Register.RIP], registers[Register.RSP]) == (
             self.call,

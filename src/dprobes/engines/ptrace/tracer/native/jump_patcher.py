@@ -42,7 +42,6 @@ from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.site_patches import NativeMemory, SitePatch
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_programs import Probe
     from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
+    from dprobes.platform.linux.ptrace_calls import RegisterWords
 
 __all__ = ["Patcher", "Retries", "adapted", "fitting", "groups_of", "obstacle_to"]
 
@@ -553,7 +553,7 @@ class Patcher:
             self.give_up(thread.space, patch.addresses)
         move_fault(thread, registers, place.original)
 
-    def is_between_steps(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    def is_between_steps(self, thread: Thread, registers: RegisterWords) -> bool:
         """
         Return whether a thread that steps itself has trapped at an instruction that the program does not have.
 
