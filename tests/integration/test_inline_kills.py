@@ -153,7 +153,7 @@ def test_what_is_left_is_taken_out_when_somebody_comes(build: Builder, run: Runn
         else:
             client, output = run.start(HOT, ["-p", str(target.pid)], INLINE)
             # Before there is its tracer, the client itself takes out the jump that is left.
-            tracing = "ptrace.tracer.main"
+            tracing = "ptrace.tracer.tracer_process"
             await_true(lambda: tracing in command_of(tracer_of(target.pid)), "the new tracer", TIMEOUT)
             await_true(lambda: jump_is_at(target.pid, program), "a jump", TIMEOUT)
             run_for(target.pid, 0.2)

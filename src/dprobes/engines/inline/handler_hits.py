@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.lower.lowering_request import Tables
@@ -56,24 +55,9 @@ __all__ = [
     "refusal_notice",
 ]
 
-# The clock of handlers in processes: what the time stamp counter means, as told by the tool (``native.process_page``).
-#
-# The tool looks at both clocks now and then, and corrects the rate: so handlers need no system call for the time. Where
-# the kernel does not trust the counter, there is no such clock.
-
-
-_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _FIRST_LOOK = 0.02
 """Seconds over which the rate is found out first."""
 _TRIES = 5
-
-
-def counter_is_trusted() -> bool:
-    """Return whether the kernel's own clock is the time stamp counter."""
-    try:
-        return _SOURCE.read_text().strip() in ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page")
-    except OSError:
-        return False
 
 
 @cache
@@ -100,7 +84,11 @@ def _look() -> tuple[int, int]:
 
 
 class Clock:
-    """The clock page of a region."""
+    """
+    The clock page of a region: what the time stamp counter means, as told to handlers (``native.process_page``).
+
+    Both clocks are looked at now and then, and the rate corrected: so handlers need no system call for the time.
+    """
 
     def __init__(self, region: Region) -> None:
         self._page = SharedArray(region, CLOCK_SIZE)

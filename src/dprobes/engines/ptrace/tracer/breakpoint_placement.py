@@ -53,13 +53,10 @@ __all__ = [
 
 _LONGEST = 15  # bytes of an instruction
 
-WRITE_MAX = 4096
-"""How many bytes can be written at once."""
-
 
 def write_memory(memory: RemoteMemory, thread: Thread, address: int, data: bytes) -> list[Breakpoint]:
     """
-    Write at most ``WRITE_MAX`` bytes, and return our breakpoints whose instructions were changed by that.
+    Write at most 4096 bytes, and return our breakpoints whose instructions were changed by that.
 
     Raise ``AddressFault`` for the first byte that the program itself could not write; nothing is changed then.
     """
