@@ -123,6 +123,14 @@ class Tracer:
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler, jump_absence)
         self._registers = ptrace_calls.Registers()
         self._attached = False
+        # What is found out about hits makes records, which have to be sent in time: so that comes last.
+        self._watches: tuple[Callable[[], float | None], ...] = (
+            counter.look_after,
+            stopper.waits.look_after,
+            self._look_after_load,
+            *(part.look_after for part in (patcher, jump_waits, self._reclaimer, self._attachment, self._inserter)),
+            connection.flush_if_due,
+        )
 
     # The loop
 
@@ -157,15 +165,7 @@ class Tracer:
         if handled < _CHECK_INTERVAL:
             return bool(handled)
         self._check_signals(0)
-        self._counter.look_after()
-        self._stopper.waits.look_after()
-        self._look_after_load()
-        self._patcher.look_after()
-        self._jump_waits.look_after()
-        self._reclaimer.look_after()
-        self._attachment.look_after()
-        self._inserter.look_after()
-        self._connection.flush_if_due()
+        self._look_after_all()
         return True
 
     def _handle_reported(self) -> int:
@@ -191,20 +191,15 @@ class Tracer:
             self._tree.adopt_orphans(ORPHAN_AGE)
         if self._connection.has_messages:
             self._take_messages()
-        # What is found out about hits makes records, which have to be sent in time: so that comes last.
-        delays = [self._counter.look_after(), self._stopper.waits.look_after(), self._look_after_load()]
-        delays += [
-            self._patcher.look_after(),
-            self._jump_waits.look_after(),
-            self._reclaimer.look_after(),
-            self._attachment.look_after(),
-            self._inserter.look_after(),
-            self._connection.flush_if_due(),
-        ]
+        delay = self._look_after_all()
         if self._tree.has_unreported:
-            delays.append(_RETRY)
-        delay = min((delay for delay in delays if delay is not None), default=None)
-        self._check_signals(1 if delay is None else delay)
+            delay = min(delay, _RETRY)
+        self._check_signals(delay)
+
+    def _look_after_all(self) -> float:
+        """See to all that does not come by itself, and return in how many seconds to look again."""
+        delays = [look_after() for look_after in self._watches]
+        return min((delay for delay in delays if delay is not None), default=1)
 
     def _check_signals(self, timeout: float) -> None:
         # The kernel hands out the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
