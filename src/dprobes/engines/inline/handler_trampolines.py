@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.bpf.map_layouts import SKIPPED
 from dprobes.engines.hits.probe_hits import HANDING_OVER
 from dprobes.engines.inline.handler_trials import Trial
-from dprobes.engines.ptrace.site_patches import OF_64_BITS, CodeCopy, NativeStop
+from dprobes.engines.ptrace.site_patches import OF_64_BITS, NativeStop
 from dprobes.native.generated_code import NativeCode
 from dprobes.native.handler_trampoline import make_trampoline
 from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, Operation, Shift
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dprobes.native.generated_code import CodeSwitch, Fixup, Part
     from dprobes.native.virtual_assembler import Label
     from dprobes.native.x86.x86_assembler import X86Assembler
+    from dprobes.platform.x86.instruction_relocation import CodeCopy
     from dprobes.platform.x86.patches.displaced_code import DisplacedCode
     from dprobes.platform.x86.patches.patch_plans import Plan
 
@@ -344,7 +345,7 @@ def make_displacing_trampoline(
         fixups += piece.fixups
         stops += [] if trial is None else trial.stops
         switches += [] if before is None else [(before[0], switch) for switch in piece.switches]
-        copies += (CodeCopy(*boundary) for boundary in copy.boundaries)
+        copies += copy.boundaries
         for original in plan.boundaries:
             if first <= original < last and (where := copy.copy_of(original)) is not None:
                 moves[original] = where

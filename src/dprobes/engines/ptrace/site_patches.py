@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dprobes.bpf.map_layouts import CallTable
+    from dprobes.platform.x86.instruction_relocation import CodeCopy
 
 __all__ = [
     "OF_64_BITS",
     "TRAP_OF_32_BITS",
-    "CodeCopy",
     "NativeMemory",
     "NativeStop",
     "PatchSwitch",
@@ -43,18 +43,6 @@ A jump has the same bytes in both, so a thread in 32-bit code comes here, if the
 """
 TRAP_OF_32_BITS = 6
 """Where UD2 is in it."""
-
-
-class CodeCopy(NamedTuple):
-    """
-    An instruction at the address ``copy``, which belongs to what the program has at ``original``.
-
-    It is ``exact`` where a thread that is stopped there is as one at ``original`` would be.
-    """
-
-    copy: int
-    original: int
-    exact: bool
 
 
 class NativeStop(NamedTuple):

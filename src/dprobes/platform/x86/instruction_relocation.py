@@ -9,16 +9,28 @@ instruction pointer and a pushed return address after the step. What cannot be p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction
 
-__all__ = ["Copy", "copy_of", "relocated"]
+__all__ = ["CodeCopy", "Copy", "copy_of", "relocated"]
 
 # The instruction that enters the kernel and comes back behind itself; syscall in 32-bit code and sysenter return to the
 # vDSO.
 _SYSTEM_CALLS = {8: b"\x0f\x05", 4: b"\xcd\x80"}
+
+
+class CodeCopy(NamedTuple):
+    """
+    An instruction at the address ``copy``, which belongs to what the program has at ``original``.
+
+    It is ``exact`` where a thread that is stopped there is as one at ``original`` would be.
+    """
+
+    copy: int
+    original: int
+    exact: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace.site_patches import CodeCopy, NativeMemory, NativeStop, Patches, PatchSwitch, SitePatch
+from dprobes.engines.ptrace.site_patches import NativeMemory, NativeStop, Patches, PatchSwitch, SitePatch
+from dprobes.platform.x86.instruction_relocation import CodeCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

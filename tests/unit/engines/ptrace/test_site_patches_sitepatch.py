@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dprobes.engines.ptrace.site_patches import CodeCopy, PatchSwitch, SitePatch
+from dprobes.engines.ptrace.site_patches import PatchSwitch, SitePatch
+from dprobes.platform.x86.instruction_relocation import CodeCopy
 
 PATCH = SitePatch(
     ((1, 4, 0x100), (2, 5, 0x103)),

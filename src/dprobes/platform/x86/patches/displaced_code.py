@@ -22,15 +22,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from dprobes.platform.x86.instruction_relocation import Copy, relocated
+from dprobes.platform.x86.instruction_relocation import CodeCopy, Copy, relocated
 from dprobes.platform.x86.patches.branch_targets import kind_of, legacy_prefixes, undisplaceable
 
 if TYPE_CHECKING:
     from iced_x86 import Decoder, Instruction
 
-__all__ = ["Boundary", "DisplacedCode", "displaced", "jump"]
+__all__ = ["DisplacedCode", "displaced", "jump"]
 
 _WITHOUT_EFFECT = b"\xf2\xf3\x2e\x36\x3e\x26"
 """Prefixes of a branch that say nothing in 64-bit code, but to units that are not (bnd) or that look at jumps only."""
@@ -42,18 +42,6 @@ _PUSH_SP = b"\x54"
 _POP_BELOW, _JUMP_BELOW = b"\x8f\x44\x24\xf0", b"\xff\x64\x24\xf8"  # pop [rsp-16], jmp [rsp-8]
 _LOAD_RCX = b"\x48\xb9"
 _JUMP_SHORT_5 = b"\xeb\x05"
-
-
-class Boundary(NamedTuple):
-    """
-    An instruction at the address ``copy``, which belongs to what the program has at ``original``.
-
-    It is ``exact`` where a thread that is stopped there is as one at ``original`` would be.
-    """
-
-    copy: int
-    original: int
-    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +56,10 @@ class DisplacedCode:
     size: int
     address: int
     code: bytes
-    boundaries: tuple[Boundary, ...]
+    boundaries: tuple[CodeCopy, ...]
     comes_back: bool
 
-    def at(self, pc: int) -> Boundary | None:
+    def at(self, pc: int) -> CodeCopy | None:
         """Return the boundary of the instruction that holds the address ``pc``, None outside of the code."""
         if not self.address <= pc < self.address + len(self.code):
             return None
@@ -127,12 +115,12 @@ class _Copier:
     def __init__(self, address: int) -> None:
         self.end = address
         self.code = bytearray()
-        self.boundaries: list[Boundary] = []
+        self.boundaries: list[CodeCopy] = []
         self.comes_back = True
 
     def put(self, code: bytes, original: int, *, exact: bool = True) -> None:
         """Append one instruction."""
-        self.boundaries.append(Boundary(self.end, original, exact))
+        self.boundaries.append(CodeCopy(self.end, original, exact))
         self.code += code
         self.end += len(code)
 

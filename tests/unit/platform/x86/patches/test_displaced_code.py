@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from iced_x86 import Decoder, Formatter, FormatterSyntax
 
-from dprobes.platform.x86.patches.displaced_code import Boundary, displaced, jump
+from dprobes.platform.x86.instruction_relocation import CodeCopy
+from dprobes.platform.x86.patches.displaced_code import displaced, jump
 
 ORIGINAL, COPY = 0x7F00_0000_1000, 0x7F00_0010_0000
 
@@ -80,7 +81,7 @@ def test_forms(code: str, expected: str, comes_back: bool) -> None:
     assert copy.comes_back is comes_back
     back = [f"jmp {ORIGINAL + len(raw):#x}"] if comes_back else []
     assert listing(copy.code, COPY) == [*expected.split("; "), *back]
-    assert copy.boundaries[0] == Boundary(COPY, ORIGINAL, exact=True)
+    assert copy.boundaries[0] == CodeCopy(COPY, ORIGINAL, exact=True)
     starts = [instruction.ip for instruction in Decoder(64, copy.code, ip=COPY)]
     assert [boundary.copy for boundary in copy.boundaries] == starts
 
@@ -97,7 +98,7 @@ def test_an_address_of_31_bits_is_pushed_at_once() -> None:
     copy = displaced(bytes.fromhex("ffd0"), 0x401000, 0x10401000)
     assert copy is not None
     assert listing(copy.code, 0x10401000) == ["push 0x401002", "jmp rax"]
-    assert copy.boundaries[1:] == (Boundary(0x10401005, 0x401000, exact=False),)
+    assert copy.boundaries[1:] == (CodeCopy(0x10401005, 0x401000, exact=False),)
 
 
 def test_an_address_of_32_bits_is_not_sign_extended() -> None:
@@ -111,12 +112,12 @@ def test_a_window_has_a_boundary_for_each_instruction() -> None:
     copy = displaced(raw, ORIGINAL, COPY)
     assert copy is not None
     assert copy.boundaries == (
-        Boundary(COPY, ORIGINAL, exact=True),
-        Boundary(COPY + 1, ORIGINAL + 1, exact=True),
-        Boundary(COPY + 4, ORIGINAL + 4, exact=True),
-        Boundary(COPY + 10, ORIGINAL + 6, exact=True),
-        Boundary(COPY + 15, ORIGINAL + 6, exact=False),  # half of the return address is there
-        Boundary(COPY + 23, ORIGINAL + 11, exact=True),  # the call is done: its target is what follows it
+        CodeCopy(COPY, ORIGINAL, exact=True),
+        CodeCopy(COPY + 1, ORIGINAL + 1, exact=True),
+        CodeCopy(COPY + 4, ORIGINAL + 4, exact=True),
+        CodeCopy(COPY + 10, ORIGINAL + 6, exact=True),
+        CodeCopy(COPY + 15, ORIGINAL + 6, exact=False),  # half of the return address is there
+        CodeCopy(COPY + 23, ORIGINAL + 11, exact=True),  # the call is done: its target is what follows it
     )
     assert [copy.copy_of(ORIGINAL + n) for n in (0, 1, 4, 6)] == [COPY, COPY + 1, COPY + 4, COPY + 10]
     assert [copy.copy_of(ORIGINAL + n) for n in (2, 11)] == [None, None]
@@ -127,7 +128,7 @@ def test_code_that_leads_on_has_no_jump_at_its_end() -> None:
     copy = displaced(raw, ORIGINAL, COPY, goes_back=False)
     assert copy is not None
     assert (copy.code, copy.comes_back) == (raw, True)
-    assert copy.boundaries == (Boundary(COPY, ORIGINAL, exact=True), Boundary(COPY + 1, ORIGINAL + 1, exact=True))
+    assert copy.boundaries == (CodeCopy(COPY, ORIGINAL, exact=True), CodeCopy(COPY + 1, ORIGINAL + 1, exact=True))
 
 
 def test_each_address_of_a_copy_belongs_to_an_instruction() -> None:

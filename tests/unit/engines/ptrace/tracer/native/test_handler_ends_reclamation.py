@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dprobes.engines.ptrace.restorer_messages import MemoryUnmapped
-from dprobes.engines.ptrace.site_patches import CodeCopy, NativeMemory, SitePatch
+from dprobes.engines.ptrace.site_patches import NativeMemory, SitePatch
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.call_injection import InjectionError
 from dprobes.engines.ptrace.tracer.native import handler_ends
@@ -21,6 +21,7 @@ from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
 from dprobes.engines.ptrace.tracer.tracer_programs import Programs
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState, ThreadTable
 from dprobes.platform.linux.ptrace_calls import Event
+from dprobes.platform.x86.instruction_relocation import CodeCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from dprobes.engines.ptrace.site_patches import CodeCopy, PatchSwitch, SitePatch
+from dprobes.engines.ptrace.site_patches import PatchSwitch, SitePatch
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native.jump_patcher import adapted, fitting, groups_of, obstacle_to
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
+from dprobes.platform.x86.instruction_relocation import CodeCopy
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.breakpoint_sites import Site

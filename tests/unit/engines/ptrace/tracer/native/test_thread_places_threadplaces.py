@@ -13,7 +13,7 @@ import pytest
 
 from dprobes.engines.hits.hit_lifecycle import HitState
 from dprobes.engines.ptrace.breakpoint_sites import Placement
-from dprobes.engines.ptrace.site_patches import CodeCopy, SitePatch
+from dprobes.engines.ptrace.site_patches import SitePatch
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native import thread_places
 from dprobes.engines.ptrace.tracer.native.thread_places import ThreadPlaces, stack_words
@@ -21,6 +21,7 @@ from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Slot
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register
+from dprobes.platform.x86.instruction_relocation import CodeCopy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
