@@ -20,7 +20,7 @@ from dprobes.platform.core.core_writer import (
     CoreContents,
     CorePart,
     CoreRequest,
-    ThreadState,
+    HeldThread,
     contents_of,
     page_exists,
     write_contents,
@@ -256,7 +256,7 @@ class StubCore:
                 contents = self._found(request, [registers for _, registers in states])
             return write_contents(contents, memory, output)
 
-    def _states(self, layout: CoreProcessor) -> Iterator[tuple[ThreadState, Registers]]:
+    def _states(self, layout: CoreProcessor) -> Iterator[tuple[HeldThread, Registers]]:
         """Iterate over the threads, the one that has hit first, and their registers."""
         yield self._state(layout, self.thread, self.registers), self.registers
         for thread in self.target.stub.threads():
@@ -264,7 +264,7 @@ class StubCore:
                 registers = self.target.registers(thread)
                 yield self._state(layout, thread, registers), registers
 
-    def _state(self, layout: CoreProcessor, thread: ThreadId | None, registers: Registers) -> ThreadState:
+    def _state(self, layout: CoreProcessor, thread: ThreadId | None, registers: Registers) -> HeldThread:
         def value(name: str) -> int | None:
             return registers[name] if name in registers else None  # noqa: SIM401 - it has no get
 
@@ -274,7 +274,7 @@ class StubCore:
             if any(name in registers for field in fields for name in field.names)
         )
         tid = self.process.pid if thread is None else thread.thread
-        return ThreadState(max(tid, 1), image_of(layout.general, layout.order, value), more)
+        return HeldThread(max(tid, 1), image_of(layout.general, layout.order, value), more)
 
     def _found(self, request: CoreRequest, registers: list[Registers]) -> CoreContents:
         """Return what can be known without files: what is loaded, and the memory to which something points."""

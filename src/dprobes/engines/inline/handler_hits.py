@@ -48,8 +48,8 @@ __all__ = [
     "Damage",
     "HandlerHits",
     "HandlerMaps",
-    "LeftThings",
     "LifeMark",
+    "MemoryWatch",
     "damage_notice",
     "new_state",
     "refusal_notice",
@@ -308,7 +308,7 @@ _PATIENCE, _PATIENCE_MAX = 0.5, 30.0
 _WORD = -1
 
 
-class LeftThings:
+class MemoryWatch:
     """
     A watch over the memory of handlers.
 
@@ -385,7 +385,7 @@ class HandlerHits:
         self._maps: HandlerMaps | None = maps
         self._reader = reader
         self._state = state
-        self._left = LeftThings(maps)
+        self._left = MemoryWatch(maps)
         self._unfinished = 0
         """How many entries of the rings threads did not finish, because they were killed."""
         self._left_entries = 0

@@ -41,7 +41,7 @@ __all__ = [
     "CoreContents",
     "CorePart",
     "CoreRequest",
-    "ThreadState",
+    "HeldThread",
     "contents_of",
     "create_core_file",
     "page_exists",
@@ -149,7 +149,7 @@ _PRESENT_OR_SWAPPED = 3 << 62  # Documentation/admin-guide/mm/pagemap.rst
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadState:
+class HeldThread:
     """What is known of a thread; without ``registers`` it is one that could not be stopped."""
 
     tid: int
@@ -167,7 +167,7 @@ class CoreRequest:
 
     pid: int
     processor: CoreProcessor
-    threads: tuple[ThreadState, ...]
+    threads: tuple[HeldThread, ...]
     signal_info: bytes
     left_out: Sequence[tuple[int, int]] = ()
 
@@ -266,7 +266,7 @@ def _threads(request: CoreRequest, read: Reader) -> Iterator[CoreThread]:
             yield _thread(request, state, read)
 
 
-def _thread(request: CoreRequest, state: ThreadState, read: Reader) -> CoreThread:
+def _thread(request: CoreRequest, state: HeldThread, read: Reader) -> CoreThread:
     path = f"/proc/{request.pid}/task/{state.tid}"
     ticks = os.sysconf("SC_CLK_TCK")
     user, system, children_user, children_system = _stat(read, f"{path}/stat")[10:14]

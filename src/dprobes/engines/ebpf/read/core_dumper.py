@@ -139,7 +139,7 @@ def _write(pid: int, tid: int) -> None:
     import json
 
     from dprobes.platform.core.core_file import PROCESSORS, signal_info_at
-    from dprobes.platform.core.core_writer import POINTER, CoreRequest, ThreadState, register_sets_of, write_core
+    from dprobes.platform.core.core_writer import POINTER, CoreRequest, HeldThread, register_sets_of, write_core
     from dprobes.platform.linux import ptrace_calls
     from dprobes.platform.linux.ptrace_calls import RegisterSet
 
@@ -157,7 +157,7 @@ def _write(pid: int, tid: int) -> None:
     }
     # The kernel gives as many registers as the program's processor has: 17 of 4 bytes, or 27 of 8.
     word_size: Literal[4, 8] = 4 if len(general[tid]) == _I386_REGISTERS_SIZE else 8
-    threads = [ThreadState(each, registers, register_sets_of(each, word_size)) for each, registers in general.items()]
+    threads = [HeldThread(each, registers, register_sets_of(each, word_size)) for each, registers in general.items()]
     offset, word = POINTER[word_size]
     (address,) = struct.unpack_from(word, general[tid], offset)
     memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dprobes.target.process_maps import Mapping
 
 __all__ = [
-    "Placer",
+    "BreakpointPlacer",
     "await_postponed",
     "awaits_jump",
     "awaits_list",
@@ -124,7 +124,7 @@ _Use = tuple["Site", int, "Probe | None", str]
 """A site of a program, its address, its probepoint unless it is the engine's own, and the path of its file."""
 
 
-class Placer:
+class BreakpointPlacer:
     """The placement of breakpoints, of which the client is told."""
 
     def __init__(self, connection: Connection) -> None:
@@ -299,7 +299,7 @@ def places_in(sites: Sequence[Site], ranges: Iterable[tuple[int, int, int]]) -> 
     """
     Give the sites in mappings of their file (start, end, offset), with their addresses.
 
-    A process can map code as often as it likes: who places something takes as many as ``Placer`` does.
+    A process can map code as often as it likes: who places something takes as many as ``BreakpointPlacer`` does.
     """
     in_order = sorted(sites, key=_offset_of)
     for start, end, offset in ranges:

@@ -34,12 +34,10 @@ from dprobes.platform.core.core_file import PROCESSORS, signal_info_at
 from dprobes.platform.core.core_writer import (
     POINTER,
     CoreRequest,
+    HeldThread,
     create_core_file,
     register_sets_of,
     write_core,
-)
-from dprobes.platform.core.core_writer import (
-    ThreadState as CoreThread,
 )
 from dprobes.platform.linux import process_calls, ptrace_calls
 from dprobes.platform.linux.procfs import catches_signal, copy_score, process_field
@@ -506,14 +504,14 @@ def _request(dump: _Dump, siblings: list[Thread]) -> CoreRequest:
     )
 
 
-def _state(thread: Thread, dump: _Dump, word_size: int) -> CoreThread:
+def _state(thread: Thread, dump: _Dump, word_size: int) -> HeldThread:
     registers = ptrace_calls.get_register_set(thread.tid, RegisterSet.GENERAL)
     if registers:
         offset, word = POINTER[word_size]
         values = bytearray(registers)
         struct.pack_into(word, values, offset, _visible(struct.unpack_from(word, values, offset)[0], thread, dump))
         registers = bytes(values)
-    return CoreThread(thread.tid, registers, register_sets_of(thread.tid, word_size))
+    return HeldThread(thread.tid, registers, register_sets_of(thread.tid, word_size))
 
 
 def _visible(address: int, thread: Thread, dump: _Dump) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.tracer.address_spaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoint_placement import (
-    Placer,
+    BreakpointPlacer,
     await_postponed,
     awaits_list,
     places_in,
@@ -58,7 +58,7 @@ class ModuleBreakpoints:
         self._threads = state.threads
         self._watchpoints = watchpoints
         self._files = FileSites(state.connection, state.programs)
-        self._placer = Placer(state.connection)
+        self._placer = BreakpointPlacer(state.connection)
         self._awaits_jumps = False
 
     def learn(self, pid: int) -> None:

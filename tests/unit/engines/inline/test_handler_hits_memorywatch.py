@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.bpf.map_layouts import MapName
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.inline.handler_hits import HandlerMaps, LeftThings, new_state
+from dprobes.engines.inline.handler_hits import HandlerMaps, MemoryWatch, new_state
 from dprobes.engines.inline.shared_memory import SharedHash
 from dprobes.native.routines.handler_ring import BUSY, DATA, ENTRY_HEADER, PRODUCER
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
@@ -46,7 +46,7 @@ def put(maps: HandlerMaps, data: bytes, flags: int = 0, *, begun: bool = True) -
 
 
 def test_nothing_is_suspected_of_what_moves(maps: HandlerMaps) -> None:
-    left, claims = LeftThings(maps), claims_of(maps)
+    left, claims = MemoryWatch(maps), claims_of(maps)
     for now in range(20):
         put(maps, b"an entry", BUSY)
         maps.region.mapping[claims[now % 4]] = 1
@@ -56,7 +56,7 @@ def test_nothing_is_suspected_of_what_moves(maps: HandlerMaps) -> None:
 
 
 def test_an_entry_is_suspected_after_a_while_and_given_up_once_it_is_certain(maps: HandlerMaps) -> None:
-    left = LeftThings(maps)
+    left = MemoryWatch(maps)
     put(maps, b"left", BUSY)
     put(maps, b"behind")
     put(maps, b"not begun", begun=False)
@@ -74,7 +74,7 @@ def test_an_entry_is_suspected_after_a_while_and_given_up_once_it_is_certain(map
 
 
 def test_claims_and_locks_are_words_to_be_released_once_they_are_old(maps: HandlerMaps) -> None:
-    left = LeftThings(maps)
+    left = MemoryWatch(maps)
     (table,) = (part for part in maps._state.maps.values() if isinstance(part, SharedHash))
     old, young = (claims_of(maps)[1], table.locks[0]), table.locks[-1]
     assert old[1] != young
@@ -88,7 +88,7 @@ def test_claims_and_locks_are_words_to_be_released_once_they_are_old(maps: Handl
 
 
 def test_who_is_told_that_nothing_was_left_waits_longer(maps: HandlerMaps) -> None:
-    left = LeftThings(maps)
+    left = MemoryWatch(maps)
     put(maps, b"slow", BUSY)
     assert not left.are_suspected(1.0)
     assert left.are_suspected(1.6)
