@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.dpc.emitters.log_emitter import FaultExits, LogEmitter
 from dprobes.dpc.typedtree import typed_program, typed_values
@@ -48,7 +48,7 @@ class StatementEmitter:
         self._result = result
         self._word_size = word_size
         self._trail: int | None = None
-        self.faults = None if paths is None else FaultExits(writer, paths, self._push_trail)
+        self.faults = None if paths is None else FaultExits(writer, paths, lambda: values.exact(self._trail_cell()))
         self._items = LogEmitter(writer, values, self.faults, word_size)
         self._done: set[int] = set()
         """The statements that are written already, by their ids."""
@@ -123,51 +123,60 @@ class StatementEmitter:
             case typed_program.Steps(statements):
                 for each in statements:
                     self.statement(each)
-            case typed_program.Evaluate(value, span):
-                with w.at(span):
-                    w.comment(_shown(span.text))
-                    self._values.effect(value)
-            case typed_program.Log(_, _, _, span):
-                with w.at(span):
-                    w.comment(_shown(span.text))
-                    self._log(statement)
-            case typed_program.Tally(table, keys, value, span):
-                with w.at(span):
-                    w.comment(_shown(span.text))
-                    parts = keys if value is None else (*keys, value)
-                    w.op(f"tally {table}", -self._values.tables.cells(parts))
-            case typed_program.Untally(table, keys, span):
-                with w.at(span):
-                    w.comment(_shown(span.text))
-                    w.op(f"delete {table}", -self._values.tables.cells(keys))
             case typed_program.Select():
                 self._select(statement)
             case typed_program.Loop():
                 self._loop(statement)
             case typed_program.Switch():
                 self._switch(statement)
+            case typed_program.TryCatch():
+                self._try(statement)
             case typed_program.Jump(kind, span):
                 with w.at(span):
                     w.op(f"jmp {(self._breaks if kind is typed_program.Jumping.BREAK else self._continues)[-1]}")
-            case typed_program.Result(value, span):
-                with w.at(span):
-                    w.comment(_shown(span.text))
-                    if value is not None:
-                        self._values.exact(value)
-                        for cell in range(self._values.wide.width(value.type)):
-                            w.op(f"pop sbp, {(self._result or 0) + cell}", -1)
-                    self._leave()
             case typed_program.End(kind, span):
                 with w.at(span):
                     given = self._paths.at.get(id(statement), frozenset()) if self._paths is not None else frozenset()
                     self._end("exit" if kind is typed_program.Ending.RETURN else kind.value, given)
-            case typed_program.Skip(value, span):
-                with w.at(span):
-                    w.comment(_shown(span.text))
-                    self._values.exact(value)
-                    w.op("skip", -1)
-            case typed_program.TryCatch():
-                self._try(statement)
+            case typed_program.Show() | typed_program.Clear() | typed_program.Cat() | typed_program.Quit():
+                pass  # of the tool
+            case _:
+                with w.at(statement.span):
+                    w.comment(_shown(statement.span.text))
+                    self._simple(statement)
+
+    def _simple(
+        self,
+        statement: typed_program.Evaluate
+        | typed_program.Log
+        | typed_program.Tally
+        | typed_program.Untally
+        | typed_program.Result
+        | typed_program.Skip,
+    ) -> None:
+        w = self._w
+        match statement:
+            case typed_program.Evaluate(value):
+                self._values.effect(value)
+            case typed_program.Log():
+                self._items.log(statement.items, statement.span.line)
+                self._name_record(statement)
+            case typed_program.Tally(table, keys, tallied):
+                parts = keys if tallied is None else (*keys, tallied)
+                w.op(f"tally {table}", -self._values.tables.cells(parts))
+            case typed_program.Untally(table, keys):
+                w.op(f"delete {table}", -self._values.tables.cells(keys))
+            case typed_program.Result(result):
+                if result is not None:
+                    self._values.exact(result)
+                    for cell in range(self._values.wide.width(result.type)):
+                        w.op(f"pop sbp, {(self._result or 0) + cell}", -1)
+                self._leave()
+            case typed_program.Skip(value):
+                self._values.exact(value)
+                w.op("skip", -1)
+            case _:
+                assert_never(statement)
 
     def _end(self, instruction: str, given: frozenset[tuple[int, ...]]) -> None:
         """End the hit where the sequences ``given`` were printed: ``exit`` with a record only if something was."""
@@ -184,9 +193,6 @@ class StatementEmitter:
             w.label(silent)
             w.op("abort")
             w.depth -= 1
-
-    def _push_trail(self) -> None:
-        self._values.exact(self._trail_cell())
 
     def _trail_cell(self) -> typed_values.Local:
         assert self._trail is not None
@@ -312,10 +318,6 @@ class StatementEmitter:
         w.label(end)
 
     # Records
-
-    def _log(self, log: typed_program.Log) -> None:
-        self._items.log(log.items, log.span.line)
-        self._name_record(log)
 
     def _name_record(self, log: typed_program.Log) -> None:
         """Give the record the minor code of what has been printed so far."""
