@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from dprobes.resolve.probepoints import ResolvedModule
 from dprobes.resolve.usdt_probes import argument_symbols
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.program_checker import check
-from dprobes.rpn.rpn_program import calls_extensions
+from dprobes.rpn.rpn_program import Offset, calls_extensions
+from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.go_binary import passes_in_registers
 from dprobes.target.probed_module import OWN_SYMBOLS
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.rpn.rpn_program import Program
-    from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.kernel.kernel_symbols import CarriedKernel
     from dprobes.target.kernel.running_kernel import RunningKernel
     from dprobes.target.probed_module import Module, SymbolProvider
@@ -170,8 +171,6 @@ def resolve_here(
     gives it, None if it is the one that runs here. Without ``has_kernel`` a program about a kernel is about one that is
     not here.
     """
-    from contextlib import nullcontext
-
     if space_of(program) is Space.KERNEL and not has_kernel:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
         check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
@@ -180,8 +179,6 @@ def resolve_here(
         diagnostics.note(program.spans.get("name"), message)
         return Compiled(program, arch, None, diagnostics)
     if space_of(program) is Space.KERNEL:
-        from contextlib import nullcontext
-
         named = architecture(architecture_name) if architecture_name else host_architecture()
         with processor(program) or nullcontext(None) as found:
             return _resolve_in_kernel(
@@ -231,8 +228,6 @@ def _resolve_in_kernel(
         refuse(program, arch, diagnostics)
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
     diagnostics.raise_if_errors()
-    from contextlib import nullcontext
-
     with other(program) or nullcontext(RunningKernel()) as kernel:
         return _resolved_in(kernel, program, arch, diagnostics, carried)
 
@@ -244,12 +239,10 @@ def _resolved_in(
     diagnostics: Diagnostics,
     carried: Sequence[CarriedKernel],
 ) -> Compiled:
-    from dprobes.resolve.kernel_places import kernel_module_of, needs_addresses, resolve_kernel
+    from dprobes.resolve.kernel_places import kernel_here, kernel_module_of, needs_addresses, resolve_kernel
 
     try:
         if carried:
-            from dprobes.resolve.kernel_places import kernel_here
-
             kernel = kernel_here(program, carried, kernel, diagnostics)
             diagnostics.raise_if_errors()
         module = kernel_module_of(program, kernel)
@@ -265,8 +258,6 @@ def _resolved_in(
 
 def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:
     """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is no module."""
-    from dprobes.target.elf.elf_file import ElfFile
-
     try:
         elf = ElfFile.open(path)
         architecture_of(elf)
@@ -310,7 +301,6 @@ def _find_module(
 
 def _advice_on_tracepoints(program: Program) -> str | None:
     """Return how tracepoints are probed, where the module that a program names is a subsystem of the kernel."""
-    from dprobes.rpn.rpn_program import Offset
     from dprobes.target.kernel.tracefs import open_trace_files
 
     if not program.name.isidentifier():

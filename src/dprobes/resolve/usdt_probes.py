@@ -7,6 +7,7 @@ none remains is an error.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.arch.usdt_arguments import ARGUMENTS_MAX
@@ -86,12 +87,9 @@ class _Resolver:
         if not sites:
             self._refuse_name()
             return [], []
-        in_code = [site for site in sites if site.offset is not None]
-        offsets = [site.offset for site in in_code if site.offset is not None]
+        offsets = [site.offset for site in sites if site.offset is not None]
         decoded = dict(zip(offsets, first_instructions(self._module, offsets), strict=True))
-        counts: dict[str, int] = {}
-        for site in sites:
-            counts[site.probe] = counts.get(site.probe, 0) + 1
+        counts = Counter(site.probe for site in sites)
         probes: dict[int, Probepoint] = {}
         left_out: list[LeftOutProbe] = []
         is_taken = False
@@ -107,9 +105,12 @@ class _Resolver:
         if not probes and not (is_taken and self._location.is_pattern):
             self._refuse_all(sites, left_out)
         elif left_out and not self._location.is_pattern:
-            more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-            self._diagnostics.warning(self._span, f"{left_out[0].name} is left out, because {left_out[0].reason}{more}")
+            self._warn_of(left_out)
         return list(probes.values()), left_out
+
+    def _warn_of(self, left_out: Sequence[LeftOutProbe]) -> None:
+        more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        self._diagnostics.warning(self._span, f"{left_out[0].name} is left out, because {left_out[0].reason}{more}")
 
     def _where(self, site: UsdtSite, *, is_alone: bool) -> str:
         """Return the name of a site for people: that of the probe, and where several have it, the place."""

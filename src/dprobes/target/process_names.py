@@ -83,9 +83,7 @@ class JitMap:
 
     def _read(self) -> None:
         try:
-            directory = os.open(
-                root_of(self._pid) + _DIRECTORY, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-            )
+            directory = os.open(root_of(self._pid) + _DIRECTORY, _TO_DIRECTORY)
         except OSError:
             return
         try:

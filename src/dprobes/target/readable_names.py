@@ -420,15 +420,10 @@ class _Parts(NamedTuple):
     parameters: str
 
 
-def readable_parts(name: str) -> tuple[str, str]:
-    """Return the scopes and name of a function without return type, and its parameters with what is after them."""
-    return _parts(name)
-
-
 def find_readable(names: Iterable[str], written: str) -> list[ReadableName]:
     """Return the names that are meant by what is written, the best ones only, each once."""
-    wanted = _parts(_normal(written))
-    word = _significant(_parts(written.strip()).path or wanted.path)
+    wanted = readable_parts(_normal(written))
+    word = _significant(readable_parts(written.strip()).path or wanted.path)
     if word is None:
         return []
     whole = f"{wanted.path}{_short(wanted.parameters)}"
@@ -444,13 +439,13 @@ def find_readable(names: Iterable[str], written: str) -> list[ReadableName]:
 
 def near_readable(names: Iterable[str], written: str) -> list[str]:
     """Return up to three readable names, without parameters, that ``written`` may be a misprint of."""
-    path = _parts(_normal(written)).path
+    path = readable_parts(_normal(written)).path
     ending = path.rpartition("::")[2].lower()
     demangler, paths = Demangler(), dict[str, None]()
     for name in [name for name in names if name.startswith(_MANGLED)][:_NEAR_MAX]:
         readable = demangler.name_of(name)
         if readable != name and "[clone" not in readable:
-            paths[_normal(_parts(readable).path)] = None
+            paths[_normal(readable_parts(readable).path)] = None
     slack = max(2, len(path) // 4)
     likely = [each for each in paths if each.lower().endswith(ending) or abs(len(each) - len(path)) <= slack]
     same = [each for each in likely if each.rpartition("::")[2].lower() == ending]
@@ -513,7 +508,7 @@ def _rank(readable: str, wanted: str) -> int | None:
     if _SPECIAL.match(readable):
         return None
     is_clone = "[clone" in readable
-    parts = _parts(re.sub(r" ?\[clone [^\]]*\]", "", readable))
+    parts = readable_parts(re.sub(r" ?\[clone [^\]]*\]", "", readable))
     path, parameters = _normal(parts.path), _normal(_short(parts.parameters))
     if "[abi:" not in wanted:
         path = _ABI_TAG.sub("", path)
@@ -534,8 +529,8 @@ _SCOPE = re.compile(r"(?: (?:const|volatile)| ?&&?|\[abi:\w+\])*::")
 """What is after the parameters of a function in which something else is."""
 
 
-def _parts(name: str) -> _Parts:
-    """Take a normal name apart: after the return type, before the parameters."""
+def readable_parts(name: str) -> _Parts:
+    """Return the scopes and name of a function without return type, and its parameters with what is after them."""
     start, depth, end, position = 0, 0, len(name), 0
     while position < len(name):
         if name.startswith("operator", position) and not re.match(r"\w", name[position - 1 : position] or ":"):

@@ -217,7 +217,8 @@ class ElfSymbols:
         gnu_hash: int | None = None,
     ) -> None:
         self._elf = elf
-        self._complete = complete
+        self.complete = complete
+        """Whether this is ``.symtab``."""
         prefix = elf.struct_prefix
         self._wide = elf.word_size == 8
         self._entry = symbol_layout(prefix, elf.word_size)
@@ -242,11 +243,6 @@ class ElfSymbols:
         self._hash = GnuHash(elf, gnu_hash) if gnu_hash is not None else None
         self._descriptors = FunctionDescriptors.of(elf)
 
-    @property
-    def complete(self) -> bool:
-        """Whether this is ``.symtab``."""
-        return self._complete
-
     def find(self, name: str) -> list[Symbol]:
         """Return the defined symbols called ``name``, all versions."""
         raw = name.encode("utf-8", "surrogateescape")
@@ -261,7 +257,7 @@ class ElfSymbols:
     def in_files(self, name: str) -> list[tuple[str, Symbol]]:
         """Return the local symbols called ``name`` with their source files: the last one named before them."""
         raw = name.encode("utf-8", "surrogateescape")
-        if not self._complete or not raw or b"\0" in raw:
+        if not self.complete or not raw or b"\0" in raw:
             return []
         if self._files is None:
             self._files = [i for i, (_, info, *_) in enumerate(self._rows()) if info & 15 == _FILE]

@@ -288,27 +288,26 @@ class LateFrames:
     """A table that is made when the first address is asked for."""
 
     def __init__(self, make: Callable[[], FrameRules | None]) -> None:
-        self._make: Callable[[], FrameRules | None] | None = make
-        self._made: FrameRules | None = None
+        self._make = make
+
+    @cached_property
+    def _made(self) -> FrameRules | None:
+        return self._make()
 
     def rules_at(self, address: int) -> CodeRules | None:
         """Return the rules of the function that covers an address; as ``FrameRules``."""
-        if self._make is not None:
-            make, self._make = self._make, None
-            self._made = make()
         return None if self._made is None else self._made.rules_at(address)
 
 
-class _Completed:
+class _Completed(NamedTuple):
     """A table in memory, and that of the file for what it lacks."""
 
-    def __init__(self, first: FrameRules, second: FrameRules) -> None:
-        self._first = first
-        self._second = second
+    first: FrameRules
+    second: FrameRules
 
     def rules_at(self, address: int) -> CodeRules | None:
-        found = self._first.rules_at(address)
-        return self._second.rules_at(address) if found is None else found
+        found = self.first.rules_at(address)
+        return self.second.rules_at(address) if found is None else found
 
 
 def completed(first: FrameRules | None, second: FrameRules | None) -> FrameRules | None:
