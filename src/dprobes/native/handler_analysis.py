@@ -341,7 +341,6 @@ def _without(assembled: Assembled, dropped: set[int]) -> Assembled:
 CONTEXT_WORDS = range(0, 168, 8)
 """Where ``struct pt_regs`` of x86-64 has its words."""
 
-_ARGUMENT_REGISTERS = range(6)
 _MOVE = Class.ALU64 | Alu.MOV | X
 
 
@@ -364,18 +363,18 @@ def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint
     """Return what code touches; where it passes the context on, that is all of it, which has words at ``context``."""
     code = assembled.code
     contexts = {Register.R1.value} if is_first_argument_used(code) else set()
-    registers: set[int] = set()
+    used = 0b1
     reads: set[int] = set()
     writes: set[int] = set()
     escapes = calls = False
     knows_first = bool(contexts)
     for index, insn in enumerate(code):
         kind = insn.kind
-        registers |= {insn.dst} | ({insn.src} if _has_source(insn) else set())
+        looked_at, changed = _effect(insn)
+        used |= looked_at | changed
         if insn.opcode == CALL:
             calls = True
             escapes |= knows_first  # the context may be an argument
-            registers |= set(_ARGUMENT_REGISTERS)
             continue
         if not index and insn.opcode == _MOVE and (insn.dst, insn.src) == (Register.R6.value, Register.R1.value):
             contexts, knows_first = {Register.R6.value}, False
@@ -394,21 +393,15 @@ def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint
             escapes |= insn.dst in contexts or (insn.has_register and insn.src in contexts)
         elif kind == Class.LDX or insn.opcode == WIDE_LOAD:
             escapes |= insn.dst in contexts
+    registers = frozenset(number for number in range(_LAST + 1) if used >> number & 1)
     words = set(context)
     if escapes:
         reads |= words
         writes |= words
-    return Footprint(frozenset(registers), frozenset(reads & words), frozenset(writes & words), calls)
+    return Footprint(registers, frozenset(reads & words), frozenset(writes & words), calls)
 
 
 def _words(insn: Insn) -> set[int]:
     """Return the words of the context that an access touches."""
     size = insn.size
     return {insn.off & ~7, insn.off + size - 1 & ~7}
-
-
-def _has_source(insn: Insn) -> bool:
-    kind = insn.kind
-    if kind in (Class.LDX, Class.STX):
-        return True
-    return kind in (Class.ALU, Class.ALU64, Class.JMP, Class.JMP32) and insn.has_register

@@ -11,7 +11,7 @@ ignored, nothing more is logged until ``pop lp``, and the record is marked.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from dprobes.rpn.instruction_set import (
     ITEM_PREFIX_SIZE,
@@ -294,8 +294,10 @@ def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
             return _words(machine.context.kernel_stack()[: key.size], key)
         case KeyKind.SIGNED:
             return signed(cells[0], machine.bits).to_bytes(8, sys.byteorder, signed=True)
-        case _:
+        case KeyKind.WORD | KeyKind.ADDRESS:
             return (cells[0] & machine.mask).to_bytes(8, sys.byteorder)
+        case _:
+            assert_never(key.kind)
 
 
 def _wide_numbers(machine: Machine, cells: Sequence[int]) -> list[int]:

@@ -12,6 +12,8 @@ programs::
     0 regs[31] │ 248 sp │ 256 pc │ 264 pstate, NZCV in its bits 31 to 28
 """
 
+# ruff: noqa: ARG002 - all processors have the same operations
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -342,12 +344,12 @@ class A64Operations(A64Assembler):
         """Load."""
         self.load(Gpr(register), Memory(Gpr.SP, self.layout.registers[register]))
 
-    def save_flags(self, *, is_whole: bool) -> None:  # noqa: ARG002 - they are all that there is
+    def save_flags(self, *, is_whole: bool) -> None:
         """Store NZCV."""
         self.read_system(_FREE, SystemRegister.NZCV)
         self.store(Memory(Gpr.SP, self.layout.flags), _FREE)
 
-    def restore_flags(self, *, is_whole: bool) -> None:  # noqa: ARG002 - they are all that there is
+    def restore_flags(self, *, is_whole: bool) -> None:
         """Set NZCV."""
         self.load(_FREE, Memory(Gpr.SP, self.layout.flags))
         self.write_flags(_FREE)

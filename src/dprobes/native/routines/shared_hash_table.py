@@ -95,15 +95,12 @@ def hash_routine(helper: Helper, shape: TableShape) -> Assembled:
     """Return the routine for MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM or MAP_DELETE_ELEM on tables of a shape."""
     asm = Assembler()
     writer = _Writer(asm, shape)
-    match helper:
-        case Helper.MAP_LOOKUP_ELEM:
-            writer.look_up()
-        case Helper.MAP_UPDATE_ELEM:
-            writer.update()
-        case Helper.MAP_DELETE_ELEM:
-            writer.delete()
-        case _:
-            raise AssertionError(f"{helper.name} is not about tables")
+    write = {
+        Helper.MAP_LOOKUP_ELEM: writer.look_up,
+        Helper.MAP_UPDATE_ELEM: writer.update,
+        Helper.MAP_DELETE_ELEM: writer.delete,
+    }
+    write[helper]()
     return asm.assemble()
 
 

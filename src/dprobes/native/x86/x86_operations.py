@@ -9,6 +9,8 @@ no string instructions, and change no flags but the arithmetic ones: so these ar
 quarter of the time of PUSHFQ and POPFQ, unless the handler looks at them.
 """
 
+# ruff: noqa: ARG002 - all processors have the same operations
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -198,37 +200,19 @@ class X86Operations(X86Assembler):
         self.lea(_REGISTERS[dst], Memory(_REGISTERS[src], number))
 
     def read(
-        self,
-        dst: VirtualRegister,
-        base: VirtualRegister,
-        place: int,
-        size: int = 8,
-        *,
-        is_shared: bool = False,  # noqa: ARG002 - all loads are in order
+        self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
         """Load."""
         self.load(_REGISTERS[dst], Memory(_REGISTERS[base], place), size)
 
     def write(
-        self,
-        base: VirtualRegister,
-        place: int,
-        src: VirtualRegister,
-        size: int = 8,
-        *,
-        is_shared: bool = False,  # noqa: ARG002 - all stores are in order
+        self, base: VirtualRegister, place: int, src: VirtualRegister, size: int = 8, *, is_shared: bool = False
     ) -> None:
         """Store."""
         self.store(Memory(_REGISTERS[base], place), _REGISTERS[src], size)
 
     def write_number(
-        self,
-        base: VirtualRegister,
-        place: int,
-        value: int,
-        size: int = 8,
-        *,
-        is_shared: bool = False,  # noqa: ARG002 - all stores are in order
+        self, base: VirtualRegister, place: int, value: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
         """Store an immediate."""
         self.store_number(Memory(_REGISTERS[base], place), value, size)
@@ -364,7 +348,7 @@ class X86Operations(X86Assembler):
 
     # Trampolines
 
-    def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:  # noqa: ARG002 - it is the same anywhere
+    def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:
         """Return where the registers of eBPF are that code uses; rax and the flags are always saved."""
         registers = {_REGISTERS[number] for number in footprint(assembled).registers}
         registers = registers - {_FRAME} | {_RESULT} | ({_FRAME} if frame_size(assembled) else set())

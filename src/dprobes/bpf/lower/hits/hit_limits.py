@@ -74,7 +74,7 @@ class Ticket:
         asm, found = self._asm, self._asm.label()
         self._host.global_tid()
         asm.store(_R.R10, _KEY, _R.R0, Size.W)
-        self._look_up()
+        asm.look_up(MapName.NOTES, _R.R10, _KEY)
         asm.jump_if(Jump.JNE, _R.R0, 0, found)
         for offset in range(0, NOTE_SIZE, 8):
             asm.store(_R.R10, _EMPTY + offset, 0)
@@ -83,15 +83,10 @@ class Ticket:
         asm.add(_R.R3, _R.R10, _EMPTY)
         asm.mov(_R.R4, 0)
         asm.call(Helper.MAP_UPDATE_ELEM)
-        self._look_up()
-        asm.jump_if(Jump.JEQ, _R.R0, 0, busy)
+        asm.look_up(MapName.NOTES, _R.R10, _KEY, busy)
         asm.place(found)
         asm.mov(_R.R7, _R.R0)
         asm.store(_R.R7, self._pair, 0)
-
-    def _look_up(self) -> None:
-        asm = self._asm
-        asm.look_up(MapName.NOTES, _R.R10, _KEY)
 
     def draw(self, last: int | None, out: Label) -> None:
         """

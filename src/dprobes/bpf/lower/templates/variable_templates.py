@@ -119,10 +119,8 @@ class _VariableKind:
                 return None
             w.throw_if(Jump.JGE, index, count, code, self.kind, index)
         size = power_of_two(count)
-        if self.name == "cv":
-            return self._cpu_address(w, index, size)
-        if self.name == "tv":
-            return self._thread_address(w, index, size)
+        if self.name in ("cv", "tv"):
+            return self._address_by_call(w, index, size)
         address = w.stack.take()
         if isinstance(index, int):
             asm.load_value(address, self.map, 8 * index)
@@ -132,37 +130,26 @@ class _VariableKind:
         asm.point_to_element(address, self.map, index, size, 8)
         return address
 
-    def _cpu_address(self, w: Writer, index: Operand, size: int) -> Register:
-        """Ask for the CPU: what is in registers is in memory by then."""
+    def _address_by_call(self, w: Writer, index: Operand, size: int) -> Register:
+        """Ask for the CPU, or look for the thread's variables: what is in registers is in memory by then."""
         asm = w.asm
         if isinstance(index, Register):
             asm.store(SCRATCH, w.work(0), index)
         w.stack.settle()
-        w.host.cpu()
-        register, address = w.stack.take(), w.stack.take()
-        asm.derive(Alu.AND, register, Register.R0, w.request.tables.cpus - 1)
-        asm.alu(Alu.MUL, register, 8 * size)
-        asm.load_value(address, self.map)
-        asm.alu(Alu.ADD, address, register)
-        if isinstance(index, Register):
-            asm.load(register, SCRATCH, w.work(0))
-            asm.alu(Alu.AND, register, size - 1)
-            asm.alu(Alu.LSH, register, 3)
+        if self.name == "cv":
+            w.host.cpu()
+            register, address = w.stack.take(), w.stack.take()
+            asm.derive(Alu.AND, register, Register.R0, w.request.tables.cpus - 1)
+            asm.alu(Alu.MUL, register, 8 * size)
+            asm.load_value(address, self.map)
             asm.alu(Alu.ADD, address, register)
-        elif index:
-            asm.alu(Alu.ADD, address, 8 * index)
-        return address
-
-    def _thread_address(self, w: Writer, index: Operand, size: int) -> Register:
-        """Look for the thread's variables: what is in registers is in memory by then."""
-        asm = w.asm
+        else:
+            _point_to_thread(w)
+            address = w.stack.copy(_R.R0)
         if isinstance(index, Register):
-            asm.store(SCRATCH, w.work(0), index)
-        w.stack.settle()
-        _point_to_thread(w)
-        address = w.stack.copy(_R.R0)
-        if isinstance(index, Register):
-            register = w.field(w.work(0))
+            if self.name == "tv":
+                register = w.stack.take()
+            asm.load(register, SCRATCH, w.work(0))
             asm.alu(Alu.AND, register, size - 1)
             asm.alu(Alu.LSH, register, 3)
             asm.alu(Alu.ADD, address, register)
@@ -198,15 +185,9 @@ class _VariableKind:
         """Return the templates, keyed by the syntax of the row."""
         name = self.name
 
-        def pop(w: Writer, i: EncodedInstruction) -> None:
-            self.store(w, int(i.operand), w.stack.pop())
-
         def pop_popped(w: Writer, i: EncodedInstruction) -> None:
             value, index = w.stack.pop(), w.stack.pop()
             self.store(w, index, value)
-
-        def move(w: Writer, i: EncodedInstruction) -> None:
-            self.store(w, int(i.operand), w.stack.peek())
 
         def move_popped(w: Writer, i: EncodedInstruction) -> None:
             index = w.stack.pop()
@@ -215,9 +196,9 @@ class _VariableKind:
         return {
             f"push {name}, <{name}>": lambda w, i: self.load(w, int(i.operand)),
             f"push {name}": lambda w, _: self.load(w, w.stack.pop()),
-            f"pop {name}, <{name}>": pop,
+            f"pop {name}, <{name}>": lambda w, i: self.store(w, int(i.operand), w.stack.pop()),
             f"pop {name}": pop_popped,
-            f"move {name}, <{name}>": move,
+            f"move {name}, <{name}>": lambda w, i: self.store(w, int(i.operand), w.stack.peek()),
             f"move {name}": move_popped,
             f"inc {name}, <{name}>": lambda w, i: self.add(w, int(i.operand), 1),
             f"inc {name}": lambda w, _: self.add(w, w.stack.pop(), 1),
