@@ -84,7 +84,6 @@ _ROOM = 16
 _ALIGNMENT = 16
 """What the stack pointer is a multiple of (AAPCS64, section 6.4.5.1)."""
 _CONTEXT_SIZE = 272
-_JUMP = 0x1400_0000
 
 
 def gpr(number: int) -> Gpr:
@@ -391,7 +390,9 @@ class A64Operations(A64Assembler):
 
     def jump_code(self, start: int, end: int) -> bytes:
         """Return a jump of one instruction."""
-        return (_JUMP | (end - start >> 2) & (1 << 26) - 1).to_bytes(4, "little")
+        code = A64Assembler(start)
+        code.jump_to(end)
+        return code.assemble()
 
 
 def _saved(kept: Sequence[VirtualRegister], frame: int) -> list[Gpr]:

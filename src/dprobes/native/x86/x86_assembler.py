@@ -324,11 +324,6 @@ class X86Assembler(LabeledCode):
         self._code.append(0xE8)
         self._fix(target)
 
-    def lea_label(self, dst: Gpr, target: Label) -> None:
-        """Load the address of a label."""
-        self._code += bytes((0x48 | (4 if dst & 8 else 0), 0x8D, 5 | (dst & 7) << 3))
-        self._fix(target)
-
     def jump_to(self, address: int) -> None:
         """Jump to an address within 2 GiB; raise OverflowError if it is farther away."""
         self._code.append(0xE9)

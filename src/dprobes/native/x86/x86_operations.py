@@ -94,7 +94,6 @@ _LOAD_EAX = b"\xa1"
 _SETO_AL, _ADD_AL_7F = b"\x0f\x90\xc0", b"\x04\x7f"
 _POP_AT, _PUSH_AT = b"\x8f\x84\x24", b"\xff\xb4\x24"
 """POP and PUSH of memory at rsp, as it is after the one and before the other, plus a displacement of 32 bits."""
-_JUMP = b"\xe9"
 
 
 def gpr(number: int) -> Gpr:
@@ -426,7 +425,9 @@ class X86Operations(X86Assembler):
 
     def jump_code(self, start: int, end: int) -> bytes:
         """Return a jump of five bytes."""
-        return _JUMP + (end - start - len(self.nothing)).to_bytes(4, "little", signed=True)
+        code = X86Assembler(start)
+        code.jump_to(end)
+        return code.assemble()
 
 
 def _operand(operand: Operand) -> Gpr | Memory | int:
