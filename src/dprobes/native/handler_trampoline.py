@@ -113,20 +113,23 @@ class _Writer(Generic[_Asm]):
         self._codes = codes = [_Code(asm, part) for part in parts]
         self._has_endings = trial is not None and trial.has_endings
         assert len(codes) == 1 or not self._has_endings, "what follows depends on one handler alone"
-        layout = asm.layout
-        self._reads = {place for code in codes for place in code.reads}
-        writes = {place for code in codes for place in code.writes}
-        changed = {register for code in codes for register in code.touched.registers}
-        self._needs_all_flags = layout.flags in self._reads or layout.flags in writes
+        self._reads = frozenset[int]().union(*(code.reads for code in codes))
+        self._writes = frozenset[int]().union(*(code.writes for code in codes))
+        self._needs_all_flags = asm.layout.flags in self._reads | self._writes
         self._saves_flags = self._needs_all_flags or self._has_endings or any(code.touched.flags for code in codes)
-        is_watched = any(code.around.life_mark is not None for code in codes)
-        if self._saves_flags or is_watched or self._reads & {layout.ip, layout.sp}:
-            changed.add(layout.free)
-        places = layout.registers.items()
-        self._restored = [register for register, place in places if register in changed or place in writes]
+        places = asm.layout.registers.items()
+        changed = self._changed()
+        self._restored = [register for register, place in places if register in changed or place in self._writes]
         # What the handler writes as well: it may end before.
         needed = {*self._restored, *(trial.changed if trial is not None else ())}
         self._saved = [register for register, place in places if register in needed or place in self._reads]
+
+    def _changed(self) -> frozenset[int]:
+        """Return the registers that the handlers change, and what is taken for words of their context."""
+        layout, changed = self._asm.layout, frozenset[int]().union(*(code.touched.registers for code in self._codes))
+        is_watched = any(code.around.life_mark is not None for code in self._codes)
+        takes_free = self._saves_flags or is_watched or self._reads & {layout.ip, layout.sp}
+        return changed | {layout.free} if takes_free else changed
 
     def switches(self) -> tuple[CodeSwitch, ...]:
         """Return the switches, once all is written."""

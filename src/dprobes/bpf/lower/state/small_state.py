@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.handler_flow import HandlerFlow
     from dprobes.bpf.lower.lowering_request import Request
     from dprobes.bpf.lower.template_writer import Writer
+    from dprobes.rpn.instruction_encoding import EncodedInstruction
     from dprobes.rpn.keyed_tables import Table
 
 __all__ = ["begin_small", "may_be_small", "move_to_stack"]
@@ -67,16 +68,20 @@ def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
         return False
     if any(None in known for known in flow.known.values()):
         return False
-    for instruction in flow.instructions.values():
-        row = instruction.row
-        if row is None or row.group is Group.HEAP or row.operator in ("callk", "trace", "vfyrw"):
-            return False
-        if row.group is Group.TABLE and not _is_plain(table_of(instruction.operand, flow.tables)):
-            return False
-        if row.flow is Flow.END and row.syntax not in ("exit", "abort"):
-            return False
+    if not all(_fits(instruction, flow) for instruction in flow.instructions.values()):
+        return False
     bound = flow.log_bound(word_size)
     return bound is not None and bound + RECORD_SPACE < _STACK_MAX
+
+
+def _fits(instruction: EncodedInstruction, flow: HandlerFlow) -> bool:
+    """Return whether an instruction needs little of the state."""
+    row = instruction.row
+    if row is None or row.group is Group.HEAP or row.operator in ("callk", "trace", "vfyrw"):
+        return False
+    if row.group is Group.TABLE and not _is_plain(table_of(instruction.operand, flow.tables)):
+        return False
+    return row.flow is not Flow.END or row.syntax in ("exit", "abort")
 
 
 def _is_plain(table: Table | None) -> bool:

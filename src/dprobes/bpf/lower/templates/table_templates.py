@@ -21,7 +21,7 @@ from dprobes.keyed.table_layout import BIAS, HIST_ZERO
 from dprobes.rpn.keyed_tables import STRING_SIZE_MAX, KeyKind, TableKind, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dprobes.bpf.bpf_assembler import Label
     from dprobes.bpf.lower.template_writer import Template, Writer
@@ -50,21 +50,34 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
 
     What a table keeps may be the last one of them: it comes after the key.
     """
-    asm = w.asm
     places: list[int] = []
     end = 0
     for key in keys:
         places.append(w.state.key + end)
         end += key.bytes
     parts = list(zip(keys, places, strict=True))
-    read = [place for key, place in parts if key.kind is KeyKind.BYTES or key.kind.is_string_in_memory]
+    addresses = [place for key, place in parts if key.kind is KeyKind.BYTES or key.kind.is_string_in_memory]
+    words = {place: w.work(_ADDRESS + number) for number, place in enumerate(addresses)}
+    _pop_cells(w, parts, words)
     has_strings = any(key.kind.is_string_in_memory for key in keys)
-    word_size = 8 if w.wide else 4
+    if has_strings:
+        w.open_loop()
+    else:
+        w.stack.settle()
+    for key, place in parts:
+        _put_together(w, key, place, words.get(place, 0), in_loop=has_strings)
+    if has_strings:
+        w.close_loop()
+
+
+def _pop_cells(w: Writer, parts: Sequence[tuple[Key, int]], words: Mapping[int, int]) -> None:
+    """Pop the cells of keys to their places, or to the words for addresses of what is read to those."""
+    asm, word_size = w.asm, w.word_size
     for key, place in reversed(parts):
         for number in range(key.popped(word_size)):
             cell = w.stack.pop_register()
-            if place in read:
-                asm.store(SCRATCH, w.work(_ADDRESS + read.index(place)), cell)
+            if place in words:
+                asm.store(SCRATCH, words[place], cell)
             else:
                 asm.add(_R.R9, SCRATCH, place)
                 whole = key.kind in (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS)
@@ -73,37 +86,32 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
                     asm.alu(Alu.ARSH, cell, 32)
                 asm.store(_R.R9, word_size * number, cell, Size.DW if whole else Size.of(word_size))
             w.stack.release()
-    if has_strings:
-        w.open_loop()
-    else:
-        w.stack.settle()
-    for key, place in parts:
-        match key.kind:
-            case KeyKind.STRING | KeyKind.CUT_STRING:
-                clear(w, place, key.bytes)
-                words = w.work(_ADDRESS + read.index(place)), w.work(_READ), w.work(_POSITION)
-                read_string(w, place, key.size, *words, mask=_POSITION_MASK, nul=0)
-            case KeyKind.BYTES:
-                clear(w, place, key.bytes)
-                _read_bytes(w, place, key.size, w.work(_ADDRESS + read.index(place)), in_loop=has_strings)
-            case KeyKind.COMM:
-                w.point_to(_R.R1, place)
-                w.host.process_name()
-            case KeyKind.USER_STACK:
-                clear(w, place, key.bytes)
-                w.host.pid()
-                w.point_to(_R.R1, place)
-                asm.store(_R.R1, 0, _R.R0)
-                w.point_to(_R.R1, place + 8)
-                asm.mov(_R.R2, key.bytes - 8)
-                w.host.user_stack(w.state.snapshot, w.work(_SNAPSHOT), w.state.log_mask, place + 8)
-            case KeyKind.KERNEL_STACK:
-                clear(w, place, key.bytes)
-                w.point_to(_R.R1, place)
-                asm.mov(_R.R2, key.bytes)
-                w.host.kernel_stack()
-    if has_strings:
-        w.close_loop()
+
+
+def _put_together(w: Writer, key: Key, place: int, address: int, *, in_loop: bool) -> None:
+    """Write what is not popped of a part of the key; ``address`` is a field, where it is read."""
+    asm = w.asm
+    if key.kind in (KeyKind.STRING, KeyKind.CUT_STRING, KeyKind.BYTES, KeyKind.USER_STACK, KeyKind.KERNEL_STACK):
+        clear(w, place, key.bytes)
+    match key.kind:
+        case KeyKind.STRING | KeyKind.CUT_STRING:
+            read_string(w, place, key.size, address, w.work(_READ), w.work(_POSITION), mask=_POSITION_MASK, nul=0)
+        case KeyKind.BYTES:
+            _read_bytes(w, place, key.size, address, in_loop=in_loop)
+        case KeyKind.COMM:
+            w.point_to(_R.R1, place)
+            w.host.process_name()
+        case KeyKind.USER_STACK:
+            w.host.pid()
+            w.point_to(_R.R1, place)
+            asm.store(_R.R1, 0, _R.R0)
+            w.point_to(_R.R1, place + 8)
+            asm.mov(_R.R2, key.bytes - 8)
+            w.host.user_stack(w.state.snapshot, w.work(_SNAPSHOT), w.state.log_mask, place + 8)
+        case KeyKind.KERNEL_STACK:
+            w.point_to(_R.R1, place)
+            asm.mov(_R.R2, key.bytes)
+            w.host.kernel_stack()
 
 
 def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
