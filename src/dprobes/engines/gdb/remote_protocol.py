@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTERRUPT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGILL",
+    "SIGINT",
+    "SIGSEGV",
+    "SIGTRAP",
     "Console",
     "Conversation",
     "Exited",
@@ -42,6 +48,8 @@ __all__ = [
 
 INTERRUPT: Final = b"\x03"
 """What stops the target while it runs; it is no packet."""
+SIGINT, SIGILL, SIGTRAP, SIGFPE, SIGBUS, SIGSEGV = 2, 4, 5, 8, 10, 11
+"""How GDB numbers signals (include/gdb/signals.def)."""
 
 _START, _NOTIFICATION, _END, _ESCAPE, _RUN = b"$%#}*"
 _ACKNOWLEDGED = b"+"[0]

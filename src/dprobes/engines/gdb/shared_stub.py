@@ -19,7 +19,18 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.remote_protocol import Exited, NoThreads, Stopped, ThreadId
+from dprobes.engines.gdb.remote_protocol import (
+    SIGBUS,
+    SIGFPE,
+    SIGILL,
+    SIGINT,
+    SIGSEGV,
+    SIGTRAP,
+    Exited,
+    NoThreads,
+    Stopped,
+    ThreadId,
+)
 from dprobes.engines.gdb.stub_transports import ConnectionLostError
 from dprobes.engines.hits.probe_hits import CORE_DUMP, is_last, skipping
 from dprobes.errors import EngineError
@@ -48,12 +59,9 @@ _PATIENCE = 2.0
 """Seconds after which it is said that a target does not stop."""
 _UNDER_WAY = 0.5
 """Seconds within which an interrupt has reached a target that goes on."""
-_TRAP, _INTERRUPT = 5, 2
-"""How GDB numbers SIGTRAP and SIGINT (include/gdb/signals.def)."""
 _CHANGES = ("fork", "vfork", "vforkdone", "exec")
 """Stops for what has become of a process."""
-_FAULTS = frozenset({4, 8, 10, 11})
-"""SIGILL, SIGFPE, SIGBUS and SIGSEGV."""
+_FAULTS = frozenset({SIGILL, SIGFPE, SIGBUS, SIGSEGV})
 
 
 class SharedStub:
@@ -336,7 +344,7 @@ class TargetDriver:
         self._carry_out_wishes()
         if self._may_end():
             return True
-        self._shared.resume(0 if is_ours or reply.signal == _TRAP else reply.signal, thread)
+        self._shared.resume(0 if is_ours or reply.signal == SIGTRAP else reply.signal, thread)
         return False
 
     def _on_hit(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
@@ -381,7 +389,7 @@ class TargetDriver:
                 self._count(uncounted)
                 return False
             target.write_back(thread, registers)
-            reply = Stopped(_TRAP, thread, {})
+            reply = Stopped(SIGTRAP, thread, {})
         else:
             reply = stepper.step_over(at, self._raw(at), thread, registers, self._shared.needed)
         self._count(uncounted, has_faulted=isinstance(reply, Stopped) and reply.signal in _FAULTS)
@@ -525,6 +533,6 @@ class TargetDriver:
         """Let the target go on after a hit, a process with its signal; return whether the run is over instead."""
         if not isinstance(reply, Stopped) or self._shared.is_left or self._may_end():
             return True
-        is_ours = self._shared.members[0].is_machine or reply.signal in (_TRAP, _INTERRUPT)
+        is_ours = self._shared.members[0].is_machine or reply.signal in (SIGTRAP, SIGINT)
         self._shared.resume(0 if is_ours else reply.signal, reply.thread or thread)
         return False

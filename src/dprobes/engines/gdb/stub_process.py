@@ -48,7 +48,6 @@ _RT_DELETE = 2
 _FILES_MAX = 4096
 _DYNAMIC_MAX = 4096
 _NAME_MAX = 4096
-_PAGE = 4096
 
 
 class LoadedFile(NamedTuple):
@@ -150,7 +149,7 @@ def process_image(target: StubTarget, word_size: int, *, has_descriptors: bool =
     bias = next((vector[_AT_PHDR] - address for kind, address in headers if kind == _PT_PHDR), 0)
     dynamic = next((bias + address for kind, address in headers if kind == _PT_DYNAMIC), None)
     place = None if dynamic is None else _place_of_debug(target, dynamic, entry)
-    header = vector.get(_AT_PHDR, 0) & -_PAGE  # program headers are in the first page, after it
+    header = vector.get(_AT_PHDR, 0) & -PAGE_SIZE  # program headers are in the first page, after it
     path = _text(target, vector.get(_AT_EXECFN, 0))
     return ProcessImage(
         bias, header, vector.get(_AT_ENTRY, 0), vector.get(_AT_UID, 0), place, word_size, path, has_descriptors
@@ -249,7 +248,7 @@ class CodeFiles:
 
 _START_PATIENCE = 30.0
 """Seconds within which a program that has been started has to come to its entry."""
-_PROCESS_NAME_MAX = 15
+_COMM_MAX = 15
 """Bytes of the name of a thread (TASK_COMM_LEN)."""
 
 
@@ -281,7 +280,7 @@ class StubProcess:
         self.pid = self._pid_of(thread)
         path = target.stub.read_object("exec-file", f"{target.process:x}") or os.fsencode(image.path)
         self.program = os.fsdecode(path)
-        self.name = (os.path.basename(path) or os.fsencode(resolved.module.elf.path.name))[:_PROCESS_NAME_MAX]
+        self.name = (os.path.basename(path) or os.fsencode(resolved.module.elf.path.name))[:_COMM_MAX]
         if image.debug_place is not None and image.linker_breakpoint(target) is None:
             self._run_to_entry(thread)
         self.linker_place = image.linker_breakpoint(target)

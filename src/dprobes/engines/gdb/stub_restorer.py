@@ -30,7 +30,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.remote_protocol import Exited, NoThreads, Stopped
+from dprobes.engines.gdb.remote_protocol import SIGINT, Exited, NoThreads, Stopped
 from dprobes.engines.gdb.stub_requests import BreakpointKind, Stub
 from dprobes.engines.gdb.stub_transports import adopted_transport
 from dprobes.errors import EngineError
@@ -49,8 +49,6 @@ _STOP_LOOK = 0.3
 """Seconds for a stop that is under way."""
 _WAIT = 60.0
 _RUNNING = "running "
-_INTERRUPT = 2
-"""How GDB numbers SIGINT (include/gdb/signals.def)."""
 
 
 class Restorer:
@@ -171,7 +169,7 @@ def restore(transport: Transport, lines: list[str]) -> None:
             stub.ask(f"z{kind:d},{place:x},{length:x}")
         for packet in told.last:
             stub.ask(packet)
-        has_stopped = isinstance(reply, Stopped) and reply.signal in (0, _INTERRUPT)
+        has_stopped = isinstance(reply, Stopped) and reply.signal in (0, SIGINT)
         if is_interrupted and told.flags["signals"] and not has_stopped:
             stub.absorb_interrupt()
         stub.detach(told.process)

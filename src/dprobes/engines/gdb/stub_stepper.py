@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dprobes.engines.gdb.remote_protocol import Stopped
+from dprobes.engines.gdb.remote_protocol import SIGTRAP, Stopped
 from dprobes.errors import EngineError, TargetError
 from dprobes.platform.linux.ptrace_calls import Register
 from dprobes.platform.x86.instruction_emulation import MemoryMove, emulate, is_emulated, memory_move, plan
@@ -199,8 +199,6 @@ class Emulator:
             raise OSError
 
 
-_TRAP = 5
-"""How GDB numbers SIGTRAP (include/gdb/signals.def)."""
 _X86_LENGTH_MAX = 15
 
 
@@ -229,7 +227,7 @@ class Stepper:
 
     def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
         """Return the breakpoint that a thread has come to, None if that is not why it stopped; correct its pc."""
-        if reply.signal != _TRAP:
+        if reply.signal != SIGTRAP:
             return None
         pc = registers[self.processor.pc]
         if pc in known:
@@ -284,7 +282,7 @@ class Stepper:
         registers[self._names[result.index]] = value
         registers[self.processor.pc], registers[self.processor.sp] = address, top
         self._target.write_back(thread, registers)
-        return Stopped(_TRAP, thread, {})
+        return Stopped(SIGTRAP, thread, {})
 
     def _step_through(
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
@@ -302,7 +300,7 @@ class Stepper:
             return None
         reply = self._target.step(thread, at, self.processor.pc, is_exact=True)
         if not is_known:
-            is_at_it = isinstance(reply, Stopped) and reply.signal == _TRAP
+            is_at_it = isinstance(reply, Stopped) and reply.signal == SIGTRAP
             self._steps_through = not is_at_it or self._target.registers(thread)[self.processor.pc] != at
         return reply if self._steps_through else None
 

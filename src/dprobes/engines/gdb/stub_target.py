@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
-from dprobes.engines.gdb.remote_protocol import Console, Exited, NoThreads, Stopped
+from dprobes.engines.gdb.remote_protocol import SIGINT, SIGTRAP, Console, Exited, NoThreads, Stopped
 from dprobes.engines.gdb.stub_registers import Registers, parse_description
 from dprobes.engines.gdb.stub_requests import BreakpointKind
 from dprobes.engines.gdb.stub_transports import ConnectionLostError
@@ -31,8 +31,8 @@ _STEP_PATIENCE = 5.0
 """Seconds that one instruction may take."""
 _STOP_PATIENCE = 5.0
 """Seconds within which a target has to stop that is interrupted."""
-_TRAP, _INTERRUPTS = 5, (0, 2)
-"""How GDB numbers SIGTRAP, and SIGINT or nothing, which interrupts raise (include/gdb/signals.def)."""
+_INTERRUPTS = (0, SIGINT)
+"""What interrupts raise: a signal, or nothing."""
 _STEP_ATTEMPTS = 3
 _SINGLE_MAX = 3
 """How many registers are set one by one."""
@@ -317,7 +317,7 @@ class StubTarget:
             self._set_running()
             self.stub.resume([("s", thread)])
             reply = self.await_stop(_STEP_PATIENCE) or self.stop()
-            is_done = is_exact or not isinstance(reply, Stopped) or reply.signal != _TRAP
+            is_done = is_exact or not isinstance(reply, Stopped) or reply.signal != SIGTRAP
             if is_done or self.registers(thread)[pc_name] != pc:
                 break
         return reply

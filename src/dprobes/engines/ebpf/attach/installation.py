@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from dprobes.bpf.lower.lowering_request import Filter
+    from dprobes.bpf.lower.lowering_request import Filter, Request
     from dprobes.engines.ebpf.attach.code_mappers import Conflict
     from dprobes.engines.ebpf.attach.file_spec import Findings, PlannedCode, PlannedFile
     from dprobes.engines.ebpf.attach.handler_compiler import Part
@@ -118,27 +118,8 @@ class Installation:
             self._parts += event_parts
         else:
             self._unavailable.update(dict.fromkeys(events, "its module is not loaded"))
-        program, shared = self._program, job.globals
-        if shared is not None:
-            shared.check(program.gvars)
-        self.notes_tickets = has_tickets(program)
-        ring_size = settings.ring_size
-        if not makes_records(program):
-            ring_size = min(ring_size, _RING_WITHOUT_RECORDS)
-        self.maps = SharedMaps(
-            Sizes(
-                self.entries, state, ring_size, tables.states, cpus,
-                program.vars, program.gvars if shared is None else 0, program.cvars, program.tvars,
-                scope.processes, bool(events), settings.replaceable, job.replaces is not None, self.notes_tickets,
-                budget is not None, largest_entry(program), dumps_core(program),
-            ),
-            shared.descriptor if shared is not None else None,
-            program.tables,
-            request.shared_tables,
-            principal,
-        )  # fmt: skip
-        if job.replaces is not None:
-            self.maps.set_switch_over(SwitchOver.NOT_OURS)
+        self.notes_tickets = has_tickets(self._program)
+        self.maps = self._make_maps(settings, job, request, state, principal, for_events=bool(events))
         self._postponed: list[Group] = []
         self.attachments = Attachments(self.maps, self.bank_size, self._link)
         self._conflicting: set[int] = set()
@@ -148,6 +129,45 @@ class Installation:
         """What watches the memory of modules; most programs watch none."""
         self.kernel = KernelGroups(numbers.probes, found.kernel, request, self.maps.descriptors, features)
         """What is attached in the kernel."""
+
+    def _make_maps(
+        self,
+        settings: Settings,
+        job: Job,
+        request: Request,
+        state: int,
+        principal: SharedMaps | None,
+        *,
+        for_events: bool,
+    ) -> SharedMaps:
+        """Make the maps of the program, whose handlers have a state of so many bytes."""
+        program, shared, tables = self._program, job.globals, request.tables
+        if shared is not None:
+            shared.check(program.gvars)
+        sizes = Sizes(
+            probes=self.entries,
+            state=state,
+            ring=settings.ring_size if makes_records(program) else min(settings.ring_size, _RING_WITHOUT_RECORDS),
+            states=tables.states,
+            cpus=tables.cpus,
+            locals=program.vars,
+            globals=program.gvars if shared is None else 0,
+            cpu_variables=program.cvars,
+            thread_variables=program.tvars,
+            for_tree=request.filter.processes,
+            for_events=for_events,
+            replaceable=settings.replaceable,
+            replaces=job.replaces is not None,
+            notes=self.notes_tickets,
+            loads=self.budget is not None,
+            entry=largest_entry(program),
+            stops=dumps_core(program),
+        )
+        globals_ = None if shared is None else shared.descriptor
+        maps = SharedMaps(sizes, globals_, program.tables, request.shared_tables, principal)
+        if job.replaces is not None:
+            maps.set_switch_over(SwitchOver.NOT_OURS)
+        return maps
 
     @property
     def probes(self) -> Sequence[Probepoint]:

@@ -262,7 +262,7 @@ def _symbols_of(memory: GuestMemory, layout: KernelLayout, module: GuestModule, 
 
 
 _PREFIX = "guestkernel"
-_CACHED_BANNER = b"Linux version "
+_BANNER_START = b"Linux version "
 _BANNER_MAX = 512
 _SIZE = struct.Struct("<Q")
 _KEPT = 4
@@ -283,7 +283,7 @@ def _name(start: int, offset: int, banner: bytes) -> str:
 def _banner_at(read: Callable[[int, int], bytes], address: int) -> bytes | None:
     text = read(address, _BANNER_MAX)
     end = text.find(b"\0")
-    return text[:end] if text.startswith(_CACHED_BANNER) and end > 0 else None
+    return text[:end] if text.startswith(_BANNER_START) and end > 0 else None
 
 
 def known_kernel(read: Callable[[int, int], bytes], start: int) -> KnownKernel | None:

@@ -259,11 +259,11 @@ class KernelFacts:
 # ``init_task ─► tasks ─► task_struct ─► mm_struct ─► mm_mt ─► vm_area_struct ─► file ─► dentry, inode``
 
 
-_SPACE_WORD = 8
 _EXECUTABLE = 4
 """VM_EXEC"""
 _PAGE_BITS = 12
-_NAME_MAX = 256
+_PAGE = 1 << _PAGE_BITS
+_NAME_SIZE = 256
 _TASKS_MAX = 1 << 22
 
 
@@ -293,7 +293,7 @@ class AddressSpaces:
         self._target, self._facts, self._layout = target, facts, layout
 
     def _word(self, address: int) -> int:
-        return self._target.word(address, _SPACE_WORD) or 0
+        return self._target.word(address, _WORD) or 0
 
     def __iter__(self) -> Iterator[AddressSpace]:
         """Iterate over those of all processes; of threads that share one, the first is named."""
@@ -344,7 +344,7 @@ class AddressSpaces:
             self._word(area + layout.end),
             self._word(area + layout.page) << _PAGE_BITS,
             self._is_code(area),
-            self._target.read(name, _NAME_MAX).partition(b"\0")[0],
+            self._target.read(name, _NAME_SIZE).partition(b"\0")[0],
             self._word(file + layout.inode),
         )
 
@@ -359,8 +359,7 @@ class AddressSpaces:
         return self._target.read_large(root.physical, self._facts.paging, address, size)
 
 
-_PAGE = 4096
-_MODULE_NAME_MAX = 255
+_NAME_MAX = 255
 
 
 class ModulePlace(NamedTuple):
@@ -383,7 +382,7 @@ class MappedModule:
     def __init__(self, spaces: AddressSpaces, elf: ElfFile, name: str) -> None:
         self._spaces, self._elf = spaces, elf
         called = {elf.path.name, elf.path.resolve().name, os.path.basename(name), elf.soname or ""}
-        self._names = {os.fsencode(each)[:_MODULE_NAME_MAX] for each in called if each}
+        self._names = {os.fsencode(each)[:_NAME_MAX] for each in called if each}
         self._code = [segment for segment in elf.load_segments if segment.executable]
         build_id = bytes.fromhex(elf.build_id or "")
         self._build_id, self._build_id_place = build_id, bytes(elf.data[: _PAGE * 4]).find(build_id) if build_id else -1
@@ -441,9 +440,8 @@ class MappedModule:
         return self.bias_in(mapped, 0) == bias
 
 
-_TASK_WORD = 8
 _ANCESTORS_MAX = 1 << 10
-_NAME = 16
+_COMM_SIZE = 16
 """TASK_COMM_LEN"""
 _STACK_SIZE = 1 << 14
 """THREAD_SIZE of x86-64 without KASAN (arch/x86/include/asm/page_64_types.h)."""
@@ -488,18 +486,18 @@ class TaskReader:
 
     def offset_of(self, cpu: int) -> int:
         """Return how far the data of a processor is from where its symbols say."""
-        return self._target.word(self._facts.cpu_offsets + cpu * _TASK_WORD, _TASK_WORD) or 0
+        return self._target.word(self._facts.cpu_offsets + cpu * _WORD, _WORD) or 0
 
     def current(self, cpu: int) -> Task:
         """Return who runs on a processor, by the kernel's number of it."""
-        address = self._target.word(self.offset_of(cpu) + self._facts.current & (1 << 64) - 1, _TASK_WORD)
+        address = self._target.word(self.offset_of(cpu) + self._facts.current & (1 << 64) - 1, _WORD)
         return NOBODY if not address else self.task_at(address)
 
     def ancestors(self, address: int) -> Iterator[int]:
         """Iterate over the process ids of a task and its parents, as far as these have not ended."""
         for _ in range(_ANCESTORS_MAX):
             yield self._target.word(address + self._facts.layout.tgid, 4) or 0
-            parent = self._target.word(address + self._facts.layout.parent, _TASK_WORD)
+            parent = self._target.word(address + self._facts.layout.parent, _WORD)
             if not parent or parent == address:
                 return
             address = parent
@@ -507,15 +505,15 @@ class TaskReader:
     def task_at(self, address: int) -> Task:
         """Return the task whose structure is at an address."""
         layout, word = self._facts.layout, self._target.word
-        credentials = word(address + layout.cred, _TASK_WORD) or 0
-        stack = word(address + layout.stack, _TASK_WORD) or 0
-        space = word(address + layout.mm, _TASK_WORD) or 0
+        credentials = word(address + layout.cred, _WORD) or 0
+        stack = word(address + layout.stack, _WORD) or 0
+        space = word(address + layout.mm, _WORD) or 0
         return Task(
             address,
             word(address + layout.tgid, 4) or 0,
             word(address + layout.pid, 4) or 0,
             (word(credentials + layout.uid, 4) or 0) if credentials else 0,
-            self._target.read(address + layout.comm, _NAME).partition(b"\0")[0],
+            self._target.read(address + layout.comm, _COMM_SIZE).partition(b"\0")[0],
             stack + _STACK_SIZE - _SAVED_SIZE if stack and space else 0,
             space,
         )

@@ -140,9 +140,8 @@ def regions(
         yield Region(begun[0], min(at, end), *begun[1:])
 
 
-_BLOCK: Final = 512
+_FRAME: Final = 512
 """Bytes of physical memory that are read at once: neighbours in page tables are asked for together."""
-_ENTRY: Final = 8
 _KERNEL_HALF = 1 << 63
 _STEP_MASK = 7
 """Steps, and holds interrupts and time meanwhile."""
@@ -233,11 +232,11 @@ class MachineTarget(StubTarget):
         data = bytearray()
         while len(data) < size:
             at = address + len(data)
-            block = at & -_BLOCK
+            block = at & -_FRAME
             known = self._frames.get(block)
             if known is None:
                 self._be_physical(True)
-                known = self._frames[block] = self.stub.read(block, _BLOCK)
+                known = self._frames[block] = self.stub.read(block, _FRAME)
             piece = known[at - block : at - block + size - len(data)]
             if not piece:
                 break
@@ -273,8 +272,8 @@ class MachineTarget(StubTarget):
 
     def entry_at(self, address: int) -> int | None:
         """Return an entry of a page table by its physical address, None if it cannot be read."""
-        data = self.read_physical(address, _ENTRY)
-        return int.from_bytes(data, self.byte_order) if len(data) == _ENTRY else None
+        data = self.read_physical(address, _TABLE_ENTRY)
+        return int.from_bytes(data, self.byte_order) if len(data) == _TABLE_ENTRY else None
 
     def paging(self, registers: Registers) -> Paging:
         """Return how a processor finds memory; OTHER if that is not known."""

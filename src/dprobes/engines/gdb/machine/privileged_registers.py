@@ -248,6 +248,15 @@ _LOCAL = 1 << 2
 _DESCRIPTOR, _PAGE_BITS, _LEAST_SELECTOR = 8, 12, 4
 
 
+def _allows(flags: int, *, reads: bool, write: bool) -> bool:
+    """Return whether a segment with these flags may be accessed so."""
+    if not flags & _PRESENT or not flags & _IS_CODE_OR_DATA:
+        return False
+    if write:
+        return not flags & _IS_CODE and bool(flags & _WRITABLE)
+    return not reads or not flags & _IS_CODE or bool(flags & _WRITABLE)  # of code the bit says readable
+
+
 class Privileged:
     """What a processor of a ``target`` is asked for, by thread and registers; ``executor`` is None without a kernel."""
 
@@ -317,12 +326,8 @@ class Privileged:
         system = self._system(thread)
         base, limit, flags = self._descriptor(number, system)
         is_long = bool(system.segments["cs"].flags & _LONG_CODE)
-        allowed = flags & _PRESENT and flags & _IS_CODE_OR_DATA
-        if write:
-            allowed = allowed and not flags & _IS_CODE and flags & _WRITABLE
-        elif size:
-            allowed = allowed and (not flags & _IS_CODE or flags & _WRITABLE)  # of code the bit says readable
-        if not allowed or (not is_long and offset + max(1, size) - 1 > limit):
+        is_within = is_long or offset + max(1, size) - 1 <= limit
+        if not is_within or not _allows(flags, reads=size > 0, write=write):
             raise SelectorFault(number)
         return (0 if is_long else base) + offset & (1 << 64) - 1
 

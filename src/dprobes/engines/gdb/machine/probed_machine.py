@@ -17,7 +17,7 @@ from dprobes.engines.gdb.machine.guest_stacks import KernelStacks, ProgramStacks
 from dprobes.engines.gdb.machine.machine_context import MachineContext
 from dprobes.engines.gdb.machine.machine_target import MachineTarget
 from dprobes.engines.gdb.machine.privileged_registers import Executor, Monitor, Privileged, fault_entries
-from dprobes.engines.gdb.remote_protocol import Stopped, ThreadId
+from dprobes.engines.gdb.remote_protocol import SIGSEGV, SIGTRAP, Stopped, ThreadId
 from dprobes.engines.gdb.stub_member import Inferior, Sample, StubMember
 from dprobes.engines.gdb.stub_stepper import EMULATED, Emulator, Stepper
 from dprobes.engines.gdb.unmet_needs import no_machine, refuse_lacking
@@ -49,10 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BareMachine", "MachinePlaces", "ProbedMachine", "SampleClocks"]
 
-_TRAP = 5
-"""How GDB numbers SIGTRAP (include/gdb/signals.def)."""
-_FAULT = 11
-"""SIGSEGV, as which the fault of an instruction is taken."""
 _CRASH_DUMP = 2
 """The operand of ``exit`` that asks for the memory of the machine."""
 
@@ -129,7 +125,7 @@ class MachineStepper(Stepper):
 
         That is the last one as long as there is a breakpoint then: to ask the monitor takes longer than all else.
         """
-        if reply.signal != _TRAP:
+        if reply.signal != SIGTRAP:
             return None
         if self._context.privileged is not None:
             self._context.privileged.forget()
@@ -163,7 +159,7 @@ class MachineStepper(Stepper):
         if self.fault_entries and isinstance(reply, Stopped):
             after = self._target.registers(thread)[pc]
             if after in self.fault_entries and at not in self.fault_entries:
-                return Stopped(_FAULT, thread, {})  # it is executed once more when that was seen to, or never
+                return Stopped(SIGSEGV, thread, {})  # it is executed once more when that was seen to, or never
         return reply
 
 
