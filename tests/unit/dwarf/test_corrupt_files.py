@@ -15,7 +15,7 @@ from dprobes.dwarf.entry_search import entries_named, function_at
 from dprobes.errors import TargetError
 from dprobes.target.elf.elf_file import ElfFile
 from unit.dwarf.conftest import compiled
-from unit.dwarf.test_entry_search_search import address_of
+from unit.dwarf.test_entry_search import address_of
 
 if TYPE_CHECKING:
     from pathlib import Path

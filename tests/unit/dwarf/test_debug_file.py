@@ -15,7 +15,7 @@ from dprobes.errors import TargetError
 from dprobes.target.elf.elf_file import ElfFile
 from unit.dwarf.conftest import compiled, read
 from unit.dwarf.test_corrupt_files import damaged, look
-from unit.dwarf.test_entry_search_search import address_of
+from unit.dwarf.test_entry_search import address_of
 
 if TYPE_CHECKING:
     from pathlib import Path

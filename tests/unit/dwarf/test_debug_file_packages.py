@@ -16,7 +16,7 @@ from dprobes.target.elf.debug_sections import Package, find_package
 from dprobes.target.elf.elf_file import ElfFile
 from unit.dwarf.conftest import compiled, read
 from unit.dwarf.test_corrupt_files import damaged, look
-from unit.dwarf.test_entry_search_search import address_of
+from unit.dwarf.test_entry_search import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from dprobes.target.elf.debug_sections import NO_SECTION, has_debug_information,
 from dprobes.target.elf.elf_file import ElfFile
 from unit.dwarf.conftest import compiled, read
 from unit.dwarf.test_debug_entries import below
-from unit.dwarf.test_entry_search_search import address_of
+from unit.dwarf.test_entry_search import address_of
 from unit.target.conftest import Toolbox
 
 if TYPE_CHECKING:

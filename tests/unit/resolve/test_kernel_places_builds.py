@@ -22,7 +22,7 @@ from dprobes.target.kernel.kernel_image import KernelFile
 from dprobes.target.kernel.kernel_symbols import Kallsyms
 from dprobes.target.kernel.running_kernel import KernelText, RunningKernel
 from unit.target.conftest import Toolbox
-from unit.target.kernel.test_kernel_image_kernelfile import KERNEL, LINKED, START
+from unit.target.kernel.test_kernel_image_file import KERNEL, LINKED, START
 
 if TYPE_CHECKING:
     from pathlib import Path

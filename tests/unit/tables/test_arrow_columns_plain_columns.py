@@ -14,7 +14,7 @@ from dprobes.tables import arrow_columns, table_conversion
 from dprobes.trace.trace_content import LostRecords, PlaceEntry, RecordBlock, TraceProgram
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame
 from unit.formatters.templates.test_data_columns_ragged import PROGRAM, item, mixed
-from unit.tables.test_arrow_columns_packedcolumns import rows_of
+from unit.tables.test_arrow_columns_packed_columns import rows_of
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
