@@ -51,7 +51,7 @@ class HitState(enum.IntEnum):
     HANDLED = 1
     """The handlers run, or have run, and the instruction is about to be carried out."""
     PENDING = 2
-    """The thread executes the instruction, or has executed it, without a stop behind it."""
+    """The thread executes the instruction, or has executed it, without a stop after it."""
     UNFINISHED = 3
     """The handlers have run, but the thread has not executed the instruction: it will arrive there again."""
     COUNTED = 4
@@ -74,7 +74,7 @@ class HitEvent(enum.IntEnum):
     LET_RUN = 4
     """The thread goes on from the instruction, and what becomes of it shows later."""
     INTERRUPTED = 5
-    """Something else comes first, and the instruction behind that."""
+    """Something else comes first, and the instruction after that."""
     COUNTED_EARLY = 6
     """The hit is counted though the instruction has not been carried out."""
     GIVEN_UP = 7

@@ -5,7 +5,7 @@ Most instructions that touch memory complete, and a stop only to see that costs 
 thread runs on from the slot with a *pending* hit, and its next stop shows what became of the instruction: a fault there
 finds the thread still at the slot's start, and then it was no hit. A thread that does not stop by itself is looked at
 after some milliseconds. What does not work so: limits (passcount, maxhits) that must be exact at the next hit of
-another thread, and whatever has to happen right behind the instruction.
+another thread, and whatever has to happen right after the instruction.
 
 When a program ends or is replaced while others go on, a hit whose instruction was executed is counted, and one whose
 instruction was not is given up as far as it is the program's: the results of other programs' handlers are kept, so that

@@ -252,7 +252,7 @@ class CompletionKind(enum.Enum):
     COMPLETED = "completed"
     FAULTED = "raised a signal"
     INTERRUPTED = "not executed: something else comes first, and it will be hit again"
-    PENDING = "about to be executed, without a stop behind it"
+    PENDING = "about to be executed, without a stop after it"
 
 
 @dataclass(frozen=True, slots=True)
