@@ -24,7 +24,6 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.hits.hit_lifecycle import HitEvent, HitState
 from dprobes.engines.ptrace.tracer.held_signals import STOPPING, leave_to_us
 from dprobes.engines.ptrace.tracer.interrupted_calls import Waits, step_on
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
@@ -400,8 +399,7 @@ class Stopper:
     def give_up_hit(self, thread: Thread) -> None:
         """Forget a hit whose instruction was not executed: a signal handler comes first, and may go elsewhere."""
         hit = thread.hit
-        if hit.state is not HitState.NONE and hit.state is not HitState.PENDING:
-            hit.follow(HitEvent.GIVEN_UP)
+        hit.end()
         thread.restarting = 0
         if hit.written is None:
             return

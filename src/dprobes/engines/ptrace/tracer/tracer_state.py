@@ -81,8 +81,8 @@ class ThreadHit:
         self.state = AFTER[self.state, event]
 
     def end(self) -> None:
-        """Give up the hit, if there is one, of a thread that is gone or executes another program."""
-        if self.state is not HitState.NONE:
+        """Give up the hit, if there is one, of a thread that does not go on with it; the counter has pending ones."""
+        if self.state is not HitState.NONE and self.state is not HitState.PENDING:
             self.follow(HitEvent.GIVEN_UP)
 
     @property
