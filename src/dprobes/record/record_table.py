@@ -69,6 +69,7 @@ ITEM_COLUMNS = {name: item for item, name in FIXED_ITEMS} | {
 
 _FLAGS = 4
 _KNOWN = sum(Item)
+_WIDE = int(Item.WIDE)
 _TID_SIZE = 4
 
 Column = list[int] | int
@@ -99,7 +100,7 @@ class RowShape(NamedTuple):
     @property
     def word_size(self) -> int:
         """Bytes of a word."""
-        return 8 if self.flags & Item.WIDE else 4
+        return 8 if self.flags & _WIDE else 4
 
 
 @lru_cache(256)

@@ -302,17 +302,20 @@ def _items(rows: Rows, wanted: Sequence[int]) -> list[list[dict[str, str]] | Non
     if rows.shape.flags & Item.STACK_TRACE:
         return []
     if isinstance(rows, PackedRows):
-        size = rows.data_size
-        body = bytes(rows.raw(rows.shape.data, size))
-        begins = body[::size] if size else b""
+        place, size = rows.shape.data, rows.data_size
+        begins = rows.planes.get(place) or rows.first[place : place + 1] * len(rows)
+        if 1 not in begins.translate(_TOKENS):
+            return []
+        body = bytes(rows.raw(place, size))
         data = ((row, body[row * size : (row + 1) * size]) for row in _with_token(begins))
     else:
         body, starts, ends = rows.data_bounds()
         begins = bytes([body[starts[row]] if starts[row] < ends[row] else _NO_TOKEN for row in wanted])
         data = ((at, body[starts[wanted[at]] : ends[wanted[at]]]) for at in _with_token(begins))
     result: list[list[dict[str, str]] | None] = [None] * len(wanted)
+    word_size, order = rows.shape.word_size, rows.shape.byte_order
     for row, each in data:
-        items = split_items(each, rows.shape.word_size, rows.shape.byte_order)
+        items = split_items(each, word_size, order)
         if items is not None:
             result[row] = [{"type": item.kind, "text": item.text} for item in items]
     return result
