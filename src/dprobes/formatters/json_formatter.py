@@ -81,26 +81,6 @@ COLUMNS = (
     "host", "program", "module", "symbol", "function", "at_return", "placed", "stack_trace", "data", "text",
 )  # fmt: skip
 
-_HEADER_COLUMNS = COLUMNS[: COLUMNS.index("host")]
-"""What tells of the record alone."""
-
-
-def _header_values(record: LogRecord, name: str | None, wall_offset: int) -> tuple[object, ...]:
-    """Return the values of ``_HEADER_COLUMNS``; ``name`` is the process name as it is printed."""
-    return (
-        *record[:4],
-        record.tid,
-        record.uid,
-        name,
-        record.cs,
-        address_text(record.ip),
-        record.ss,
-        address_text(record.sp),
-        record.word_size,
-        record.time,
-        wall_time(record.time, wall_offset),
-    )
-
 
 class _ProgramFormatter(ABC):
     """A formatter that prints the program and the host with each record."""
@@ -121,13 +101,12 @@ class _ProgramFormatter(ABC):
         self._program, self._host = program, host
         self._known: dict[Place, Any] = {}
 
-    def _known_of(self, place: Place) -> Any:
-        """Return what is the same in all records of a place."""
-        if place not in self._known:
-            if len(self._known) >= PLACES_MAX:
-                self._known.clear()
-            self._known[place] = self._describe(place)
-        return self._known[place]
+    def _know(self, place: Place) -> Any:
+        """Return what is the same in all records of a place, and keep it."""
+        if len(self._known) >= PLACES_MAX:
+            self._known.clear()
+        known = self._known[place] = self._describe(place)
+        return known
 
     @abstractmethod
     def _describe(self, place: Place) -> Any: ...
@@ -146,9 +125,23 @@ class JsonFormatter(_ProgramFormatter):
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
-        name = None if record.process_name is None else as_unicode(record.process_name)
-        line: dict[str, Any] = dict(zip(_HEADER_COLUMNS, _header_values(record, name, self.wall_offset), strict=True))
-        line |= self._known_of(place)
+        line: dict[str, Any] = {
+            "major": record.major,
+            "minor": record.minor,
+            "cpu": record.cpu,
+            "pid": record.pid,
+            "tid": record.tid,
+            "uid": record.uid,
+            "name": None if record.process_name is None else as_unicode(record.process_name),
+            "cs": record.cs,
+            "ip": address_text(record.ip),
+            "ss": record.ss,
+            "sp": address_text(record.sp),
+            "word_size": record.word_size,
+            "time": record.time,
+            "wall_time": wall_time(record.time, self.wall_offset),
+        }
+        line |= self._known.get(place) or self._know(place)
         if not place.is_code:
             line["function"] = as_unicode(function_of(record, place, self._symboliser)) or None
         line["data"] = record.data.hex()
@@ -285,7 +278,20 @@ class CsvFormatter(_ProgramFormatter):
         self._line.truncate()
         self._write(
             (
-                *_header_values(record, escaped(record.process_name or ""), self.wall_offset),
+                record.major,
+                record.minor,
+                record.cpu,
+                record.pid,
+                record.tid,
+                record.uid,
+                escaped(record.process_name or ""),
+                record.cs,
+                address_text(record.ip),
+                record.ss,
+                address_text(record.sp),
+                record.word_size,
+                record.time,
+                wall_time(record.time, self.wall_offset),
                 *self._of_place(record, place),
                 1 if record.is_stack_trace else None,
                 record.data.hex(),
@@ -295,7 +301,7 @@ class CsvFormatter(_ProgramFormatter):
         return self._line.getvalue()[:-1]
 
     def _of_place(self, record: LogRecord, place: Place) -> tuple[object, ...]:
-        known: tuple[object, ...] = self._known_of(place)
+        known: tuple[object, ...] = self._known.get(place) or self._know(place)
         if place.is_code:
             return known
         function = escaped(function_of(record, place, self._symboliser))

@@ -78,7 +78,17 @@ def render(
     following = iter(taken)
     lines = [escaped(template.desc, "\n\t")] if template.desc else []
     for parts in template.lines:
-        text = _joined([_part(part, following, names, wall_offset) for part in parts])
+        text = ""
+        follows_lines = False
+        for part in parts:
+            if follows_lines:
+                text += "\n"
+            if isinstance(part, Placeholder) and part.conversion in _WITH_LINES:
+                shown, follows_lines = _own_lines(part, next(following), names)
+                text += f"\n{shown}" if text and follows_lines else shown
+            else:
+                follows_lines = False
+                text += _in_line(part, following, names, wall_offset)
         if text or not parts or not all(map(_is_stack, parts)):  # the kernel's is empty where a program was running
             lines.append(text)
     if record.is_cut and all(each.problem != NO_ROOM for each in taken):
@@ -88,43 +98,29 @@ def render(
     return "\n".join(lines)
 
 
-class _Shown(NamedTuple):
-    """The text of a part; a dump or a call stack ``has_own_lines``."""
-
-    text: str
-    has_own_lines: bool = False
+_WITH_LINES = (Conversion.DUMP, Conversion.STACK)
 
 
-def _joined(shown: list[_Shown]) -> str:
-    text = ""
-    follows_lines = False
-    for each, has_own_lines in shown:
-        if follows_lines:
-            text += "\n"
-        if text and has_own_lines:
-            text += "\n"
-        text += each
-        follows_lines = has_own_lines
-    return text
+def _own_lines(part: Placeholder, taken: Taken, names: _Names) -> tuple[str, bool]:
+    """Return a dump or a call stack, and whether it has lines of its own: not if something stands in its place."""
+    if part.conversion is Conversion.DUMP:
+        dump = _dump(taken)
+        return dump, dump.startswith(_DUMP_START)
+    frames = _stack(taken, names)
+    return frames, bool(frames)
 
 
-def _part(part: Part, following: Iterator[Taken], names: _Names, wall_offset: int) -> _Shown:
-    """Return the text of a part, which may be that of the ``following`` one of what was taken."""
+def _in_line(part: Part, following: Iterator[Taken], names: _Names, wall_offset: int) -> str:
+    """Return the text of any other part, which may be that of the ``following`` one of what was taken."""
     match part:
         case Text(literal):
-            return _Shown(escaped(literal, "\n\t"))
-        case HeaderValue(name, width):
-            return _Shown(_padded(_header_item(name, names.record, wall_offset), width))
-        case Skip():
-            return _Shown(_remarks(next(following)))
-        case Placeholder(conversion=Conversion.DUMP):
-            dump = _dump(next(following))
-            return _Shown(dump, dump.startswith(_DUMP_START))
-        case Placeholder(conversion=Conversion.STACK):
-            frames = _stack(next(following), names)
-            return _Shown(frames, bool(frames))
+            return escaped(literal, "\n\t")
         case Placeholder():
-            return _Shown(_value(part, next(following), names))
+            return _value(part, next(following), names)
+        case HeaderValue(name, width):
+            return _padded(_header_item(name, names.record, wall_offset), width)
+        case Skip():
+            return _remarks(next(following))
     assert_never(part)
 
 
@@ -191,8 +187,12 @@ def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
     return text + _remarks(taken)
 
 
+_PLAIN = (Conversion.SIGNED, Conversion.UNSIGNED, Conversion.HEXADECIMAL, Conversion.OCTAL)
+_FORMS = {Conversion.HEXADECIMAL: "x", Conversion.OCTAL: "o"}
+
+
 def _number(part: Placeholder, number: int, names: _Names) -> str:
-    named = _named(part, number, names)
+    named = None if part.conversion in _PLAIN else _named(part, number, names)
     return _digits(part, number) if named is None else named
 
 
@@ -225,8 +225,10 @@ def _digits(part: Placeholder, number: int) -> str:
     """Return a number as C prints it."""
     width, conversion = part.width, part.conversion
     before = "-" if number < 0 else width.plus if conversion is Conversion.SIGNED else ""
-    form = {Conversion.HEXADECIMAL: "X" if width.in_capitals else "x", Conversion.OCTAL: "o"}.get(conversion)
+    form = _FORMS.get(conversion)
     digits = str(abs(number)) if form is None else f"{number:{form}}"
+    if width.in_capitals:
+        digits = digits.upper()
     if part.precision is not None:
         # Zero with a precision of zero has no digits (C17, 7.21.6.1, paragraph 8).
         digits = digits.zfill(part.precision) if number or part.precision else ""
