@@ -19,7 +19,7 @@ from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import followed, job_for, on_demand
 from integration.ebpf.kernel import descriptors
 from integration.support import await_true, code_is_original, memory_at
-from support.attachments import attach, attached
+from support.attachments import attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,8 +72,9 @@ def one_that_is_not_begun(path: Path, target: OnDemand) -> None:
 
 def one_without_a_process(path: Path, target: OnDemand) -> None:
     del target
-    with pytest.raises(EngineError):
-        attach(InlineEngine(), job_for(path, SOURCE, Scope(pid=1 << 22)))
+    job = job_for(path, SOURCE, Scope(pid=1 << 22))
+    with pytest.raises(EngineError), attached(InlineEngine(), job) as session:
+        list(session.poll())
 
 
 def one_that_is_replaced(path: Path, target: OnDemand) -> None:

@@ -278,10 +278,6 @@ def _shown(value: object) -> str:
     return value.hex(" ") if isinstance(value, bytes) else escaped(str(value))
 
 
-_BEGINNING = 20.0
-"""Seconds that an insertion waits until what is there has been probed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Probepoint:
     """
@@ -355,7 +351,7 @@ class InsertedProgram:
     def begin(self) -> None:
         """Wait until all that is in scope now has been probed; raise the error that has kept it from that."""
         try:
-            self._followed.start(_BEGINNING)
+            self._followed.start()
         except DprobesError:
             self._is_reported = True
             raise

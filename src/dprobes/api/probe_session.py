@@ -18,7 +18,7 @@ from dprobes.engines.engine_interface import Scope, ScopeKind
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import AUTO, engine_that_probes, named_engine
 from dprobes.engines.overload_guard import check_overhead
-from dprobes.engines.shared_globals import GlobalVariables
+from dprobes.engines.shared_globals import GLOBALS_MAX, GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.formatters.field_values import ProgramDataReader
 from dprobes.record.log_record import ABOUT_RECORDS, Item, decode_record
@@ -41,9 +41,6 @@ __all__ = ["ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"]
 
 ALL_ITEMS = sum(Item, Item(0)) & ~ABOUT_RECORDS
 """All header items that a record can carry."""
-
-_GLOBALS_MAX = 65536
-"""How many global variables there are: as many as a program may ask for."""
 
 
 class ProbeSession:
@@ -68,7 +65,7 @@ class ProbeSession:
         self._programs: list[InsertedProgram] = []
         self._changing = threading.Lock()
         self._is_closed = False
-        self._globals = GlobalVariables(_GLOBALS_MAX)
+        self._globals = GlobalVariables(GLOBALS_MAX)
         self._cells = self._globals.cells()
         self._last_globals: list[int] = []
 

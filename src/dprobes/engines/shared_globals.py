@@ -22,7 +22,10 @@ from dprobes.vm.world_context import SharedCells
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AtomicCells", "GlobalVariables", "MappedCells", "add_to_word", "mapped_size", "raise_word"]
+__all__ = ["GLOBALS_MAX", "AtomicCells", "GlobalVariables", "MappedCells", "add_to_word", "mapped_size", "raise_word"]
+
+GLOBALS_MAX = 65536
+"""How many global variables programs of one owner have: as many as one may ask for."""
 
 _CELL = 8
 _MASK = (1 << 64) - 1

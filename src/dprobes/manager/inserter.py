@@ -87,10 +87,6 @@ def _itself(symbols: SymbolProvider) -> SymbolProvider:
     return symbols
 
 
-_BEGINNING = 20.0
-"""Seconds that an insertion waits until what is there has been probed."""
-
-
 _RING_MAX, _RING_MIN = 4 << 20, 1 << 18
 """Bytes of a ring where the user does not say how many: in one beside no others, and in one beside hundreds."""
 
@@ -219,7 +215,7 @@ class _ManagerFace(Face[InsertedProgram]):
         except BaseException:
             attachment.close()  # nobody else knows of it
             raise
-        inserted.start(_BEGINNING)
+        inserted.start()
         return inserted
 
 

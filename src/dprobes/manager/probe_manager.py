@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.engines.engine_interface import TableChange
-from dprobes.engines.shared_globals import GlobalVariables
+from dprobes.engines.shared_globals import GLOBALS_MAX, GlobalVariables
 from dprobes.errors import ManagerError
 from dprobes.globs import compile_glob
 from dprobes.manager.insert_request import check_format, checked_insertion
@@ -52,10 +52,7 @@ if TYPE_CHECKING:
     from dprobes.manager.managed_program import InsertedProgram
     from dprobes.sinks.sink_thread import TargetStatus
 
-__all__ = ["GLOBALS_MAX", "Manager"]
-
-GLOBALS_MAX = 65536
-"""How many global variables there are: as many as a program may ask for."""
+__all__ = ["Manager"]
 
 _RECORDS_PATIENCE = 1.0
 """Seconds that ``query`` waits for the records that it counts to be written."""

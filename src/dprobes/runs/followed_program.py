@@ -32,6 +32,9 @@ _NOTICES_MAX = 50
 GONE = (ProbeState.DISABLED, ProbeState.REMOVED)
 """The states of probepoints that were inserted and are not any more."""
 
+_BEGINNING = 20.0
+"""Seconds that an insertion waits until what is there has been probed."""
+
 _END_PATIENCE = 20.0
 """Seconds that a session may take to end."""
 
@@ -66,7 +69,7 @@ class FollowedProgram(ABC):
 
     # The thread
 
-    def start(self, patience: float) -> None:
+    def start(self, patience: float = _BEGINNING) -> None:
         """Begin to follow the session, and wait until it has begun; raise the error that has kept it from that."""
         self._thread.start()
         self._begun.wait(patience)
