@@ -1,7 +1,7 @@
 """
 A statement's words to a row of the instruction table, and its operand to a value.
 
-Which spellings exist is in ``isa``; which values make sense (indices, registers of a processor) ``check`` knows.
+``instruction_set`` has the spellings; ``program_checker`` decides which values make sense (indices, registers).
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class Request:
     of what is watched.
 
     With ``replaceable`` another program can take the place of this one while it is attached, and with ``replaces`` it
-    can take the place of another one (``switchover``).
+    can take the place of another one (``session_switchover``).
     """
 
     items: Item = Item.MAJOR | Item.MINOR

@@ -10,7 +10,7 @@ into the frame. A function that is entered with that as its return address has b
 are still to return: their entries are kept below the new one. The kernel awaits a limited number of returns, and what
 is entered beyond has none.
 
-Where handlers run in the process, the calls are in a table of its own instead (``calltable``).
+Where handlers run in the process, the calls are in a table of its own instead (``bpf.map_layouts``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,120 @@
+"""
+Find ``case _`` where ``match`` goes through the members of an enumeration or the classes of a union of ours.
+
+A member that is added later would go there without a word, where ``assert_never`` has mypy find the place. So such a
+``case _`` is refused unless it calls ``assert_never``, or raises. ``EXCUSED`` lists the functions whose ``case _`` is
+meant for all others, now and later, each with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src" / "dprobes"
+
+EXCUSED: dict[str, str] = {
+    "bpftrace/statement_writer.py:_map": "Whatever else a map keeps is refused.",
+    "dpc/emitters/cell_emitter.py:cells": "All other parts are values, which exact() takes.",
+    "dpc/emitters/statement_emitter.py:_make_room": "Any other statement ends the search.",
+    "dpc/emitters/statement_emitter.py:statement": "All others are simple, which _simple() has by its type.",
+    "dpc/emitters/value_emitter.py:effect": "All other values are computed and dropped.",
+    "dpc/emitters/value_emitter.py:branch": "All other conditions are numbers, compared with 0.",
+    "dpc/modules/debug_names.py:_argument_on_stack": "All other addresses are of no argument.",
+    "dpc/typers/name_typer.py:part": "Members of all other values are in memory.",
+    "engines/attachment_group.py:_given": "All other events are passed on as they are.",
+    "engines/inline/entry_index.py:_walk_part": "The rest is an end of the walk, with or without damage.",
+    "engines/ptrace/client/left_removal.py:note": "All other messages are for the restorer.",
+    "engines/ptrace/client/tracer_conversation.py:_on_message": "All other messages are for the restorer.",
+    "filters/handler_filter.py:push": "All other values are no numbers, and refused.",
+    "formatters/templates/data_columns.py:steps_of": "All other parts are read singly.",
+    "formatters/templates/data_extraction.py:compiled_of": "All other parts are read singly.",
+    "native/a64/a64_operations.py:alu": "All other operations are one instruction of a table.",
+    "native/a64/a64_operations.py:atomic": "All other operations are one instruction of a table.",
+    "native/x86/x86_operations.py:alu": "All other operations are one instruction of a table.",
+    "platform/x86/patches/displaced_code.py:add": "The enumeration is another library's.",
+    "rpn/operands.py:_operand": "All other operands are constants, whose bounds their kind has.",
+    "testing.py:_offset": "All other places have no offset.",
+    "trace/trace_reader.py:_of_frame": "A frame of a later version is skipped, as docs/tracefile.md promises.",
+}
+"""Functions as ``file:function``, and why what is not listed there is meant."""
+
+
+def names_of(pattern: ast.pattern) -> Iterator[str | None]:
+    """Iterate over what the alternatives of a pattern name: a class, or the class of a member; None for open data."""
+    match pattern:
+        case ast.MatchOr(patterns=patterns):
+            for each in patterns:
+                yield from names_of(each)
+        case ast.MatchAs(pattern=ast.pattern() as inner):
+            yield from names_of(inner)
+        case ast.MatchClass(cls=ast.Name(id=name)) | ast.MatchValue(value=ast.Attribute(value=ast.Name(id=name))):
+            yield name
+        case ast.MatchClass(cls=ast.Attribute(attr=name)):
+            yield name
+        case _:
+            yield None
+
+
+BUILT_IN = frozenset(("bool", "bytes", "dict", "float", "int", "list", "str", "tuple"))
+
+
+def is_closed(statement: ast.Match) -> bool:
+    """Return whether a statement goes through classes or members that somebody has defined."""
+    named = [case for case in statement.cases if not is_rest(case)]
+    names = {name for case in named for name in names_of(case.pattern)}
+    return bool(named) and not names & (BUILT_IN | {None})
+
+
+def is_rest(case: ast.match_case) -> bool:
+    """Return whether a case takes all that is left."""
+    return isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None and case.guard is None
+
+
+def is_checked(case: ast.match_case) -> bool:
+    """Return whether what is left is refused: by ``assert_never``, or by an error."""
+    first = case.body[0]
+    return isinstance(first, ast.Raise) or (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Call)
+        and isinstance(first.value.func, ast.Name)
+        and first.value.func.id == "assert_never"
+    )
+
+
+def places(path: Path) -> Iterator[tuple[int, str]]:
+    """Iterate over the lines of such cases in a file, with the function that each is in."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for statement in ast.walk(function):
+                if isinstance(statement, ast.Match) and is_closed(statement):
+                    rest = [case for case in statement.cases if is_rest(case) and not is_checked(case)]
+                    yield from ((case.pattern.lineno, function.name) for case in rest)
+
+
+def main() -> int:
+    """Print each place; return 1 if there is one that is not excused, or an excuse without a place."""
+    found = {
+        f"{path.relative_to(SOURCES)}:{function}": line
+        for path in sorted(SOURCES.rglob("*.py"))
+        for line, function in places(path)
+    }
+    problems = [
+        f"{name} (line {line}): 'case _' takes members and classes that come later"
+        for name, line in found.items()
+        if name not in EXCUSED
+    ]
+    problems += [f"{name}: is excused, and has no such 'case _'" for name in EXCUSED if name not in found]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
