@@ -1,5 +1,5 @@
 """
-Dynamic Probes: a safe handler on any instruction of any running program, without source changes.
+Dynamic Probes: safe handlers at any instruction of any running program, without source changes.
 
 ::
 
@@ -14,8 +14,8 @@ Dynamic Probes: a safe handler on any instruction of any running program, withou
             print(record.pid, record.place.symbol, record.words())
 
 Write programs with ``ProgramBuilder``, or compile them with ``compile_file``, ``compile_source``, ``load_ppdf``. Insert
-them for a while with ``attach``, ``launch`` and ``everywhere``, or for good by the probe manager with
-``ManagerClient``. Try handlers without a process with ``dprobes.testing``. docs/python.md is the guide; the command
+them temporarily with ``attach``, ``launch`` and ``everywhere``, or permanently by the probe manager with
+``ManagerClient``. Test handlers without a process with ``dprobes.testing``. docs/python.md is the guide; the command
 ``dprobes`` does the same from a shell.
 """
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dprobes.version import __version__
 
-TYPE_CHECKING = False  # what type checkers take for true; importing typing would take longer than all the rest
+TYPE_CHECKING = False  # true for type checkers; importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from dprobes.api.compiled_program import CompiledProgram, compile_file, compile_source, load_ppdf
     from dprobes.api.inserted_program import InsertedProgram, Probepoint, RecordList
@@ -185,7 +185,7 @@ _HOMES = {
     "rpn.rpn_program": ("Program",),
     "sinks.sink_thread": ("TargetStatus",),
 }
-"""Where public names live. A module is imported when its first name is asked for, so that the command starts fast."""
+"""The modules of public names. A module is imported at the first use of a name, so that the command starts fast."""
 
 
 def __getattr__(name: str) -> object:

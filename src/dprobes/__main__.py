@@ -10,36 +10,35 @@ import sys
 __all__ = ["main"]
 
 _INTERRUPTED = 130
-"""What shells return for a command that SIGINT has ended."""
+"""Exit status of shells for a command that SIGINT has ended."""
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    # Nothing that is made while modules are imported is garbage: looking for it takes a tenth of the start.
+    # Importing modules creates no garbage, and the collector would take a tenth of the start.
     gc.disable()
     interrupts = _Interrupts()
     try:
         status = _run(interrupts)
     except (MemoryError, ImportError) as error:
-        # The dynamic linker's words where a module that is machine code finds no room.
+        # The dynamic linker's message for an extension module without enough memory.
         if isinstance(error, ImportError) and "failed to map" not in str(error):
             raise
         os.write(2, b"dprobes: error: there is not enough memory\nhint: ulimit -v says how much there may be\n")
         status = 1
     except BaseException:
-        # At the beginning, or while the end is on its way. Not everything hands on a KeyboardInterrupt as what it is.
+        # At startup or during shutdown. Some callers replace KeyboardInterrupt by another exception.
         if not interrupts.came:
             raise
         status = _INTERRUPTED
-    # Nothing is left to be done but what Python does at its end, which a Ctrl-C may cut short without a word. It would
-    # look through all modules for garbage once more.
+    # Only Python's own shutdown remains, which a Ctrl-C may silently end. The collector would scan all modules again.
     interrupts.end()
     gc.freeze()
     sys.exit(status)
 
 
 class _Interrupts:
-    """Raise KeyboardInterrupt on SIGINT, as Python does, and remember that it came."""
+    """A handler of SIGINT that raises KeyboardInterrupt, as Python's does, and records the signal."""
 
     def __init__(self) -> None:
         self.came = False
@@ -51,7 +50,7 @@ class _Interrupts:
         raise KeyboardInterrupt
 
     def end(self) -> None:
-        """Let SIGINT end the process from now on, unless it is ignored."""
+        """Restore the default action of SIGINT, unless it is ignored."""
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,8 +1,8 @@
 """
-A text to tokens, one after the other, as a parser asks for them.
+The tokens of a text, scanned one at a time at the parser's request.
 
-What tokens there are, a language says by a regular expression. Names of places are no tokens of C: where one may stand,
-a parser asks for a word of its own instead.
+A regular expression defines the tokens of a language. Names of places are not tokens of C: where one is allowed, a
+parser requests a word by a separate pattern.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ParseError", "TextTokens", "Token", "TokenCursor", "TokenKind"]
 
 
 class TokenKind(Enum):
-    """The kind of a token; the values are the names of groups in a language's expression."""
+    """The kind of a token; the enum values are the names of groups in a language's expression."""
 
     NAME = "name"
     NUMBER = "number"
@@ -38,7 +38,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token: its text as written and its place in the text; that of the end is what messages call it."""
+    """A token: its text as written and its place in the text; the text of END is its name in messages."""
 
     kind: TokenKind
     text: str
@@ -61,10 +61,11 @@ _KINDS = {kind.value: kind for kind in TokenKind}
 
 class TextTokens:
     """
-    Give the tokens of a text.
+    The tokens of a text.
 
-    ``pattern`` has a group for each kind of them, ``span_of`` makes the place in the user's files of two offsets, and
-    messages call the end ``end``. ``diagnostics`` is told of characters that begin no token, which are left out.
+    ``pattern`` has a group for each kind of token. ``span_of`` returns the place in the user's files for two offsets,
+    and ``end`` is the name of the end of the text in messages. ``diagnostics`` receives errors about characters that
+    begin no token, which are skipped.
     """
 
     def __init__(
@@ -84,25 +85,25 @@ class TextTokens:
         self._ahead: list[Token] = []
 
     def peek(self, distance: int = 0) -> Token:
-        """Return the next token, or one behind it, without taking it."""
+        """Return the next token, or the one ``distance`` tokens after it, without taking it."""
         while len(self._ahead) <= distance:
             self._ahead.append(self._scan())
         return self._ahead[distance]
 
     def take(self) -> Token:
-        """Take the next token; at the end it is END, as often as one likes."""
+        """Take the next token; at the end every call returns END."""
         token = self.peek()
         if token.kind is not TokenKind.END:
             self._ahead.pop(0)
         return token
 
     def take_match(self, pattern: re.Pattern[str]) -> Token | None:
-        """Take what an expression matches where the next token begins, as one word; None if it matches nothing."""
+        """Take the match of a pattern at the start of the next token as one word; None if it does not match."""
         match = pattern.match(self.text, self.peek().start)
         return None if match is None else self.take_to(match.end())
 
     def take_to(self, end: int) -> Token:
-        """Take all from the start of the next token to an offset, as one word."""
+        """Take the text from the start of the next token to an offset, as one word."""
         start = self.peek().start
         self._ahead.clear()
         self._position = end
@@ -130,7 +131,7 @@ class TextTokens:
             self._position += 1
 
     def _string_in_other_quotes(self, match: re.Match[str]) -> Token:
-        """Report a text in quotes of another kind, and return it as the string that is meant."""
+        """Report a string in quotes of another kind, and return it as a string token."""
         self._position = match.end()
         string = f'"{match["single"] or match["text"] or ""}"'
         span = self._span_of(match.start(), match.end())
@@ -154,22 +155,22 @@ Item = TypeVar("Item")
 
 
 class ParseError(Exception):
-    """The way out of what is being parsed; the error has been reported."""
+    """The exit from the current construct; the error is already reported."""
 
 
 class TokenCursor(Generic[Tokens]):
-    """A walk through the tokens of a text; what is nested deeper than ``depth_max`` is an error."""
+    """A cursor on the tokens of a text; nesting deeper than ``depth_max`` is an error."""
 
     def __init__(self, tokens: Tokens, diagnostics: Diagnostics, depth_max: int) -> None:
         self.tokens = tokens
         self.diagnostics = diagnostics
         self.last = Token(TokenKind.END, "", 0, 0)
-        """The token that was taken last."""
+        """The most recently taken token."""
         self._depth = 0
         self._depth_max = depth_max
 
     def peek(self, distance: int = 0) -> Token:
-        """Return the next token, or one behind it."""
+        """Return the next token, or the one ``distance`` tokens after it."""
         return self.tokens.peek(distance)
 
     def take(self) -> Token:
@@ -178,55 +179,55 @@ class TokenCursor(Generic[Tokens]):
         return self.last
 
     def sees(self, *words: str, distance: int = 0) -> bool:
-        """Return whether the next token, or one behind it, is one of these names or punctuation marks."""
+        """Return whether the next token, or a later one, is one of these names or punctuation marks."""
         token = self.peek(distance)
         return token.kind in (TokenKind.NAME, TokenKind.PUNCTUATION) and token.text in words
 
     def accept(self, *words: str) -> Token | None:
-        """Take the next token if it is one of these."""
+        """Take the next token if it is one of these words, else return None."""
         return self.take() if self.sees(*words) else None
 
     def expect(self, text: str, where: str) -> Token:
-        """Take the next token, which has to be this one."""
+        """Take the next token; raise ``ParseError`` unless it is this one."""
         token = self.accept(text)
         if token is None:
             raise self.wrong(f"expected '{text}' {where}, found {self.peek().described}")
         return token
 
     def listed(self, parse: Callable[[], Item]) -> list[Item]:
-        """Parse what stands between commas."""
+        """Parse items that are separated by commas."""
         found = [parse()]
         while self.accept(","):
             found.append(parse())
         return found
 
     def expect_name(self, what: str) -> Token:
-        """Take a name."""
+        """Take a name; raise ``ParseError`` for any other token."""
         if self.peek().kind is not TokenKind.NAME:
             raise self.wrong(f"expected {what}, found {self.peek().described}")
         return self.take()
 
     def wrong(self, message: str, span: Span | None = None, hint: str | None = None) -> ParseError:
-        """Report an error, by default at the next token, and return what leaves what is being parsed."""
+        """Report an error, by default at the next token, and return the ``ParseError`` to raise."""
         self.diagnostics.error(span or self.tokens.span(self.peek()), message, hint=hint)
         return ParseError()
 
     def span_from(self, first: Token) -> Span:
-        """Return the place of all that was taken from ``first`` on."""
+        """Return the place of all tokens taken from ``first`` on."""
         return self.tokens.span(first, self.last)
 
     def span_of(self, span: Span) -> Span:
-        """Return the place of all that was taken from a place on."""
+        """Return the place of all tokens taken from a place on."""
         return span.to(self.tokens.span(self.last))
 
     def __enter__(self) -> None:
-        """Go a level deeper; what is too deep is an error."""
+        """Go one level deeper; raise ``ParseError`` if that is too deep."""
         if self._depth >= self._depth_max:
             raise self.wrong(f"this is nested more than {self._depth_max} levels deep")
         self._depth += 1
 
     def check_depth(self, levels: int) -> None:
-        """Report what is so many levels deep in itself, if that is too deep here."""
+        """Raise ``ParseError`` if a construct of so many levels is too deep here."""
         if self._depth + levels > self._depth_max:
             raise self.wrong(f"this is nested more than {self._depth_max} levels deep")
 
@@ -234,7 +235,7 @@ class TokenCursor(Generic[Tokens]):
         self._depth -= 1
 
     def skip_statement(self) -> None:
-        """Go on behind the ``;`` that ends a statement in error, or before the ``}`` of the block that it is in."""
+        """Skip past the ``;`` that ends a statement in error, or to the ``}`` of its block."""
         depth = 0
         while (token := self.peek()).kind is not TokenKind.END:
             if token.kind is TokenKind.PUNCTUATION:
@@ -247,8 +248,8 @@ class TokenCursor(Generic[Tokens]):
             self.take()
 
     def skip_item(self) -> None:
-        """Go on behind the ``;`` or the block that ends a part of the text in error."""
+        """Skip past the ``;`` or the block that ends a part of the text in error."""
         before = self.peek().start
         self.skip_statement()
         if self.sees("}") and self.peek().start == before:
-            self.take()  # one that closes nothing
+            self.take()  # a brace without an opening one

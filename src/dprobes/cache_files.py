@@ -1,11 +1,11 @@
 """
-Files in the user's cache directory (XDG Base Directory Specification), which spare the next start some work.
+Files in the user's cache directory (XDG Base Directory Specification), which make later starts faster.
 
-They are data, and never anything that is executed or unpickled. What cannot be read is not there, and what cannot be
-written is not kept. Nobody else can put a file there, or have one of another directory read, written or removed: the
-directory is opened from the root on, one component after the other, and each of them belongs to the user or to root and
-can be changed by no other one. Where root's environment names the home of somebody else (``sudo -E``) nothing is kept.
-All that follows is done below the descriptor.
+They are data, and never executed or unpickled. An unreadable file counts as missing, and a failed write is ignored.
+Other users cannot add files, or cause files of another directory to be read, written or removed. For that the directory
+is opened component by component from the root, and each component must belong to the user or to root, and be writable
+by nobody else. If root's environment names another user's home directory (``sudo -E``), nothing is cached. All later
+operations are relative to the descriptor.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = ["cache_directory", "cached_names", "keep_newest", "mark_used", "read_
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _PRIVATE = 0o700
 _LINKS_MAX = 40
-"""How many symbolic links a path may lead through, as in the kernel (MAXSYMLINKS)."""
+"""Maximum number of symbolic links in a path, as in the kernel (MAXSYMLINKS)."""
 _SIZE_MAX = 512 << 20
-"""Bytes of the largest file that is read; symbols and types of a kernel take some 20 MiB."""
+"""Size in bytes of the largest file that is read; symbols and types of a kernel take some 20 MiB."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def cache_directory() -> str:
-    """Return the directory of our files in the cache directory."""
+    """Return the directory of DProbes's files in the cache directory."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return str(Path(base if base.startswith("/") else "~/.cache").expanduser() / "dprobes")
 
 
 def read_cached(directory: str, name: str) -> bytes | None:
-    """Return the bytes of a file, None if there is none that counts."""
+    """Return the contents of a file, None if it is missing or not acceptable."""
     with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
         with os.fdopen(descriptor, "rb") as file:
@@ -51,8 +51,8 @@ def read_cached(directory: str, name: str) -> bytes | None:
 
 
 def write_cached(directory: str, name: str, content: bytes) -> bool:
-    """Write a file as a whole, and make its directory; return whether that could be done."""
-    # Others may do the same at this moment; each writes a file of its own, and the last one stays.
+    """Write a file atomically, and create its directory; return whether that succeeded."""
+    # Other processes may do the same at this moment; each writes its own temporary file, and the last rename wins.
     draft = f"{name}.{os.urandom(8).hex()}"
     with contextlib.suppress(OSError, ValueError), _opened(directory, is_made=True) as parent:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -69,20 +69,20 @@ def write_cached(directory: str, name: str, content: bytes) -> bool:
 
 
 def cached_names(directory: str, prefix: str) -> list[str]:
-    """Return the names in a directory that begin so."""
+    """Return the names in a directory that begin with ``prefix``."""
     with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
         return [name for name in os.listdir(parent) if name.startswith(prefix)]  # noqa: PTH208 - a descriptor
     return []
 
 
 def mark_used(directory: str, name: str) -> None:
-    """Have a file count as one that was used now."""
+    """Set the time of last use of a file to now."""
     with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
         os.utime(name, dir_fd=parent, follow_symlinks=False)
 
 
 def keep_newest(directory: str, prefix: str, most: int) -> None:
-    """Remove the files whose names begin so, but for as many that were written or used last."""
+    """Remove files whose names begin with ``prefix``, except for the ``most`` recently written or used ones."""
     with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
         found = [
             (os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns, name)
@@ -96,9 +96,10 @@ def keep_newest(directory: str, prefix: str, most: int) -> None:
 @contextlib.contextmanager
 def _opened(path: str, *, is_made: bool = False) -> Iterator[int]:
     """
-    Open a directory, by its absolute path, that only the user and root can change, as all directories that lead to it.
+    Open a directory by its absolute path; it and all parent directories must be writable by the user and root only.
 
-    With ``is_made`` what is missing is made. OSError if it is not there, ``PermissionError`` if others can change it.
+    With ``is_made`` missing directories are created. Raise OSError if it does not exist, ``PermissionError`` if others
+    can change it.
     """
     parts = [part for part in reversed(path.split("/")) if part]
     current = os.open("/", _DIRECTORY)
@@ -111,7 +112,7 @@ def _opened(path: str, *, is_made: bool = False) -> Iterator[int]:
             except FileNotFoundError:
                 if not is_made:
                     raise
-                with contextlib.suppress(FileExistsError):  # somebody else does the same
+                with contextlib.suppress(FileExistsError):  # another process has just created it
                     os.mkdir(part, _PRIVATE, dir_fd=current)
                 status = os.stat(part, dir_fd=current, follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
@@ -137,14 +138,14 @@ def _is_safe_directory(descriptor: int, *, is_last: bool) -> bool:
     if not _is_owned(status):
         return False
     if os.geteuid() == 0 and os.fstatvfs(descriptor).f_flag & os.ST_NOSUID and not _is_in_memory(descriptor):
-        # A medium that was written elsewhere, such as a USB stick, may name root as owner of anything.
+        # Removable media, such as a USB stick, may contain arbitrary files with root as owner.
         return False
-    # In a directory like /tmp each name is its owner's.
+    # In a sticky directory like /tmp only owners can rename or remove entries.
     return not status.st_mode & _OTHERS or (bool(status.st_mode & stat.S_ISVTX) and not is_last)
 
 
 def _is_in_memory(descriptor: int) -> bool:
-    """Return whether a file system (tmpfs) was empty when it was mounted."""
+    """Return whether a file system is a tmpfs, which is empty when it is mounted."""
     facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").split()
     number = facts[facts.index("mnt_id:") + 1]
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()

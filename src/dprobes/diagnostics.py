@@ -1,8 +1,8 @@
 """
 Errors, warnings and notes about a source text, as data.
 
-A stage of the compiler adds to a ``Diagnostics`` and goes on, so that one run shows everything that is wrong; between
-stages ``raise_if_errors`` stops. Rendered form, stable and asserted literally in the tests::
+A stage of the compiler adds to a ``Diagnostics`` and continues, so that one run reports all errors; ``raise_if_errors``
+stops between stages. Rendered form, stable and asserted literally in the tests::
 
     open.rpn:7:5: error: unknown instruction 'pusj'
         pusj r, 1
@@ -42,15 +42,15 @@ _KEPT = 50
 _WORD_LIMIT = 100
 _LONG, _SHORT = 9, 6
 _COMPARED = 300
-"""How many names are compared letter by letter: those that have most of a name in groups of three letters."""
+"""Maximum number of names compared letter by letter: those that share the most groups of three letters."""
 
 
 class Diagnostics:
     """
-    Collect the diagnostics of one compilation.
+    The diagnostics of one compilation.
 
-    Iteration gives them in the order of their places in the text, whatever stage found them; those without a place come
-    last. Only the first fifty of each severity are kept: more say nothing new about a file.
+    Iteration is in the order of places in the text, whatever stage found them; those without a place come last. Only
+    the first fifty of each severity are kept, because further ones are rarely informative.
     """
 
     def __init__(self) -> None:
@@ -73,20 +73,20 @@ class Diagnostics:
 
     @property
     def has_errors(self) -> bool:
-        """Whether at least one diagnostic is an error."""
+        """True if at least one diagnostic is an error."""
         return self._counts[Severity.ERROR] > 0
 
     @property
     def error_count(self) -> int:
-        """How many errors were found, also those that are not kept."""
+        """Number of errors, including those that are not kept."""
         return self._counts[Severity.ERROR]
 
     def since(self, count: int) -> tuple[Diagnostic, ...]:
-        """Return those that were added after the first ``count``, in the order in which they were added."""
+        """Return the diagnostics after the first ``count``, in the order in which they were added."""
         return tuple(self._items[count:])
 
     def extend(self, items: Iterable[Diagnostic]) -> None:
-        """Add diagnostics that another stage collected."""
+        """Add diagnostics from another stage."""
         for item in items:
             self._add(item)
 
@@ -101,7 +101,7 @@ class Diagnostics:
         self._add(Diagnostic(Severity.WARNING, message, span, notes, hint))
 
     def note(self, span: Span | None, message: str, *, hint: str | None = None) -> None:
-        """Add a note that stands alone."""
+        """Add a separate note."""
         self._add(Diagnostic(Severity.NOTE, message, span, (), hint))
 
     def _add(self, item: Diagnostic) -> None:
@@ -114,7 +114,7 @@ class Diagnostics:
             self._items.append(Diagnostic(item.severity, message))
 
     def raise_if_errors(self) -> None:
-        """Raise ``SourceError`` with everything collected so far if any of it is an error."""
+        """Raise ``SourceError`` with all diagnostics if any of them is an error."""
         if self.has_errors:
             raise SourceError(tuple(self))
 
@@ -124,30 +124,30 @@ class Diagnostics:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return a hint with the known word nearest to ``word``, or None if none is near."""
+    """Return a hint with the known word most similar to ``word``, or None if none is similar."""
     near = nearest(word, known)
     return f"did you mean '{near}'?" if near is not None else None
 
 
 def first_of(names: Sequence[str], most: int) -> str:
-    """Return the first names of a list, and how many more there are."""
+    """Return the first ``most`` names of a list, and the number of further ones, as text."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def either(names: Sequence[str]) -> str:
-    """Return names that may be meant, of which there is at least one: ``'a', 'b' or 'c'``."""
+    """Return alternatives as text, at least one: ``'a', 'b' or 'c'``."""
     quoted = [f"'{name}'" for name in names]
     return f"{', '.join(quoted[:-1])} or {quoted[-1]}" if len(quoted) > 1 else quoted[0]
 
 
 def near_names(name: str, known: Iterable[str], count: int, cutoff: float = 0.7) -> list[str]:
     """
-    Return up to ``count`` names of a long list that ``name`` may be a misprint of, the nearest first.
+    Return up to ``count`` names of a long list that ``name`` may be a misspelling of, the most similar first.
 
-    Only those are compared that are about as long and have a part of it: to compare with all takes too long.
+    Only names of similar length with a common part are compared: comparing all takes too long.
     """
-    from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
+    from difflib import get_close_matches  # only after a mistake: the import takes 5 ms
 
     parts, lengths = parts_of(name), near_lengths(len(name))
     likely = [each for each in known if len(each) in lengths and (not parts or any(part in each for part in parts))]
@@ -159,9 +159,9 @@ def near_names(name: str, known: Iterable[str], count: int, cutoff: float = 0.7)
 
 def parts_of(name: str) -> tuple[str, ...]:
     """
-    Return the parts of a name of which a misprint leaves one: thirds or, as what is short is common, halves.
+    Return parts of a name, at least one of which a misspelling preserves: thirds, or halves of a shorter name.
 
-    There are none of a name in which a misprint may be anywhere.
+    Still shorter parts would be common to many names. Return nothing for a name that is too short for that.
     """
     count = 3 if len(name) >= _LONG else 2 if len(name) >= _SHORT else 0
     cuts = [len(name) * number // count for number in range(count + 1)] if count else []
@@ -169,15 +169,15 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def near_lengths(length: int) -> range:
-    """Return how long names are that are near to one of a length."""
+    """Return the range of lengths of names similar to one of a length."""
     slack = max(2, length // 4)
     return range(length - slack, length + slack + 1)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word nearest to ``word``, or None if none is near."""
+    """Return the known word most similar to ``word``, or None if none is similar."""
     if len(word) > _WORD_LIMIT:
         return None
-    from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
+    from difflib import get_close_matches  # only after a mistake: the import takes 5 ms
 
     return next(iter(get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), None)

@@ -10,14 +10,14 @@ All exceptions of DProbes, in one place so that no module imports another for it
     ├── EngineError         an engine cannot do what was asked
     │   ├── NotSupportedError   the engine, kernel or processor lacks the feature
     │   └── PrivilegeError      the feature exists, but not for this user
-    ├── SinkError           a place where log records go
-    │   └── RecordsRefusedError     it works, but does not want some of the records
-    ├── ManagerError        the probe manager, or the way to it
+    ├── SinkError           a log target failed
+    │   └── RecordsRefusedError     it works, but refuses some of the records
+    ├── ManagerError        the probe manager, or the connection to it
     └── InternalError       a bug in DProbes
 
-There is one class for each decision that a caller can make, not one for each message. A message is lower case,
-without full stop, names the thing in quotes, and says what was expected and what was found. ``hint`` says what to do.
-What is quoted may be anybody's, so a message has no character that disturbs a line or a terminal.
+There is one class for each decision that a caller can make, not one for each message. A message is lower case, without
+full stop, names the thing in quotes, and states what was expected and what was found. ``hint`` proposes an action.
+Quoted text may come from other users, so characters that disturb a line or a terminal are escaped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class DprobesError(Exception):
-    """Base of every error that DProbes raises on purpose."""
+    """Base class of all errors that DProbes raises on purpose."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = self._shown(message)
@@ -64,9 +64,9 @@ class DprobesError(Exception):
 
 class SourceError(DprobesError):
     """
-    Report that a probe program has errors; ``diagnostics`` holds all of them, warnings included.
+    Errors in a probe program; ``diagnostics`` contains all of them, warnings included.
 
-    ``outline`` has what is right all the same and can be looked at: programs with its places, and empty handlers.
+    ``outline`` is the part without errors, for inspection: programs with their places, and empty handlers.
     """
 
     def __init__(self, diagnostics: Sequence[Diagnostic], outline: Sequence[Any] = ()) -> None:
@@ -76,7 +76,7 @@ class SourceError(DprobesError):
 
     @classmethod
     def rendered(cls, text: str) -> SourceError:
-        """Return the error of a program that another process has found wrong; only the text is known of it."""
+        """Return the error of a program that was compiled by another process, which has passed only the text."""
         error = cls(())
         error.message = error._shown(text)
         error.args = (error.message,)
@@ -87,7 +87,7 @@ class SourceError(DprobesError):
 
 
 class FormatError(DprobesError):
-    """Report malformed binary data; ``offset`` is the byte position at which it was noticed."""
+    """Malformed binary data; ``offset`` is the byte position of the problem."""
 
     def __init__(self, message: str, *, offset: int | None = None, hint: str | None = None) -> None:
         super().__init__(message if offset is None else f"{message} (at byte {offset})", hint=hint)
@@ -95,41 +95,41 @@ class FormatError(DprobesError):
 
 
 class TargetError(DprobesError):
-    """Report a module, symbol, process or debug file that is missing, ambiguous, or not what was expected."""
+    """A module, symbol, process or debug file that is missing, ambiguous, or of the wrong kind."""
 
 
 class EngineError(DprobesError):
-    """Report that an engine could not insert, run or remove probepoints."""
+    """A failure of an engine to insert, run or remove probepoints."""
 
 
 class NotSupportedError(EngineError):
     """
-    Report a feature that this engine, kernel or processor does not have.
+    A feature that this engine, kernel or processor does not have.
 
-    ``origin`` is the byte of the encoded program whose instruction needs it, if it is one.
+    ``origin`` is the offset in the encoded program of the instruction that needs it, if there is one.
     """
 
     origin: int | None = None
 
     def of_instruction(self, origin: int) -> NotSupportedError:
-        """Say which instruction needs it, if nothing says so yet; return the error."""
+        """Set the instruction that needs the feature, if it is not set yet; return the error."""
         if self.origin is None and origin >= 0:
             self.origin = origin
         return self
 
 
 class PrivilegeError(EngineError):
-    """Report a feature that exists but is denied to this user."""
+    """A feature that exists but is denied to this user."""
 
 
 class SinkError(DprobesError):
     """
-    Report a failure to open or write a sink.
+    A failure to open or write a sink.
 
-    ``taken`` is how many records of a batch it had taken before: the first ones, unless ``left`` has the positions of
-    all others. ``lost`` is how many that it had taken, of this or of earlier batches, are known to be lost;
-    ``unmarked`` how many of which source, by its number, are to be marked where they are missing, before what comes
-    next. ``wait`` is for how many seconds what is outside asks to be left alone.
+    ``taken`` is the number of records of a batch that the sink has taken before: the first ones, unless ``left`` has
+    the positions of all others. ``lost`` is the number of taken records, of this or of earlier batches, that are known
+    to be lost. ``unmarked`` maps source numbers to numbers of lost records that are still to be reported in the output,
+    before the next records. ``wait`` is the number of seconds for which the receiver asks not to be retried.
     """
 
     def __init__(
@@ -153,34 +153,34 @@ class SinkError(DprobesError):
 
 class RecordsRefusedError(SinkError):
     """
-    Report that what is outside does not want ``lost`` records, of this or of earlier batches.
+    A refusal by the receiver of ``lost`` records, of this or of earlier batches.
 
-    The sink works as before: no record of the batch comes again, and the next batch may come at once.
+    The sink still works: no record of the batch is passed again, and the next batch may follow at once.
     """
 
 
 class ManagerError(DprobesError):
-    """Report that the probe manager cannot be reached or started, or refuses what was asked of it."""
+    """A probe manager that cannot be reached or started, or that refuses a request."""
 
 
 class InternalError(DprobesError):
-    """Report a bug in DProbes itself; the message may have several lines."""
+    """A bug in DProbes itself; the message may have several lines."""
 
     def _shown(self, message: str) -> str:
         return escaped_lines(message)
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a system call failed, or what it did not take, as part of a message."""
+    """Return the reason of a failed system call, or what it did not accept, as part of a message."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 
 def reason_of_number(number: int) -> str:
-    """Return why a system call failed with an error number, as part of a message."""
+    """Return the reason of a failed system call by its error number, as part of a message."""
     return os.strerror(number).lower()
 
 
 def system_error(number: int, call: str | None = None) -> OSError:
-    """Return the exception for an error number, as Python itself would raise it for the system call of a name."""
+    """Return the exception that Python itself raises for an error number of the system call ``call``."""
     reason = os.strerror(number)
     return OSError(number, reason if call is None else f"{call}: {reason}")

@@ -1,17 +1,17 @@
 r"""
-Text that comes from elsewhere, made harmless to lines and terminals: the one place that knows how.
+Escapes for text from other sources, which make it harmless to lines and terminals.
 
-Names of files, symbols, sections, processes and programs, and whatever a file or another process says, may hold any
-character: a line end forges a line of ours, an escape sequence controls the terminal, a bidirectional override turns
-text around. What cannot be printed is written as an escape of Python's and C's::
+Names of files, symbols, sections, processes and programs, and any text from a file or another process, may contain any
+character: a line end forges a line of output, an escape sequence controls the terminal, a bidirectional override
+reorders text. Unprintable characters are written as escapes of Python and C::
 
     \n \t \r \0     these characters
-    \x1b            another control character, or a byte that is no UTF-8
+    \x1b            another control character, or a byte that is not valid UTF-8
     \u202e          any other character, by its code
     \U000e0001
 
-A text without such characters stays as it is, so what is escaped may be escaped again. The backslash is no such
-character: ``\x1b`` in a result may be four characters that stood there.
+A text without such characters is unchanged, so escaping twice is harmless. The backslash is not escaped: ``\x1b`` in a
+result may have been these four characters.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["as_unicode", "cut_text", "escaped", "escaped_lines", "json_text", "replaced"]
 
 CUT = "…"
-"""The mark at the end of a text that was cut."""
+"""The mark at the end of a truncated text."""
 
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
 
 _CHARACTER_MAX, _FOLLOWING, _FIRST_OF_SEVERAL = 4, 0x80, 0xC0
-"""Bytes of the longest character in UTF-8, and from where on bytes follow others, or are followed."""
+"""The UTF-8 encoding: maximum bytes of a character, the lowest continuation byte, the lowest first byte of several."""
 
 _BYTES = range(0xDC80, 0xDD00)
-"""What the error handler ``surrogateescape`` makes of bytes that are no UTF-8."""
+"""The code points that the error handler ``surrogateescape`` uses for invalid bytes."""
 
 
 def cut_text(data: bytes, size: int) -> bytes:
-    """Return the first ``size`` bytes of a text, without a part of a character, and a mark that there was more."""
+    """Return at most ``size`` bytes of a text, without an incomplete character, and a mark if it was truncated."""
     kept = data[:size]
     start = max(0, size - _CHARACTER_MAX)
     for place in range(len(kept) - 1, start - 1, -1):
-        if kept[place] >= _FIRST_OF_SEVERAL:  # the first byte of a character, whose others may be cut off
+        if kept[place] >= _FIRST_OF_SEVERAL:  # the first byte of a character that may be incomplete
             wanted = next(n for n, first in ((4, 0xF0), (3, 0xE0), (2, _FIRST_OF_SEVERAL)) if kept[place] >= first)
             return (kept if place + wanted <= size else kept[:place]) + CUT.encode()
         if kept[place] < _FOLLOWING:
@@ -51,9 +51,9 @@ def cut_text(data: bytes, size: int) -> bytes:
 
 def escaped(text: str, keep: str = "", *, blanks: bool = False) -> str:
     """
-    Return text with escapes for all that would disturb a line or a terminal, but for the characters of ``keep``.
+    Return text in which all characters that disturb a line or a terminal are escaped, except those of ``keep``.
 
-    With ``blanks`` a blank is escaped as well, where blanks separate what stands on a line.
+    With ``blanks`` a blank is escaped as well, for lines whose parts are separated by blanks.
     """
     if text.isprintable() and not (blanks and " " in text):
         return text
@@ -61,22 +61,22 @@ def escaped(text: str, keep: str = "", *, blanks: bool = False) -> str:
 
 
 def escaped_lines(text: str) -> str:
-    """Return the same for text of several lines of ours, whose line ends and tabs stay."""
+    """Return the same for text of several lines, whose line ends and tabs are kept."""
     return escaped(text, "\n\t")
 
 
 def replaced(text: str) -> str:
-    """Return text, tabs included, with a replacement character for each that cannot be printed; it keeps its length."""
+    """Return text of the same length, with a replacement character for each unprintable one, tabs included."""
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def as_unicode(text: str) -> str:
-    r"""Return text whose bytes that are no UTF-8 are ``\xff``; all else is left to who writes it, as JSON does."""
+    r"""Return text whose invalid UTF-8 bytes are written as ``\xff``; other escapes are left to the caller's format."""
     return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON: on one line without ``indent``, and with JSON's escapes for what cannot be printed."""
+    """Return a value as JSON, on one line without ``indent``, with JSON's escapes for unprintable characters."""
     text = _encoder(indent).encode(value)
     if text.isprintable():
         return text
@@ -85,14 +85,14 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 @functools.cache
 def _encoder(indent: int | None) -> json.JSONEncoder:
-    # Making one for each record takes longer than the record.
+    # Creating an encoder for each record takes longer than encoding it.
     import json
 
     return json.JSONEncoder(ensure_ascii=False, indent=indent)
 
 
 _UNPRINTABLE_IN_JSON = re.compile(r"[^\n -~]")
-"""All but ASCII, and but the line ends that stand between values: those in strings are escaped already."""
+"""All but ASCII, and except line ends between values: those in strings are already escaped."""
 
 
 def _json_escape(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""A context for handlers without a process, made of dictionaries."""
+"""A context for handlers without a process, backed by dictionaries."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ if TYPE_CHECKING:
 __all__ = ["PAGE", "FakeContext", "header_of"]
 
 PAGE = 4096
-"""Memory is there, or writable, by whole pages of so many bytes, as on a real machine."""
+"""Size of a page in bytes: memory is present, or writable, by whole pages, as on a real machine."""
 
 _NULL_SELECTORS = 3
-"""The selectors up to this name no segment, whatever their privilege bits."""
+"""The null selectors, 0 to 3, select no segment, whatever their privilege bits."""
 
 
 class FakeContext:
     """
-    Be the hit thread of a handler, and all that it can see.
+    The hit thread of a handler, and all state that the handler can access.
 
-    The arguments say what is there; everything else is zero, or faults. All of it is an attribute that may be changed
-    between hits, and looked at after them:
+    The arguments define the existing state; everything else is zero, or faults. All are attributes, which may be
+    changed between hits, and inspected after them:
 
     ``registers``, ``user_registers``
         values by name; the user context shows ``registers`` where it has no value of its own.
     ``memory``, ``read_only``
         bytes by address. They make their pages present, the rest of a page being zeros; a page of ``read_only`` refuses
-        writes. ``read`` shows what is there now.
+        writes. ``read`` returns the current contents.
     ``local_variables``, ``global_variables``, ``variables_of_cpu``, ``variables_of_thread``
-        the values; ``run_handler`` adds zeros up to what a program declares.
+        the values; ``run_handler`` adds zeros up to the number that a program declares.
     ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
-        what the instructions of these names push; kept in ``ids``.
+        the values that the instructions of these names push; stored in ``ids``.
     ``comm``
-        the name of the process; what the kernel has no room for is left out.
+        the name of the process, truncated as by the kernel.
     ``keyed_tables``
-        the keyed tables, which ``run_handler`` makes as a program declares them.
+        the keyed tables, which ``run_handler`` creates as a program declares them.
     ``segments``, ``ports``, ``symbols``, ``traced_fields``
         base address by selector, or (base, last offset); value by port; run-time address by name; value of a field of
-        the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
+        the tracepoint by name. A segment register accepts the selectors listed here, and null selectors.
     ``physical_memory``, ``page_frames``
-        bytes by physical address, as in ``memory``; the physical address by that of a page. ``read_physical`` shows
-        what is there now.
+        bytes by physical address, as in ``memory``; the physical address by that of a page. ``read_physical`` returns
+        the current contents.
     ``entry``
-        what a handler of a return knows of the entry of the call: registers by name, and ``time``; None if the entry
+        the state at the entry of a call for a handler of its return: registers by name, and ``time``; None if the entry
         was not seen.
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
     ``usdt_arguments``
-        what a note says of each argument of the USDT probe, such as "-4@%eax" or "8@$5"; kept in ``arguments``.
+        the note's description of each argument of the USDT probe, such as "-4@%eax" or "8@$5"; stored in ``arguments``.
     ``kernel_stack``
-        the addresses of the call stack in the kernel, the innermost first; kept in ``frames_in_kernel``.
+        the addresses of the call stack in the kernel, the innermost first; stored in ``frames_in_kernel``.
     ``user_stack``
-        those of the program's; kept in ``frames_in_program``.
+        those of the program's; stored in ``frames_in_program``.
     ``extensions``
         ``dprobes.extensions.Extension`` by name, in order of registration.
 
     ``port_writes`` lists (port, bytes, value), ``extension_calls`` the operands of ``callk`` (None: all), ``warnings``
-    what extensions that failed had to say.
+    the messages of extensions that failed.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ class FakeContext:
             raise DprobesError(f"{self.architecture.name} has no register '{name}'")
         return register.index
 
-    # For tests
+    # Set-up and inspection by tests
 
     def map_memory(self, address: int, data: bytes, *, read_only: bool = False) -> None:
-        """Make the pages of ``data`` present, and put it there."""
+        """Make the pages of ``data`` present, and write it there."""
         for page in _pages_of(address, data):
             self._pages.setdefault(page, bytearray(PAGE))
             if read_only:
@@ -162,20 +162,20 @@ class FakeContext:
         _store(self._pages, address, data)
 
     def map_physical_memory(self, address: int, data: bytes) -> None:
-        """Make the pages of ``data`` present in physical memory, and put it there."""
+        """Make the pages of ``data`` present in physical memory, and write it there."""
         for page in _pages_of(address, data):
             self._physical.setdefault(page, bytearray(PAGE))
         _store(self._physical, address, data)
 
     def value_of(self, register: str, *, user: bool = False) -> int:
-        """Return what a register holds now."""
+        """Return the current value of a register."""
         return self.register(self._index(register), user=user)
 
     def set_value(self, register: str, value: int, *, user: bool = False) -> None:
-        """Change what a register holds."""
+        """Set the value of a register."""
         self._registers[user][self._index(register)] = value
 
-    # What a handler sees: the protocol ``dprobes.vm.Context``
+    # The interface for handlers: the protocol ``dprobes.vm.Context``
 
     def cpu_variables(self) -> list[int]:
         """Return the per-CPU variables."""
@@ -186,7 +186,7 @@ class FakeContext:
         return self.variables_of_thread
 
     def register(self, index: int, *, user: bool) -> int:
-        """Return a register's value, 0 if nobody gave it one."""
+        """Return a register's value, 0 if it was not set."""
         current = self._registers[False].get(index, 0)
         return self._registers[True].get(index, current) if user else current
 
@@ -201,7 +201,7 @@ class FakeContext:
         return self.tables.get(name, (0, 0))
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
-        """Change a register."""
+        """Set a register."""
         register = self.architecture.register(index)
         is_segment = register is not None and register.kind is RegisterClass.SEGMENT
         if is_segment and value & 0xFFFF > _NULL_SELECTORS and value & 0xFFFF not in self.segments:
@@ -214,7 +214,7 @@ class FakeContext:
         return _load(self._pages, address, size)
 
     def write(self, address: int, data: bytes) -> None:
-        """Change memory: all of ``data`` or nothing."""
+        """Write memory: all of ``data`` or nothing."""
         self._require(address, len(data), self.is_writable)
         _store(self._pages, address, data)
 
@@ -250,7 +250,7 @@ class FakeContext:
         return _load(self._physical, address, size)
 
     def write_physical(self, address: int, data: bytes) -> None:
-        """Change physical memory: all of ``data`` or nothing."""
+        """Write physical memory: all of ``data`` or nothing."""
         self._require(address, len(data), self._is_physical)
         _store(self._physical, address, data)
 
@@ -258,18 +258,18 @@ class FakeContext:
         return address // PAGE in self._physical
 
     def physical_address(self, address: int) -> int:
-        """Return the address of the same byte in the frame of its page."""
+        """Return the physical address of a byte by the frame of its page."""
         frame = self.page_frames.get(address & -PAGE)
         if frame is None:
             raise AddressFault(address)
         return frame + address % PAGE
 
     def read_port(self, port: int, size: int) -> int:
-        """Return what a port reads: all ones where nothing answers."""
+        """Return the value read from a port: all ones if it does not exist."""
         return self.ports.get(port, -1) & ((1 << 8 * size) - 1)
 
     def write_port(self, port: int, size: int, value: int) -> None:
-        """Note the write in ``port_writes``."""
+        """Add the write to ``port_writes``."""
         self.port_writes.append((port, size, value))
 
     def symbol_address(self, symbol: str) -> int:
@@ -297,13 +297,13 @@ class FakeContext:
         return self.traced_fields[name]
 
     def entry_time(self) -> int:
-        """Return when the call was entered."""
+        """Return the time of the call's entry."""
         if self.entry is None:
             raise AddressFault(UNSEEN_ENTRY)
         return self.entry.get("time", 0)
 
     def entry_register(self, index: int) -> int:
-        """Return what a register held at the entry, 0 if nobody gave it a value."""
+        """Return the value of a register at the entry, 0 if it was not set."""
         self.entry_time()
         return self._by_index(self._registers_at_entry()).get(index, 0)
 
@@ -323,7 +323,7 @@ class FakeContext:
         return self.ids["cpu"]
 
     def process_name(self) -> bytes:
-        """Return the name of the process, as much of it as the kernel keeps."""
+        """Return the name of the process, truncated as by the kernel."""
         return self.comm.encode("utf-8", "surrogateescape")[: PROCESS_NAME_SIZE - 1]
 
     def task(self) -> int:
@@ -335,7 +335,7 @@ class FakeContext:
         return self.ids["time"]
 
     def call_extension(self, name: str | None, machine: Machine) -> None:
-        """Note the call in ``extension_calls`` and call the extension, or all of them."""
+        """Add the call to ``extension_calls`` and call the extension, or all of them."""
         self.extension_calls.append(name)
         call_extensions(self.extensions, name, machine, self.warnings.append)
 
@@ -362,7 +362,7 @@ def _store(pages: Mapping[int, bytearray], address: int, data: bytes) -> None:
 
 
 def header_of(context: FakeContext, items: Item) -> LogRecord:
-    """Return a record with these header items of a hit, and nothing else; codes are 0, and so is what it lacks."""
+    """Return a record with only these header items of a hit; codes and missing values are 0."""
     values: dict[str, Any] = {**context.ids, "major": 0, "minor": 0}
     for name, register in _HEADER_REGISTERS.items():
         is_there = context.architecture.register(register) is not None

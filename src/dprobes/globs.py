@@ -1,4 +1,4 @@
-"""Shell patterns as regular expressions, in linear time whatever they are."""
+"""Shell patterns as regular expressions that match in linear time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ __all__ = ["compile_glob", "is_pattern"]
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether a text has something that makes it a pattern."""
+    """Return whether a text contains a metacharacter of patterns."""
     return any(character in text for character in "*?[")
 
 
 def compile_glob(pattern: str) -> re.Pattern[str]:
     """
-    Return the expression whose ``match`` says whether a text matches ``pattern``: ``*``, ``?``, ``[abc]``, ``[!abc]``.
+    Return an expression whose ``match`` implements ``pattern``: ``*``, ``?``, ``[abc]``, ``[!abc]``.
 
-    Upper and lower case differ.
+    The match is case-sensitive.
     """
-    # fnmatch looks for the end of each bracket up to the end of the pattern, and takes what has none as it stands. Such
-    # a bracket is written as one that holds a bracket here.
+    # fnmatch searches the rest of the pattern for the end of each bracket, and takes an unterminated one literally.
+    # Here an unterminated bracket is replaced by a bracket expression that contains a bracket.
     parts, position = [], 0
     while (start := pattern.find("[", position)) >= 0:
         parts.append(pattern[position:start])
-        # What comes first in a bracket, or behind its '!', is one of its characters.
+        # The first character in a bracket, or after its '!', is always literal.
         first = start + (2 if pattern.startswith("!", start + 1) else 1)
         end = pattern.find("]", first + 1)
         if end < 0:

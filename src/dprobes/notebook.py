@@ -1,8 +1,8 @@
 """
 Cells of notebooks in DProbes C: ``%load_ext dprobes.notebook``, then ``%%dprobes -p 1234`` before a program.
 
-A cell runs ``dprobes run`` as a process of its own, and its value is a ``Recording``, which notebooks show as tables.
-What is in it is anybody's, so nothing of it becomes HTML.
+A cell runs ``dprobes run`` as a separate process, and its value is a ``Recording``, which notebooks show as tables. The
+contents are untrusted, so they are never rendered as HTML.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "RunError", "load_ipython_extension", "record"]
 
 RECORDS_MAX = 100_000
-"""How many records are kept of a run; the others are counted."""
+"""Maximum number of records that are kept of a run; further ones are counted."""
 
 _ROWS_SHOWN = 200
 _ITEMS = ("wall_time", "name", "pid")
@@ -39,10 +39,10 @@ _MESSAGES_MAX = 20_000
 @dataclass(frozen=True)
 class Recording:
     """
-    What a run has yielded: records and rows of tables as ``dprobes run --format json`` prints them.
+    The results of a run: records and rows of tables as ``dprobes run --format json`` prints them.
 
-    ``lines`` are those that blocks of the tool printed, ``left_out`` counts records that are not kept, and ``messages``
-    is what the run said. Notebooks show all of it as tables.
+    ``lines`` were printed by blocks of the tool, ``left_out`` is the number of records that are not kept, and
+    ``messages`` are those of the run. Notebooks show all of it as tables.
     """
 
     records: tuple[Mapping[str, Any], ...]
@@ -53,14 +53,14 @@ class Recording:
 
     @property
     def tables(self) -> dict[str, list[Mapping[str, Any]]]:
-        """The rows of the program's tables, by the names of these; ``_`` is the one without a name."""
+        """The rows of the program's tables by table name; ``_`` is the table without a name."""
         found: dict[str, list[Mapping[str, Any]]] = {}
         for row in self.rows:
             found.setdefault(str(row["table"]), []).append(row)
         return found
 
     def to_pandas(self, table: str | None = None) -> pd.DataFrame:
-        """Return the records, or the rows of a table, as a DataFrame; it needs pandas."""
+        """Return the records, or the rows of a table, as a DataFrame; this needs pandas."""
         try:
             import pandas as pd
         except ModuleNotFoundError as error:
@@ -89,7 +89,7 @@ class Recording:
 
 
 class RunError(DprobesError):
-    """A program could not be run; ``messages`` is all that was said of it, in lines."""
+    """A failure to run a program; ``messages`` are the lines of its output."""
 
     def __init__(self, messages: str, status: int) -> None:
         self.messages = messages.strip() or f"dprobes ended with status {status}"
@@ -98,14 +98,14 @@ class RunError(DprobesError):
 
 def record(program: str, arguments: Sequence[str]) -> Recording:
     """
-    Run a program in DProbes C with the options of ``dprobes run``, and return what it yields.
+    Run a program in DProbes C with the options of ``dprobes run``, and return its results.
 
-    It ends as ``dprobes run`` does, or when it is interrupted, with what there is by then. Raise ``RunError`` if it
-    could not be run.
+    It ends as ``dprobes run`` does, or by an interrupt, with the results so far. Raise ``RunError`` if it could not be
+    run.
     """
     command = [sys.executable, "-m", "dprobes", "run", "--format", "json", "-e", program, *arguments]
     with tempfile.TemporaryFile() as said:
-        # A Ctrl-C is for us alone: one to the run ends it with what it has, a second one would not wait.
+        # A Ctrl-C is handled here: one to the run would end it, and a second one would end it without its results.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
         )
@@ -127,7 +127,7 @@ def record(program: str, arguments: Sequence[str]) -> Recording:
 
 
 class _Reader:
-    """Sort the objects that a run prints."""
+    """The objects that a run prints, sorted by kind."""
 
     def __init__(self) -> None:
         self.records: list[Mapping[str, Any]] = []
@@ -136,7 +136,7 @@ class _Reader:
         self.left_out = 0
 
     def take(self, line: bytes) -> None:
-        """Take an object, which is a line."""
+        """Add an object from a line of output."""
         found = json.loads(line)
         if "block" in found:
             self.lines.append(str(found["text"]))
@@ -149,7 +149,7 @@ class _Reader:
 
 
 def _read(output: IO[bytes], reader: _Reader, process: subprocess.Popen[bytes]) -> None:
-    """Read to the end; an interrupt ends the run, whose last words are read."""
+    """Read to the end; an interrupt ends the run, whose remaining output is read."""
     is_interrupted = False
     while True:
         try:
@@ -165,7 +165,7 @@ def _read(output: IO[bytes], reader: _Reader, process: subprocess.Popen[bytes]) 
 
 
 def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is of interest of a record: when and where it was, and its fields."""
+    """Return the columns of a record: time and place of the hit, and its fields."""
     return {name: found[name] for name in _ITEMS if name in found} | dict(found.get("fields", {}))
 
 
@@ -194,7 +194,7 @@ def _shown(value: object) -> str:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Give IPython the magic ``%%dprobes``."""
+    """Register the magic ``%%dprobes`` with IPython."""
 
     def dprobes(line: str, cell: str) -> Recording | None:
         """Run the program in this cell with the options of ``dprobes run`` in its first line."""

@@ -1,8 +1,8 @@
 """
-Source text, places in it, and what is said of them.
+Source text, spans in it, and diagnostics about them.
 
-A ``Span`` is three numbers' worth of data; lines and columns are computed only when something is printed.
-This module knows nothing about the language that the text is written in.
+A ``Span`` is small; lines and columns are computed only when something is printed. This module is independent of the
+language of the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Diagnostic", "Expansion", "Note", "Severity", "SourceFile", "Span"]
 
 _LINE_LIMIT = 160
 _BEFORE_CARET = 60
-"""A longer source line is shown in part: so many characters, of which so many are before the caret."""
+"""Limits in characters: a longer source line is truncated to the first, with the second before the caret."""
 
 _MESSAGE_LIMIT = 600
 
@@ -30,10 +30,10 @@ _MESSAGE_LIMIT = 600
 @dataclass(frozen=True, eq=False)
 class SourceFile:
     """
-    The text of one file under the name that messages use for it.
+    The text of one file, with its name in messages.
 
-    ``line_shift`` is added to the numbers of its lines: a ``#line`` directive gives the lines behind it other numbers.
-    ``wording`` returns a message about it in the words of its language, where stages speak another one.
+    ``line_shift`` is added to line numbers: a ``#line`` directive renumbers the lines after it. ``wording`` converts a
+    message about the file to the terms of its language, if a stage uses those of another one.
     """
 
     name: str
@@ -60,7 +60,7 @@ class SourceFile:
         return line + self.line_shift, offset - self._line_starts[line - 1] + 1
 
     def line_text(self, line: int) -> str:
-        """Return the text of a line, by the number that messages give it, without its line end."""
+        """Return the text of a line, by its number in messages, without its line end."""
         line -= self.line_shift
         start = self._line_starts[line - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
@@ -74,7 +74,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Say that text came out of the macro ``name``; ``body`` is the place in its definition, if it has one."""
+    """The origin of text in the macro ``name``; ``body`` is the span in its definition, if there is one."""
 
     name: str
     body: Span | None
@@ -83,9 +83,9 @@ class Expansion:
 @dataclass(frozen=True, slots=True)
 class Span:
     """
-    Name the characters ``start`` (included) to ``end`` (excluded) of a file.
+    The characters from ``start`` (inclusive) to ``end`` (exclusive) of a file.
 
-    For text that a macro produced, the span is the place of use, and ``expansion`` leads to the definition.
+    For text from a macro, the span is the place of use, and ``expansion`` refers to the definition.
     """
 
     file: SourceFile
@@ -94,7 +94,7 @@ class Span:
     expansion: Expansion | None = None
 
     def to(self, other: Span) -> Span:
-        """Return the span from the start of this one to the end of ``other``, if both lie in one file."""
+        """Return the span from the start of this one to the end of ``other``, if both are in one file."""
         if other.file is not self.file or other.end < self.start:
             return self
         return Span(self.file, self.start, other.end, self.expansion)
@@ -115,7 +115,7 @@ class Span:
 
 
 class Severity(Enum):
-    """Rank a diagnostic; only an error stops the program from being inserted."""
+    """The severity of a diagnostic; only an error prevents the insertion of the program."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -124,7 +124,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Add a fact to a diagnostic, with the place it speaks of if there is one."""
+    """A further fact of a diagnostic, with its place if there is one."""
 
     message: str
     span: Span | None = None
@@ -132,7 +132,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """Say what is wrong (``message``), where (``span``), why (``notes``) and what to do (``hint``)."""
+    """A diagnostic: the problem (``message``), its place (``span``), reasons (``notes``) and a proposal (``hint``)."""
 
     severity: Severity
     message: str
@@ -141,7 +141,7 @@ class Diagnostic:
     hint: str | None = None
 
     def worded(self) -> Diagnostic:
-        """Return the same in the words of the text that it is about."""
+        """Return the same with the message in the terms of its file's language."""
         wording = self.span.file.wording if self.span is not None else None
         if wording is None:
             return self
@@ -150,7 +150,7 @@ class Diagnostic:
         return Diagnostic(self.severity, wording(self.message), self.span, notes, hint)
 
     def render(self) -> str:
-        """Return the text for people, without a final line end."""
+        """Return the displayed text, without a final line end."""
         parts = [_render_place(self.severity.value, self.message, self.span)]
         expansion = self.span.expansion if self.span is not None else None
         while expansion is not None:
@@ -176,7 +176,7 @@ def _render_place(label: str, message: str, span: Span | None) -> str:
         shown += _ELLIPSIS
     if first:
         shown, caret = _ELLIPSIS + shown, caret + len(_ELLIPSIS)
-    # The caret line repeats the tabs of the source line, so that it stands right whatever the tab width is.
+    # The caret line repeats the tabs of the source line, so that it is aligned at any tab width.
     padding = "".join("\t" if c == "\t" else " " for c in shown[:caret])
     return f"{escaped(str(span))}: {label}: {message}\n    {shown}\n    {padding}^{'~' * (length - 1)}"
 
@@ -185,7 +185,7 @@ _ELLIPSIS = "..."
 
 
 def _clip(message: str) -> str:
-    # A message quotes the user's words, which may be of any length and hold anything.
+    # A message quotes text of the user, which may be long and contain any character.
     if len(message) > _MESSAGE_LIMIT:
         message = message[: _MESSAGE_LIMIT // 2] + _ELLIPSIS + message[-_MESSAGE_LIMIT // 4 :]
     return escaped(message)

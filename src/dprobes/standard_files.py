@@ -1,14 +1,14 @@
 """
-Standard output and standard error of a process of ours, in which nobody who reads can hold up its end.
+Standard output and standard error of a DProbes process, whose end a slow reader cannot delay.
 
-Writing waits for the reader, who sets the pace, until a signal comes that is to end the process (SIGINT, SIGTERM). From
-then on nothing waits: what finds no room is held, and written as soon as there is some. At the end ``settle`` waits for
-as long as the reader takes something; what nobody takes is lost, which is said.
+A write waits for the reader until a signal that ends the process arrives (SIGINT, SIGTERM). From then on no write
+waits: data without room are buffered, and written when there is room. At the end ``settle`` waits as long as the reader
+makes progress; the remaining data are lost, and a message reports that.
 
-A pipe or terminal is opened anew for that, so that writing need not wait: to set O_NONBLOCK would set it for all who
-share the file. Where that is not allowed as much is written at once as finds room (pipe(7), PIPE_BUF). The signals are
-seen through a pipe (``signal.set_wakeup_fd``), because a thread that waits here may hold a lock that the main thread
-waits for, in which no handler can run.
+A pipe or terminal is opened anew for that, as a nonblocking file: O_NONBLOCK on the original descriptor would affect
+all processes that share the open file. If that is not permitted, writes are limited to the room that there certainly is
+(pipe(7), PIPE_BUF). Signals are detected through a pipe (``signal.set_wakeup_fd``): a thread that waits here may hold a
+lock that the main thread waits for, and then no Python handler can run.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "EndingSignals", "WaitingFile", "give_up", "own_standard_files", "settle", "waiting_file_of"]
 
-# Nothing that takes long is imported here: no typing, no threading.
+# No slow imports here: no typing, no threading.
 
 
 PATIENCE = 10.0
-"""Seconds at the end in which a reader who takes nothing is waited for."""
+"""Seconds without progress of the reader at the end, after which the wait ends."""
 
 _GIVEN_UP = "its reader was waited for no longer"
 
 _HELD_MAX = 64 << 20
-"""Bytes that are held; what comes then waits for the reader, who must take something."""
+"""Maximum number of buffered bytes; further writes wait for the reader, which must make progress."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _WRITING = select.POLLOUT | select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 class EndingSignals:
-    """The signals that have come to end this process, as far as Python handles them; made in the main thread."""
+    """The arrival of signals that end this process, for which Python has a handler; created in the main thread."""
 
     def __init__(self) -> None:
         self.descriptor, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -58,7 +58,7 @@ class EndingSignals:
 
     @property
     def have_come(self) -> bool:
-        """Whether one has come so far."""
+        """True if one has arrived."""
         with contextlib.suppress(BlockingIOError):
             while numbers := os.read(self.descriptor, 1 << 12):
                 self._have_come |= not set(_ENDING).isdisjoint(numbers)
@@ -67,7 +67,7 @@ class EndingSignals:
 
 class WaitingFile(io.RawIOBase):
     """
-    A file whose reader may take his time: a pipe, a terminal, a socket; any other file as well.
+    A file whose reader may be slow: a pipe, a terminal, a socket; any other file as well.
 
     With ``is_owned`` the descriptor is closed with it.
     """
@@ -80,21 +80,21 @@ class WaitingFile(io.RawIOBase):
         self.mode = "wb"
         self.ending = ending
         self.written = 0
-        """How many bytes the reader has been given, or the file has."""
+        """Number of bytes written to the file."""
         self.has_lost = False
-        """Whether something was not written that was to be."""
+        """True if some output was lost."""
         self.is_given_up = False
         self.problem: str | None = None
-        """Why that is so, if somebody reads at all."""
+        """The reason for the loss, if there is still a reader."""
         kind = os.fstat(descriptor).st_mode
         self._waits = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(descriptor)
         self._own = _opened_anew(descriptor) if self._waits and not stat.S_ISSOCK(kind) else -1
         self._held = bytearray()
         self._lock = allocate_lock()
-        """Held for moments only, in which nothing waits."""
+        """Held only briefly, never during a wait."""
 
     def fileno(self) -> int:
-        """Return the descriptor that others know."""
+        """Return the original descriptor."""
         return self._descriptor
 
     def isatty(self) -> bool:
@@ -107,11 +107,11 @@ class WaitingFile(io.RawIOBase):
 
     @property
     def is_holding(self) -> bool:
-        """Whether something is held."""
+        """True if data are buffered."""
         return bool(self._held)
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write all, or hold what finds no room when the process is to end; OSError as the kernel answers."""
+        """Write all, or buffer data without room when the process is to end; raise OSError on failure."""
         view = memoryview(data).cast("B")
         place = 0
         while place < len(view):
@@ -125,14 +125,14 @@ class WaitingFile(io.RawIOBase):
                     break
                 try:
                     self._await_room()
-                except BaseException:  # of a signal's handler
+                except BaseException:  # raised by a signal handler
                     self.has_lost = True
                     self.give_up(_GIVEN_UP)
                     raise
         return len(view)
 
     def close(self) -> None:
-        """Close what was opened anew; the descriptor itself may be others'."""
+        """Close the descriptor that was opened anew; the original one is closed only if it is owned."""
         if not self.closed:
             if self._own >= 0:
                 os.close(self._own)
@@ -148,7 +148,7 @@ class WaitingFile(io.RawIOBase):
         return True
 
     def settle(self, patience: float = PATIENCE) -> bool:
-        """Write what is held; give up if nothing of it is taken for ``patience`` seconds, and return whether not."""
+        """Write buffered data; give up after ``patience`` seconds without progress, and return whether it succeeded."""
         until = time.monotonic() + patience
         while self._held and not self.is_given_up:
             before = self.written
@@ -162,7 +162,7 @@ class WaitingFile(io.RawIOBase):
         return not self.is_given_up
 
     def give_up(self, problem: str | None = None) -> None:
-        """Write nothing more: what is held is lost, and so is what comes. A signal handler may call it."""
+        """Stop writing: buffered and further data are lost. A signal handler may call it."""
         self.is_given_up = True
         self.problem = self.problem or problem
         self.has_lost |= bool(self._held)
@@ -176,7 +176,7 @@ class WaitingFile(io.RawIOBase):
             self._held += view
 
     def _put(self, view: memoryview) -> int:
-        """Write what is held, and then of ``view`` what finds room; return how many bytes of that."""
+        """Write buffered data, then as much of ``view`` as has room; return how many bytes of ``view`` were written."""
         with self._lock:
             held = self._held
             while held:
@@ -199,7 +199,7 @@ class WaitingFile(io.RawIOBase):
         return count
 
     def _await_room(self) -> None:
-        """Wait until something can be written, or a signal has come."""
+        """Wait until the file is writable, or a signal has arrived."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
         poll.register(self.ending.descriptor, select.POLLIN)
@@ -207,7 +207,7 @@ class WaitingFile(io.RawIOBase):
 
 
 _LOOK = 0.1
-"""Seconds after which it is looked at whether somebody has given up what is waited for."""
+"""Seconds between checks whether the wait was given up."""
 
 
 def _is_ready(descriptor: int, seconds: float) -> bool:
@@ -217,7 +217,7 @@ def _is_ready(descriptor: int, seconds: float) -> bool:
 
 
 def _opened_anew(descriptor: int) -> int:
-    """Return another descriptor of a pipe or terminal, in which writing does not wait; -1 if it is not ours to open."""
+    """Return a new nonblocking descriptor of a pipe or terminal; -1 if opening it is not permitted."""
     try:
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         return os.open(f"/proc/self/fd/{descriptor}", flags)
@@ -227,10 +227,10 @@ def _opened_anew(descriptor: int) -> int:
 
 def own_standard_files() -> None:
     """
-    Have standard output and standard error wait for nobody when the process is to end, and write all that is printed.
+    Replace standard output and standard error by files that do not delay the end of the process.
 
-    Only for who owns the process: the files that it has had are closed with the new ones. With PYTHONUNBUFFERED Python
-    forgets what a write leaves over; with a buffer it goes on.
+    Only for the owner of the process: the original files are closed with the new ones. With PYTHONUNBUFFERED Python
+    ignores incomplete writes; the buffer here writes the rest.
     """
     ending = EndingSignals()
     for name in ("stdout", "stderr"):
@@ -244,13 +244,13 @@ def own_standard_files() -> None:
 
 
 def waiting_file_of(stream: TextIO) -> WaitingFile | None:
-    """Return the file of ours that a stream writes to, None if it is another one."""
+    """Return the ``WaitingFile`` that a stream writes to, None if it has another one."""
     found = getattr(getattr(stream, "buffer", None), "raw", None)
     return found if isinstance(found, WaitingFile) else None
 
 
 def give_up(stream: TextIO) -> None:
-    """Let nothing more be written by a stream, not even what it keeps when it is closed."""
+    """Stop all output of a stream, including buffered data when it is closed."""
     if (file := waiting_file_of(stream)) is not None:
         file.give_up()
         return
@@ -262,9 +262,9 @@ def give_up(stream: TextIO) -> None:
 
 def settle(*, is_patient: bool) -> Sequence[str]:
     """
-    Write what was printed and is held, at the end of the process; return what is lost, as sentences.
+    Write buffered output at the end of the process; return what was lost, as sentences.
 
-    Who is not patient gives up what nobody takes at once.
+    Without ``is_patient`` data that cannot be written at once are lost.
     """
     problems: list[str] = []
     for stream, name in ((sys.stdout, "standard output"), (sys.stderr, "standard error")):
@@ -275,7 +275,7 @@ def settle(*, is_patient: bool) -> Sequence[str]:
             file.settle(PATIENCE if is_patient else 0)
         except OSError as error:
             file.give_up()
-            if error.errno != errno.EPIPE and stream is sys.stdout:  # whom could the other one be said to?
+            if error.errno != errno.EPIPE and stream is sys.stdout:  # nowhere to report the other one
                 file.problem = file.problem or os.strerror(error.errno or errno.EIO).lower()
                 file.has_lost = True
         if file.has_lost and file.problem is not None:

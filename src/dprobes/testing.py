@@ -1,5 +1,5 @@
 r"""
-Try probe handlers without a process, a kernel or a privilege: a world made of dictionaries, and one call to run in it.
+Tests of probe handlers without a process, a kernel or a privilege: a context backed by dictionaries, and one call.
 
 ::
 
@@ -13,8 +13,8 @@ Try probe handlers without a process, a kernel or a privilege: a world made of d
     ''', context)
     assert outcome.log == b"\x01" + (11).to_bytes(2, "little") + b"/etc/passwd"
 
-The handler is compiled and checked as ``dprobes run`` does it, and runs in the reference interpreter: what it does here
-it does in every engine. A ``SourceError`` tells of mistakes in its text.
+The handler is compiled and checked as by ``dprobes run``, and runs in the reference interpreter, whose behaviour is
+that of every engine. Errors in its text raise ``SourceError``.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def run_handler(
     **header: int | str | bool,
 ) -> Outcome:
     """
-    Run one hit of a handler and return what came of it.
+    Run one hit of a handler and return its outcome.
 
     ``handler`` is a program, or the text of one, or the instructions of one handler (and procedures that it calls).
-    ``minor`` selects a handler of a program; without it the first one runs. ``architecture`` is that of the context
-    where there is one. For a lone handler, other keyword arguments are header statements: ``logmax=16,
-    ex_mask=0x1fff``. ``record_of`` turns the result into a record.
+    ``minor`` selects a handler of a program; without it the first one runs. ``architecture`` is that of the context if
+    there is one. For a lone handler, other keyword arguments are header statements: ``logmax=16, ex_mask=0x1fff``.
+    ``record_of`` converts the result to a record.
 
     Raise ``SourceError`` if the program has errors.
     """
@@ -89,9 +89,9 @@ def run_handler(
 
 def record_of(outcome: Outcome, context: FakeContext) -> LogRecord | None:
     """
-    Return the record of a hit, as an engine would give it; None after ``abort``.
+    Return the record of a hit, as an engine would produce it; None after ``abort``.
 
-    A stack trace would be a record of its own; ``outcome.trace`` holds it.
+    A stack trace would be a record of its own; ``outcome.trace`` contains it.
     """
     if outcome.ending is Ending.ABORT:
         return None
@@ -100,14 +100,14 @@ def record_of(outcome: Outcome, context: FakeContext) -> LogRecord | None:
 
 
 def run_definition(program: Program, number: int, context: FakeContext) -> Machine:
-    """Run one hit of the handler of a checked program's ``number``-th definition; return the machine as it ended."""
+    """Run one hit of the ``number``-th definition of a checked program; return the machine in its final state."""
     image = encode(program, context.architecture)
     point = prepare(program, number, context)
     return Interpreter(image, context.architecture).final_state(image.handlers[number], point, context)
 
 
 def prepare(program: Program, number: int, context: FakeContext) -> Point:
-    """Give a context the variables and tables of a program; return the point of its ``number``-th definition."""
+    """Add the variables and tables of a program to a context; return the point of its ``number``-th definition."""
     _grow(context.local_variables, program.vars)
     _grow(context.global_variables, program.gvars)
     _grow(context.cpu_variables(), program.cvars)
@@ -122,7 +122,7 @@ _PROGRAM = re.compile(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)
 
 
 def _wrap(handler: str, context: FakeContext, header: Mapping[str, int | str | bool]) -> str:
-    """Return a program with this handler; its header takes the place of an empty first line, so that lines count."""
+    """Return a program with this handler; the header replaces an empty first line, so that line numbers are kept."""
     statements: dict[str, int | str | bool] = {
         "vars": len(context.local_variables),
         "gvars": len(context.global_variables),

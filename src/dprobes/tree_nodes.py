@@ -1,5 +1,5 @@
 """
-The nodes of trees: what a language's trees declare as fields is all that walks over them, and comparisons, need.
+The nodes of languages' trees: traversal and comparison need only the declared fields.
 
 A node is a frozen dataclass. Its children are the nodes in its fields, alone or in tuples, in the order of the fields.
 """
@@ -17,22 +17,22 @@ __all__ = ["Node"]
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Node:
-    """A node of a tree; each class that derives from it is a frozen dataclass of the fields that it declares."""
+    """A node of a tree; each derived class is a frozen dataclass of the fields that it declares."""
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
-    """The names of the fields, as every dataclass has them."""
+    """The names of the fields, as in every dataclass."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
 
     def children(self) -> Iterator[Node]:
-        """Iterate over the nodes in the fields of this one."""
+        """Iterate over the nodes in this node's fields."""
         for name in self.__match_args__:
             value = getattr(self, name)
             yield from (inner for inner in (value if isinstance(value, tuple) else (value,)) if isinstance(inner, Node))
 
     def walk(self) -> Iterator[Node]:
-        """Iterate over this node and all in it, in the order of the fields, however deep they stand in each other."""
+        """Iterate over this node and all its descendants, in the order of the fields, without a limit of depth."""
         left: list[Node] = [self]
         while left:
             each = left.pop()

@@ -1,4 +1,4 @@
-"""The version of DProbes, where everything can import it from."""
+"""The version of DProbes, in a module that all others can import."""
 
 from __future__ import annotations
 

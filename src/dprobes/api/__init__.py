@@ -1,10 +1,10 @@
 """
 The Python API: build or compile a probe program, insert it, iterate over its records.
 
-``dprobes`` exports it by name; docs/python.md is the guide. The command line uses these modules, too.
+``dprobes`` exports its names; docs/python.md is the guide. The command line uses these modules, too.
 """
 
 __all__ = ["C_SUFFIX"]
 
 C_SUFFIX = ".dpc"
-"""How the names of files in DProbes C end."""
+"""The suffix of files in DProbes C."""

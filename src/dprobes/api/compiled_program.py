@@ -1,8 +1,8 @@
 """
-Compiled programs: from a file, a text or a builder to what can be inserted, and saved for other machines.
+Compiled programs: from a file, a text or a builder to a program that can be inserted, and saved for other machines.
 
-``load_program`` reads a program without looking for its module; the verbs of the command line begin with it.
-``compile_file`` and its like also find the module on this machine, so that all mistakes show at once.
+``load_program`` reads a program without searching for its module; the verbs of the command line begin with it.
+``compile_file`` and similar functions also find the module on this machine, so that all errors are reported at once.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ __all__ = [
     "read_compiled",
 ]
 
-# Files of compiled programs: which files are some, and what they hold.
+# Files of compiled programs: their detection and their contents.
 
 
 def is_compiled(path: Path) -> bool:
-    """Return whether a file is a PPDF, be it a damaged one; what is not a regular file is not looked at."""
+    """Return whether a file is a PPDF, even a damaged one; only regular files are opened."""
     from dprobes.ppdf.ppdf_sections import MAGIC
 
     try:
@@ -57,16 +57,16 @@ def is_compiled(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC or path.suffix == ".ppdf"
     except OSError:
-        return False  # the reader of source text says what is wrong
+        return False  # the reader of source text reports the problem
 
 
 def read_compiled(path: Path) -> Ppdf:
-    """Return a PPDF; raise ``FormatError`` if it is none."""
+    """Return a PPDF; raise ``FormatError`` if the file is not a valid one."""
     return _read_compiled(path)[0]
 
 
 def compiled_bytes(path: Path) -> bytes:
-    """Return the bytes of a PPDF, whatever a newer version has put into it; raise ``FormatError`` if it is none."""
+    """Return the bytes of a PPDF, including additions of newer versions; raise ``FormatError`` if it is invalid."""
     return _read_compiled(path)[1]
 
 
@@ -82,7 +82,7 @@ def _read_compiled(path: Path) -> tuple[Ppdf, bytes]:
         raise FormatError(f"'{path}': {error.message}", hint=error.hint) from None
 
 
-# Source files of both languages as programs, with the templates that they have of their own.
+# Source files of both languages as programs, with the templates in them.
 
 
 _TEMPLATE_FILE = "program.fmt"
@@ -97,10 +97,10 @@ def parse_programs(
     files: ModuleFiles | None = None,
 ) -> ParsedSource:
     """
-    Return what is in a source file of either language.
+    Return the contents of a source file of either language.
 
-    A source that has been read is in DProbes C. ``module`` is that of probes in DProbes C that name none, ``files``
-    finds the files of modules for them. Raise ``SourceError`` if it has errors of form.
+    A source that has been read is in DProbes C. ``module`` is the default module of probes in DProbes C, ``files``
+    finds the files of modules for them. Raise ``SourceError`` for syntax errors.
     """
     from dprobes.source_text import SourceFile
 
@@ -114,7 +114,7 @@ def parse_programs(
 
 
 class ParsedSource(NamedTuple):
-    """The programs of a source, one for each module, the templates of all, and what the tool executes."""
+    """The programs of a source, one for each module, their templates, and the blocks that the tool executes."""
 
     programs: tuple[Program, ...]
     templates: Mapping[str, bytes]
@@ -129,7 +129,7 @@ def parse_c(
     files: ModuleFiles | None = None,
     tell_type: TypeListener | None = None,
 ) -> ParsedSource:
-    """Return what is in a source in DProbes C; ``tell_type`` hears of the types of expressions and parameters."""
+    """Return the contents of a source in DProbes C; ``tell_type`` is called for types of expressions and parameters."""
     from dprobes.dpc.c_source import compile_source as compile_c
     from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
 
@@ -144,13 +144,12 @@ def parse_c(
 @dataclass(frozen=True)
 class CompiledProgram:
     """
-    A program that can be inserted, with what is known of the symbols of its module.
+    A program that can be inserted, with the symbols of its module.
 
-    ``diagnostics`` are warnings and notes about it. ``ppdf`` is what was read from a ``.ppdf`` file, or built for
-    certain modules, else None. ``templates`` maps the names of the template files that go with it to their bytes.
-    ``companions`` are the programs for other modules that were written with it, and share its variables and tables;
-    ``companion_symbols`` is what is known of the symbols of each, if not the same. ``tool`` is what the tool executes
-    of them.
+    ``diagnostics`` are warnings and notes about it. ``ppdf`` is the contents of a ``.ppdf`` file, or was built for
+    certain modules; otherwise it is None. ``templates`` maps the names of its template files to their bytes.
+    ``companions`` are the programs for other modules from the same source, which share its variables and tables;
+    ``companion_symbols`` are the symbols of each, if they differ. ``tool`` has the blocks that the tool executes.
     """
 
     program: Program
@@ -170,22 +169,22 @@ class CompiledProgram:
 
     @property
     def all_symbols(self) -> tuple[SymbolProvider, ...]:
-        """What is known of the symbols for each of ``programs``."""
+        """The symbols for each of ``programs``."""
         return (self.symbols, *(self.companion_symbols or (self.symbols,) * len(self.companions)))
 
     @property
     def is_joined(self) -> bool:
-        """Whether it is more than one program for one module."""
+        """True if it consists of several programs, for several modules."""
         return bool(self.companions) or self.tool is not None
 
     @property
     def name(self) -> str:
-        """The module that it probes."""
+        """The name of the probed module."""
         return self.program.name
 
     @property
     def needs_write(self) -> bool:
-        """Whether it changes or stops its target, and so must be allowed to."""
+        """True if it changes or stops its target, which requires permission."""
         from dprobes.resolve.portable_program import needs_write
 
         if self.ppdf is not None:
@@ -201,9 +200,9 @@ class CompiledProgram:
 
     def select(self, groups: Iterable[str] = (), types: Iterable[str] = ()) -> CompiledProgram:
         """
-        Return the program with the definitions of these groups and types only; without names all stay.
+        Return the program with only the definitions of these groups and types; without names all are kept.
 
-        Raise ``SourceError`` for an unknown name, and if nothing is left.
+        Raise ``SourceError`` for an unknown name, and if no definition is left.
         """
         chosen = select_all(self.programs, groups, types)
         if chosen == self.programs:
@@ -217,16 +216,16 @@ class CompiledProgram:
         return replace(self, program=chosen[0], companions=tuple(chosen[1:]), ppdf=ppdf)
 
     def without_opcodes(self) -> CompiledProgram:
-        """Return the program, which is not compiled yet, without ``opcode =`` where that chooses nothing."""
+        """Return the program, which is not compiled yet, without ``opcode =`` statements that have no effect."""
         first, *others = map(without_opcodes, self.programs)
         return replace(self, program=first, companions=tuple(others))
 
     def with_templates(self, directory: str | Path) -> CompiledProgram:
         """
-        Return the program with templates of a directory, those that its records need, in the place of its own.
+        Return the program with its templates replaced by those of a directory that its records need.
 
-        They are saved with it, and who formats its records has them. Raise ``SourceError`` if one is wrong, and
-        ``FormatError`` if they cannot be read.
+        They are saved with the program, and available wherever its records are formatted. Raise ``SourceError`` if one
+        has errors, and ``FormatError`` if they cannot be read.
         """
         from dprobes.formatters.templates.carried_templates import carried_templates
         from dprobes.rpn.rpn_program import joined_program
@@ -241,8 +240,8 @@ class CompiledProgram:
         """
         Return the program as the bytes of a ``.ppdf`` file, for the builds of its module in the files ``modules``.
 
-        Without ``modules`` it is for what it was compiled for, or else for the module on this machine. Raise
-        ``SourceError`` if it is wrong for one of them, and ``TargetError`` if there is none.
+        Without ``modules`` it is for the builds that it was compiled for, or else for the module on this machine. Raise
+        ``SourceError`` if it does not fit one of them, and ``TargetError`` if there is none.
         """
         from dprobes.ppdf.ppdf_file import encode
 
@@ -251,7 +250,7 @@ class CompiledProgram:
         return encode(_built(self, modules, with_ebpf=True))
 
     def save(self, path: str | Path, modules: Iterable[str | Path] | None = None) -> None:
-        """Write ``to_bytes`` to a file, which ``load_ppdf`` and ``dprobes apply`` read where the sources are not."""
+        """Write ``to_bytes`` to a file, which ``load_ppdf`` and ``dprobes apply`` read without the sources."""
         Path(path).write_bytes(self.to_bytes(modules))
 
 
@@ -267,11 +266,11 @@ def compile_file(
     """
     Compile a ``.rpn`` or ``.dpc`` file, as ``dprobes check`` does.
 
-    ``defines`` and ``includes`` are for the preprocessor (``-D``, ``-I``). ``symbols`` is a file that gives the
-    module's symbols (``--sym``). ``allow_write`` allows instructions that change or stop the target. ``modules`` are
-    files of the module to compile it for; without them it is checked with the one on this machine, if there is one.
+    ``defines`` and ``includes`` are for the preprocessor (``-D``, ``-I``). ``symbols`` is a file with the module's
+    symbols (``--sym``). ``allow_write`` allows instructions that change or stop the target. ``modules`` are the files
+    of the module to compile it for; by default it is checked against the one on this machine, if there is one.
 
-    Raise ``SourceError``, with all diagnostics, if there is anything wrong.
+    Raise ``SourceError``, with all diagnostics, if there are errors.
     """
     diagnostics = Diagnostics()
     options = _options(defines, includes, allow_write=allow_write)
@@ -290,7 +289,7 @@ def compile_source(
     allow_write: bool = False,
     modules: Iterable[str | Path] | None = None,
 ) -> CompiledProgram:
-    """Compile the text of a program, which messages call ``name``; all else is as with ``compile_file``."""
+    """Compile the text of a program, with ``name`` in messages; other arguments are as in ``compile_file``."""
     from dprobes.source_text import SourceFile
 
     diagnostics = Diagnostics()
@@ -308,7 +307,7 @@ def compile_program(
     diagnostics: Diagnostics | None = None,
     templates: Mapping[str, bytes] | None = None,
 ) -> CompiledProgram:
-    """Check a program that is data already, with files of templates; all else is as with ``compile_file``."""
+    """Check a parsed program, with template files; other arguments are as in ``compile_file``."""
     diagnostics = Diagnostics() if diagnostics is None else diagnostics
     source = ParsedSource((program,), templates or {}, None)
     return _compiled(source, symbols, diagnostics, modules, allow_write=allow_write)
@@ -355,8 +354,8 @@ def load_ppdf(
     Read a ``.ppdf`` file, which ``CompiledProgram.save`` and ``dprobes build`` write.
 
     It can be inserted into the builds of its module that it was made for; without ``verify_build_id`` into others too,
-    and without ``verify_opcodes`` also where the instructions are not those of these builds. ``allow_write`` must be
-    given for a program that ``needs_write``. Raise ``FormatError`` if the file is none, or damaged.
+    and without ``verify_opcodes`` also if the instructions differ from those of these builds. ``allow_write`` must be
+    given for a program that ``needs_write``. Raise ``FormatError`` if the file is not a PPDF, or damaged.
     """
     ppdf = read_compiled(Path(path))
     loaded = _carried(ppdf, str(path), verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
@@ -366,7 +365,7 @@ def load_ppdf(
     return replace(loaded, allow_write=allow_write)
 
 
-# Below the functions that check at once: reading only
+# A lower layer than the functions that also check: only reading
 
 
 def load_program(
@@ -382,12 +381,12 @@ def load_program(
     files: ModuleFiles | None = None,
 ) -> CompiledProgram:
     """
-    Read a program, be it a text or compiled, and keep the definitions of certain groups and types.
+    Read a program, source or compiled, and keep the definitions of certain groups and types.
 
-    ``module`` is that of probes in DProbes C that name none, ``files`` finds the files of modules for them. A source
-    for several modules has companions.
+    ``module`` is the default module of probes in DProbes C, ``files`` finds the files of modules for them. A source for
+    several modules has companions.
 
-    Nothing but its form is checked: its module is not looked for. Raise an error of ours if that is wrong.
+    Only the form is checked: the module is not searched for. Raise a subclass of ``DprobesError`` for errors of form.
     """
     if isinstance(source, Path) and is_compiled(source):
         loaded = load_ppdf(source, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)

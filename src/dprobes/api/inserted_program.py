@@ -1,4 +1,4 @@
-"""An inserted program, as the user of a session reads and removes it."""
+"""An inserted program of a session: its records, counts, variables and removal."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 __all__ = ["InsertedProgram", "Probepoint", "RecordList", "RecordQueue", "total"]
 
-# Records between the threads that take them from engines and those that read them.
+# Transfer of records from the threads that get them from engines to those that read them.
 
 
 class RecordQueue:
     """
-    Keep encoded records until somebody reads them, up to ``limit`` bytes; what comes then is lost, and counted.
+    A buffer of encoded records of up to ``limit`` bytes; records beyond that are lost, and counted.
 
-    It is at its end when as many writers have closed it as have opened it, and nothing is left.
+    It is over when it has been closed as often as opened by its writers, and is empty.
     """
 
     def __init__(self, limit: int) -> None:
@@ -59,7 +59,7 @@ class RecordQueue:
 
     @contextlib.contextmanager
     def listener(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Have ``tell`` called, by any thread, when there may be something to take or the end has come."""
+        """Have ``tell`` called, by any thread, when records have arrived or the end has come."""
         with self._changed:
             self._listeners.append(tell)
         try:
@@ -70,7 +70,7 @@ class RecordQueue:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left, and nothing will come."""
+        """True if it is empty and has no more writers."""
         with self._changed:
             return not self._writers and not self._batches
 
@@ -79,19 +79,19 @@ class RecordQueue:
             tell()
 
     def open(self) -> None:
-        """Expect records of one writer more."""
+        """Add a writer."""
         with self._changed:
             self._writers += 1
 
     def close(self) -> None:
-        """Expect no more of one writer."""
+        """Remove a writer."""
         with self._changed:
             self._writers -= 1
             self._changed.notify_all()
             self._tell()
 
     def put(self, batch: Sequence[tuple[bytes, Place]]) -> None:
-        """Add records; from the first one that finds no room they are lost."""
+        """Add records; all from the first one without room on are lost."""
         size = sum(len(record) for record, _ in batch)
         with self._changed:
             if self._size + size > self._limit:
@@ -108,7 +108,7 @@ class RecordQueue:
             self._tell()
 
     def take(self, timeout: float | None) -> Sequence[tuple[bytes, Place]]:
-        """Wait for records and return them; nothing at the end, and if none came for ``timeout`` seconds."""
+        """Wait for records and return them; nothing at the end, or if none arrived for ``timeout`` seconds."""
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._batches:
@@ -121,7 +121,7 @@ class RecordQueue:
             return batch
 
     def put_back(self, batch: Sequence[tuple[bytes, Place]]) -> None:
-        """Put records that were taken and not read in front of all others."""
+        """Insert records that were taken and not read before all others."""
         if batch:
             size = sum(len(record) for record, _ in batch)
             with self._changed:
@@ -131,28 +131,27 @@ class RecordQueue:
                 self._tell()
 
 
-# Records as one thing: in notebooks a table, elsewhere a list that converts itself to what others compute with.
+# Lists of records: displayed as tables in notebooks, and convertible to Arrow and pandas.
 
 
 _SHOWN_MAX = 100
-"""Records that a notebook shows; the others are there, too."""
+"""Maximum number of records that a notebook shows; the list contains all."""
 
 _KINDS = {"time": "timestamp[ns]", "monotonic": "uint64"}
-"""Types of columns that do not depend on what is in them."""
+"""Types of columns that do not depend on their contents."""
 
 _FIRST = ("process_name", "pid", "tid", "symbol")
-"""What a notebook shows of each record, after its time."""
+"""The first columns in a notebook, after the time."""
 
 _HIDDEN = frozenset({"time", "major", "minor", "cpu", "uid", "cs", "ip", "ss", "sp", "module", "function", "at_return"})
-"""What it leaves out; ``to_dicts`` and tables have it."""
+"""The columns that a notebook omits; ``to_dicts`` and tables contain them."""
 
 
 class RecordList(Sequence["LogRecord"]):
     """
-    A list of records that does not change; ``ProbeSession.collect`` returns one, and any records make one.
+    An immutable list of records; ``ProbeSession.collect`` returns one, and it can be constructed from any records.
 
-    ``offset`` is what makes time of day of their times, in nanoseconds; by default that of this machine since it was
-    started.
+    ``offset``, in nanoseconds, converts their times to wall-clock times; the default is that of this machine and boot.
     """
 
     def __init__(self, records: Iterable[LogRecord] = (), *, offset: int | None = None) -> None:
@@ -172,7 +171,7 @@ class RecordList(Sequence["LogRecord"]):
     def __getitem__(self, index: slice) -> RecordList: ...
 
     def __getitem__(self, index: int | slice) -> LogRecord | RecordList:
-        """Return a record, or a list of some."""
+        """Return a record, or for a slice a list of records."""
         if isinstance(index, slice):
             return RecordList(self._records[index], offset=self._offset)
         return self._records[index]
@@ -181,15 +180,15 @@ class RecordList(Sequence["LogRecord"]):
         return f"<{len(self)} records>"
 
     def to_dicts(self) -> list[dict[str, object]]:
-        """Return each record as ``LogRecord.to_dict`` does."""
+        """Return the ``LogRecord.to_dict`` of each record."""
         return [record.to_dict() for record in self._records]
 
     def to_arrow(self) -> pa.Table:
         """
-        Return a table of Arrow with a column for each name of ``to_dicts``; it needs pyarrow.
+        Return an Arrow table with a column for each name of ``to_dicts``; this needs pyarrow.
 
-        ``time`` is the time of day, in UTC, and ``monotonic`` CLOCK_MONOTONIC, as in SQL tables. What could not be read
-        when a record was made is null, as is what a record does not have.
+        ``time`` is the wall-clock time in UTC, and ``monotonic`` CLOCK_MONOTONIC, as in SQL tables. Values that could
+        not be read at the hit, and those that a record lacks, are null.
         """
         import pyarrow as pa
 
@@ -197,7 +196,7 @@ class RecordList(Sequence["LogRecord"]):
         return pa.table({name: _array(values, _KINDS.get(name)) for name, values in columns.items()})
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the table of ``to_arrow`` as a DataFrame; it needs pandas besides."""
+        """Return the table of ``to_arrow`` as a DataFrame; this needs pandas as well."""
         return self.to_arrow().to_pandas()
 
     def _columns(self) -> dict[str, list[Any]]:
@@ -214,7 +213,7 @@ class RecordList(Sequence["LogRecord"]):
         return columns
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML for notebooks."""
         rows = [self._row(record) for record in self._records[:_SHOWN_MAX]]
         names = list(dict.fromkeys(name for row in rows for name in row))
         head = "".join(f"<th>{escape(escaped(name))}</th>" for name in names)
@@ -225,7 +224,7 @@ class RecordList(Sequence["LogRecord"]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>{more}"
 
     def _row(self, record: LogRecord) -> dict[str, str]:
-        """Return what a notebook shows of a record."""
+        """Return the row of a record in notebooks."""
         row = record.to_dict()
         time = None if record.time is None else wall_time(record.time, self._offset)
         shown = {"time": time, **{name: row.pop(name, None) for name in _FIRST}}
@@ -234,7 +233,7 @@ class RecordList(Sequence["LogRecord"]):
 
 
 def _plain(value: object) -> Any:
-    """Return a value as Arrow takes it; None for what could not be read."""
+    """Return a value in a form that Arrow accepts; None for a value that could not be read."""
     match value:
         case list() | tuple():
             return [item if isinstance(item, int) else str(item) for item in value]
@@ -246,12 +245,12 @@ def _plain(value: object) -> Any:
 
 
 def _is_broken(text: str) -> bool:
-    """Return whether a text has bytes that were no UTF-8, which Arrow does not take."""
+    """Return whether a text has bytes that were not valid UTF-8, which Arrow refuses."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _array(values: Sequence[Any], kind: str | None) -> pa.Array:
-    """Return a column; where its values are of several types, they are strings."""
+    """Return a column; values of several types are converted to strings."""
     import pyarrow as pa
 
     if kind is not None:
@@ -281,9 +280,10 @@ def _shown(value: object) -> str:
 @dataclass(frozen=True, slots=True)
 class Probepoint:
     """
-    What is known of one place where a program is inserted.
+    A place where a program is inserted.
 
-    ``minor`` is that of its definition, ``path`` the file. ``detail`` says more about the state where there is more.
+    ``minor`` is that of its definition, ``path`` the file. ``detail`` is additional information about the state, if
+    any.
     """
 
     major: int
@@ -296,7 +296,7 @@ class Probepoint:
 
 
 class _Followed(FollowedProgram):
-    """Put the records of a program into the queue of its session."""
+    """The follower of a program that puts its records into the queue of the session."""
 
     def __init__(self, program: Program, session: Attachment, queue: RecordQueue, reader: DataReader) -> None:
         super().__init__(program.name, program, session)
@@ -317,11 +317,11 @@ class _Followed(FollowedProgram):
 
 class InsertedProgram:
     """
-    An inserted program: its counts, variables and removal; made by ``ProbeSession.insert``.
+    An inserted program, with its counts, variables and removal; created by ``ProbeSession.insert``.
 
-    ``engine`` is the name of the one that runs it, ``reason`` why that was chosen (None: it was asked for).
-    ``diagnostics`` are warnings and notes about the program. All methods may be called by any thread, and what they
-    return stays true when the program has ended.
+    ``engine`` is the name of its engine, ``reason`` why that was chosen (None: the user requested it). ``diagnostics``
+    are warnings and notes about the program. Any thread may call the methods, and their results remain valid after the
+    end of the program.
     """
 
     def __init__(
@@ -349,7 +349,7 @@ class InsertedProgram:
         self._followed = _Followed(program, session, queue, reader)
 
     def begin(self) -> None:
-        """Wait until all that is in scope now has been probed; raise the error that has kept it from that."""
+        """Wait until everything in scope is probed; raise the error that prevented that."""
         try:
             self._followed.start()
         except DprobesError:
@@ -358,17 +358,17 @@ class InsertedProgram:
 
     @property
     def name(self) -> str:
-        """The module that it probes."""
+        """The name of the probed module."""
         return self.program.name
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it is inserted any more."""
+        """True if nothing of it is inserted any more."""
         return self._followed.has_ended
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody has asked for its end."""
+        """True if its end was requested."""
         return self._is_stopping
 
     @property
@@ -391,7 +391,7 @@ class InsertedProgram:
         ]
 
     def counts(self, minor: int | None = None) -> Counts:
-        """Return what happened so far at all its probepoints, or at those of the definitions with ``minor``."""
+        """Return the counts so far at all its probepoints, or at those of the definitions with ``minor``."""
         return total(each.counts for each in self.probepoints if minor in (None, each.minor))
 
     def local_variables(self) -> list[int]:
@@ -403,16 +403,16 @@ class InsertedProgram:
         return self.session.cpu_variables()
 
     def tables(self) -> dict[str, KeyedTable]:
-        """Return its keyed tables as they are now, by their names."""
+        """Return the current contents of its keyed tables, by name."""
         from dprobes.keyed.table_text import KeyedTable
 
         return {each.table.name: KeyedTable(each) for each in self.session.tables()}
 
     def clear_tables(self, pattern: str = "*") -> None:
         """
-        Empty the keyed tables whose names match a pattern, by default all of them; they go on counting.
+        Clear the keyed tables whose names match a pattern, by default all; the program continues to use them.
 
-        Raise ``EngineError`` if there is none of such a name.
+        Raise ``EngineError`` if no name matches.
         """
         self.session.change([TableChange(number) for number in tables_matching(pattern, self.program.tables)])
 
@@ -421,7 +421,7 @@ class InsertedProgram:
         self.session.reset_variables(first, last)
 
     def notices(self) -> list[str]:
-        """Return what its engine had to say, the latest at the end."""
+        """Return the messages of its engine, the latest at the end."""
         return [notice.text for notice in self._followed.notices()]
 
     def left_out(self) -> dict[str, str]:
@@ -430,9 +430,9 @@ class InsertedProgram:
 
     def remove(self, minor: int | None = None) -> None:
         """
-        Remove it, and wait until it is removed; records made until then can still be read.
+        Remove it, and wait until it is removed; earlier records can still be read.
 
-        With ``minor`` only the probepoints of definitions with this code are removed, soon.
+        With ``minor`` only the probepoints of definitions with this code are removed, without waiting.
         """
         if minor is None:
             self.stop()
@@ -444,7 +444,7 @@ class InsertedProgram:
         self.session.remove(probes)
 
     def stop(self) -> None:
-        """Ask for its end, and do not wait."""
+        """Request its end without waiting."""
         self._is_stopping = True
         self._followed.stop()
 
@@ -460,9 +460,9 @@ class InsertedProgram:
     @property
     def exit_status(self) -> int | None:
         """
-        The exit status of the command that was launched, negative for a signal; None if there is none (yet).
+        The exit status of the launched command, negative for a signal; None if there is none (yet).
 
-        Behind a stub it is that of the program there.
+        With a stub it is that of the stub's program.
         """
         if self._command is not None:
             return self._command.exit_status
@@ -474,7 +474,7 @@ class InsertedProgram:
         )
 
     def raise_problem(self) -> None:
-        """Raise ``EngineError`` if it ended because of one, or never began, and nobody has been told so."""
+        """Raise ``EngineError`` if the program failed or never began, unless that was raised before."""
         problem = self._problem()
         if problem is not None and not self._is_reported:
             self._is_reported = True

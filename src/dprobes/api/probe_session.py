@@ -1,4 +1,4 @@
-"""Sessions: programs that are inserted into processes for as long as a ``with`` block lasts."""
+"""Sessions: programs that are inserted into processes for the duration of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ALL_ITEMS = sum(Item, Item(0)) & ~ABOUT_RECORDS
 
 class ProbeSession:
     """
-    Insert programs into the processes of a scope, and read their records.
+    A set of programs that are inserted into the processes of a scope, and the records of these programs.
 
-    ``attach``, ``launch`` and ``everywhere`` make one. Use it as a context manager: whichever way the block ends, all
-    probepoints are gone after it, and records that were not read yet can still be. It may be used by several threads.
-    Global variables (``gv``) are common to its programs.
+    Created by ``attach``, ``launch`` and ``everywhere``. Use it as a context manager: however the block ends, all
+    probepoints are removed at its end, and unread records remain readable. Several threads may use it. Its programs
+    share the global variables (``gv``).
     """
 
     def __init__(self, scope: Scope, options: EngineOptions, *, engine: str, items: Item, buffer: int) -> None:
@@ -57,7 +57,7 @@ class ProbeSession:
         scope = scope if argument is None else replace(scope, endpoint=argument)
         look_around(Request(self._engine, scope, options))
         self._scope = scope
-        is_launched = bool(scope.command) and scope.endpoint is None  # else the engine starts it
+        is_launched = bool(scope.command) and scope.endpoint is None  # otherwise the engine starts it
         self._command = LaunchedCommand(scope.command, follow=scope.follow) if is_launched else None
         self._options = options
         self._items = items | Item.MAJOR | Item.MINOR
@@ -76,7 +76,7 @@ class ProbeSession:
         self.close()
 
     def close(self) -> None:
-        """Remove all programs, and wait until they are removed; may be called more than once."""
+        """Remove all programs, and wait until they are removed; it may be called more than once."""
         with self._changing:
             if self._is_closed:
                 return
@@ -103,16 +103,16 @@ class ProbeSession:
         replaces: InsertedProgram | None = None,
     ) -> InsertedProgram:
         """
-        Insert a program, and return when all that is in scope now is probed, as far as that can be.
+        Insert a program, and return when everything in scope is probed, as far as possible.
 
-        ``groups`` and ``types`` choose among its definitions. Its handlers are executed for the hits that ``filter``
-        holds for, a condition as of ``dprobes run --filter``. ``engine`` is for this program only. ``replaces`` is a
-        program of this session whose place it takes: no hit is lost, and none is seen by both. A command that was
-        launched does not begin yet (``go``).
+        ``groups`` and ``types`` select definitions. Handlers are executed for the hits that match ``filter``, a
+        condition of ``dprobes run --filter``. ``engine`` is for this program only. ``replaces`` is a program of this
+        session that it replaces: no hit is missed, and none is seen by both. A launched command does not start yet
+        (``go``).
 
-        Raise ``SourceError`` if the program is wrong, or wrong for the module; ``TargetError`` if the process or
-        command is not there; ``EngineError`` if no engine can insert it. What is inserted already stays then. That a
-        single probepoint could not be inserted shows in ``InsertedProgram.probepoints``.
+        Raise ``SourceError`` if the program has errors, or does not fit the module; ``TargetError`` if the process or
+        command does not exist; ``EngineError`` if no engine can insert it. Earlier programs stay inserted then. A
+        single failed probepoint is reported only in ``InsertedProgram.probepoints``.
         """
         compiled = self._compiled(program).select(groups, types)
         with self._changing:
@@ -132,15 +132,15 @@ class ProbeSession:
             return inserted
 
     def _drop_command(self) -> None:
-        """Leave no process for a command that has no program and has not begun; another one may come."""
+        """End the process of a command that has no program and has not started; an insertion creates another one."""
         if self._command is not None and not self._command.has_begun and not self._programs:
             self._command.close()
 
     def go(self) -> None:
         """
-        Let the launched command execute its program now, instead of at the first ``records`` or ``wait``.
+        Start the launched command now, instead of at the first ``records`` or ``wait``.
 
-        Does nothing if it has begun. Raise ``TargetError`` if it cannot be executed, ``EngineError`` if there is no
+        Do nothing if it has started. Raise ``TargetError`` if it cannot be executed, ``EngineError`` if there is no
         command, or no program is inserted for it.
         """
         if self._command is None:
@@ -149,7 +149,7 @@ class ProbeSession:
             raise EngineError(f"no program is inserted: the command '{self._command.name}' does not begin")
 
     def _begin_command(self) -> bool:
-        """Let a command begin that has a program; return whether there is one that has begun."""
+        """Start a command that has a program; return whether there is a running command."""
         command = self._command
         if command is None:
             return False
@@ -161,11 +161,11 @@ class ProbeSession:
 
     def records(self, timeout: float | None = None) -> Generator[LogRecord, None, None]:
         """
-        Iterate over the records of all programs as they come, each once.
+        Iterate over the records of all programs as they arrive, each once.
 
-        The iteration ends when no program is inserted any more, or if none came for ``timeout`` seconds; a later one
-        goes on after it. Raise ``EngineError`` at the end for a program that ended by an error, or of which nothing
-        could be inserted. A launched command begins with the first iteration.
+        The iteration ends when no program is inserted any more, or if none arrived for ``timeout`` seconds; a later
+        iteration continues. Raise ``EngineError`` at the end for a program that failed, or of which nothing could be
+        inserted. The first iteration starts a launched command.
         """
         self._begin_command()
         while batch := self._queue.take(timeout):
@@ -175,15 +175,15 @@ class ProbeSession:
 
     def collect(self, count: int | None = None, *, timeout: float | None = None) -> RecordList:
         """
-        Read up to ``count`` records, or all there are and will be, and return them as one list.
+        Read up to ``count`` records, or all until the end, and return them as one list.
 
-        Reading ends as that of ``records`` does, ``timeout`` seconds without a record included.
+        Reading ends like that of ``records``, also after ``timeout`` seconds without a record.
         """
         with contextlib.closing(self.records(timeout)) as records:
             return RecordList(islice(records, count))
 
     def _decoded(self, batch: Sequence[tuple[bytes, Place]]) -> Generator[LogRecord, None, None]:
-        """Iterate over records that were taken; those that are not read go back."""
+        """Iterate over decoded records; unread ones are put back."""
         read = 0
         try:
             for record, place in batch:
@@ -194,10 +194,10 @@ class ProbeSession:
 
     async def async_records(self) -> AsyncGenerator[LogRecord, None]:
         """
-        Iterate over records as ``records`` does, in an asyncio event loop, which is not held up meanwhile.
+        Iterate over records like ``records``, in an asyncio event loop, without blocking it.
 
-        When the task is cancelled, or the iterator closed (``contextlib.aclosing``), nothing is lost: what was not read
-        yet comes in the next iteration.
+        If the task is cancelled, or the iterator closed (``contextlib.aclosing``), nothing is lost: the next iteration
+        yields the unread records.
         """
         import asyncio
 
@@ -210,7 +210,7 @@ class ProbeSession:
         await asyncio.to_thread(self._begin_command)
         with self._queue.listener(tell):
             while True:
-                await asyncio.sleep(0)  # others have a turn, and a task is cancelled here, however many records come
+                await asyncio.sleep(0)  # lets other tasks run, and is a cancellation point however many records arrive
                 changed.clear()
                 batch = self._queue.take(0)
                 if not batch:
@@ -228,9 +228,9 @@ class ProbeSession:
         """
         Wait until all programs have ended by themselves: with the processes in scope, or removed by their handlers.
 
-        Return the exit status of a launched command, which begins now if it has not, negative for a signal; else None,
-        also if ``timeout`` seconds have passed. Raise ``EngineError`` for a program that ended by an error, or of which
-        nothing could be inserted.
+        Return the exit status of a launched command, which is started now if necessary, negative for a signal; else
+        None, also after ``timeout`` seconds. Raise ``EngineError`` for a program that failed, or of which nothing could
+        be inserted.
         """
         import time
 
@@ -241,17 +241,17 @@ class ProbeSession:
         for program in self.programs:
             program.raise_problem()
         if has_begun and self._command is not None and not any(each.is_stopping for each in self.programs):
-            self._command.wait(until)  # a process ends a moment later than it is seen to leave the scope
+            self._command.wait(until)  # a process leaves the scope a moment before its end
         return self.exit_status
 
     def stop(self) -> None:
-        """Ask for the end of all programs, and do not wait; iterations over ``records`` come to their end then."""
+        """Request the end of all programs without waiting; iterations over ``records`` end then."""
         for program in self.programs:
             program.stop()
 
     @property
     def programs(self) -> Sequence[InsertedProgram]:
-        """The programs in the order of their insertion, those that have ended included."""
+        """The programs in the order of their insertion, including those that have ended."""
         return tuple(self._programs)
 
     @property
@@ -259,7 +259,7 @@ class ProbeSession:
         """
         The exit status of a launched command, negative for a signal; None if there is none (yet).
 
-        Behind a stub it is that of the program there.
+        With a stub it is that of the stub's program.
         """
         if self._command is not None:
             return self._command.exit_status
@@ -267,11 +267,11 @@ class ProbeSession:
 
     @property
     def lost(self) -> int:
-        """How many records were dropped because nobody read them and the buffer was full; engines count their own."""
+        """Number of records dropped because they were not read and the buffer was full; engines count their own."""
         return self._queue.lost
 
     def counts(self) -> dict[tuple[int, int], Counts]:
-        """Return what happened so far, by the major and minor codes of the definitions."""
+        """Return the counts so far, by the major and minor codes of the definitions."""
         found: dict[tuple[int, int], list[Counts]] = {}
         for program in self.programs:
             for probe in program.probepoints:
@@ -279,19 +279,19 @@ class ProbeSession:
         return {codes: total(counts) for codes, counts in found.items()}
 
     def tables(self) -> dict[str, KeyedTable]:
-        """Return the keyed tables of all programs as they are now; of one name the table of the last program."""
+        """Return the current keyed tables of all programs; for equal names that of the last program."""
         found: dict[str, KeyedTable] = {}
         for program in self.programs:
             found |= program.tables()
         return found
 
     def global_variables(self) -> list[int]:
-        """Return the global variables (``gv``) that the programs declare; each is 64 bits."""
+        """Return the global variables (``gv``) that the programs declare; each has 64 bits."""
         with self._changing:
             return list(self._last_globals) if self._is_closed else self._read_globals()
 
     def set_global_variable(self, index: int, value: int) -> None:
-        """Set a global variable, for handlers to see; raise ``IndexError`` if there is none."""
+        """Set a global variable, visible to handlers; raise ``IndexError`` if it does not exist."""
         with self._changing:
             if self._is_closed:
                 raise EngineError("the session is closed: nobody would see the variable")
@@ -326,7 +326,7 @@ class ProbeSession:
 
 
 class _SessionFace(Face[InsertedProgram]):
-    """A program of a session: its records go to the queue of that."""
+    """The callbacks for a program of a session, whose records go to the session's queue."""
 
     def __init__(
         self,
@@ -362,7 +362,7 @@ class _SessionFace(Face[InsertedProgram]):
         )
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> InsertedProgram:
-        """Return the program, which is followed from ``begin`` on."""
+        """Return the program, which is followed after ``begin``."""
         return InsertedProgram(
             joined_program(self._compiled.programs),
             attachment,
@@ -376,11 +376,11 @@ class _SessionFace(Face[InsertedProgram]):
         )
 
 
-# The three ways to a session: for a process, a command, or all processes.
+# The constructors of sessions: for a process, a command, or all processes.
 
 
 _BUFFER = 64 << 20
-"""Bytes of records that are kept until somebody reads them."""
+"""Maximum size in bytes of unread records."""
 
 
 def _options(
@@ -417,16 +417,15 @@ def attach(
     overhead: float | None = None,
 ) -> ProbeSession:
     """
-    Return a session for a running process, and with ``follow`` for all that it starts.
+    Return a session for a running process, and with ``follow`` for its descendants.
 
     Raise ``EngineError`` if there is no such process, or none that can be probed.
 
-    ``engine`` is one that ``dprobes run --engine`` knows; "auto" is the cheapest that can do what a program needs. With
-    one that has an endpoint (``gdb=HOST:PORT``) there is no ``pid``: the session is for what is behind that.
+    ``engine`` is a value of ``dprobes run --engine``; "auto" is the cheapest engine with the features that a program
+    needs. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``: the session is for the endpoint's target.
     ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
     stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in bytes) and ``overhead`` (in
-    percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is how many bytes of records are kept that nobody
-    has read.
+    percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is the maximum size of unread records in bytes.
     """
     options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
     if pid is None and named_engine(engine)[1] is None:
@@ -455,11 +454,11 @@ def launch(
     """
     Return a session for a command, a list of words.
 
-    It begins when its records are read for the first time, or waited for, or with ``ProbeSession.go``: all programs
-    that are inserted before probe it from its first instruction on. Leaving the session does not end it, but if it has
-    not begun, it never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if there is no such
-    command. With an ``engine`` that has an endpoint (``gdb=HOST:PORT``) the command is one that has a stub there; it is
-    started when a program is inserted. The other arguments are those of ``attach``.
+    It starts when its records are first read or waited for, or with ``ProbeSession.go``: all programs inserted before
+    probe it from its first instruction on. Leaving the session does not end it, but a command that has not started
+    never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the command does not exist. With
+    an ``engine`` that has an endpoint (``gdb=HOST:PORT``) the command is one that provides a stub there; it is started
+    when a program is inserted. The other arguments are those of ``attach``.
     """
     starts_stub = named_engine(engine)[1] is not None
     options = _options(
@@ -483,9 +482,9 @@ def everywhere(
     overhead: float | None = None,
 ) -> ProbeSession:
     """
-    Return a session for all processes, those that are started later included; it needs the ebpf engine, and so root.
+    Return a session for all processes, including later ones; it needs the ebpf engine, and so root.
 
-    ``cgroup`` is a directory below /sys/fs/cgroup whose processes only are meant, ``uid`` a user. The other arguments
+    ``cgroup`` limits it to the processes of a directory below /sys/fs/cgroup, ``uid`` to a user. The other arguments
     are those of ``attach``.
     """
     options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)

@@ -1,8 +1,8 @@
 """
 Probe programs written in Python.
 
-A ``ProgramBuilder`` writes the text of the language, one statement for each call, and has it read by the language's own
-parser: so there is one definition of what is right, and an error names the line of Python that it comes from.
+A ``ProgramBuilder`` writes the text of the language, one statement for each call, and passes it to the language's own
+parser. So there is a single definition of valid programs, and an error refers to the line of Python that it comes from.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["CodeBuilder", "HandlerBuilder", "ProcedureBuilder", "ProgramBuilder"
 
 
 class CallPlaces:
-    """Find the calls of our methods in the code of users; files are read once."""
+    """A finder of the calls of builder methods in the user's code; files are read once."""
 
     def __init__(self) -> None:
         self._files: dict[str, SourceFile] = {}
 
     def here(self, statement: str) -> Span:
         """
-        Return the place of the call that has led into this package.
+        Return the span of the call into this package.
 
-        Where its code is not to be had (an interactive session), ``statement`` stands in the place of its line.
+        If its source is not available (an interactive session), ``statement`` replaces its line.
         """
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads all files
         while frame is not None and str(frame.f_globals.get("__name__")).startswith("dprobes.api."):
@@ -71,7 +71,7 @@ class CallPlaces:
 
 
 def _position(frame: FrameType) -> tuple[int, int, int, int]:
-    """Return first and last line of the call that a frame is in, and its columns in UTF-8 bytes."""
+    """Return first and last line of a frame's current call, and its columns in UTF-8 bytes."""
     positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, last, column, end = next(positions, (None, None, None, None))
     line = line or frame.f_lineno
@@ -79,7 +79,7 @@ def _position(frame: FrameType) -> tuple[int, int, int, int]:
 
 
 def _characters(text: str, count: int) -> int:
-    """Return how many characters the first bytes of a line are."""
+    """Return the number of characters in the first ``count`` bytes of a line."""
     return len(text.encode()[:count].decode("utf-8", "ignore"))
 
 
@@ -87,7 +87,7 @@ _Value = int | str | bool | tuple[str, ...] | None
 
 
 class _Lines:
-    """Collect statements and the places they come from, side by side."""
+    """Statements, and the span of each."""
 
     def __init__(self, places: CallPlaces) -> None:
         self.places = places
@@ -95,7 +95,7 @@ class _Lines:
         self.spans: list[Span] = []
 
     def add(self, text: str) -> None:
-        """Add statements, which are all at the place of the call that is going on."""
+        """Add statements, whose spans are that of the current call."""
         place = self.places.here(text.strip())
         for line in text.splitlines():
             self.strings.append(line)
@@ -115,10 +115,10 @@ class _Lines:
 
 class CodeBuilder(Instructions):
     """
-    Write the code of a handler or a procedure, instruction by instruction.
+    A builder of the code of a handler or a procedure, instruction by instruction.
 
     Besides a method for each instruction there are ``label``, and ``do`` for text in the language itself. It may be
-    used as a context manager, which does nothing but show in the Python code where the handler begins and ends.
+    used as a context manager, which has no effect but to show in the Python code where the handler begins and ends.
     """
 
     def __init__(self, lines: _Lines) -> None:
@@ -140,28 +140,28 @@ class CodeBuilder(Instructions):
         return self
 
     def label(self, name: str) -> Self:
-        """Name the next instruction, for jumps and ``sx``."""
+        """Label the next instruction, for jumps and ``sx``."""
         self._lines.add(f"{_one_line(name)}:")
         return self
 
     def do(self, *statements: str) -> Self:
-        """Add statements as they are written in the language: ``do("push r, arg0", "log 1")``, or a whole text."""
+        """Add statements in the syntax of the language: ``do("push r, arg0", "log 1")``, or a whole text."""
         for statement in statements:
             self._lines.add(statement)
         return self
 
 
 class HandlerBuilder(CodeBuilder):
-    """Write the handler of one probe definition; made by ``ProgramBuilder.probe``, ``watch`` and ``sample``."""
+    """A builder of the handler of a definition; created by ``ProgramBuilder.probe``, ``watch`` and ``sample``."""
 
 
 class ProcedureBuilder(CodeBuilder):
-    """Write a procedure; made by ``ProgramBuilder.procedure``."""
+    """A builder of a procedure; created by ``ProgramBuilder.procedure``."""
 
 
 class ProgramBuilder:
     r"""
-    Build a probe program for one module.
+    A builder of a probe program for one module.
 
     ::
 
@@ -171,11 +171,11 @@ class ProgramBuilder:
 
     ``name`` is the module: a program, a shared library, or its path; with ``modtype`` "kernel" or "kmod" the kernel or
     one of its modules. The other arguments are the statements of the file header (docs/language.md): ``vars``,
-    ``gvars``, ``cvars`` and ``tvars`` are how many local, global, per-CPU and per-thread variables there are;
-    each of ``table`` is what stands after ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
+    ``gvars``, ``cvars`` and ``tvars`` are the numbers of local, global, per-CPU and per-thread variables; each of
+    ``table`` is the text after ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
 
-    A builder may be given wherever a program is expected. Mistakes are found when it is built, all at once, in a
-    ``SourceError`` that names the lines of Python.
+    A builder is accepted wherever a program is expected. All errors are reported when it is built, by a ``SourceError``
+    that refers to the lines of Python.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ProgramBuilder:
         Begin a probe definition at ``offset``: a function, ``"function + 4"``, a file offset, or a pattern.
 
         With ``at_return`` the handler runs just after the function has returned (``return = yes``). ``minor`` is in
-        each record, and tells the handlers of a program apart.
+        each record, and distinguishes the handlers of a program.
         """
         return self._definition(
             offset=offset,
@@ -277,7 +277,8 @@ class ProgramBuilder:
         """
         Begin a probe definition that watches memory: a symbol, an address, or ``"first : last"`` of the bytes.
 
-        ``access`` says which accesses are a hit: "w" writing, "rw" reading and writing, "x" executing, "io" a port.
+        ``access`` is the kind of accesses that are hits: "w" writing, "rw" reading and writing, "x" executing, "io" a
+        port.
         """
         return self._definition(
             address=address,
@@ -316,7 +317,7 @@ class ProgramBuilder:
         )
 
     def procedure(self, name: str) -> ProcedureBuilder:
-        """Begin a procedure that every handler of the program may ``call``."""
+        """Begin a procedure, which all handlers of the program may ``call``."""
         lines = _Lines(self._places)
         lines.add(f"proc {_one_line(name)}")
         self._procedures.append(lines)
@@ -330,14 +331,14 @@ class ProgramBuilder:
 
     @property
     def text(self) -> str:
-        """The program in the language itself, as a ``.rpn`` file has it."""
+        """The program in the language itself, as in a ``.rpn`` file."""
         return "\n".join(self._all().strings) + "\n"
 
     def build(self) -> Program:
         """
-        Return the program as data; raise ``SourceError`` if its form is wrong.
+        Return the parsed program; raise ``SourceError`` for errors of form.
 
-        What it means for a processor and a module is checked when it is compiled or inserted.
+        It is checked for a processor and a module when it is compiled or inserted.
         """
         lines = self._all()
         file = SourceFile("program", "\n".join(lines.strings) + "\n")
@@ -381,33 +382,33 @@ class ProgramBuilder:
 
 
 class _Relocation:
-    """Put the places in Python code where those in the text of a program are; ``spans`` has one for each line."""
+    """A conversion of spans in the text of a program to spans in Python code; ``spans`` has one for each line."""
 
     def __init__(self, file: SourceFile, spans: Sequence[Span]) -> None:
         self._file = file
         self._spans = spans
 
     def span(self, span: Span | None) -> Span | None:
-        """Return the place that a place in the text stands for."""
+        """Return the span in Python code for a span in the text."""
         if span is None or span.file.name != self._file.name:
             return span
         return self._spans[min(span.line, len(self._spans)) - 1]
 
     def spans(self, spans: Mapping[str, Span]) -> dict[str, Span]:
-        """Return the places of header statements."""
+        """Return the converted spans of header statements."""
         return {keyword: self.span(span) or span for keyword, span in spans.items()}
 
     def diagnostic(self, diagnostic: Diagnostic) -> Diagnostic:
-        """Return a diagnostic of the place in Python."""
+        """Return a diagnostic with converted spans."""
         notes = tuple(Note(note.message, self.span(note.span)) for note in diagnostic.notes)
         return replace(diagnostic, span=self.span(diagnostic.span), notes=notes)
 
     def code(self, code: Code) -> Code:
-        """Return code whose instructions are at places in Python."""
+        """Return code with converted spans."""
         return replace(code, instructions=tuple(replace(each, span=self.span(each.span)) for each in code.instructions))
 
     def program(self, program: Program) -> Program:
-        """Return a program that is at places in Python."""
+        """Return a program with converted spans."""
         return replace(
             program,
             spans=self.spans(program.spans),
@@ -432,7 +433,7 @@ def _written(value: _Value) -> str:
 
 
 def _one_line(value: object) -> str:
-    """Return an operand or value as a part of one statement, which it may not end."""
+    """Return an operand or value as a part of one statement, on one line."""
     text = str(value)
     if any(sign in text for sign in ("\n", ";", "//", "/*")):
         raise ValueError(f"{text!r} is more than one operand: a line end, ';' and comments belong to do()")

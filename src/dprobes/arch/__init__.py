@@ -1,7 +1,7 @@
 """
 Processors: word size, byte order, registers, and the opcodes that can never carry a probe.
 
-One file per family holds the table of its appendix in the man page as data. Nothing here touches a running system.
+One file per family has the table of its appendix in the man page as data. Nothing here accesses a running system.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 ARCHITECTURE_NAMES = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64", "aarch64", "riscv64")
-"""The names that ``--arch`` takes; they are those of ``uname -m`` where that has one."""
+"""The names for ``--arch``; they are those of ``uname -m`` where that has one."""
 
 
 def architecture(name: str) -> Architecture:
@@ -52,20 +52,20 @@ def architecture(name: str) -> Architecture:
 
 
 def is_of_system(register: str) -> bool:
-    """Return whether a name is that of a control or debug register or the like, which holds bits or an address."""
+    """Return whether a name is that of a control, debug or similar register, which contains bits or an address."""
     found = architecture("x86_64").register(register)
     return found is not None and found.kind is RegisterClass.SYSTEM
 
 
 def go_architecture() -> Architecture:
-    """Return x86-64 with the arguments of Go's functions."""
+    """Return x86-64 with the argument registers of Go's functions."""
     from dprobes.arch import x86_processors
 
     return x86_processors.X86_64_GO
 
 
 def host_architecture() -> Architecture:
-    """Return the architecture of this machine's kernel, or x86-64 where the machine has none in our tables."""
+    """Return the architecture of this machine's kernel, or x86-64 if the tables lack it."""
     import os
 
     machine = os.uname().machine

@@ -1,7 +1,7 @@
 """
-The processors other than x86: appendices B and C of the man page, and tables like them of those that are younger.
+Processors other than x86: appendices B and C of the man page, and similar tables for newer ones.
 
-Of PowerPC and zSeries no engine runs there; the gdb engine probes what a stub has of them.
+No engine runs on PowerPC and zSeries; the gdb engine probes the registers that a stub has.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dprobes.arch.processor import Architecture, parse_register_table
 
 __all__ = ["AARCH64", "ABI_NAMES", "FLOATING_ABI_NAMES", "PPC", "PPC64", "RISCV64", "S390", "S390X"]
 
-# AArch64 (64 bit, little endian): the names are the assembler's; ``pstate`` is what debuggers call ``cpsr``.
+# AArch64 (64 bit, little endian): the names are the assembler's; ``pstate`` is ``cpsr`` in debuggers.
 
 
 # index, name, bits, allowed: push u, push r, pop u, pop r
@@ -27,7 +27,7 @@ _TABLE = """
     40 v<0-31>   128 ynnn
 """
 
-# AAPCS64, sections 6.1.1 and 6.8.2: x0-x7 hold the first integer arguments, x0 the result, x30 the return address.
+# AAPCS64, sections 6.1.1 and 6.8.2: x0-x7 contain the first integer arguments, x0 the result, x30 the return address.
 _NAMES = {f"arg{n}": f"x{n}" for n in range(6)} | {"retval": "x0", "fp": "x29", "lr": "x30", "cpsr": "pstate"}
 
 AARCH64 = Architecture("aarch64", 8, "little", parse_register_table(_TABLE), _NAMES, unprobeable={})
@@ -54,7 +54,7 @@ _APPENDIX_C = """
     30 fpr<0-31>  64 ynnn
 """
 
-# PowerPC ELF ABI: r3-r8 hold the first six integer arguments, r3 the return value, r1 is the stack pointer.
+# PowerPC ELF ABI: r3-r8 contain the first six integer arguments, r3 the return value, r1 is the stack pointer.
 _PORTABLE = {f"arg{n}": f"r{n + 3}" for n in range(6)} | {"retval": "r3", "pc": "nip", "sp": "r1"}
 
 _32_BIT_ON_PPC64 = {"xer", "ccr", "dsisr", "fpc", "cpuid"}
@@ -89,9 +89,9 @@ _ARGUMENTS = [f"a{n}" for n in range(8)]
 _SAVED = [f"s{n}" for n in range(2, 12)]
 _SCRATCH = [f"t{n}" for n in range(3, 7)]
 
-# RISC-V ELF psABI, "Register Convention": what x0 to x31, and f0 to f31, are for.
+# RISC-V ELF psABI, "Register Convention": the uses of x0 to x31, and of f0 to f31.
 ABI_NAMES = ("zero", "ra", "sp", "gp", "tp", "t0", "t1", "t2", "s0", "s1", *_ARGUMENTS, *_SAVED, *_SCRATCH)
-"""The names that the calling convention gives x0 to x31."""
+"""Names of x0 to x31 in the calling convention."""
 FLOATING_ABI_NAMES = (
     *(f"ft{n}" for n in range(8)),
     "fs0",
@@ -100,7 +100,7 @@ FLOATING_ABI_NAMES = (
     *(f"f{name}" for name in _SAVED),
     *(f"ft{n}" for n in range(8, 12)),
 )
-"""The names that it gives f0 to f31."""
+"""Names of f0 to f31 in the calling convention."""
 
 _RISCV_NAMES = (
     {name: f"x{n}" for n, name in enumerate(ABI_NAMES)}
@@ -129,7 +129,7 @@ _APPENDIX_B = """
     40 cr_<0-15>  32 nynn
 """
 
-# zSeries-Linux ELF ABI, section 1.2.5: %r2-%r6 hold the first five integer arguments, %r2 the return value.
+# zSeries-Linux ELF ABI, section 1.2.5: %r2-%r6 contain the first five integer arguments, %r2 the return value.
 _S390_PORTABLE = {
     "arg0": "gpr2",
     "arg1": "gpr3",

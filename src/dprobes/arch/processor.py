@@ -1,4 +1,4 @@
-"""The shape of a processor description; the descriptions themselves are in the files beside this one."""
+"""The data structures of a processor description; the descriptions are in the files beside this one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Direction(Enum):
 
 
 class RegisterClass(Enum):
-    """The kinds of register that engines have, or have not, each as a whole; the value heads its rows."""
+    """The classes of registers, each of which an engine supports as a whole; the values are headings in tables."""
 
     GENERAL = "general"
     SEGMENT = "segment"
@@ -40,10 +40,10 @@ class Register:
     A register of an appendix.
 
     ``index`` is the number in the encoded program. ``bits`` is the width of the value, which takes
-    ``ceil(bits / word)`` cells, least significant on top. A register made of several values (``cpuid``, ``gdtr``)
-    has ``parts`` cells whatever the word. ``selector_cells`` cells are popped first to say which one is meant: a leaf
-    of ``cpuid``, the number of an ``msr``. ``memory_offset`` marks a pseudo register that lies in memory, that many
-    bytes above the stack pointer: an argument of i386.
+    ``ceil(bits / word)`` cells, least significant on top. A register made of several values (``cpuid``, ``gdtr``) has
+    ``parts`` cells for every word size. ``selector_cells`` cells are popped first to select a value: a leaf of
+    ``cpuid``, the number of an ``msr``. ``memory_offset`` marks a pseudo register in memory, that many bytes above the
+    stack pointer: an argument of i386.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Register:
 
     @property
     def is_kept_at_entry(self) -> bool:
-        """Whether engines keep it from the entry of a function to the return (``push entry``)."""
+        """True if engines save it from the entry of a function to the return (``push entry``)."""
         return self.kind is RegisterClass.GENERAL
 
     def may_be(self, accessed: str) -> bool:
@@ -72,10 +72,10 @@ class Register:
 @dataclass(frozen=True)
 class Architecture:
     """
-    A processor, as far as the language depends on it.
+    The properties of a processor that the language depends on.
 
-    ``word_size`` is in bytes. ``unprobeable`` maps the opcode bytes that can never carry a probe to their mnemonic
-    (man page, "Probe-Point Header", ``opcode``).
+    ``word_size`` is in bytes. ``unprobeable`` maps the opcode bytes that can never carry a probe to their mnemonic (man
+    page, "Probe-Point Header", ``opcode``).
     """
 
     name: str
@@ -85,7 +85,7 @@ class Architecture:
     aliases: Mapping[str, str] = field(repr=False)
     unprobeable: Mapping[int, str] = field(repr=False)
     convention: str = "C"
-    """The language whose functions have their arguments in the registers of those names."""
+    """Language whose functions take their arguments in the registers of the aliases ``arg0`` and so on."""
 
     @property
     def word_bits(self) -> int:
@@ -112,7 +112,7 @@ class Architecture:
 
     @property
     def register_names(self) -> list[str]:
-        """All names that a program may use, aliases included."""
+        """All names that a program may use, including aliases."""
         return list(self._by_name)
 
 
@@ -121,11 +121,11 @@ _COLUMNS = (Direction.PUSH_USER, Direction.PUSH_CURRENT, Direction.POP_USER, Dir
 
 def parse_register_table(text: str) -> tuple[Register, ...]:
     """
-    Return the registers of a table with the appendices' columns: index (hex), name, bits, and y/n for each direction.
+    Return the registers of a table with the appendices' columns: index (hex), name, bits, and y/n per direction.
 
-    A name ``r<0-15>`` stands for sixteen rows with consecutive indices. ``4*32`` as width means four parts,
-    ``+1`` after it one selector cell. A line ``system:`` gives the class of the rows below it; the first ones are
-    general. The result is in the order of the indices.
+    A name ``r<0-15>`` stands for sixteen rows with consecutive indices. ``4*32`` as width means four parts, ``+1``
+    after it one selector cell. A line ``system:`` is the class of the rows below it; the first ones are general. The
+    result is in the order of the indices.
     """
     registers: list[Register] = []
     kind = RegisterClass.GENERAL

@@ -1,10 +1,10 @@
 """
-Arguments of USDT probes: from their descriptions in a module's notes to where the values are.
+Arguments of USDT probes: from their descriptions in a module's notes to the locations of the values.
 
-A note has one word for each argument, ``N@OPERAND`` or ``Nf@OPERAND``: the size in bytes, negative if the value is
-signed, with an ``f`` if it is a floating-point number, and an operand as the assembler writes it (AT&T syntax), which
-the compiler has chosen. Source: SystemTap's <sys/sdt.h> and wiki page "UserSpaceProbeImplementation". A module's writer
-is not believed: whatever a word is, it becomes an ``Argument``, at worst one without a value.
+A note has one word for each argument, ``N@OPERAND`` or ``Nf@OPERAND``. ``N`` is the size in bytes, negative if the
+value is signed; ``f`` marks a floating-point number. The compiler chooses the operand, which is in the assembler's AT&T
+syntax. Source: SystemTap's <sys/sdt.h> and wiki page "UserSpaceProbeImplementation". The notes are untrusted: every
+word becomes an ``Argument``, a malformed one without a value.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["ARGUMENTS_MAX", "Argument", "MemoryPlace", "RegisterPart", "parse_arguments"]
 
 ARGUMENTS_MAX = 12
-"""How many arguments a probe of <sys/sdt.h> has at most (STAP_PROBE12)."""
+"""Maximum number of arguments of a probe of <sys/sdt.h> (STAP_PROBE12)."""
 
 _TEXT_MAX = 256
-"""Characters of an argument; compilers write some tens."""
+"""Maximum number of characters of an argument; compilers write some tens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RegisterPart:
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
     """
-    A place in memory: the sum of everything that is given, modulo the size of a word.
+    A place in memory: the sum of all fields, ``index`` times ``scale``, modulo the size of a word.
 
     ``base`` and ``index`` are registers of the processor's table, or empty; ``symbol`` is one of the module, or empty.
     """
@@ -56,10 +56,10 @@ class MemoryPlace:
 @dataclass(frozen=True, slots=True)
 class Argument:
     """
-    An argument: ``size`` bytes that are ``signed`` or not, in an operand that ``text`` shows as in the note.
+    An argument: ``size`` bytes that are ``signed`` or not, with the note's ``text``.
 
-    ``operand`` is a number, or where the value is; None if there is no value that a word can have, with the reason in
-    ``obstacle``, a clause about ``it``.
+    ``operand`` is a number, or the location of the value. It is None if a word cannot have the value; ``obstacle`` is
+    the reason, a clause about ``it``.
     """
 
     text: str
@@ -68,11 +68,11 @@ class Argument:
     operand: int | RegisterPart | MemoryPlace | None
     obstacle: str = ""
     is_float: bool = False
-    """Whether the bits of the value are those of a floating-point number."""
+    """True if the value is a floating-point number."""
 
     @property
     def symbol(self) -> str:
-        """The symbol of the module that the place of the value depends on, or nothing."""
+        """The symbol of the module that the location of the value depends on, or ""."""
         return self.operand.symbol if isinstance(self.operand, MemoryPlace) else ""
 
     @property
@@ -90,7 +90,7 @@ _WORD = re.compile(r"[^\s(]*(?:\([^)]*\)\S*)?")
 
 
 def _words(text: str) -> Iterator[str]:
-    """Split at blanks; there may be some within the parentheses of an operand."""
+    """Iterate over the words of a description; blanks within parentheses belong to the operand."""
     for match in _WORD.finditer(text):
         if match.group():
             yield match.group()
@@ -141,11 +141,11 @@ _LETTERS = {
     **{f"{letter}x": f"e{letter}x" for letter in "abcd"},
     **{name: f"e{name}" for name in ("si", "di", "bp", "sp")},
 }
-"""The 16-bit registers that have names of their own, by the names of the table."""
+"""The 16-bit registers with separate names, by the names of the table."""
 
 
 def _register(text: str, architecture: Architecture) -> RegisterPart:
-    """Return the part of a register that a name stands for: ``rax``, ``eax``, ``ax``, ``al``, ``ah``, ``r8d`` ..."""
+    """Return the part of a register by its name: ``rax``, ``eax``, ``ax``, ``al``, ``ah``, ``r8d`` ...."""
     name, shift, bits = text.lower(), 0, 0
     if name in _LETTERS:
         name, bits = _LETTERS[name], 16
@@ -180,12 +180,12 @@ def _memory(text: str, architecture: Architecture) -> MemoryPlace:
     if relation or base == "eip":
         if not symbol:
             raise _NoValueError(f"its operand '{text}' has no symbol")
-        base = ""  # what is added makes the symbol's address of a distance
+        base = ""  # the base only turns an offset into the symbol's address
     return MemoryPlace(displacement, base, index, int(match[4] or 1), symbol)
 
 
 def _sum(text: str, operand: str) -> tuple[int, str]:
-    """Return the number and the symbol that a sum has."""
+    """Return the number and the symbol of a sum."""
     number, symbol, end = 0, "", 0
     for term in _TERM.finditer(text):
         if term.start() != end:

@@ -2,8 +2,8 @@
 i386 and x86-64: appendix A of the man page, completed.
 
 The rows that the man page lost in a page break (cr4, dr0-dr7) and the index of ``tr``, which it misprints, are from
-section 3.4 of the recovered reference. Indices from 0x60 up are ours: the registers that x86-64 added, and the portable
-names. On x86-64 the i386 names stand for the full 64-bit registers.
+section 3.4 of the recovered reference. Indices from 0x60 up are our own: the registers that x86-64 added, and the
+portable names. On x86-64 the i386 names stand for the full 64-bit registers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dprobes.arch.processor import Architecture, Direction, Register, parse_regi
 __all__ = ["I386", "WATCHPOINTS", "WATCHPOINT_LENGTHS", "X86_64", "X86_64_GO"]
 
 WATCHPOINTS = 4
-"""How many watchpoints there are registers for (DR0 to DR3)."""
+"""Number of watchpoints for which there are registers (DR0 to DR3)."""
 
 WATCHPOINT_LENGTHS = (1, 2, 4, 8)
-"""How many bytes one of them can watch for data (Intel SDM, volume 3, "Debug Control Register (DR7)")."""
+"""Possible sizes in bytes of a data watchpoint (Intel SDM, volume 3, "Debug Control Register (DR7)")."""
 
 # index, name, bits ("parts*bits", "+selector cells"), allowed: push u, push r, pop u, pop r
 _APPENDIX_A = """
@@ -77,7 +77,7 @@ _ADDED_BY_X86_64 = """
     81 gs_base    64  yynn
 """
 
-# Registers that grew to 64 bits.
+# Registers that have 64 bits on x86-64.
 _WIDE = {"eax", "ebx", "ecx", "edx", "edi", "esi", "eflags", "eip", "esp", "ebp", "fip", "fdp"} | {
     *(f"cr{n}" for n in range(5)),
     *(f"dr{n}" for n in range(8)),
@@ -114,7 +114,7 @@ _READ_ONLY = frozenset({Direction.PUSH_USER, Direction.PUSH_CURRENT})
 # Go's ABIInternal on amd64 (cmd/compile/abi-internal.md): the integer arguments, and results, in this order.
 _GO_ARGUMENTS = ("eax", "ebx", "ecx", "edi", "esi", "r8", "r9", "r10", "r11")
 
-# System V i386 ABI, section 2.2.3: at a function's entry the arguments lie above the return address.
+# System V i386 ABI, section 2.2.3: at a function's entry the arguments are above the return address.
 _I386_ARGUMENTS = tuple(Register(f"arg{n}", 0x100 + n, 32, _READ_ONLY, memory_offset=4 * (n + 1)) for n in range(6))
 
 _UNPROBEABLE = {0xCC: "int3", 0xCD: "int", 0xCE: "into", 0x9B: "wait"}
@@ -145,4 +145,4 @@ X86_64_GO = replace(
     aliases=_X86_64_NAMES | _X86_64_PORTABLE | {f"arg{n}": register for n, register in enumerate(_GO_ARGUMENTS)},
     convention="Go",
 )
-"""The same processor as functions of Go see it: their arguments are in other registers, and there are more of them."""
+"""x86-64 with Go's calling convention, which has more argument registers, and other ones."""

@@ -14,7 +14,7 @@ An assembler for eBPF: instructions are methods, jumps go to labels, maps have n
     asm.exit()
     assembled = asm.assemble()
 
-What cannot be reached is left out, because the kernel refuses it.
+Unreachable code is left out, because the kernel refuses it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ Label = int
 @dataclass(frozen=True, slots=True)
 class MapReference:
     """
-    A 64-bit load, at ``index``, that is to get the descriptor of a map.
+    A 64-bit load, at ``index``, whose immediate the loader replaces by the descriptor of a map.
 
-    With ``is_value`` it loads an address in the map's only element, at the offset that its second slot holds.
+    With ``is_value`` it loads an address in the map's only element, at the offset in its second slot.
     """
 
     index: int
@@ -67,8 +67,8 @@ class Assembled:
     """
     Assembled code.
 
-    ``origins`` tells for each instruction the value that ``Assembler.origin`` had. ``functions`` are the indices at
-    which functions start, the main one (0) first.
+    ``origins`` are the values of ``Assembler.origin``, one for each instruction. ``functions`` are the indices at which
+    functions start, the main one (0) first.
     """
 
     code: tuple[Insn, ...]
@@ -89,17 +89,17 @@ _ENDS = (Class.JMP | Jump.JA, Class.JMP | Jump.EXIT)
 
 
 def _refuse(offset: int, immediate: int) -> NoReturn:
-    """Say which of an instruction's numbers is too large."""
+    """Raise OverflowError for the number of an instruction that is too large."""
     field, value, bits = ("immediate", immediate, 32) if -0x8000 <= offset < 0x8000 else ("offset", offset, 16)
     raise OverflowError(f"{field} {value} does not fit into {bits} bits")
 
 
 class Assembler:
     """
-    Instructions in their order.
+    A sequence of instructions under construction.
 
     ``wide`` operations work on 64 bits; the others on the low 32, and clear the upper half of their destination.
-    ``origin`` is noted with each instruction that follows.
+    ``origin`` is recorded with each instruction that follows.
     """
 
     def __init__(self) -> None:
@@ -119,25 +119,25 @@ class Assembler:
     # Labels
 
     def label(self) -> Label:
-        """Return a new label, which is still to be placed."""
+        """Return a new label, which is not placed yet."""
         self._places.append(None)
         return len(self._places) - 1
 
     def place(self, label: Label) -> None:
-        """Let a label stand for the next instruction."""
+        """Place a label at the next instruction."""
         assert self._places[label] is None, "a label is placed twice"
         self._places[label] = len(self._code)
 
     def function(self, label: Label) -> None:
-        """Place a label at which a function starts, that is called or given to a helper."""
+        """Place a label at the start of a function that is called or given to a helper."""
         self._functions.append(label)
         self.place(label)
 
     # Instructions
 
     def emit(self, opcode: int, dst: Register = _R0, src: Register | int = 0, off: int = 0, imm: int = 0) -> None:
-        """Append an instruction; what its source field says may be a register or a kind."""
-        # A program has some hundreds of instructions, and a run may have thousands of programs.
+        """Append an instruction; ``src``, the source field, may be a register or a kind."""
+        # This is fast because a program has some hundreds of instructions, and a run may have thousands of programs.
         source = src._value_ if isinstance(src, Register) else src
         if not (-0x8000 <= off < 0x8000 and -0x8000_0000 <= imm < 0x8000_0000):
             _refuse(off, imm)
@@ -156,7 +156,7 @@ class Assembler:
             self._wide_load(dst, LoadImmediate.NUMBER, value, value >> 32)
 
     def alu(self, operation: Alu, dst: Register, operand: Register | int, *, wide: bool = True) -> None:
-        """Calculate; an immediate is sign-extended from 32 bits."""
+        """Write an arithmetic operation; an immediate is sign-extended from 32 bits."""
         if isinstance(operand, Register):
             self.emit(_ALU[wide] | operation | X, dst, operand)
         else:
@@ -165,12 +165,12 @@ class Assembler:
     def derive(
         self, operation: Alu, dst: Register, src: Register | int, operand: Register | int, *, wide: bool = True
     ) -> None:
-        """Let a register be what an operation makes of another one."""
+        """Set ``dst`` to the result of an operation on ``src`` and ``operand``."""
         self.mov(dst, src, wide=wide)
         self.alu(operation, dst, operand, wide=wide)
 
     def add(self, dst: Register, src: Register | int, operand: Register | int) -> None:
-        """Let a register be a sum."""
+        """Set ``dst`` to the sum of ``src`` and ``operand``."""
         self.derive(Alu.ADD, dst, src, operand)
 
     def neg(self, dst: Register, *, wide: bool = True) -> None:
@@ -178,7 +178,7 @@ class Assembler:
         self.emit(_ALU[wide] | Alu.NEG, dst)
 
     def load(self, dst: Register, base: Register, offset: int, size: Size = Size.DW) -> None:
-        """Load from memory; what is smaller than a register is zero-extended."""
+        """Load from memory; a value smaller than a register is zero-extended."""
         self.emit(Class.LDX | Mode.MEM | size, dst, base, offset)
 
     def store(self, base: Register, offset: int, value: Register | int, size: Size = Size.DW) -> None:
@@ -189,7 +189,7 @@ class Assembler:
             self.emit(Class.ST | Mode.MEM | size, base, off=offset, imm=value)
 
     def copy(self, base: Register, target: int, source: int, by: Register = Register.R1) -> None:
-        """Copy a word of memory at a register to another one, by a register."""
+        """Copy a word of memory at ``base`` to another offset there, by a register."""
         self.load(by, base, source)
         self.store(base, target, by)
 
@@ -209,13 +209,13 @@ class Assembler:
     def increase(
         self, base: Register, offset: int, amount: Register | int, by: Register = Register.R1, *, wide: bool = True
     ) -> None:
-        """Add to a word of memory that nobody else changes."""
+        """Add to a word of memory that no other thread changes."""
         self.load(by, base, offset)
         self.alu(Alu.ADD, by, amount, wide=wide)
         self.store(base, offset, by)
 
     def take_next(self, dst: Register, base: Register, offset: int, by: Register) -> None:
-        """Load a number, to which 1 is added in memory."""
+        """Load a number, and add 1 to it in memory."""
         self.load(dst, base, offset)
         self.add(by, dst, 1)
         self.store(base, offset, by)
@@ -230,12 +230,12 @@ class Assembler:
         size: Size = Size.DW,
         fetch: bool = False,
     ) -> None:
-        """Change memory (4 or 8 bytes) in one step; ``fetch`` puts what was there into ``src``."""
+        """Change memory (4 or 8 bytes) atomically; ``fetch`` puts the old value into ``src``."""
         imm = operation | (Atomic.FETCH if fetch else 0)
         self.emit(Class.STX | Mode.ATOMIC | size, base, src, offset, imm)
 
     def count(self, base: Register, offset: int, by: Register = Register.R2) -> None:
-        """Add 1 to a word of memory in one step, by a register."""
+        """Add 1 to a word of memory atomically, by a register."""
         self.mov(by, 1)
         self.atomic(Atomic.ADD, base, offset, by)
 
@@ -247,7 +247,7 @@ class Assembler:
     def jump_if(
         self, condition: Jump, dst: Register, operand: Register | int, label: Label, *, wide: bool = True
     ) -> None:
-        """Jump if a register compares so with another one or a number."""
+        """Jump if a condition holds for a register and a second operand, another register or a number."""
         self._targets[len(self._code)] = label
         if isinstance(operand, Register):
             self.emit(_JMP[wide] | condition | X, dst, operand)
@@ -264,7 +264,7 @@ class Assembler:
         by: Register = Register.R1,
         size: Size = Size.DW,
     ) -> None:
-        """Jump if what is in memory compares so; it is loaded to a register."""
+        """Jump if a condition holds for a word of memory, loaded to the register ``by``, and a second operand."""
         self.load(by, base, offset, size)
         self.jump_if(condition, by, operand, label)
 
@@ -287,7 +287,7 @@ class Assembler:
         self.emit(Class.JMP | Jump.CALL, src=CallKind.KFUNC, imm=btf_id)
 
     def look_up(self, name: MapName, key: Register, offset: int, none: Label | None = None) -> None:
-        """Let R0 point to the value of the key at an address; go to ``none`` if there is none. Takes R1-R5."""
+        """Set R0 to the address of the value of the key at an address; go to ``none`` if there is none. Takes R1-R5."""
         self.ask_map(Helper.MAP_LOOKUP_ELEM, name, key, offset)
         if none is not None:
             self.jump_if(Jump.JEQ, Register.R0, 0, none)
@@ -299,13 +299,13 @@ class Assembler:
         self.call(helper)
 
     def exit(self, result: Register | int | None = None) -> None:
-        """Return from the function, with a value if one is given."""
+        """Return from the function, with a value if ``result`` is given."""
         if result is not None:
             self.mov(Register.R0, result)
         self.emit(Class.JMP | Jump.EXIT)
 
     def load_map(self, dst: Register, name: MapName) -> None:
-        """Load a map, as helpers take it."""
+        """Load a map in the form that helpers take."""
         self._maps[len(self._code)] = name
         self._wide_load(dst, LoadImmediate.MAP, 0, 0)
 
@@ -315,14 +315,18 @@ class Assembler:
         self._wide_load(dst, LoadImmediate.MAP_VALUE, 0, offset)
 
     def point_to_element(self, dst: Register, name: MapName, index: Register, count: int, size: int) -> None:
-        """Load the address of an element of a map's value, both numbers being powers of two; the index is changed."""
+        """
+        Load the address of an element of a map's value. Clobbers ``index``.
+
+        ``count`` and ``size`` are powers of two.
+        """
         self.alu(Alu.AND, index, count - 1)
         self.alu(Alu.LSH, index, size.bit_length() - 1)
         self.load_value(dst, name)
         self.alu(Alu.ADD, dst, index)
 
     def load_function(self, dst: Register, label: Label) -> None:
-        """Load the address of a function, as ``bpf_loop`` takes it."""
+        """Load the address of a function in the form that ``bpf_loop`` takes."""
         self._targets[len(self._code)] = label
         self._wide_load(dst, LoadImmediate.FUNCTION, 0, 0)
 
@@ -331,7 +335,7 @@ class Assembler:
         self.emit(0, imm=_signed32(high))
 
     def include(self, assembled: Assembled, functions: Sequence[Label] = ()) -> None:
-        """Append the main function of code that was assembled; the labels are to be those of its other functions."""
+        """Append the main function of assembled code; ``functions`` are labels for its other functions."""
         end = assembled.end_of_main
         starts = dict(zip(assembled.functions[1:], functions, strict=True))
         first = len(self._code)
@@ -341,7 +345,7 @@ class Assembler:
         self._append(assembled, 0, end)
 
     def include_functions(self, assembled: Assembled, functions: Sequence[Label]) -> None:
-        """Append the functions of code that was assembled, but for the main one; each has its label then."""
+        """Append the functions of assembled code without the main one, and place their labels."""
         end, first = assembled.end_of_main, len(self._code)
         for start, label in zip(assembled.functions[1:], functions, strict=True):
             self._places[label] = first + start - end
@@ -357,15 +361,15 @@ class Assembler:
             if start <= reference.index < end:
                 self._maps[first + reference.index - start] = reference.map
 
-    # Changes of what has been written
+    # Changes of written code
 
     @property
     def code(self) -> Sequence[Insn]:
-        """What has been written so far; jumps have no distances yet."""
+        """The code written so far; jumps have no distances yet."""
         return self._code
 
     def replace(self, index: int, insn: Insn) -> None:
-        """Change an instruction that neither jumps nor loads 64 bits."""
+        """Replace an instruction; the old and the new one neither jump nor load 64 bits."""
         self._code[index] = insn
 
     def leave_out(self, index: int) -> None:
@@ -375,19 +379,19 @@ class Assembler:
     # The result
 
     def assemble(self) -> Assembled:
-        """Return the code without what cannot be reached; raise OverflowError if a jump is too long."""
+        """Return the code without unreachable instructions; raise OverflowError if a jump is too long."""
         reached = self.reached()
         kept = [index for index in range(len(self._code)) if reached[index] and index not in self._left_out]
         new_index = [0] * (len(self._code) + 1)
         for new, index in enumerate(kept):
             new_index[index] = new
         for index in sorted(self._left_out, reverse=True):
-            new_index[index] = new_index[index + 1]  # a jump to it goes to what follows
+            new_index[index] = new_index[index + 1]  # a jump to it goes to the next instruction
         code = [self._code[index] for index in kept]
         for index, label in self._targets.items():
             if reached[index]:
                 at = new_index[index]
-                self.origin = self._origins[index]  # whose jump is too long
+                self.origin = self._origins[index]  # for the error message: the origin of the jump that is too long
                 code[at] = self._resolved(code[at], new_index[self._place_of(label)] - at - 1)
         maps = tuple(
             MapReference(new_index[index], name, self._code[index].src == LoadImmediate.MAP_VALUE)
@@ -410,11 +414,11 @@ class Assembler:
         return place
 
     def reached(self) -> bytearray:
-        """Return a 1 for each instruction that can be reached, the second slots of 64-bit loads included."""
+        """Return a 1 for each reachable instruction, the second slots of 64-bit loads included."""
         code, targets = self._code, self._targets
         reached = bytearray(len(code) + 1)
         for included in self._included:
-            # All of it can be, or else it would not be there; its jumps have their distances.
+            # All of it is reachable, or it would not be included; its jumps already have their distances.
             reached[included.start : included.stop] = b"\1" * len(included)
         pending = [0]
         while pending:

@@ -3,13 +3,13 @@ eBPF instructions as text, in the notation of the kernel's verifier and of bpfto
 
 ::
 
-       3: r2 = *(u64 *)(r6 + 112)
-       4: if r2 s> 0 goto +5 <10>
-       5: call probe_read_user#112
-       6: r1 = map[probes][0] + 64
+      3: r2 = *(u64 *)(r6 + 112)
+      4: if r2 s> 0 goto +5 <10>
+      5: call probe_read_user#112
+      6: r1 = map[probes][0] + 64
 
-Jumps show their distance, and in angle brackets the instruction that they lead to. Any bytes can be shown: what is no
-instruction is called one that is unknown.
+Jumps show their distance, and in angle brackets the index of their target. Any bytes can be shown: an invalid
+instruction is shown as unknown.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Line:
 
 
 def disassemble(code: Sequence[Insn], maps: Mapping[int, MapName] | None = None) -> Iterator[Line]:
-    """Iterate over the lines of a program; ``maps`` names the maps that the 64-bit loads at these indices refer to."""
+    """Iterate over the lines of a program; ``maps`` names the maps of the 64-bit loads at these indices."""
     names = {index: name.value for index, name in (maps or {}).items()}
     index = 0
     while index < len(code):
@@ -104,7 +104,7 @@ def _arithmetic(insn: Insn) -> str | None:
 
 
 def _operand(insn: Insn, register: str) -> str | None:
-    """Return the second operand of arithmetic or of a comparison; None if what it does not use is not 0."""
+    """Return the second operand of arithmetic or of a comparison; None if a field that it does not use is not 0."""
     if insn.opcode & X:
         return f"{register}{insn.src}" if not insn.imm else None
     return str(insn.imm) if not insn.src else None

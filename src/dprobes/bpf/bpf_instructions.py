@@ -1,5 +1,5 @@
 """
-The eBPF instruction set, as far as it is used here: one table for the encoder, the assembler and the disassembler.
+The subset of the eBPF instruction set that is used here: one table for encoder, assembler and disassembler.
 
 The numbers are those of the kernel's Documentation/bpf/standardization/instruction-set.rst (RFC 9669) and of ``enum
 bpf_func_id`` in include/uapi/linux/bpf.h. An instruction has 64 bits::
@@ -7,8 +7,8 @@ bpf_func_id`` in include/uapi/linux/bpf.h. An instruction has 64 bits::
      0       8   12   16              32                              64
     | opcode | dst | src |   offset     |           immediate          |
 
-The low three bits of the opcode are its class. The other five are, in the classes of arithmetic and jumps, an operation
-and a bit that says whether the second operand is a register; in those of loads and stores, a size and a mode.
+The low three bits of the opcode are its class. In the classes of arithmetic and jumps, the other five are an operation
+and a bit that is set if the second operand is a register. In those of loads and stores, they are a size and a mode.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 class Register(Enum):
     """
-    The registers; they are no integers, which stand for immediates.
+    The registers; they are not integers, because integers are immediates.
 
     A call takes its arguments in R1-R5, returns in R0, and keeps only R6-R9. R10 is the end of the stack frame.
     """
@@ -80,7 +80,7 @@ class Class(IntEnum):
 
 
 X = 0x08
-"""The bit of an arithmetic or jump opcode that makes the source register, not the immediate, the second operand."""
+"""The bit of an arithmetic or jump opcode that selects the source register, not the immediate, as second operand."""
 
 
 class Alu(IntEnum):
@@ -119,7 +119,11 @@ class Jump(IntEnum):
     JSLT = 0xC0
     JSLE = 0xD0
     MAY_GOTO = 0xE0
-    """Jumps when a hidden counter of 2**23 or a time limit of 250 ms is used up (kernel commit 011832b97b31)."""
+    """
+    A jump that is taken when a hidden counter of 2**23 or a time limit of 250 ms is used up.
+
+    Source: kernel commit 011832b97b31.
+    """
 
 
 class Size(IntEnum):
@@ -150,7 +154,7 @@ class Mode(IntEnum):
 
 
 class Atomic(IntEnum):
-    """The atomic operations, which stand in the immediate; FETCH puts the old value into the source register."""
+    """The atomic operations, which are in the immediate; FETCH puts the old value into the source register."""
 
     ADD = 0x00
     OR = 0x40
@@ -162,7 +166,7 @@ class Atomic(IntEnum):
 
 
 class LoadImmediate(IntEnum):
-    """What the source field of a 64-bit load makes of its immediate."""
+    """The values of the source field of a 64-bit load: the meanings of its immediate."""
 
     NUMBER = 0
     MAP = 1
@@ -171,7 +175,7 @@ class LoadImmediate(IntEnum):
 
 
 LOOPS_MAX = 1 << 23
-"""The most passes of ``bpf_loop`` and number iterators (BPF_MAX_LOOPS)."""
+"""Maximum number of iterations of ``bpf_loop`` and number iterators (BPF_MAX_LOOPS)."""
 
 
 class RingOutput(IntEnum):
@@ -182,11 +186,11 @@ class RingOutput(IntEnum):
 
 
 OVERWRITE, NO_OVERWRITE = 0, 1
-"""The flags of MAP_UPDATE_ELEM; the second one leaves a key alone which is there already (BPF_NOEXIST)."""
+"""The flags of MAP_UPDATE_ELEM; the second one leaves an existing key unchanged (BPF_NOEXIST)."""
 
 
 class CallKind(IntEnum):
-    """What the source field of a call makes of its immediate."""
+    """The values of the source field of a call: the meanings of its immediate."""
 
     HELPER = 0
     LOCAL = 1
@@ -263,32 +267,32 @@ class Insn(NamedTuple):
 
     @property
     def operation(self) -> int:
-        """What an opcode of arithmetic or jumps does: ``Alu`` or ``Jump``."""
+        """The operation of an arithmetic or jump opcode: ``Alu`` or ``Jump``."""
         return self.opcode & _OPERATION
 
     @property
     def has_register(self) -> bool:
-        """Whether the second operand of arithmetic or a jump is a register."""
+        """True if the second operand of arithmetic or a jump is a register."""
         return bool(self.opcode & X)
 
     @property
     def size(self) -> int:
-        """How many bytes of memory an opcode of loads or stores is about."""
+        """The size in bytes of the memory access of a load or store."""
         return _BYTES[self.opcode & _SIZE]
 
     @property
     def is_map_reference(self) -> bool:
-        """Whether this is the first slot of a load of a map, or of an address in one."""
+        """True for the first slot of a load of a map, or of an address in one."""
         return self.opcode == WIDE_LOAD and self.src in (LoadImmediate.MAP, LoadImmediate.MAP_VALUE)
 
     @property
     def is_local_call(self) -> bool:
-        """Whether it calls a function of the program."""
+        """True for a call of a function of the program."""
         return self.opcode == CALL and self.src == CallKind.LOCAL
 
     @property
     def is_function_reference(self) -> bool:
-        """Whether it calls a function of the program, or is the first slot of a load of the address of one."""
+        """True for a call of a function of the program, or the first slot of a load of the address of one."""
         return self.is_local_call or (self.opcode == WIDE_LOAD and self.src == LoadImmediate.FUNCTION)
 
 

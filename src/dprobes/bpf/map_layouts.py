@@ -1,8 +1,8 @@
 """
 The memory that compiled handlers share with user space: maps, probe table, status page, ring entries.
 
-The one place for these layouts: handlers are compiled against it, and the engine reads with it. All numbers are in the
-machine's byte order. Maps are named by what they hold; the loader puts file descriptors in the place of the names.
+This is the only place for these layouts: handlers are compiled against it, and the engine reads with it. All numbers
+are in the machine's byte order. Maps are named by their contents; the loader replaces the names by file descriptors.
 """
 
 from __future__ import annotations
@@ -64,11 +64,15 @@ __all__ = [
 ]
 
 AWAITING = 1 << 30
-"""Process ids are below PID_MAX_LIMIT (1 << 22), so this bit is free; it is one that an immediate can hold."""
+"""
+Flag in a key of SCOPE for a process that comes into scope at its execve.
+
+Process ids are below PID_MAX_LIMIT (1 << 22), so this bit is free; with it, the key still fits an immediate.
+"""
 
 
 def awaiting_key(pid: int) -> int:
-    """Return what stands in SCOPE for a process that comes into scope when it executes its program."""
+    """Return the key in SCOPE of a process that comes into scope when it executes its program."""
     return pid | AWAITING
 
 
@@ -87,17 +91,18 @@ class MapName(Enum):
     Each is an array with one element, which is addressed directly, except SCRATCH (an array with an element for each
     running handler), RING (a ring buffer), SCOPE, THREAD_VARIABLES, ENTRIES and SPACES (hashes) and SUCCESSOR.
 
-    The keyed tables of a program are ``table_map(0)`` and so on: hashes from keys to values (``table_layout``), or for
-    one without keys an array with one element: for each CPU, or once, a word that is not 0 once there is a value, and
-    the value's cells. They are members from their first use on: to make 64 takes as long as to make all else here.
+    The keyed tables of a program are ``table_map(0)`` and so on: hashes from keys to values (``table_layout``). A table
+    without keys is an array with one element: for each CPU, or once, a word that is not 0 once there is a value, and
+    the value's cells. Tables become members of the enumeration at their first use: to create 64 takes as long as to
+    create all else here.
     """
 
     TABLES_LOST = "tables_lost"
-    """How many tallies of each keyed table found no room for their keys: a 64-bit word each."""
+    """Number of tallies of each keyed table that found no room for their keys: a 64-bit word each."""
     SCRATCH = "scratch"
-    """The state of running handlers; an element belongs to one hit at a time."""
+    """The state of running handlers; an element is used by one hit at a time."""
     CLAIMS = "claims"
-    """A 64-bit word for each element of SCRATCH: not 0 while that is in use."""
+    """A 64-bit word for each element of SCRATCH: not 0 while the element is in use."""
     PROBES = "probes"
     """The probe table: ``ProbeField`` entries."""
     STATUS = "status"
@@ -110,14 +115,16 @@ class MapName(Enum):
     """Per-CPU variables, 8 bytes each: those of CPU n from n * power_of_two(cvars) on."""
     THREAD_VARIABLES = "thread"
     """
-    A hash of what each thread has: u64 thread to its variables, 8 bytes each. A thread is its id in the initial
-    namespace; idle threads, whose ids are all 0, are their CPU's number plus 1 in the upper half.
+    A hash with the variables of each thread: u64 thread to its variables, 8 bytes each.
+
+    The key of a thread is its id in the initial namespace. That of an idle thread, whose id is always 0, is its CPU's
+    number plus 1 in the upper half.
     """
     ZEROS = "zeros"
-    """As many zeros as a thread has variables."""
+    """Zeros, in the size of a thread's variables."""
     ENTRIES = "entries"
     """
-    The calls of functions whose returns want to know of their entry, of which the oldest are forgotten when it is full.
+    The pending calls of functions whose return handlers use data of the entry; when full, the oldest are evicted.
 
     Key::
 
@@ -125,54 +132,67 @@ class MapName(Enum):
          8 u64 frame    the address of the return address; 0 for system calls
         16 u32 probe    the probepoint
         20 u32 task     the process, the thread for system calls; 0 in the kernel
-        24 u64 level    0 for the innermost call with this frame, n for the nth one of those that have called it
+        24 u64 level    0 for the innermost call with this frame, n for its nth caller with the same frame
 
     Value::
 
-         0              the first 24 bytes of the key: an element may come to be that of another call while it is read
-        24 u64 below    how many calls with the same frame go on besides
+         0              the first 24 bytes of the key: the kernel may give an element to another call while it is read
+        24 u64 below    the number of outer pending calls with the same frame
         32 u64 time     when the call began
         40 u64 ...      registers
 
-    Where handlers run in the process, it is an array with one element instead (``bpf.map_layouts``).
+    Where handlers run in the process, it is an array with one element instead (``CallTable``).
     """
     SPACES = "spaces"
-    """A number for each process that executes a program: u32 process id to u64. No other program has had it before."""
+    """
+    A number for each process that executes a program: u32 process id to u64. It is never used for a second program.
+    """
     RING = "ring"
-    """Where records go."""
+    """The ring buffer for records."""
     NOTES = "notes"
     """
-    What the last hit of each thread has taken from a limit, in case its instruction faults: u32 thread id (of the
-    initial namespace) to ``NOTE_HITS`` pairs of u64 instruction pointer and u64 entry of the probe table. A hit may
-    concern two probepoints, an instruction's and that of a return; a pair that says nothing has the pointer 0.
+    Tickets of limits that the last hit of each thread took, in case its instruction faults.
+
+    u32 thread id (of the initial namespace) to ``NOTE_HITS`` pairs of u64 instruction pointer and u64 entry of the
+    probe table. A hit may concern two probepoints, an instruction's and that of a return; an empty pair has the pointer
+    0.
     """
     UNSEEN_RETURNS = "unseen_returns"
-    """A 64-bit word for each entry of the probe table: how many calls' return the kernel had no room to await."""
+    """
+    A 64-bit word for each entry of the probe table: the number of calls whose return the kernel had no room to await.
+    """
     SCOPE = "scope"
     """A hash of the processes in scope: u32 process id (of the initial namespace) to ``ScopeField`` values."""
     ENDING = "ending"
     """
-    A hash of the threads that have come to ``sched_process_exit``: those of THREAD_VARIABLES to the addresses of their
-    ``task_struct``, until ``sched_process_free`` or until another thread has the number.
+    A hash of the threads that have reached ``sched_process_exit``: those of THREAD_VARIABLES to their ``task_struct``.
+
+    An element stays until ``sched_process_free``, or until another thread has the number.
     """
     MAPPERS = "mappers"
     """A hash of the processes that map a watched module: u32 process id to u64 load bias."""
     BIASES = "biases"
-    """A hash of the load biases for which that module's watchpoints are attached, or cannot be: u64 to u32."""
+    """A hash of the load biases for which that module's watchpoints are attached, or cannot be attached: u64 to u32."""
     SAMPLES = "samples"
-    """What the last sample on each CPU interrupted: ``SAMPLE_SIZE`` bytes each, for the samplers of a run alone."""
+    """
+    The code that the last sample on each CPU interrupted: ``SAMPLE_SIZE`` bytes each; only for the samplers of a run.
+    """
     ARRIVALS = "arrivals"
-    """A ring buffer of processes in which the module has just come to lie elsewhere: ``ARRIVAL``."""
+    """A ring buffer of processes that have just mapped the module at another address: ``ARRIVAL``."""
     CROSSED = "crossed"
     """A bit for each thread id (of the initial namespace): set once it has hit a program that replaces another one."""
     SUCCESSOR = "successor"
-    """An array of maps with one element: CROSSED of the program that replaces this one, as soon as there is one."""
+    """An array of maps with one element: CROSSED of the program that replaces this one, once there is one."""
     CPU_LOAD = "cpu_load"
-    """What hits take of each CPU: ``CpuLoad`` entries, in programs with an overload guard alone."""
+    """The time that hits take of each CPU: ``CpuLoad`` entries; only in programs with an overload guard."""
     PROBE_LOAD = "probe_load"
-    """What hits of each probepoint take, and how many run no handler: ``ProbeLoad`` entries, by the probe table's."""
+    """
+    The time that hits of each probepoint take, and the number that run no handler.
+
+    ``ProbeLoad`` entries, one for each entry of the probe table.
+    """
     STOPS = "stops"
-    """The processes that are stopped for a core (``bpf.core_stop_layout``), in programs with ``exit 3`` alone."""
+    """The processes that are stopped for a core (``bpf.core_stop_layout``); only in programs with ``exit 3``."""
 
     def __reduce_ex__(self, _protocol: object) -> tuple[type[MapName], tuple[str]]:
         return MapName, (self.value,)
@@ -184,7 +204,7 @@ class MapName(Enum):
             return None
         member = object.__new__(cls)
         member._name_, member._value_ = f"TABLE_{number}", value
-        # Should two threads come here at once, both get the same one.
+        # If two threads come here at once, ``setdefault`` returns the same member to both.
         return cls._value2member_map_.setdefault(value, member)  # type: ignore[return-value]
 
 
@@ -196,7 +216,7 @@ class ScopeField(IntEnum):
 
          0 u64 identity    the address of the process's ``signal_struct``, once a thread has come to its end
          8 i32 ending      threads that have come to ``sched_process_exit``, but not to ``sched_process_free``
-        12 u32 has_ended   not 0: no thread is left that has not come to its end, and ``Status.ALIVE`` counts without it
+        12 u32 has_ended   not 0: all threads have come to their end, and ``Status.ALIVE`` no longer counts the process
     """
 
     IDENTITY = 0
@@ -211,18 +231,18 @@ class ProbeField(IntEnum):
     """
     The offsets of the fields of a probe table entry.
 
-    An attach cookie is the index of an entry, and in its upper 32 bits how far (signed) the breakpoint is from the
-    written place.
+    The low 32 bits of an attach cookie are the index of an entry. The upper 32 bits are the signed distance of the
+    breakpoint from the written place.
 
     ::
 
          0 u64 hits        all hits, those skipped included; may exceed passcount + maxhits
          8 u64 records     records emitted, stack traces included
         16 u64 lost        records for which the ring had no room
-        24 u64 missed      those of the hits that ran no handler because all of SCRATCH was in use
-        32 u32 disabled    not 0: no handler runs any more; REMOVED_BY and a thread id if 'remove' of a hit said so
+        24 u64 missed      hits that ran no handler because all of SCRATCH was in use
+        32 u32 disabled    not 0: no handler runs any more; REMOVED_BY and a thread id if 'remove' of a hit set it
         40 u64 link        the link address of the written place
-        48 u64 unhandled   the bits of the exceptions that ended handlers, and that nothing caught
+        48 u64 unhandled   the bits of the uncaught exceptions that ended handlers
         56 u64 offset      the file offset of the written place
     """
 
@@ -243,16 +263,16 @@ class CpuLoad(IntEnum):
     """
     The offsets of the fields of a CPU_LOAD entry (``bpf.lower.hits.hit_limits``); times are in nanoseconds.
 
-    Others that run on the CPU meanwhile may undo what is added to a field: that is rare, and no count depends on it.
+    Additions are not atomic: other hits on the CPU may undo one. That is rare, and no count depends on these fields.
 
     ::
 
-         0 u64 traps       what hits have taken so far besides their handlers
-         8 u64 handlers    what handlers have taken: those that were measured, with their weight
+         0 u64 traps       time that hits have taken so far besides their handlers
+         8 u64 handlers    time that handlers have taken: those that were measured, with their weight
         16 u64 runs        handlers that have run
         24 u64 since       when the present window began
-        32 u64 mark        what ``handlers`` was then
-        40 u64 braked      until when no handler runs; 0 if they do
+        32 u64 mark        the value of ``handlers`` at that time
+        40 u64 braked      the time until which no handler runs; 0: handlers run
     """
 
     TRAPS = 0
@@ -266,13 +286,13 @@ class CpuLoad(IntEnum):
 CPU_LOAD_SIZE = 64
 
 LOAD_WINDOW = 500_000_000
-"""Nanoseconds of a window, in which handlers may take so much of a CPU before they are skipped."""
+"""Nanoseconds of a window of the overload guard; a limit is the time that handlers may take of a window."""
 
 LOAD_LIMIT = 2 * LOAD_WINDOW
 """
-The nanoseconds that handlers may take of a window for each CPU that hits should take.
+Nanoseconds of a window that handlers may take, for a budget of one whole CPU.
 
-So they are skipped at twice the budget, and without anybody's decision; never where the budget is half a CPU.
+So handlers are skipped at twice the budget, without a decision of user space; never where the budget is half a CPU.
 """
 
 
@@ -304,10 +324,10 @@ NOTE_HITS = 2
 NOTE_SIZE = 16 * NOTE_HITS
 
 REMOVED_BY = 1 << 31
-"""What is in ``disabled`` besides the id of the thread whose hit may still turn out not to count."""
+"""Flag in ``disabled``, with the id of the thread whose hit may still turn out not to count."""
 
 PROBE_MAX = 1 << 20
-"""How many probepoints a table can hold."""
+"""Maximum number of probepoints of a table."""
 
 
 class Status(IntEnum):
@@ -316,12 +336,12 @@ class Status(IntEnum):
 
     ::
 
-         0 u64 waiting     the reader sleeps until it is woken; a handler that sees 1 here takes it back and wakes it
-         8 u64 alive       how many processes in SCOPE have not ended
+         0 u64 waiting     1: the reader sleeps until it is woken; a handler that sees 1 resets it and wakes the reader
+         8 u64 alive       the number of processes in SCOPE that have not ended
         16 u64 unfollowed  processes that should be in SCOPE, but for which it had no room
         24 u64 unseen      SIGNAL entries for which the ring had no room
         32 u64 late        processes that ran on before their watchpoints were attached
-        40 u64 switch_over where this program stands in a switch-over (``SwitchOver``)
+        40 u64 switch_over the state of this program in a switch-over (``SwitchOver``)
     """
 
     WAITING = 0
@@ -337,23 +357,25 @@ STATUS_SIZE = 64
 
 class SwitchOver(IntEnum):
     """
-    Which hits are a program's while one replaces another (``bpf.lower.hits.hit_prologue``).
+    The states of a program while one replaces another (``bpf.lower.hits.hit_prologue``): they select its hits.
 
     Each program reads the word of its own STATUS.
     """
 
     OURS = 0
-    """All hits: no other program is involved."""
+    """All hits are the program's: no other program is involved."""
     NOT_OURS = 1
-    """None yet, or none any more."""
+    """No hit is the program's: not yet, or not any more."""
     CROSSING = 2
-    """All from now on, and the program sets the bit of the hit thread in CROSSED."""
+    """All hits from now on are the program's, and it sets the bit of the hit thread in CROSSED."""
     REPLACED = 3
-    """Only those of threads without a bit in the other program's CROSSED."""
+    """Only hits of threads without a bit in the other program's CROSSED are the program's."""
 
 
 CROSSED_SIZE = (1 << 22) // 8
-"""Bytes of CROSSED: thread ids are below PID_MAX_LIMIT (include/linux/threads.h), whatever kernel.pid_max says."""
+"""
+Size of CROSSED in bytes: thread ids are below PID_MAX_LIMIT (include/linux/threads.h), whatever kernel.pid_max is.
+"""
 
 
 class Entry(IntEnum):
@@ -362,47 +384,51 @@ class Entry(IntEnum):
 
     An entry is a head and a body::
 
-        u32 probe (low 24 bits) and kind (high 8 bits) | u32 thread id, or 0 where nobody asks for it | body
+        u32 probe (low 24 bits) and kind (high 8 bits) | u32 thread id, or 0 where it is not requested | body
 
     The thread id is of the initial namespace.
     """
 
     RECORD = 0
-    """A record of ``record.log_record``; a process name takes ``NAME_SIZE`` bytes, zeros after its end."""
+    """A record of ``record.log_record``; a process name takes ``NAME_SIZE`` bytes, padded with zeros."""
     TRACE = 1
-    """The same for a stack trace."""
+    """A record with a stack trace, in the format of RECORD."""
     ENDED = 2
     """The probepoint is to be removed: u32 exit code, or ``LIMIT`` or ``REMOVE``; u32 process id."""
     SIGNAL = 3
     """
-    The thread got a signal for what its instruction did: u64 ip, u32 signal (low 8 bits) and the number of tickets
-    that were given back (above), u32 code.
+    A signal to the thread for a fault of its instruction.
 
-    The records of a probepoint that gives tickets back (NOTES) are concerned only if there were any.
+    u64 ip, u32 signal (low 8 bits) and the number of tickets that were given back (above), u32 code. Records of a
+    probepoint that gives tickets back (NOTES) are affected only if that number is not 0.
     """
     PROCESS = 4
     """A process left the scope: u32 process id."""
     SNAPSHOT = 5
     """
-    What a call stack is found by: ``SNAPSHOT``, ``SNAPSHOT_REGISTERS`` words of ``struct pt_regs``, and memory from the
-    stack pointer on, up to SNAPSHOT_STACK_MAX bytes. It comes before the record that it belongs to.
+    The data by which a call stack is found; it comes before the record that it belongs to.
+
+    ``SNAPSHOT``, ``SNAPSHOT_REGISTERS`` words of ``struct pt_regs``, and memory from the stack pointer on, up to
+    SNAPSHOT_STACK_MAX bytes.
     """
     TALLY = 6
     """
-    What a table with call stacks takes in: ``TALLY``, the key without the stacks, and what is kept if that is no number
-    (``keyed.table_layout``). The SNAPSHOT before it has the stack, unless there is a ``StackEnd`` as its first address.
+    A value for a table with call stacks in its key.
+
+    ``TALLY``, the key without the stacks, and the value if it is not a number (``keyed.table_layout``). The SNAPSHOT
+    before it has the stack, unless the first address of the stack in the key is a ``StackEnd``.
     """
     UNTALLY = 7
-    """What is taken out of such a table: ``TALLY`` and the key, as above."""
+    """The removal of a key from such a table: ``TALLY`` and the key, as above."""
     STACKED = 8
-    """A record, and after it what its call stacks are found by, as ``STACK_COPY`` says."""
+    """A record, followed by the data by which its call stacks are found, in the format of ``STACK_COPY``."""
 
 
 ENTRY_HEAD = struct.Struct("=II")
 KIND_SHIFT = 24
-"""Where the kind is in the first word of an entry."""
+"""Bit position of the kind in the first word of an entry."""
 TICKETS_SHIFT = 8
-"""Where the number of tickets is in a SIGNAL entry's word for the signal."""
+"""Bit position of the number of tickets in a SIGNAL entry's word for the signal."""
 
 NAME_SIZE = 16
 
@@ -413,45 +439,52 @@ ARRIVAL = struct.Struct("=IxxxxQ")
 
 SNAPSHOT = struct.Struct("=IIII")
 """
-The head of a SNAPSHOT entry: process id, the number of the handler's state plus one, where in the log the stack is to
-stand, and the bytes of a word.
+The head of a SNAPSHOT entry.
 
-In the log, the first word of that item is the number of the state plus one, and the others are 0.
+It has the process id, the number of the handler's state plus one, the position in the log for the stack, and the bytes
+of a word. In the log, the first word of that item is the number of the state plus one; the others are 0.
 """
 
 TALLY = struct.Struct("=IIq")
-"""The head of a TALLY entry: the number of the table, that of the handler's state plus one, and the number to take."""
+"""
+The head of a TALLY entry: number of the table, number of the handler's state plus one, and the value if it is a number.
+"""
 
 STACK_COPY = struct.Struct("=IIII")
 """
-The end of a STACKED entry, and of a TALLY entry that has no SNAPSHOT (``Abilities.copies_stacks``): process id, where
-in the log the last call stack stands plus one, how many bytes there are before the copy, and how many of the stack.
+The end of a STACKED entry, and of a TALLY entry that has no SNAPSHOT (``Abilities.copies_stacks``).
+
+It has the process id, the position of the log's last call stack plus one, the bytes before the copy, and the bytes of
+the stack.
 
 ::
 
     bytes before the copy, filled up to 8 | SNAPSHOT_REGISTERS words | the stack, filled up to 8 | STACK_COPY
 
-In the log, the first word of each call stack says where the one before it stands plus one, and the others are 0.
+In the log, the first word of each call stack is the position of the previous one plus one; the others are 0.
 """
 
 STACK_COPY_MAX = 120 << 10
-"""Bytes of a stack that such a copy has at most: a handler in the process makes it, for which there are no limits."""
+"""
+Maximum bytes of a stack in such a copy. A handler in the process makes it, to which no limits of the kernel apply.
+"""
 
 HEAD_CELLS = 1
-"""The cells before a value in a table without keys."""
+"""Number of cells before a value in a table without keys."""
 
 KEY_POSITION = 0xFFFF_FFFF
-"""What a SNAPSHOT has in the place of a position in the log if its stack is a key."""
+"""The position in a SNAPSHOT entry whose stack is part of a key and not of the log."""
 
 SNAPSHOT_REGISTERS = 21
-"""Words of ``struct pt_regs`` (arch/x86/include/asm/ptrace.h)."""
+"""Number of words of ``struct pt_regs`` (arch/x86/include/asm/ptrace.h)."""
 
 SNAPSHOT_STACK_MAX = 12 << 10
 
 INLINE_ENDING, SKIPPED = 120, 0x100
 """
-Where the context of a handler in a process says how that has ended: as ``struct pt_regs`` has ``orig_ax``, which is no
-register. It is a code of ``exit``, or this one for a function that is skipped.
+Offset, in the context of a handler in a process, of the way in which it ended; and the value for a skipped function.
+
+The offset is that of ``orig_ax`` in ``struct pt_regs``, which is no register. The other values are codes of ``exit``.
 """
 
 LIMIT, REMOVE = 0x100, 0x101
@@ -463,28 +496,32 @@ def power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-# The calls of one process that have not returned, where handlers run in the process: layout and places.
+# The table of pending calls of one process, where handlers run in the process: its layout and addressing.
 #
-# The table is memory of that process alone, which its children do not inherit; ``MapName.ENTRIES`` names it. It
+# The table is memory of that process alone, which its children do not inherit; its name is ``MapName.ENTRIES``. It
 # consists of slots of one size, a power of two, and is addressed by hashing::
 #
 #      0 u64 key         the address of the return address, and from bit 48 on the probepoint; 0: the slot is free
 #      8 u64 time        when the call began; 0 while the slot is free, or being filled
 #     16 u64 ...         registers
 #
-# A call is in one of the WINDOW slots from its place on. No two calls of a function that go on have the same key, so
-# none but their own threads write to their slots; a free slot is taken by an atomic exchange. A call that is left
-# without a return leaves its slot there, until the same key is entered again, or a call that finds no other room takes
-# the one whose time is the oldest.
+# A call is in one of the CALL_WINDOW slots that begin at its hash. No two pending calls of a function have the same
+# key, so only their own threads write to their slots. A free slot is taken by an atomic exchange. A call that ends
+# without a return leaves its slot occupied. The slot is reused when the same key is entered again, or when another call
+# finds no room and takes the slot with the oldest time.
 
 
 CALL_KEY, TIME, REGISTERS = 0, 8, 16
 PROBE_SHIFT = 48
-"""Addresses of programs have less than 48 bits (Documentation/arch/x86/x86_64/mm.rst in the kernel)."""
+"""
+Shift of the probepoint in a key: addresses of programs have less than 48 bits.
+
+Source: Documentation/arch/x86/x86_64/mm.rst in the kernel.
+"""
 SLOTS_SHIFT = 15
 CALL_WINDOW = 16
 CALL_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
-"""2**64 divided by the golden ratio: what lies close together is far apart afterwards (Knuth, volume 3, 6.4)."""
+"""2**64 divided by the golden ratio: it spreads keys that are close together (Knuth, volume 3, 6.4)."""
 _WORD, _MASK, _LINE = 8, (1 << 64) - 1, 64
 
 
@@ -495,21 +532,25 @@ def call_key(probe: int, frame: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CallTable:
-    """How many bytes each slot has, of ``1 << SLOTS_SHIFT`` and what the last window needs."""
+    """
+    The table of pending calls: ``slot`` is the size of a slot in bytes.
+
+    It has ``1 << SLOTS_SHIFT`` slots, and those by which the last window extends beyond them.
+    """
 
     slot: int
 
     @classmethod
     def of(cls, registers: int) -> CallTable:
-        """Return a table for so many registers."""
+        """Return a table whose slots have room for ``registers`` registers."""
         return cls(max(_LINE, power_of_two(REGISTERS + _WORD * registers)))
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """The size of the table in bytes."""
         return ((1 << SLOTS_SHIFT) + CALL_WINDOW) * self.slot
 
     def window(self, key: int) -> range:
-        """Return where the slots begin in which a call may be."""
+        """Return the offsets of the slots in which a call may be."""
         first = (key * CALL_MULTIPLIER & _MASK) >> 64 - SLOTS_SHIFT
         return range(first * self.slot, (first + CALL_WINDOW) * self.slot, self.slot)

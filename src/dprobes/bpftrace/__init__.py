@@ -1,9 +1,10 @@
 """
-Scripts of bpftrace, converted to DProbes C (``dprobes convert``).
+Conversion of bpftrace scripts to DProbes C (``dprobes convert``).
 
 ::
 
     text ─► directives ─► tokens ─► parser ─► tree ─► uses, writers ─► text in DProbes C, options of run, notes
 
-What has no like there is an error with its place. Nothing here looks at the machine: a ``Machine`` is asked.
+A construct without an equivalent is an error at its place. The package does not access the machine itself: a
+``Machine`` provides the facts about it.
 """

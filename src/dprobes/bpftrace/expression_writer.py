@@ -1,4 +1,4 @@
-"""Expressions of a script as DProbes C has them. What has no like is reported, and written as 0."""
+"""Expressions of a script in DProbes C. One without an equivalent is reported, and written as 0."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PRECEDENCE = {
     "||": 2, "&&": 3, "|": 4, "^": 5, "&": 6, "==": 7, "!=": 7, "<": 8, ">": 8, "<=": 8, ">=": 8, "<<": 9, ">>": 9,
     "+": 10, "-": 10, "*": 11, "/": 11, "%": 11,
 }  # fmt: skip
-"""How strongly operators bind, as in C."""
+"""The precedences of operators, as in C."""
 
 CONDITIONAL, PREFIX, ATOM = 1, 12, 13
 
 
 class Form(enum.Enum):
-    """The form of a value: all but a number can only be printed, compared, or be a key."""
+    """The form of a value; forms other than numbers can only be printed, compared, or be a key."""
 
     NUMBER = "a number"
     TEXT = "a string"
@@ -53,7 +53,7 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value; ``type`` is the C type of a pointer that was cast, else empty."""
+    """A value; ``type`` is the C type of a pointer after a cast, else empty."""
 
     text: str
     precedence: int = ATOM
@@ -61,22 +61,22 @@ class Value:
     type: str = ""
 
     def within(self, precedence: int) -> str:
-        """Return its text as an operand of something that binds so strongly."""
+        """Return the text as an operand of an operator with this precedence, in parentheses if required."""
         return self.text if self.precedence >= precedence else f"({self.text})"
 
     @property
     def number(self) -> str:
-        """Its text where a number is needed: the address of what a symbol names."""
+        """The text in the place of a number: for a symbol, its address."""
         return "pc" if self.form is Form.SYMBOL and self.text in ("func", "probe") else self.text
 
     @property
     def key(self) -> str:
-        """Its text as a key of a table."""
+        """The text as a key of a table."""
         return f"sym({self.text})" if self.form is Form.SYMBOL and self.text not in ("func", "probe") else self.text
 
 
 AGGREGATIONS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4}
-"""What bpftrace can keep in a map besides a value, and of how many arguments."""
+"""The aggregations that bpftrace can keep in a map, and the numbers of their arguments."""
 
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j|t)?([a-zA-Z%])")
 
@@ -85,7 +85,7 @@ _TEXTS = frozenset({"str", "strftime", "ntop", "buf", "path"})
 
 
 class Kept(enum.Enum):
-    """What a map keeps: ``NAMES`` are strings in quotes, a dictionary."""
+    """The kind of values in a map; ``NAMES`` are string literals, a dictionary."""
 
     NUMBER = "numbers"
     SYMBOL = "symbols"
@@ -98,14 +98,14 @@ class Kept(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MapUses:
-    """The maps of a script by their names, and which probes, by their numbers, put something into them."""
+    """The kinds of values in the maps of a script, and the numbers of the probes that write to them, by map names."""
 
     kept: Mapping[str, Kept]
     makers: Mapping[str, Sequence[int]]
 
     @classmethod
     def of(cls, script: script_tree.Script) -> MapUses:
-        """Return what a script does with its maps."""
+        """Return the uses of maps in a script."""
         kept: dict[str, Kept] = dict.fromkeys(_strings_of_fields(script), Kept.TEXT)
         makers: dict[str, list[int]] = {}
         for number, probe in enumerate(script.probes):
@@ -126,7 +126,7 @@ class MapUses:
 
 
 def _strings_of_fields(script: script_tree.Script) -> set[str]:
-    """Return the maps that keep arrays of characters: what is read from a field, and printed as a string."""
+    """Return the maps that keep character arrays: values read from a field and printed as a string."""
     assigned: dict[str, list[script_tree.Expression]] = {}
     printed: set[str] = set()
     for probe in script.probes:
@@ -149,14 +149,14 @@ def statements_of(body: Sequence[script_tree.Statement]) -> Iterator[script_tree
 
 
 def expressions_of(probe: script_tree.Probe) -> Iterator[script_tree.Expression]:
-    """Return all expressions of a probe, with those that they are made of, but for maps that are assigned to."""
+    """Iterate over all expressions of a probe and their operands, except maps that are assigned to."""
     if probe.condition is not None:
         yield from _parts_of(probe.condition)
     yield from expressions_in(probe.body)
 
 
 def expressions_in(body: Sequence[script_tree.Statement]) -> Iterator[script_tree.Expression]:
-    """Return the same of a block."""
+    """Iterate over the expressions of a block, as ``expressions_of`` does."""
     for statement in statements_of(body):
         match statement:
             case script_tree.Assignment(script_tree.Map(_, keys), operator, value) as assignment:
@@ -173,7 +173,7 @@ def expressions_in(body: Sequence[script_tree.Statement]) -> Iterator[script_tre
 
 
 def _parts_of(expression: script_tree.Expression) -> Iterator[script_tree.Expression]:
-    """Return an expression and all that it is made of."""
+    """Return an expression and all its operands."""
     return (each for each in expression.walk() if isinstance(each, script_tree.Expression))
 
 
@@ -204,7 +204,7 @@ def _kept_by(value: script_tree.Expression, strings: Mapping[str, Kept]) -> Kept
 
 _SAME = frozenset({"pid", "tid", "uid", "cpu", "nsecs"})
 _CAPTURED = _SAME | {"elapsed", "pc", "sp", "retval", "watched", "line", "comm", "func", "probe"}
-"""Names that every probe has, whatever the parameters of its function are called."""
+"""Names that every probe has, even if a parameter of its function has the same name."""
 
 _ARGUMENT = re.compile(r"arg([0-9]+)")
 _DIGITS_MAX = 24
@@ -220,7 +220,7 @@ _CONSTANTS = {
     "IPPROTO_TCP": 6, "IPPROTO_UDP": 17, "TCP_ESTABLISHED": 1, "TCP_SYN_SENT": 2, "TCP_SYN_RECV": 3, "TCP_FIN_WAIT1": 4,
     "TCP_FIN_WAIT2": 5, "TCP_TIME_WAIT": 6, "TCP_CLOSE": 7, "TCP_CLOSE_WAIT": 8, "TCP_LAST_ACK": 9, "TCP_LISTEN": 10,
 }  # fmt: skip
-"""Constants of headers that programs are compiled with as well: they never change (include/uapi/linux, sched.h)."""
+"""Stable constants of headers with which programs are also compiled (include/uapi/linux, sched.h)."""
 
 _NAME_HINTS = {
     "curtask": "sample the kernel: sample 99hz kernel { … curtask->pid … }",
@@ -262,14 +262,14 @@ _NOTHING = Value("0")
 
 
 class Fields(NamedTuple):
-    """What is known of the fields of a tracepoint: the sizes of arrays, and the types of pointers to structures."""
+    """The known fields of a tracepoint: sizes of arrays in bytes, and types of pointers to structures."""
 
     arrays: Mapping[str, int] = {}
     pointers: Mapping[str, str] = {}
 
 
 class ExpressionWriter:
-    """The expressions of a probe at ``places`` as text; ``variables`` are those that stand for a string or symbol."""
+    """A writer of the expressions of a probe at ``places``; ``variables`` holds those for strings and symbols."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class ExpressionWriter:
         parameters: frozenset[str] = frozenset(),
     ) -> None:
         self._parameters = parameters
-        """The names of those that are used of the functions that are probed."""
+        """The names of the used parameters of the probed functions."""
         self._has_names = bool(places) and all(place.has_names for place in places)
         self._places = places
         self._kinds = {place.kind for place in places}
@@ -297,9 +297,9 @@ class ExpressionWriter:
         self._diagnostics = diagnostics
         self.variables: dict[str, Value] = {}
         self.fields: dict[str, str] = {}
-        """What variables hold that were read from a field, as it is written there: its type is known there alone."""
+        """The fields that variables were assigned, as written there, because only a field's place has its type."""
         self.options: list[str] = []
-        """What the program is to be run with."""
+        """The command-line options that the program needs."""
 
     def value(self, expression: script_tree.Expression) -> Value:
         """Return the value of an expression."""
@@ -339,11 +339,11 @@ class ExpressionWriter:
                 return self.wrong(expression.span, "tuples have no like in DProbes C", "as keys, write them one by one")
 
     def variable_name(self, name: str) -> str:
-        """Return the name that a variable of the script has in DProbes C."""
+        """Return the name in DProbes C of a script's variable."""
         return f"{name}_" if name in _RESERVED or name in self._parameters else name
 
     def number(self, expression: script_tree.Expression, precedence: int = 0) -> str:
-        """Return the text of a number, as an operand of something that binds so strongly."""
+        """Return the text of a number, as an operand of an operator with this precedence."""
         value = self.value(expression)
         if value.form not in (Form.NUMBER, Form.SYMBOL):
             return self.wrong(expression.span, f"{value.form.value} is no number in DProbes C").text
@@ -353,16 +353,16 @@ class ExpressionWriter:
         return Value(value.number, value.precedence).within(precedence)
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> Value:
-        """Report what has no like."""
+        """Report a construct without an equivalent."""
         self._diagnostics.error(span, message, hint=hint)
         return _NOTHING
 
     def note(self, span: Span, message: str) -> None:
-        """Say what is not quite the same."""
+        """Note a difference in behaviour."""
         self._diagnostics.note(span, message)
 
     def table(self, map_: script_tree.Map) -> str:
-        """Return a table with its keys; a text in quotes among them becomes part of its name."""
+        """Return a table with its keys; a string literal among them becomes part of its name."""
         name, keys = map_.name, list[str]()
         flat = [part for key in map_.keys for part in (key.values if isinstance(key, script_tree.Tuple) else (key,))]
         for key in flat:
@@ -405,12 +405,12 @@ class ExpressionWriter:
             message = f"'{name}' has no like in DProbes C: {_ABSENT_NAMES[name]}"
             return self.wrong(span, message, _NAME_HINTS.get(name))
         if self._knows_kernel and name.isupper():
-            return Value(name)  # of an enumeration of the kernel
+            return Value(name)  # an enumerator of the kernel
         hint = f"define it in the script: #define {name} 1"
         return self.wrong(span, f"'{name}' is not known; it may be a constant of a header of the kernel", hint)
 
     def _own_name(self, name: str, span: Span) -> Value:
-        """Return the name of the place that was hit: by its address, where that is one of the function."""
+        """Return the name of the hit place: a symbol by its address if the place is in a function, else a literal."""
         if self._kinds <= {PlaceKind.ENTRY, PlaceKind.RETURN, PlaceKind.OTHER}:
             return Value(name, form=Form.SYMBOL)
         if len(self._places) == 1 and "*" not in self._places[0].written:
@@ -440,7 +440,7 @@ class ExpressionWriter:
             case Kept.USER_STACK:
                 message = f"'@{map_.name}' keeps call stacks of programs, which only printing the table shows"
                 return self.wrong(map_.span, message, "have 'ustack' as a key where you print or count")
-        return _NOTHING  # where it is assigned, it has been reported
+        return _NOTHING  # its assignment reports the error
 
     def _field(self, field: script_tree.Field) -> Value:
         if not isinstance(field.base, script_tree.Name) or field.base.name != "args":
@@ -512,7 +512,7 @@ class ExpressionWriter:
         return " ".join(words) + (f" {'*' * stars}" if stars else "")
 
     def _is_structure(self, name: str) -> bool:
-        """Return whether a name without ``struct`` is that of a structure of the kernel."""
+        """Return whether a name without ``struct`` is that of a kernel structure."""
         return self._knows_kernel and _C_TYPE.fullmatch(name) is None
 
     def _call(self, call: script_tree.Call) -> Value:
@@ -548,7 +548,7 @@ class ExpressionWriter:
         return self.wrong(call.span, f"'{call.function}' cannot be called so in DProbes C")
 
     def _swapped(self, number: script_tree.Expression) -> Value:
-        """Return a number with its bytes in the other order, of which its type says how many there are."""
+        """Return a number with its bytes in reverse order, as many as its type has."""
         if not isinstance(number, script_tree.Variable):
             return Value(f"bswap({self.number(number)})")
         field = self.fields.get(number.name)
@@ -568,7 +568,7 @@ class ExpressionWriter:
         return Value(f"str({text}{size})", form=Form.TEXT)
 
     def _comparison(self, one: script_tree.Expression, other: script_tree.Expression, size: int, span: Span) -> Value:
-        """Return 0 for strings that begin alike, as strncmp does."""
+        """Return 0 for strings with the same beginning, as strncmp does."""
         left, right = self.value(one), self.value(other)
         if left.form is Form.LITERAL:
             left, right = right, left

@@ -1,4 +1,4 @@
-"""A script of bpftrace to a program in DProbes C, with the options that it is run with."""
+"""Conversion of a bpftrace script to a program in DProbes C, with the options for its run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversion", "convert"]
 
-# We do what a C compiler would where the kernel's types are known; lines that are left out are blanked: places stay.
+# Directives have the effect of a C compiler that has the kernel's types. Omitted lines are blanked to keep places.
 
 _KNOWN = frozenset({"BPFTRACE_HAVE_BTF"})
 _CONDITION = re.compile(r"\s*#\s*(?P<word>ifdef|ifndef|if|elif|else|endif)\b\s*(?P<rest>.*)")
@@ -30,7 +30,7 @@ _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/\*.*?\*/|//[^\n]*', re.DOTALL)
 
 
 class Directives(NamedTuple):
-    """The text without ``#`` lines and comments, macros as they were written, and included headers by their places."""
+    """The text without ``#`` lines and comments, macros as written, and included headers with their places."""
 
     text: str
     macros: tuple[str, ...]
@@ -108,7 +108,7 @@ class Conversion(NamedTuple):
 
 
 def convert(source: SourceFile, machine: Machine, diagnostics: Diagnostics) -> Conversion:
-    """Convert a script; raise ``SourceError`` with all that has no like in DProbes C."""
+    """Convert a script; raise ``SourceError`` with all constructs that have no equivalent in DProbes C."""
     directives = read_directives(source, diagnostics)
     script = parse(source, directives.text, diagnostics)
     diagnostics.raise_if_errors()
@@ -144,7 +144,7 @@ class _Converter:
         self._asked: list[str] = []
 
     def probes(self) -> list[str]:
-        """Return the probes, those that put something into a table before those that read it."""
+        """Return the probes, those that write to a table before those that read it."""
         found = []
         for number in self._order():
             probe = self._script.probes[number]
@@ -156,11 +156,11 @@ class _Converter:
         return [*self._variables(), *found, *self._answers()]
 
     def _variables(self) -> list[str]:
-        """Return the declarations of the variables by which hits ask the tool for something."""
+        """Return the declarations of the variables by which hits request actions of the tool."""
         return [f"static long {asked_variable(number)};" for number in range(len(self._asked))]
 
     def _answers(self) -> list[str]:
-        """Return the blocks of the tool that do what hits ask for, also what was asked for last."""
+        """Return the blocks of the tool for the requests of hits, including the last ones."""
         every, end = list[str](), list[str]()
         for number, statement in enumerate(self._asked):
             variable = asked_variable(number)
@@ -171,7 +171,7 @@ class _Converter:
         return ["\n".join([f"{word} {{", *lines, "}"]) for word, lines in blocks if lines]
 
     def _order(self) -> list[int]:
-        """Return the numbers of the probes in such an order that tables are known before they are read."""
+        """Return the numbers of the probes in an order in which tables are known before they are read."""
         left = list(range(len(self._script.probes)))
         reads = {
             number: {
@@ -191,7 +191,7 @@ class _Converter:
         return all(not makers or makers & {number, *before} for makers in made)
 
     def _probes(self, probe: script_tree.Probe) -> list[str]:
-        """Return a probe, or one for each place where the body asks which one was hit and no address says it."""
+        """Return a probe, or one for each place if the body uses the name of the place and no address provides it."""
         places = [place for point in probe.points for place in places_of(point, self._machine, self._diagnostics)]
         asks = any(
             isinstance(each, script_tree.Name) and each.name in ("func", "probe") for each in expressions_of(probe)
@@ -224,7 +224,7 @@ class _Converter:
         return "\n".join([f"{where}{condition} {{", *(f"    {line}" for line in lines), "}"])
 
     def _of_tool(self, kind: str, probe: script_tree.Probe) -> str | None:
-        """Return a block of the tool; None if nothing is left of it."""
+        """Return a block of the tool; None if it is empty."""
         word = {"BEGIN": "begin", "END": "end"}.get(kind) or f"every {self._time(probe)}"
         values = ExpressionWriter((), self._maps, Fields(), self._structures, self._constants, self._diagnostics)
         lines = StatementWriter(values, self._maps, in_tool=True).block(probe.body)
@@ -242,7 +242,7 @@ class _Converter:
 
 
 def _parameters(probe: script_tree.Probe, places: Sequence[Place]) -> frozenset[str]:
-    """Return the parameters of functions that a probe uses by their names."""
+    """Return the function parameters that a probe uses by name."""
     if not any(place.has_names for place in places):
         return frozenset()
     fields = [each for each in expressions_of(probe) if isinstance(each, script_tree.Field)]

@@ -1,4 +1,4 @@
-"""Expressions of bpftrace: those of C, with maps, variables with a dollar sign, strings and tuples."""
+"""Parser of bpftrace scripts: C's expressions, with maps, variables with a dollar sign, strings and tuples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 
-# A path has slashes; elsewhere a slash begins the condition behind a probe.
+# A path contains slashes; elsewhere a slash begins the condition after a probe.
 _POINT = re.compile(
     r"""(?:uprobe|uretprobe|usdt|u|ur|U):(?:"[^"\n]*"|[^\s,{":])*(?::(?:"[^"\n]*"|[^\s,{"/])*)?
       | [A-Za-z_]\w*(?::(?:"[^"\n]*"|[^\s,{"/])*)*""",
@@ -38,7 +38,7 @@ _POINT = re.compile(
 
 
 class TokenStream(TextTokens):
-    """The tokens of a text, in which comments are blank; ``source`` is where they come from."""
+    """The tokens of a text with blanked comments; ``source`` is its origin."""
 
     def __init__(self, source: SourceFile, text: str, diagnostics: Diagnostics) -> None:
         super().__init__(text, _TOKEN, partial(Span, source), diagnostics, "the end of the script")
@@ -48,7 +48,7 @@ class TokenStream(TextTokens):
         return self.take_match(_POINT)
 
     def take_block(self) -> Token | None:
-        """Take the text from here to the ``;`` behind the next ``}``; None if there is none."""
+        """Take the text up to the ``;`` after the matching ``}``; None if there is none."""
         depth = 0
         for position in range(self.peek().start, len(self.text)):
             depth += {"{": 1, "}": -1}.get(self.text[position], 0)
@@ -71,26 +71,26 @@ _NUMBER = re.compile(
 _UNITS = {"": 1, "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
 _SUFFIX = re.compile(r"(?i:u|l|ul|ll|ull)\Z")
 _DIGITS_MAX = 24
-"""Of a number of 64 bits, octal ones included."""
+"""The largest number of digits of a 64-bit number, octal ones included."""
 _EXPONENT_MAX = 18
 
 
 class Cursor(TokenCursor[TokenStream]):
-    """A walk through the tokens of a script."""
+    """A cursor on the tokens of a script."""
 
     def __init__(self, tokens: TokenStream, diagnostics: Diagnostics) -> None:
         super().__init__(tokens, diagnostics, _DEPTH_MAX)
 
 
 class ExpressionParser:
-    """A parser of expressions. The condition of a probe stands between slashes: there a slash does not divide."""
+    """A parser of expressions. In the condition of a probe, between slashes, a slash is not a division."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
         self._divides = True
 
     def condition(self) -> script_tree.Expression:
-        """Parse the condition of a probe; its first slash has been taken."""
+        """Parse the condition of a probe, after its first slash."""
         self._divides = False
         try:
             found = self.expression()
@@ -150,7 +150,7 @@ class ExpressionParser:
             return self._postfix()
 
     def _cast_length(self) -> int:
-        """Return how many tokens a type in brackets has that comes next; 0 if none does."""
+        """Return the number of tokens of a type in brackets that comes next; 0 if none does."""
         cursor = self._cursor
         if not cursor.sees("("):
             return 0
@@ -170,7 +170,7 @@ class ExpressionParser:
             distance += 1
         if not cursor.sees(")", distance=distance):
             return 0
-        # (name *) is a type only if something follows that it can be applied to.
+        # (name *) is a type only if an operand follows.
         return distance + 1
 
     def _type(self, length: int) -> str:
@@ -249,7 +249,7 @@ class ExpressionParser:
 
 
 def height_of(expression: script_tree.Expression) -> int:
-    """Return how many levels an expression has: a chain of operators grows as well."""
+    """Return the number of levels of an expression; a chain of operators adds levels, too."""
     height, level = 0, list[Node]([expression])
     while level:
         height += 1
@@ -262,7 +262,7 @@ _JUMPS = ("return", "break", "continue")
 
 
 def parse(source: SourceFile, text: str, diagnostics: Diagnostics) -> script_tree.Script:
-    """Parse a script; ``text`` is that of ``source`` without comments and directives. Errors are reported."""
+    """Parse a script; ``text`` is that of ``source`` without comments and directives. Report errors."""
     return _ScriptParser(Cursor(TokenStream(source, text, diagnostics), diagnostics)).script()
 
 
@@ -380,7 +380,7 @@ class _ScriptParser:
         return script_tree.Assignment(target, operator.text[:-1], value, cursor.span_from(first))
 
     def _skip_probe(self) -> None:
-        """Go on behind the block of a probe in error."""
+        """Skip past the block of a probe in error."""
         self._cursor.skip_statement()
         while self._cursor.sees("}"):
             self._cursor.take()

@@ -1,4 +1,4 @@
-"""Where a probe of a script is, as DProbes C writes it."""
+"""Places of a script's probes in the syntax of DProbes C."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ __all__ = ["LONG_NAMES", "Machine", "Place", "PlaceKind", "places_of"]
 
 
 class Machine(Protocol):
-    """A machine, or one of which nothing is known (``NoMachine``)."""
+    """The facts about a machine, or about an unknown one (``NoMachine``)."""
 
     def library(self, name: str) -> str:
-        """Return the name of the library that ``libc`` or the like is; the same name if there is none."""
+        """Return the file name of a library such as ``libc``; the same name if there is none."""
 
     def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:
-        """Return the names of tracepoints that match a pattern of a shell."""
+        """Return the names of tracepoints that match a shell pattern."""
 
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
-        """Return the fields of a tracepoint that are arrays, with their sizes in bytes; 0 if a record says the size."""
+        """Return the array fields of a tracepoint, with their sizes in bytes; 0 if the size is in the record."""
 
     def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
-        """Return the fields of a tracepoint that are pointers to structures, with their types in C."""
+        """Return the fields of a tracepoint that point to structures, with their C types."""
 
 
 class NoMachine:
-    """A machine of which nothing is known."""
+    """An unknown machine."""
 
     def library(self, name: str) -> str:
-        """Return the name."""
+        """Return the name unchanged."""
         return name
 
     def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:  # noqa: ARG002 - what the protocol says
@@ -82,7 +82,7 @@ _EVENTS = {
     "page-faults": _FAULTS, "faults": _FAULTS,
     "context-switches": (("sched", "sched_switch"),), "cs": (("sched", "sched_switch"),),
 }  # fmt: skip
-"""Events of the kernel (perf_event_open(2), PERF_TYPE_SOFTWARE), and the tracepoints where each of them happens."""
+"""Software events (perf_event_open(2), PERF_TYPE_SOFTWARE), and the tracepoints of each."""
 
 _PERIODS = {"s": 1, "ms": 10**3, "us": 10**6}
 _TYPES = {1: "char", 2: "short", 4: "int", 8: "long"}
@@ -90,7 +90,7 @@ _WILD = re.compile(r"[*?\[]")
 
 
 class PlaceKind(enum.Enum):
-    """What a probe can know: arguments, a returned value, fields."""
+    """The kind of a place, which decides its data: arguments, a return value, fields."""
 
     ENTRY = "entry"
     RETURN = "return"
@@ -103,10 +103,10 @@ class PlaceKind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Place:
     """
-    A place: its text in DProbes C, and what bpftrace calls it.
+    A place: its text in DProbes C, and its name in bpftrace.
 
-    ``function`` is its name without what is before it; ``subsystem`` is that of a tracepoint. ``has_names`` says that
-    the script calls arguments by the names of the function's parameters.
+    ``function`` is the name without the parts before it; ``subsystem`` is that of a tracepoint. ``has_names`` means
+    that the script uses the names of the function's parameters.
     """
 
     text: str
@@ -118,17 +118,17 @@ class Place:
 
     @property
     def is_usdt(self) -> bool:
-        """Whether it is a statically defined probe, which has more arguments than registers hold."""
+        """True for a USDT probe, which has more arguments than registers hold."""
         return self.text.startswith("usdt ")
 
     @property
     def knows_kernel(self) -> bool:
-        """Whether the types of the kernel are known there: in its code, at its tracepoints and calls, in samplers."""
+        """True if the types of the kernel are known: in its code, at tracepoints and system calls, in samplers."""
         return self.text.removeprefix("return ").startswith(("kernel:", "kmod ", "tracepoint ", "syscall ", "sample "))
 
 
 def places_of(point: script_tree.Point, machine: Machine, diagnostics: Diagnostics) -> list[Place]:
-    """Return the places of a point; report one that has no like."""
+    """Return the places of a point; report one without an equivalent."""
     return list(_Places(point, machine, diagnostics).found())
 
 
@@ -245,5 +245,5 @@ class _Places:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as a place has it: in quotes if it has brackets or blanks."""
+    """Return a name in the syntax of places: in quotes if it has brackets or blanks."""
     return f'"{name}"' if re.search(r"[\s(){},;]", name) else name

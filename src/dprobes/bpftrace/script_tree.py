@@ -1,4 +1,4 @@
-"""What a script of bpftrace says, as it was written: expressions, statements, probes, with their places."""
+"""The syntax tree of a bpftrace script: expressions, statements, probes, with their places."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Number(Node):
 
 
 class String(Node):
-    """A text in quotes, as it was written, without them."""
+    """A string literal as written, without its quotes."""
 
     text: str
     span: Span
 
 
 class Name(Node):
-    """A name that bpftrace provides, or a constant of a header."""
+    """A name of bpftrace, or a constant of a header."""
 
     name: str
     span: Span
@@ -84,7 +84,7 @@ class Map(Node):
 
 
 class Call(Node):
-    """A call of what bpftrace provides."""
+    """A call of a function of bpftrace."""
 
     function: str
     arguments: tuple[Expression, ...]
@@ -92,7 +92,7 @@ class Call(Node):
 
 
 class Field(Node):
-    """A member of a structure: ``is_arrow`` if it is one that is pointed to."""
+    """A member of a structure; ``is_arrow`` if it is accessed by a pointer."""
 
     base: Expression
     name: str
@@ -109,7 +109,7 @@ class Index(Node):
 
 
 class Unary(Node):
-    """An operator before an operand."""
+    """A prefix operator with its operand."""
 
     operator: str
     operand: Expression
@@ -117,7 +117,7 @@ class Unary(Node):
 
 
 class Step(Node):
-    """``++`` or ``--``; where it is behind its operand, ``is_postfix``."""
+    """``++`` or ``--``; ``is_postfix`` if it follows its operand."""
 
     operator: str
     operand: Expression
@@ -126,7 +126,7 @@ class Step(Node):
 
 
 class Binary(Node):
-    """An operator between two operands."""
+    """A binary operator with its operands."""
 
     operator: str
     left: Expression
@@ -144,7 +144,7 @@ class Conditional(Node):
 
 
 class Cast(Node):
-    """A cast to a type, whose text is as it was written."""
+    """A cast to a type, whose text is as written."""
 
     type: str
     operand: Expression
@@ -152,7 +152,7 @@ class Cast(Node):
 
 
 class SizeOf(Node):
-    """The size of a type, whose text is as it was written."""
+    """The size of a type, whose text is as written."""
 
     type: str
     span: Span
@@ -172,7 +172,7 @@ Expression = (
 
 
 class Assignment(Node):
-    """``target operator= value``; the operator is empty for a plain one."""
+    """``target operator= value``; the operator is empty for a plain assignment."""
 
     target: Variable | Map
     operator: str
@@ -205,7 +205,7 @@ class While(Node):
 
 
 class Unroll(Node):
-    """A block that is carried out a number of times."""
+    """A block that is executed a number of times."""
 
     count: Expression
     body: tuple[Statement, ...]
@@ -223,14 +223,14 @@ Statement = Assignment | Do | If | While | Unroll | Jump
 
 
 class Point(Node):
-    """Where a probe is: the parts of its name, between colons."""
+    """The location of a probe: the parts of its name, between colons."""
 
     parts: tuple[str, ...]
     span: Span
 
 
 class Probe(Node):
-    """Points, the condition behind them, and what a hit does."""
+    """Points, the condition after them, and the statements of a hit."""
 
     points: tuple[Point, ...]
     condition: Expression | None
@@ -239,7 +239,7 @@ class Probe(Node):
 
 
 class Script(Node):
-    """The probes of a script, and the definitions of structures before them, as they were written."""
+    """The probes of a script, and the structure definitions before them, as written."""
 
     probes: tuple[Probe, ...]
     structures: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Statements of a script as DProbes C has them. What has no like is reported and left out."""
+"""Statements of a script in DProbes C. A statement without an equivalent is reported and left out."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _CONVERSION = re.compile(
 _NUMBERS = "diuxXocp"
 _JOINED_MAX = 6
 _WIDTH_MAX = 4095
-"""The largest width and precision that DProbes C takes."""
+"""The largest width and precision in DProbes C."""
 
 
 def _number(digits: str) -> int:
-    """Return a width or precision; one of many digits is a number that is too large."""
+    """Return a width or precision; too many digits give a number above the limit."""
     return (
         int(digits[-len(str(_WIDTH_MAX)) :] or 0) if not digits[: -len(str(_WIDTH_MAX))].strip("0") else _WIDTH_MAX + 1
     )
 
 
 class PrintWriter:
-    """What is printed up to the end of a line."""
+    """The output that is collected up to the end of a line."""
 
     def __init__(self, values: ExpressionWriter) -> None:
         self._values = values
@@ -43,7 +43,7 @@ class PrintWriter:
         self._joins = 0
 
     def add(self, call: script_tree.Call) -> str | None:
-        """Take a ``printf``; return the statement if it ends a line."""
+        """Add a ``printf``; return the statement if it ends a line."""
         if not call.arguments or not isinstance(call.arguments[0], script_tree.String):
             self._values.wrong(call.span, "'printf' needs a format in quotes")
             return None
@@ -68,7 +68,7 @@ class PrintWriter:
         return self.flush() if self._format.endswith("\\n") else None
 
     def join(self, call: script_tree.Call) -> list[str]:
-        """Return what prints the strings that an array of pointers has, up to a null pointer."""
+        """Return the statements that print the strings of a pointer array, up to a null pointer."""
         array, *separator = call.arguments
         between = separator[0].text if separator and isinstance(separator[0], script_tree.String) else " "
         self._values.note(call.span, f"'join' prints at most {_JOINED_MAX} strings")
@@ -85,7 +85,7 @@ class PrintWriter:
         return lines
 
     def flush(self) -> str | None:
-        """Return the statement for what has been collected; None if that is nothing."""
+        """Return the statement for the collected output; None if there is none."""
         format_, arguments = self._format.removesuffix("\\n"), self._arguments
         self._format, self._arguments = "", []
         if not format_.strip():
@@ -93,7 +93,7 @@ class PrintWriter:
         return f'printf("{format_}"{"".join(f", {each}" for each in arguments)});'
 
     def rest(self) -> list[str]:
-        """Return the statement for what has been collected, if any."""
+        """Return the statement for the collected output, if any."""
         return [line] if (line := self.flush()) is not None else []
 
     def _converted(self, match: re.Match[str], argument: script_tree.Expression) -> str:
@@ -125,7 +125,7 @@ class PrintWriter:
         return f"%{layout}{letter}"
 
     def _as_text(self, argument: script_tree.Expression, text: str) -> tuple[str, str]:
-        """Return how what seems a number is printed as a string: as an array of characters, if it is a field."""
+        """Return the conversion and text of a number that is printed as a string: a field is a character array."""
         if isinstance(argument, script_tree.Variable) and argument.name in self._values.fields:
             return "s", self._values.fields[argument.name]
         if isinstance(argument, script_tree.Field):
@@ -147,22 +147,22 @@ _ABSENT = {
     "signal": ("a hit cannot send signals", "hand the process to a debugger with debugger()"),
 }
 _ASKED = ("exit", "clear", "zero", "print", "cat")
-"""What a hit can only ask the tool for."""
+"""The actions that a hit can only request of the tool."""
 
 _UNROLLED_MAX = 20
 _WAYS_MAX = 16
-"""How often what follows an ``if`` is written at most."""
+"""The largest number of copies of the statements after an ``if``."""
 
 
 def _assigned(statements: Iterable[script_tree.Statement]) -> Iterator[tuple[str, script_tree.Expression]]:
-    """Iterate over the variables that statements themselves assign to, with the values."""
+    """Iterate over the variables that statements themselves assign, with the values."""
     for each in statements:
         if isinstance(each, script_tree.Assignment) and isinstance(each.target, script_tree.Variable):
             yield each.target.name, each.value
 
 
 class StatementWriter:
-    """A writer of the statements of a block; ``asked`` gets what hits ask the tool for, each by a variable."""
+    """A writer of the statements of a block; ``asked`` collects the actions that hits request by a variable each."""
 
     def __init__(
         self, values: ExpressionWriter, maps: MapUses, asked: list[str] | None = None, *, in_tool: bool = False
@@ -172,13 +172,13 @@ class StatementWriter:
         self._maps = maps
         self._declared: set[str] = set()
         self._pointers: frozenset[str] = frozenset()
-        """Variables that are pointers, by what is done with them."""
+        """The variables that are used as pointers."""
         self._in_tool = in_tool
         self._loops = 0
         self._ways = 1
 
     def block(self, body: Sequence[script_tree.Statement]) -> list[str]:
-        """Return the lines of a block; what is assigned first within a block of its own is declared before."""
+        """Return the lines of a block; a variable that an inner block assigns first is declared before it."""
         outer = {name for name, _ in _assigned(body)}
         inner: list[str] = []
         for name, value in _assigned(statements_of(body)):
@@ -194,7 +194,7 @@ class StatementWriter:
 
     @staticmethod
     def _types_of_pointers(body: Sequence[script_tree.Statement]) -> dict[str, str]:
-        """Return the types to which variables are cast where they are assigned, if these are pointers to structures."""
+        """Return the types of variables that are assigned pointers to structures by a cast."""
         found: dict[str, str] = {}
         for statement in statements_of(body):
             match statement:
@@ -289,7 +289,7 @@ class StatementWriter:
                 yield f"{word};"
 
     def _chooses_strings(self, statement: script_tree.If) -> bool:
-        """Return whether it depends on a condition what variables stand for."""
+        """Return whether a condition decides which string or symbol a variable stands for."""
         return any(not self._is_number(value) for _, value in _assigned(statements_of([statement])))
 
     def _both_ways(
@@ -299,7 +299,7 @@ class StatementWriter:
         otherwise: Sequence[script_tree.Statement],
         rest: Sequence[script_tree.Statement],
     ) -> list[str]:
-        """Return an ``if`` whose branches have all that follows it: there each variable stands for one string."""
+        """Return an ``if`` with all following statements in both branches, where a variable stands for one string."""
         lines = [f"if ({self._values.number(condition)}) {{"]
         self._ways *= 2
         if self._ways > _WAYS_MAX:
@@ -334,7 +334,7 @@ class StatementWriter:
         if isinstance(value, script_tree.Field) and not operator:
             values.fields[target.name] = found.text
         if target.name in self._pointers and not found.type and not operator and target.name not in self._declared:
-            values.variables[target.name] = found  # whose type only the compiler knows
+            values.variables[target.name] = found  # only the compiler knows its type
         elif target.name in values.variables:
             values.wrong(target.span, f"'${target.name}' stands for a string or symbol, and for something else")
         elif target.name in self._declared or operator:
@@ -365,7 +365,7 @@ class StatementWriter:
                 values.wrong(value.span, f"a table keeps numbers, strings and call stacks, not {kept.value}")
 
     def _kept(self, value: script_tree.Expression) -> str:
-        """Return a string or a call stack that a table keeps."""
+        """Return the text of a string or a call stack for a table."""
         found = self._values.value(value)
         if found.form is Form.NUMBER:  # an array of characters
             return f"str({found.text})"
@@ -402,10 +402,10 @@ class StatementWriter:
                 message, hint = _ABSENT[name]
                 values.wrong(call.span, message, hint)
             case _:
-                values.value(call)  # which says what is wrong
+                values.value(call)  # it reports the error
 
     def _ask(self, call: script_tree.Call) -> str:
-        """Return the statement by which a hit asks the tool for something."""
+        """Return the statement by which a hit requests an action of the tool."""
         (text,) = StatementWriter(self._values, self._maps, in_tool=True).block([script_tree.Do(call, call.span)])
         if text not in self._asked:
             self._asked.append(text)
@@ -414,7 +414,7 @@ class StatementWriter:
 
 
 def asked_variable(number: int) -> str:
-    """Return the variable that says whether the tool is asked for something."""
+    """Return the name of the variable for a request to the tool."""
     return f"asked_of_tool{number + 1}"
 
 
@@ -446,7 +446,7 @@ def _is_print(expression: script_tree.Expression) -> bool:
 
 
 def _pointers_in(body: Sequence[script_tree.Statement]) -> Iterator[str]:
-    """Return the variables that ``->`` is applied to, or what it reads."""
+    """Iterate over the variables that are used as pointers by ``->``, and those among its operands."""
     for expression in expressions_in(body):
         match expression:
             case script_tree.Field(script_tree.Variable(name), _, True):

@@ -1,8 +1,8 @@
-"""The command line: one module for each verb; ``main`` finds them."""
+"""The command line: one module for each verb, which ``main`` looks up."""
 
 from __future__ import annotations
 
 __all__ = ["COMPLETE_VARIABLE"]
 
 COMPLETE_VARIABLE = "_DPROBES_COMPLETE"
-"""What is in the environment when a shell asks for completions."""
+"""The environment variable that is set when a shell requests completions."""

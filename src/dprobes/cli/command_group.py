@@ -25,7 +25,7 @@ _OF_OTHER_TOOLS = {
     "strace": "run", "ltrace": "run", "bpftrace": "run", "uninstall": "remove", "kill": "stop", "symbols": "list",
     "disassemble": "locate", "vars": "getvars",
 }  # fmt: skip
-"""Verbs that people know from perf, bpftrace, GDB and others, and the one that does the same here."""
+"""Verbs of perf, bpftrace, GDB and other tools, with the equivalent ones of dprobes."""
 
 VERBS = {
     "run": "Run a probe program on a command or a process.",
@@ -58,11 +58,11 @@ _MODULES = {
     **dict.fromkeys(("query", "getvars", "remove", "stop", "log-target"), "manager_verbs"),
     **dict.fromkeys(("examples", "doctor", "lsp", "completion"), "assistance"),
 }
-"""The modules of the verbs that have none of their own name."""
+"""The modules of verbs that differ from the verb's name."""
 
 
 def command_of(verb: str) -> click.Command:
-    """Return the command of a verb, whose module is imported for that."""
+    """Return the command of a verb, importing its module."""
     name = verb.replace("-", "_")
     command = getattr(importlib.import_module(f"dprobes.cli.verbs.{_MODULES.get(verb, name)}"), f"{name}_command")
     assert isinstance(command, click.Command)
@@ -70,7 +70,7 @@ def command_of(verb: str) -> click.Command:
 
 
 class _Verbs(click.Group):
-    """A group that knows its commands' names and imports their modules only when they are used."""
+    """A group that lists its commands by name and imports their modules only when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -124,7 +124,7 @@ class _Verbs(click.Group):
 
 
 def _is_program(word: str) -> bool:
-    """Return whether a word is the file of a program, or an example of ours."""
+    """Return whether a word is the file of a program, or the name of an example."""
     from dprobes.cli.option_values import find_example
 
     return Path(word).is_file() or find_example(word) is not None

@@ -1,4 +1,4 @@
-"""From a program's source to a PPDF in memory, for the manager."""
+"""Compilation of a program's source to a PPDF in memory, for the manager."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def compiled_here(
     kernel_types: Path | None = None,
 ) -> bytes:
     """
-    Compile a program, in a file or a text, with the symbols of its module, if that is here; raises as ``build_ppdf``.
+    Compile a program, in a file or a text, with the symbols of its module, if that is on this machine.
 
-    ``vantage`` says who will probe what, and whose modules and kernel these are. ``templates`` is the directory of its
-    templates, ``kernel_types`` a file with the types of the kernel, if that is to be asked instead of what is probed.
+    ``vantage`` is the request, with the thread or command in whose view modules are searched. ``templates`` is the
+    directory of its templates, ``kernel_types`` a file with the types of the kernel, if they are not those of the
+    probed one. Raise the same errors as ``build_ppdf``.
     """
     source = parse_programs(
         source_of(file) if isinstance(file, str) else file,

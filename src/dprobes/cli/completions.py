@@ -1,9 +1,8 @@
 """
-What a shell may complete: one table from parameters to functions, used only while a shell asks.
+Shell completion: one table from parameters to functions, used only when a shell requests completions.
 
 The shells' scripts call the command with a variable (``cli.COMPLETE_VARIABLE``) in the environment; click finds the
-parameter that the cursor is at. Whatever goes wrong here is silent: a shell in the middle of a line is no place for
-messages.
+parameter at the cursor. All errors are silent: messages would disturb the line that the user is editing.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["known_modules", "known_symbols", "prepare", "register", "script"]
 
 _MAX = 1000
-"""How many completions a shell is given."""
+"""Maximum number of completions that are returned to a shell."""
 
 _PATIENCE = 2.0
-"""Seconds that the manager may take to answer."""
+"""Seconds to wait for an answer of the manager."""
 
 _BASH = """\
 %(complete_func)s() {
@@ -116,7 +115,7 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 
 
 class _Silent(shell_completion.ShellComplete):
-    """Complete nothing where looking for completions fails."""
+    """A completion that returns nothing if it fails."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         try:
@@ -151,13 +150,13 @@ def script(shell: str, command: click.Command, variable: str) -> str:
 
 
 def register() -> None:
-    """Have click use the shells of this module."""
+    """Register the shells of this module with click."""
     for name, shell in _SHELLS.items():
         shell_completion.add_completion_class(shell, name)
 
 
 def prepare(command: click.Command, verb: str) -> None:
-    """Let the parameters of a command complete their values."""
+    """Set the completion functions of a command's parameters."""
     commands = command.commands.values() if isinstance(command, click.Group) else [command]
     for each in commands:
         words = verb if each is command else f"{verb} {each.name}"
@@ -170,14 +169,14 @@ def prepare(command: click.Command, verb: str) -> None:
 def _complete_with(parameter: click.Parameter, function: Callable[[click.Context, str], Iterable[str]]) -> None:
     def complete(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = (value for value in function(ctx, incomplete) if value.startswith(incomplete))
-        # Names are anybody's: one with a line end would be two, and the shell prints what it gets.
+        # Names are untrusted: a line end in one would make two, and the shell prints them.
         return [CompletionItem(value) for value in found if value.isprintable()]
 
     parameter.shell_complete = complete  # type: ignore[method-assign]
 
 
 def _files(*suffixes: str) -> Callable[[click.Context, str], Iterable[str]]:
-    """Return a function that finds files with one of these suffixes, and directories on the way to them."""
+    """Return a function that completes paths of files with one of these suffixes, and of directories."""
 
     def find(_ctx: click.Context, incomplete: str) -> Iterator[str]:
         head, slash, start = incomplete.rpartition("/")
@@ -194,7 +193,7 @@ def _files(*suffixes: str) -> Callable[[click.Context, str], Iterable[str]]:
 
 
 def _or_examples(find: Callable[[click.Context, str], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
-    """Return a function that finds the names of examples besides."""
+    """Return a function that also completes the names of examples."""
 
     def complete(ctx: click.Context, incomplete: str) -> Iterator[str]:
         yield from find(ctx, incomplete)
@@ -208,7 +207,7 @@ def _examples(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
 
 
 def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
-    """Return a function for lists with commas: what is before the last one stays."""
+    """Return a function for comma-separated lists: the text before the last comma is kept."""
 
     def complete(ctx: click.Context, incomplete: str) -> Iterable[str]:
         before, comma, start = incomplete.rpartition(",")
@@ -222,14 +221,14 @@ def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.C
 
 
 def _program(ctx: click.Context) -> Program:
-    """Return the program that the line names."""
+    """Return the program in the command line."""
     from dprobes.api.compiled_program import is_compiled
     from dprobes.cli.option_values import compile_options
     from dprobes.diagnostics import Diagnostics
     from dprobes.ppdf.ppdf_file import decode
     from dprobes.rpn.compilation_passes import parse_file
 
-    # Where an option at the end waits for its value, click leaves the arguments before it unparsed.
+    # If an option at the end lacks its value, click leaves the arguments before it unparsed.
     path = Path(ctx.params.get("file") or ctx.args[0])
     if is_compiled(path):
         return decode(path.read_bytes()).program
@@ -285,7 +284,7 @@ def _cgroups(ctx: click.Context, incomplete: str) -> Iterable[str]:
 
 
 def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
-    """Find modules, and after the colon the symbols of one."""
+    """Return modules, and after a colon the symbols of one."""
     module, colon, start = incomplete.rpartition(":")
     if colon:
         yield from (f"{module}:{name}" for name in known_symbols(module, ctx.params.get("pid"), start))
@@ -296,7 +295,7 @@ def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 
 def known_modules(pid: int | None) -> Iterator[str]:
-    """Return the names of modules that a process maps, or any one, and of libraries; some come twice."""
+    """Return the names of modules that a process maps, or any process, and of libraries; there may be duplicates."""
     from dprobes.target.module_lookup import read_ld_cache
     from dprobes.target.process_maps import code_mappings
 
@@ -309,7 +308,7 @@ def known_modules(pid: int | None) -> Iterator[str]:
 
 
 def known_symbols(module: str, pid: int | None, start: str) -> Iterable[str]:
-    """Return the symbols of a module that begin so, in order; none if there is no such module."""
+    """Return the symbols of a module that begin with ``start``, in order; none if the module does not exist."""
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.elf.symbol_table import elf_symbols
     from dprobes.target.module_lookup import find_module
@@ -349,4 +348,4 @@ _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "target": _targets,
     "log-target remove target": _targets_there,
 }
-"""What completes a parameter: of a verb, or of all that have one of that name."""
+"""The completion functions of parameters: of a single verb, or of all parameters with a name."""

@@ -1,7 +1,7 @@
 """
-Messages for people, on standard error; standard output is for results.
+Messages to the user, on standard error, and lines and tables on standard output, which is for results.
 
-What is quoted in them may be anybody's: nothing that disturbs a line or a terminal gets through.
+Quoted text is untrusted: characters that disturb a line or a terminal are escaped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["error", "note", "print_line", "print_lines", "print_table", "table",
 
 
 def write(text: str) -> None:
-    """Print text of several lines of ours; where nobody takes it, it is lost, and the command goes on."""
+    """Print text of several lines; if it cannot be written it is lost, and the command continues."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(escaped_lines(text) + "\n")
         sys.stderr.flush()
@@ -34,22 +34,22 @@ def _message(severity: str, message: str, hint: str | None, details: str = "") -
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print what ended the command."""
+    """Print the error that ended the command."""
     _message("error", message, hint)
 
 
 def warning(message: str, hint: str | None = None, details: str = "") -> None:
-    """Print what the user should know although the command goes on; ``details`` are lines of ours below it."""
+    """Print a warning, after which the command continues; ``details`` are trusted lines printed below it."""
     _message("warning", message, hint, details)
 
 
 def note(message: str, hint: str | None = None, details: str = "") -> None:
-    """Print what helps to understand the command's output; ``details`` are lines of ours below it."""
+    """Print information about the command's output; ``details`` are trusted lines printed below it."""
     _message("note", message, hint, details)
 
 
 def width() -> int | None:
-    """Return how many columns the terminal has that messages go to; None if they go somewhere else."""
+    """Return the number of columns of the terminal that messages go to; None if they go elsewhere."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or None
     except (OSError, ValueError, AttributeError):
@@ -57,12 +57,12 @@ def width() -> int | None:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a cell of a table is a number: decimal, perhaps with a sign or a fraction."""
+    """Return whether a table cell is a decimal number, with an optional sign or fraction."""
     return text.removeprefix("-").replace(".", "", 1).isdigit()
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in aligned columns under a header, each on one line; a column of numbers is aligned to the right."""
+    """Return rows in aligned columns under a header, each on one line; columns of numbers are right-aligned."""
     header, rows = [*map(escaped, header)], [[*map(escaped, row)] for row in rows]
     widths = [max(len(row[n]) for row in (header, *rows)) for n in range(len(header))]
     right = [bool(rows) and all(is_number(row[n]) for row in rows) for n in range(len(header))]
@@ -75,7 +75,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 # Lines and tables on standard output: framed by rich at a terminal, aligned columns in a pipe.
 #
-# What is in them may be anybody's: nothing that disturbs a line or a terminal gets through.
+# Their contents are untrusted: characters that disturb a line or a terminal are escaped.
 
 
 def _write_result(text: str) -> None:
@@ -89,12 +89,12 @@ def print_line(line: str = "") -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines, the whole at once."""
+    """Print lines by a single write."""
     _write_result("\n".join(map(escaped, lines)))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """Print rows under a header, and a title above it."""
+    """Print rows under a header, with an optional title above."""
     if not sys.stdout.isatty():
         if title:
             print_line(title)
@@ -114,7 +114,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
     )
     for n, name in enumerate(header):
         numeric = bool(rows) and all(is_number(row[n]) for row in rows)
-        # A number is not broken, nor is a word of the header.
+        # Numbers and the words of the header are not wrapped.
         shown.add_column(
             escape(escaped(name)),
             justify="right" if numeric else "left",

@@ -1,11 +1,11 @@
 """
-``dpcc``: the compiler of DProbes C as it was called in 2002, with its options.
+``dpcc``: the command of the DProbes C compiler of 2002, with its options.
 
 ::
 
     dpcc [-achp?] [-I DIRECTORY] [-D NAME[=VALUE]] [-o FILE] FILE.dpc
 
-It writes RPN source; ``dprobes build`` is today's form, which makes a file for other machines.
+It writes RPN source; the modern equivalent, ``dprobes build``, makes a file for other machines.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def command(
 
 
 def _say_what_is_missing(*, is_printing: bool, has_blocks: bool) -> None:
-    """Tell what of a program RPN source does not have."""
+    """Print a note about the parts of a program that RPN source does not contain."""
     missing = [
         *(["the formats of 'printf'"] if is_printing else []),
         *(["'begin', 'every' and 'end'"] if has_blocks else []),
@@ -138,7 +138,7 @@ def run(arguments: Iterable[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile what the command line names, and exit."""
+    """Compile the file in the command line, and exit."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

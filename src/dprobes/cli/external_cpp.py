@@ -1,7 +1,7 @@
 """
-Running another C preprocessor, such as ``gcc -E``, for ``--cpp``.
+Execution of an external C preprocessor, such as ``gcc -E``, for ``--cpp``.
 
-It starts the program and returns what came out; what that means is known to ``dprobes.preprocessor`` alone.
+It runs the program and returns its output, which only ``dprobes.preprocessor`` interprets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TIMEOUT", "external_preprocessor"]
 
 TIMEOUT = 20
-"""The number of seconds after which the preprocessor is killed."""
+"""Seconds after which the preprocessor is killed."""
 
 
 def external_preprocessor(command: str) -> ExternalPreprocessor:
@@ -44,19 +44,19 @@ def external_preprocessor(command: str) -> ExternalPreprocessor:
         arguments = [f"-D{name}={value}" for name, value in request.defines]
         arguments += [f"-I{directory}" for directory in request.include_dirs]
         try:
-            # The text goes to standard input, because compilers take a file with an unknown suffix for an object file.
+            # Standard input is used because compilers take a file with an unknown suffix for an object file.
             with subprocess.Popen(
                 [*words, *arguments, "-"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C"},  # messages are read by a program
+                env={**os.environ, "LC_ALL": "C"},  # messages are parsed by a program
                 start_new_session=True,
             ) as process:
                 try:
                     output = process.communicate(request.text.encode(), timeout=TIMEOUT)
                 finally:
-                    # What the command started may live on and hold its output open: all of its session ends.
+                    # Descendants of the command may survive and keep its output open, so its whole session is killed.
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
         except subprocess.TimeoutExpired as error:

@@ -1,4 +1,4 @@
-"""The options of a run that are about its engine; ``scope_and_engine`` has what they mean."""
+"""The options of a run about its scope and engine; ``scope_and_engine`` evaluates them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineName", "engine_option", "scope_options", "stop_cpus_option", "verbose_option"]
 
-# The options that say which processes a run is about.
+# The options for the processes of a run.
 
 
 scope_options = with_options(
@@ -33,11 +33,11 @@ scope_options = with_options(
         help="With -c and -p: also insert it into child processes.",
     ),
 )  # fmt: skip
-"""The options of the scope; ``scope_and_engine.scope_of`` reads them."""
+"""The options of the scope; ``scope_and_engine.scope_of`` evaluates them."""
 
 
 class EngineName(click.ParamType[str]):
-    """The name of an engine, or NAME=ARGUMENT; ``choices`` are those that are shown."""
+    """The name of an engine, or NAME=ARGUMENT; ``choices`` are the names that are shown."""
 
     name = "engine"
 
@@ -45,7 +45,7 @@ class EngineName(click.ParamType[str]):
         self.choices = choices
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text if there is such an engine; else it is a usage error."""
+        """Return the text if the engine exists; otherwise raise a usage error."""
         try:
             named_engine(value)
         except EngineError as error:
@@ -53,11 +53,11 @@ class EngineName(click.ParamType[str]):
         return value
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
-        """Return what the help shows."""
+        """Return the text for the help."""
         return f"[{'|'.join(self.choices)}]"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        """Return the names that begin with what is there."""
+        """Return the names that begin with ``incomplete``."""
         from click.shell_completion import CompletionItem
 
         starts = (each.partition("=") for each in self.choices)
@@ -68,9 +68,9 @@ def engine_option(
     text: str, *, with_arguments: bool = False, managed: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
-    Return the option ``--engine``; its help says what the engines with an argument do, if they can be asked for.
+    Return the option ``--engine``; its help describes the available engines that take an argument.
 
-    Those that are not for the manager are left out where a program is ``managed``.
+    If the program is ``managed``, engines that the manager cannot use are omitted.
     """
     left_out = {row.usage for row in rows() if managed and not row.is_managed}
     shown = [name for name in names() if (with_arguments or "=" not in name) and name not in left_out]

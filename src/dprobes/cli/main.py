@@ -1,8 +1,8 @@
 """
-A line of the command, and the one place where errors become messages and exit statuses.
+Execution of a command line, and the single place where errors become messages and exit statuses.
 
-Exit status: 0 fine, 1 failed, 2 usage or program error, 130 interrupted. click reads lines; it is not imported for the
-simplest ones, which are those that are to start quickly (``run_options``).
+Exit status: 0 success, 1 failure, 2 usage or program error, 130 interrupted. click parses command lines; it is not
+imported for the simplest ones, which are to start fast (``run_options``).
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _WRITERS = ("dprobes.cli.console", "dprobes.standard_files")
-"""The modules in which results are written."""
+"""The modules that write results."""
 
 _INTERRUPTED = 130
-"""What shells return for a command that SIGINT has ended."""
+"""Exit status of shells for a command that SIGINT has ended."""
 
 _NO_THREAD = "can't start new thread"
-"""Python's words where the stack of a thread finds no room."""
+"""Python's error message if there is no memory for a thread's stack."""
 
 
 def _open_standard_files() -> None:
-    """Give a missing standard file a descriptor that leads nowhere; another file would take its number else."""
+    """Open /dev/null for missing standard descriptors; otherwise another file would get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    # Python leaves out the objects of descriptors that were missing when it started.
+    # Python creates no objects for descriptors that were missing at its start.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - lives as long as we
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
 def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """Return our line for one that may be written for the original, and whether it was."""
+    """Return the modern line for one that may be in the original's form, and whether it was."""
     from dprobes.cli.original_lines import OriginalLineError, is_original, translate
 
     if not is_original(arguments):
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
         if not _is_of_output(error):
             console.error(reason_of(error), "dprobes doctor says what this machine allows")
             return 1
-        give_up(sys.stdout)  # Python would complain again at exit
+        give_up(sys.stdout)  # prevents Python's own error message at exit
         if not isinstance(error, BrokenPipeError):
             console.error(f"standard output: {reason_of(error)}")
         return 1
@@ -116,7 +116,7 @@ _OPTIONS_OF_OTHERS = {
     "--command": "-c", "--unsafe": "--allow-write", "--process": "-p", "-E": "-e",
     "--text": "-e", "--event": "-e",
 }  # fmt: skip
-"""Options of bpftrace, perf, strace and others, and those of our verbs that do the same."""
+"""Options of bpftrace, perf, strace and others, with the equivalent options of verbs."""
 
 
 def _carry_out(arguments: Sequence[str]) -> object:
@@ -145,7 +145,7 @@ def _run_text(options: RunOptions) -> int:
 
 
 def _status_of_usage(error: Exception) -> int | None:
-    """Print what click says of a line, and return the exit status; None for other errors."""
+    """Print click's error about a line, and return the exit status; return None for other errors."""
     if "click" not in sys.modules:
         return None
     import click
@@ -163,7 +163,7 @@ def _status_of_usage(error: Exception) -> int | None:
 
 
 def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
-    """Tell what our form of the original's line is: what hints advise may be an option of that form only."""
+    """Print the modern form of an original's line: hints may propose options of that form only."""
     if is_shown:
         import shlex
 
@@ -174,7 +174,7 @@ def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
 
 
 def _show_usage_error(error: click.UsageError) -> None:
-    """Print what click prints; what it quotes is escaped."""
+    """Print click's error with quoted text escaped."""
     if error.ctx is not None:
         usage, path = error.ctx.get_usage(), error.ctx.command_path
         console.write(f"{usage}\nTry '{path} --help' for help.\n")
@@ -187,14 +187,14 @@ def _show_usage_error(error: click.UsageError) -> None:
 
 
 def _option_hint(error: click.NoSuchOption) -> str | None:
-    """Return the option of a verb that does what an option of other tools does; None of others."""
+    """Return a verb's equivalent of another tool's option; None for other options."""
     ours = _OPTIONS_OF_OTHERS.get(error.option_name)
     known = {name for each in (error.ctx.command.params if error.ctx is not None else ()) for name in each.opts}
     return ours if ours is not None and ours.split()[0] in known else None
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Return whether an error is one of writing results, as click and modules of ours do, or of a pipe nobody reads."""
+    """Return whether an error occurred while writing results, in click or dprobes, or is that of a broken pipe."""
     if isinstance(error, BrokenPipeError):
         return True
     innermost = error.__traceback__

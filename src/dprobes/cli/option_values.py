@@ -1,4 +1,4 @@
-"""What the values of options mean that several verbs share, and the example programs that may be named."""
+"""The evaluation of options that several verbs share, and the example programs that they may name."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
     "word_of_program",
 ]
 
-# Errors of usage, made without click where none occurs: importing it takes a tenth of a start.
+# Usage errors, created without importing click before one occurs: the import takes a tenth of the start.
 
 
 def usage_error(message: str) -> UsageError:
-    """Return the error to raise for a line that cannot be meant."""
+    """Return the error to raise for an invalid line."""
     from click import UsageError
 
     return UsageError(message)
@@ -46,7 +46,7 @@ _TEXT = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>ms|s|m|h)?")
 
 
 def seconds_of(text: str) -> float:
-    """Return a time in seconds, which they are without a unit; ``ValueError`` says what is wrong with the text."""
+    """Return a time in seconds, the default unit; raise ``ValueError`` with a description of an invalid text."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text}' is no time: write it like 10s, 500ms, 2m or 1h")
@@ -56,26 +56,26 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-# What the values of options mean that several verbs share.
+# The evaluation of options that several verbs share.
 
 
 _WORD = "dprobes.program"
 
 
 def note_word(context: Context, word: str) -> None:
-    """Keep the word that ``PROGRAM`` was given."""
+    """Store the word of the argument ``PROGRAM``."""
     context.meta[_WORD] = word
 
 
 def word_of_program() -> str:
-    """Return the word of the command line that ``PROGRAM`` took: that of a command where the program is a text."""
+    """Return the word of the argument ``PROGRAM``: that of a command if the program is a text."""
     from click import get_current_context
 
     return str(get_current_context().meta[_WORD])
 
 
 def program_of(file: Path | None, text: str | None) -> Path | str:
-    """Return the file of a program, or its text; it is a usage error if there is neither, or both."""
+    """Return the file of a program, or its text; raise a usage error for neither or both."""
     if text is None and file is None:
         raise usage_error("name the file of a program, or give its text with -e TEXT")
     if text is not None and file is not None:
@@ -104,17 +104,17 @@ def compile_options(
     return CompileOptions(pairs, includes, external, allow_write)
 
 
-# The example programs that come with DProbes: in a checkout ``examples/``, of a wheel ``share/dprobes/examples``.
+# The example programs that come with DProbes: in a checkout ``examples/``, in a wheel ``share/dprobes/examples``.
 
 
 SUFFIXES = (".rpn", ".dpc")
-"""Of programs in RPN, which have templates in a directory of their own, and in DProbes C, which print themselves."""
+"""Suffixes of examples in RPN, with templates in a separate directory, and in DProbes C, which print by themselves."""
 
 _TEMPLATES = "templates"
 
 
 class Example(NamedTuple):
-    """An example program: its name, its file, and what it is for in a line."""
+    """An example program: its name, its file, and its purpose in a line."""
 
     name: str
     path: Path
@@ -139,7 +139,7 @@ def find_example(name: str) -> Path | None:
 
 
 def example_templates(path: Path) -> Path | None:
-    """Return the directory of templates of the examples in RPN if ``path`` is one of them that has some."""
+    """Return the directory of templates for an example in RPN; None if ``path`` is not one, or has none."""
     directory = example_directory()
     if directory is None or path.parent != directory or path.suffix != ".rpn":
         return None
@@ -148,7 +148,7 @@ def example_templates(path: Path) -> Path | None:
 
 
 def all_examples() -> Iterator[Example]:
-    """Return the examples in the order of their names."""
+    """Return the examples sorted by name."""
     directory = example_directory()
     paths = () if directory is None else (path for path in directory.iterdir() if path.suffix in SUFFIXES)
     for path in sorted(paths, key=lambda path: path.stem):
@@ -156,7 +156,7 @@ def all_examples() -> Iterator[Example]:
 
 
 def _summary(text: str) -> str:
-    """Return the first sentence of the comment that a program begins with."""
+    """Return the first sentence of the comment at the beginning of a program."""
     comment = []
     for line in text.splitlines():
         if not line.startswith("//"):

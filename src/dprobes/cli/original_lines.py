@@ -1,9 +1,9 @@
 """
 The original's command lines (man page dprobes(8), versions 3.6 to 5; recovered reference, section 4).
 
-A line is the original's if its first argument is an option, and neither ``--help`` nor ``--version``. There one-letter
-options have the old meaning, ``=`` may stand between blanks, and a list is the words up to the next option. It becomes
-a line of ours by one table, and nothing else knows of it.
+A line is the original's if its first argument is an option other than ``--help`` and ``--version``. In such a line
+one-letter options have the old meaning, ``=`` may stand between blanks, and a list consists of the words up to the next
+option. One table translates it to a modern line; no other module handles the old syntax.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 
 class OriginalLineError(Exception):
-    """Report a line that the original would not have taken either."""
+    """An error: a line that is invalid in the original's syntax, too."""
 
 
 class Takes(enum.Enum):
-    """What follows an option."""
+    """The kinds of arguments of an option."""
 
     NOTHING = "nothing"
     WORD = "one word"
@@ -44,7 +44,7 @@ class Takes(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of the original, and ours; ``ours`` is empty for one that has no effect today."""
+    """An option of the original, and its equivalent; ``ours`` is empty for one that has no effect today."""
 
     takes: Takes
     ours: str
@@ -53,7 +53,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Our line, and what the user should hear about it."""
+    """The translated line, and messages about it."""
 
     arguments: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ _CHOICE = {
     ("--log", "-l"): Option(_LIST, "--log"),
     ("--unformatted-output", "-f"): Option(_NOTHING, "--unformatted-output"),
     ("--log-target",): Option(_WORD, "--log-target"),
-    ("--allow-write",): Option(_NOTHING, "--allow-write"),  # ours: the hint of a refused line says to add it
+    ("--allow-write",): Option(_NOTHING, "--allow-write"),  # a modern option: the hint of a refused line proposes it
 }
 
 _NAME = {
@@ -106,12 +106,12 @@ VERBS: Mapping[tuple[str, ...], tuple[str, Takes, Mapping[tuple[str, ...], Optio
     ("--help", "-h"): ("--help", _NOTHING, {}),
     ("--version", "-v"): ("--version", _NOTHING, {}),
 }
-"""The verbs of the original: ours, what follows, and the options that may stand with it."""
+"""The verbs of the original: the equivalent, the arguments, and the options that are valid with it."""
 
 _LOGGING_VERBS = ("insert", "apply")
 
 ORIGINAL_OPTION = "--original"
-"""Has log targets get records as the original wrote them; nobody else gives it."""
+"""The internal option for log targets with records in the original's format; users do not write it."""
 
 _OTHER_PROCESSORS = ("PSW", "UPSW")
 
@@ -122,7 +122,7 @@ def is_original(arguments: Sequence[str]) -> bool:
 
 
 def translate(arguments: Sequence[str], *, klog_is_writable: bool) -> Translation:
-    """Return our line for one of the original; raise ``OriginalLineError`` for one that it would not take."""
+    """Return the modern line for one of the original; raise ``OriginalLineError`` for an invalid one."""
     words = list(_words(arguments))
     verb_at, names = _find_verb(words)
     ours, follows, options = VERBS[names]
@@ -153,13 +153,13 @@ def translate(arguments: Sequence[str], *, klog_is_writable: bool) -> Translatio
 
 
 def _words(arguments: Sequence[str]) -> Iterator[str]:
-    """Split what the original's lexer split: ``=`` is a separator after an option, as are blanks around it."""
+    """Split words like the original's lexer: ``=`` is a separator after an option, as are blanks around it."""
     follows_option = is_key = False
     for argument in arguments:
         if argument.startswith("-D") and len(argument) > 2 and not argument.startswith("--"):
             yield "-D"
             argument, is_key = argument[2:], True  # noqa: PLW2901 - the rest is a word of its own
-        if is_key:  # a definition's own '=' belongs to it
+        if is_key:  # the '=' of a definition is part of it
             yield argument
             follows_option = is_key = False
             continue
@@ -195,7 +195,7 @@ _OF_VERBS = {
     "-c": 'dprobes run FILE -c "COMMAND"',
     "-l": "dprobes list MODULE:PATTERN",
 }
-"""Options of other tools, and of our verbs, that stand where a verb is expected."""
+"""Options of other tools, and of modern verbs, in the position of a verb."""
 
 
 def _unknown(name: str, context: str, known: Sequence[str]) -> str:
@@ -207,7 +207,7 @@ def _unknown(name: str, context: str, known: Sequence[str]) -> str:
 
 
 def _values(name: str, option: Option, words: list[str]) -> list[str]:
-    """Take what belongs to an option from the words, and return it in our form."""
+    """Take the arguments of an option from the words, and return them in the modern form."""
     match option.takes:
         case Takes.NOTHING:
             return [option.ours] if option.ours else []

@@ -1,9 +1,9 @@
 """
-A line that says what a command is about, where that takes more than a second: on standard error, at a terminal only.
+A progress line for operations that take more than a second: on standard error, at a terminal only.
 
-The line is written with the cursor back at its beginning, so that what others print takes its place; it is cleared when
-what it is about ends, with the command at the latest. It is written past Python's streams: a process that is forked
-meanwhile must not find their locks taken.
+The cursor is left at the beginning of the line, so that other output overwrites it. The line is cleared when the
+operation ends, at the latest with the command. It bypasses Python's streams: a process that is forked meanwhile must
+not inherit their locks in a locked state.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["Progress"]
 
 _PATIENCE = 1.0
-"""Seconds that are not worth a word."""
+"""Seconds before the line is shown."""
 
 _INTERVAL = 0.5
 
 _STANDARD_ERROR = 2
 
 _CLEAR = "\r\x1b[K"
-"""To the beginning of the line, and erase it (ECMA-48, 8.3.41, "erase in line")."""
+"""Move the cursor to the beginning of the line, and erase it (ECMA-48, 8.3.41, "erase in line")."""
 
 
 class Progress:
-    """Show what is going on; as a context manager, for as long as its block takes."""
+    """A progress line; as a context manager, for the duration of its block."""
 
     def __init__(self, what: str = "") -> None:
         self._what = what
@@ -40,7 +40,7 @@ class Progress:
 
     @classmethod
     def of_command(cls) -> Self:
-        """Return one that ends with the command that is carried out, before its error is printed if there is one."""
+        """Return one that ends with the current command, before its error is printed if there is one."""
         from click import get_current_context
 
         progress = cls()
@@ -57,7 +57,7 @@ class Progress:
         self.end()
 
     def begin(self, what: str) -> None:
-        """Show from now on that the command is about this, if it takes long."""
+        """Show the operation ``what`` from now on, if it takes long."""
         self.end()
         if os.isatty(_STANDARD_ERROR) and os.environ.get("TERM", "dumb") != "dumb":
             self._ended = threading.Event()
@@ -65,10 +65,10 @@ class Progress:
             self._thread.start()
 
     def end(self) -> None:
-        """Show nothing any more."""
+        """Clear the line."""
         if self._ended is not None and self._thread is not None:
             self._ended.set()
-            self._thread.join(_PATIENCE)  # or somebody has stopped the terminal
+            self._thread.join(_PATIENCE)  # the timeout is for a stopped terminal
             self._ended = self._thread = None
 
 

@@ -1,4 +1,4 @@
-"""Options about records: ``--log``, ``--log-format``, ``--templates``, and what is printed about templates."""
+"""Options about records: ``--log``, ``--log-format``, ``--templates``, and messages about templates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
     "templates_option",
 ]
 
-# The header items of records, as ``--log`` names them.
+# The header items of records, with their names in ``--log``.
 
 
 LOG_ITEMS = {
@@ -43,7 +43,7 @@ LOG_ITEMS = {
     "TSC": Item.TIME,
     "TID": Item.TID,
 }
-"""The names that ``--log`` takes; the first six are the original's, for x86."""
+"""The valid names of ``--log``; the first six are the original's, for x86."""
 
 ALL_ITEMS = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | Item.SP | Item.TIME | Item.TID
 
@@ -52,16 +52,16 @@ def log_items_of(
     names: Sequence[str], *, is_tree: bool, all_by_default: bool = False, for_people: bool = False
 ) -> Item:
     """
-    Return the items that the values of ``--log`` mean; ``is_tree`` says that a run is about one process tree.
+    Return the items for the values of ``--log``; ``is_tree`` is true if the run is about one process tree.
 
-    ``all_by_default`` says that whatever takes the records wants all items, if not told otherwise; ``for_people`` that
-    they are printed as lines, which tell when, and in which process.
+    ``all_by_default`` is true if the consumer of the records needs all items by default; ``for_people`` if they are
+    printed as lines, which contain the time and the process.
     """
     items = Item.MAJOR | Item.MINOR
     if for_people and not names:
         items |= Item.PROCESS_NAME | Item.PID | Item.TIME
     if not is_tree:
-        items |= Item.PROCESS_NAME | Item.PID  # a record of some process says nothing without them
+        items |= Item.PROCESS_NAME | Item.PID  # a record of an unidentified process is useless
     if all_by_default and not names:
         items |= ALL_ITEMS | Item.CPU
     if os.sysconf("SC_NPROCESSORS_ONLN") > 1:
@@ -79,11 +79,11 @@ def log_items_of(
     return items
 
 
-# The options of the verbs that take log targets.
+# The options of verbs with log targets.
 
 
 def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return ``--log-format``, with other names where these mean nothing else."""
+    """Return ``--log-format``, with further names if the verb has no other use for them."""
     import click
 
     from dprobes.sinks.sink_interface import LOG_FORMATS
@@ -100,7 +100,7 @@ def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..
 
 
 def has_structure(targets: Sequence[str]) -> bool:
-    """Return whether one of some log targets takes records as they are, and wants all items of their headers."""
+    """Return whether a log target takes structured records, and thus all items of their headers."""
     if not targets:
         return False
     from dprobes.sinks.target_kinds import is_trace_name, parse_target
@@ -110,14 +110,14 @@ def has_structure(targets: Sequence[str]) -> bool:
 
 
 TEMPLATE_SUFFIX = ".fmt"
-"""How the names of template files end, by convention."""
+"""The conventional suffix of template files."""
 
 _NEEDED = Item.PID
-"""What names need in a run, in which it is known what the processes map."""
+"""The item that names of addresses need in a run, which knows the mappings of its processes."""
 
 
 def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option that names a directory of templates."""
+    """Return the option for a directory of templates."""
     import click
 
     return click.option(
@@ -127,9 +127,9 @@ def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 def read_templates(directory: Path | None) -> Templates | None:
     """
-    Return the templates of a directory, and print what is doubtful or wrong; one with an error is left out.
+    Return the templates of a directory, and print warnings and errors; those with an error are omitted.
 
-    Raise ``FormatError`` if that is no directory of templates.
+    Raise ``FormatError`` if it is not a directory of templates.
     """
     if directory is None:
         return None
@@ -144,7 +144,7 @@ def read_templates(directory: Path | None) -> Templates | None:
 
 
 def check_templates(path: Path) -> int:
-    """Print what is wrong with a directory of templates, or one file of it; return the exit status."""
+    """Print the errors of a directory of templates, or of one file in it; return the exit status."""
     from dprobes.diagnostics import Diagnostics
     from dprobes.formatters.templates.template_collection import Templates, read_file, source_of
     from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
@@ -164,7 +164,7 @@ def check_templates(path: Path) -> int:
 
 
 def check_program_templates(directory: Path, program: Program, diagnostics: Diagnostics) -> None:
-    """Add to ``diagnostics`` what is wrong with a program's templates, and which of its records have none."""
+    """Add the errors of a program's templates to ``diagnostics``, and the records that have no template."""
     from dprobes.formatters.templates.carried_templates import carried_templates
     from dprobes.formatters.templates.template_collection import Templates
     from dprobes.rpn.program_needs import sets_codes
@@ -180,7 +180,7 @@ def check_program_templates(directory: Path, program: Program, diagnostics: Diag
 
 
 def say_problems(templates: Templates, where: str) -> None:
-    """Print what is wrong with templates that came with a file; their records are printed without them."""
+    """Print the errors of templates that came with a file; their records are printed without them."""
     if templates.diagnostics.has_errors:
         console.warning(f"templates of {where} have errors, and are not used")
         console.write(templates.diagnostics.render())
@@ -203,7 +203,7 @@ def printed_items(files: Mapping[str, bytes]) -> Item:
 
 
 def note_addresses(files: Mapping[str, bytes], items: Item) -> None:
-    """Tell what records with certain items lack for the names of the addresses that their templates print."""
+    """Print a note about missing items that are needed for the names of addresses in templates."""
     if not files or items & _NEEDED:
         return
     from dprobes.formatters.templates.carried_templates import name_addresses

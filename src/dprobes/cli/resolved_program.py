@@ -1,4 +1,4 @@
-"""From a program's file, be it a text or compiled, to its resolved probes: what run, check and show begin with."""
+"""From a program's file, source or compiled, to its resolved probes: the first step of run, check and show."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def load_program(
     files: ModuleFiles | None = None,
 ) -> CompiledProgram:
     """
-    Read a program, and keep the definitions of certain groups and types; raise an error of ours if it is wrong.
+    Read a program, and keep the definitions of certain groups and types; raise ``DprobesError`` for its errors.
 
-    ``path`` may be the text of a program in DProbes C instead, whose probes are in ``module`` where they name none.
-    ``symbols`` is what ``--sym`` names. Which options mean nothing for a compiled program is a usage error.
+    ``path`` may be the text of a program in DProbes C instead, whose default module is ``module``. ``symbols`` is the
+    value of ``--sym``. Options that do not apply to a compiled program are usage errors.
     """
     source = source_of(path) if isinstance(path, str) else path
     has_options = symbols is not None or options != CompileOptions(allow_write=options.allow_write)
@@ -70,7 +70,7 @@ def load_program(
 
 
 def is_c(path: Path | str) -> bool:
-    """Return whether a program is in DProbes C: a text is, and a file if its name says so."""
+    """Return whether a program is in DProbes C: a text is, and a file depends on its name."""
     return isinstance(path, str) or path.suffix == C_SUFFIX
 
 
@@ -87,11 +87,11 @@ def source_of(path: Path | str) -> SourceFile:
 
 def module_of(scope: Scope) -> str:
     """
-    Return the program that a command or process executes, in which probes are that name no module.
+    Return the program that a command or process executes, the default module of probes.
 
-    It is a path where that leads to the very file from here, else a name: of a command that the shell would look for,
-    and of a process that sees other files. It is empty where an endpoint stands for what is probed: then the command is
-    one that starts the endpoint, and the process is none of this machine.
+    It is a path if that leads to the same file from here, else a name: for a command that the shell would search, and
+    for a process with a different view of files. It is empty if an endpoint represents the target: then the command
+    starts the endpoint, and the process is not of this machine.
     """
     if scope.endpoint is not None:
         return ""
@@ -105,7 +105,7 @@ def _program_of(pid: int) -> str:
     link = Path(f"/proc/{pid}/exe")
     try:
         path = link.readlink()
-        # The kernel says of a file that is not there any more that it is deleted.
+        # The kernel appends "(deleted)" to the path of a deleted file.
         return str(path) if path.exists() and path.samefile(link) else path.name.removesuffix(" (deleted)")
     except OSError:
         return ""
@@ -119,10 +119,10 @@ def files_of(
     kernel_types: Path | None = None,
 ) -> ModuleFiles | None:
     """
-    Return what finds the files of modules for a program in DProbes C, or None for another program.
+    Return the finder of modules' files for a program in DProbes C, or None for another program.
 
-    They are those that a vantage or a process sees. The engine may know of another kernel than the one that runs here;
-    ``kernel_types`` is a file with the types of one.
+    It uses the view of a vantage or a process. The engine may have another kernel than the running one;
+    ``kernel_types`` is a file with the types of a kernel.
     """
     if not is_c(path):
         return None
@@ -142,7 +142,7 @@ def files_of(
 
 
 def kernel_types_in(path: Path) -> Callable[[], Btf]:
-    """Return what gives the types of the kernel that a file is of; raise ``TargetError`` if there are none in it."""
+    """Return a function that reads the types of the kernel in a file; raise ``TargetError`` if it has none."""
     from dprobes.target.btf import types_in
 
     types = types_in(path)
@@ -159,10 +159,10 @@ def compile_programs(
     kernel_types: Path | None = None,
 ) -> list[Compiled]:
     """
-    Load a program, find its module, and resolve its probes; raise an error of ours with everything that is wrong.
+    Load a program, find its module, and resolve its probes; raise ``DprobesError`` with all of its errors.
 
-    One in DProbes C is several, one for each module; their diagnostics are the same. ``kernel_types`` is a file with
-    the types of the kernel, if that is another one than runs here.
+    One in DProbes C is several, one for each module, with common diagnostics. ``kernel_types`` is a file with the types
+    of the kernel, if that is not the running one.
     """
     module = _program_of(pid) if pid is not None else ""
     try:
@@ -187,7 +187,7 @@ def compile_programs(
 def _with_places(
     error: SourceError, symbols: Path | None, pid: int | None, architecture_name: str | None, *, has_kernel: bool
 ) -> SourceError:
-    """Return what is wrong with a program, and with the places of one whose handlers are wrong, together."""
+    """Return the errors of a program, together with those of its places if its handlers have errors."""
     from dprobes.diagnostics import Diagnostics, Severity
     from dprobes.target.probed_module import FileSymbols
 

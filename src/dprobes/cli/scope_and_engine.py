@@ -1,4 +1,4 @@
-"""The scope and the engine of a run, as the command line asks for them and names them."""
+"""The scope and the engine of a run: their options, and messages about them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "words_of",
 ]
 
-# The scope of a run, as the command line asks for it.
+# The scope of a run from the options.
 
 
 def scope_of(
@@ -39,7 +39,7 @@ def scope_of(
     *,
     follow: bool,
 ) -> Scope:
-    """Return the scope that the options and the words after ``--`` mean; all processes if they say nothing."""
+    """Return the scope for the options and the words after ``--``; by default all processes."""
     command = _command(command_line, tuple(arguments))
     if sum((bool(command), pid is not None, cgroup is not None, user is not None)) > 1:
         raise usage_error(
@@ -58,7 +58,7 @@ def scope_of(
 
 
 def words_of(command_line: str, what: str) -> tuple[str, ...]:
-    """Return the words of a command line as a shell would split it."""
+    """Return the words of a command line, split as by a shell."""
     import shlex
 
     try:
@@ -100,9 +100,9 @@ def _user_id(user: str) -> int:
 
 def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, Scope]:
     """
-    Return the name of the engine that a user asks for, and the scope, of which the argument after the name is a part.
+    Return the name of the requested engine, and the scope including the engine's argument.
 
-    Raise a usage error if the engine cannot be asked for with the scope and options.
+    Raise a usage error if the engine does not support the scope or the options.
     """
     name, argument = named_engine(text)
     if argument is not None:
@@ -119,19 +119,19 @@ def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, S
 
 
 def note_engine(name: str, reason: str | None, *, verbose: bool) -> None:
-    """Tell why an engine was taken, if a user wants to know and has not asked for it."""
+    """Print why an engine was chosen, if the user wants to know and did not request it."""
     if reason is not None and verbose:
         console.note(f"engine {name}: {reason}")
 
 
 def note_process(asked: Scope, scope: Scope) -> None:
-    """Name the process that is probed where ``asked`` has the number of another thread."""
+    """Print the probed process if ``asked`` has the id of another thread."""
     if asked.pid != scope.pid:
         console.note(f"{asked.pid} is a thread of process {scope.pid}, which is probed as a whole")
 
 
 def note_uprobe_holders() -> None:
-    """Name the processes of dprobes that hold uprobes: a CONFLICT with a breakpoint may be with one of theirs."""
+    """Print the dprobes processes that hold uprobes: a CONFLICT with a breakpoint may be with one of theirs."""
     from dprobes.engines.refusals import uprobe_holders
 
     for pid in uprobe_holders():
@@ -139,6 +139,6 @@ def note_uprobe_holders() -> None:
 
 
 def note_running_cpus(name: str) -> None:
-    """Tell that the processors are not stopped, unless the engine is one that does so."""
+    """Print that the CPUs are not stopped, unless the engine is one that does so."""
     if name == AUTO or not engine_row(name).stops_all:
         console.note("--stop-cpus has no effect: probepoints are inserted without stopping the processors")

@@ -1,4 +1,4 @@
-"""Options that several verbs share; ``option_values`` has what their values mean."""
+"""Options that several verbs share; ``option_values`` evaluates them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = [
     "with_options",
 ]
 
-# The numbers of processes that have a name, for who gives a name where a number is asked for.
+# The ids of processes with a name, for users who write a name instead of a process id.
 
 
 _SHOWN_MAX = 5
 
 
 def processes_named(name: str) -> str:
-    """Return a clause that says which processes have a name, or execute a file of that name."""
+    """Return a clause with the processes that have a name, or execute a file of that name."""
     found = [number for number in sorted(_all()) if name in _names(number)]
     if not found:
         return "and none has that name"
@@ -72,7 +72,7 @@ PROGRAM_FILE = click.Path(path_type=Path)
 
 
 class _ProcessId(click.IntRange):
-    """The number of a process; who gives a name instead is told the numbers that it stands for."""
+    """A process id; the error for a name contains the matching process ids."""
 
     def __init__(self) -> None:
         super().__init__(min=1)
@@ -87,13 +87,13 @@ PROCESS_ID = _ProcessId()
 
 
 class _Program(click.Path):
-    """The file of a program; a name without a directory that is no file's may be that of an example."""
+    """The file of a program; a name that is not a file's may be that of an example."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path of the file; ``word_of_program`` keeps it as it was written."""
+        """Return the path of the file; ``word_of_program`` returns the original word."""
         if ctx is not None:
             note_word(ctx, str(value))
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
@@ -111,7 +111,7 @@ PROGRAM = _Program()
 
 
 def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what adds ``-e`` to a command whose program may be a text, in several parts; ``program_of`` reads it."""
+    """Return a decorator that adds ``-e`` to a command, for the text of a program."""
     return click.option(
         "-e", "text", metavar="TEXT", multiple=True, callback=lambda _context, _option, parts: joined_text(parts),
         help=f"{purpose} this program in DProbes C instead of a file; several are the parts of one program.",
@@ -119,12 +119,12 @@ def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def joined_text(parts: Sequence[str]) -> str | None:
-    """Return what all ``-e`` say as one program, each on lines of its own; None if there is none."""
+    """Return the arguments of all ``-e`` as one program, each on lines of its own; None if there is none."""
     return "\n".join(parts) if parts else None
 
 
 def with_options(*options: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return what adds options to a command, in their order."""
+    """Return a decorator that adds options to a command, in their order."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -143,7 +143,7 @@ program_options = with_options(
     click.option("--cpp", metavar="COMMAND", help='Use another C preprocessor, such as "gcc -E".'),
     click.option("--allow-write", is_flag=True, help="Allow instructions that change or stop the target."),
 )  # fmt: skip
-"""The options of compilation; ``compile_options`` reads them."""
+"""The options of compilation; ``compile_options`` evaluates them."""
 
 
 symbols_option = click.option(
@@ -165,7 +165,7 @@ class _Duration(click.ParamType[float]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return a time in seconds; what is none is a usage error."""
+        """Return a time in seconds; raise a usage error if it is invalid."""
         try:
             return seconds_of(str(value))
         except ValueError as error:
@@ -181,7 +181,7 @@ class _Overhead(click.ParamType[float]):
     name = "percent"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the percentage; what is none is a usage error."""
+        """Return the percentage; raise a usage error if it is invalid."""
         try:
             return overhead_of(value)
         except EngineError as error:
@@ -210,7 +210,7 @@ selection_options = with_options(
     ),
     click.option("--type", "types", multiple=True, metavar="NAMES", help="Insert only the definitions of these types."),
 )
-"""``--group`` and ``--type``; ``names_of`` reads them."""
+"""``--group`` and ``--type``; ``names_of`` evaluates them."""
 
 
 verification_options = with_options(
@@ -225,11 +225,11 @@ verification_options = with_options(
         help="Insert probepoints whatever instructions are at their offsets.",
     ),
 )
-"""To a command what is taken on trust of a module."""
+"""The options that disable checks of a module."""
 
 
 def sum_options(when: str, instead: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what adds the options of sums, and of what numbers are measured by, to those of counts and histograms."""
+    """Return a decorator that adds the options of sums and of grouping to those of counts and histograms."""
     total = click.option(
         "--sum",
         "summed",
@@ -290,14 +290,14 @@ table_options = with_options(
         help="End the run after this time, such as 10s or 2m, and ask its command to end.",
     ),
 )
-"""The options of keyed tables, and of the time that a run takes."""
+"""The options of keyed tables, and of the duration of a run."""
 
 
-# The fields that ``--count``, ``--hist``, ``--sum`` and ``--by`` name.
+# The fields in ``--count``, ``--hist``, ``--sum`` and ``--by``.
 
 
 class WantedFields(NamedTuple):
-    """The fields of ``--count``, each of which makes a table, of ``--hist``, ``--sum`` and ``--by``."""
+    """The fields of ``--count``, each of which has a table, of ``--hist``, ``--sum`` and ``--by``."""
 
     counted: tuple[tuple[str, ...], ...] = ()
     measured: tuple[str, ...] = ()
@@ -308,7 +308,7 @@ class WantedFields(NamedTuple):
     def of_options(
         cls, counted: Sequence[str], measured: Sequence[str], summed: Sequence[str] = (), by: Sequence[str] = ()
     ) -> Self:
-        """Return what options say; raise ``UsageError`` if they do not go together."""
+        """Return the fields in the options; raise ``UsageError`` for an invalid combination."""
         found = cls(
             tuple(_fields_of(text) for text in counted),
             tuple(text.strip() for text in measured),
@@ -339,5 +339,5 @@ class WantedFields(NamedTuple):
 
 
 def _fields_of(text: str) -> tuple[str, ...]:
-    """Return the fields that a ``--count`` names."""
+    """Return the fields of a ``--count``."""
     return tuple(field.strip() for field in text.split(","))

@@ -1,4 +1,4 @@
-"""A source in DProbes C as programs like any other, one for each module, and their templates."""
+"""Compilation of a DProbes C source into ordinary programs, one for each module, and their templates."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["CompiledSource", "compile_source", "dump_lines", "in_c"]
 
 _ENDINGS = {"1": "debugger()", "2": "crash()", "3": "core()"}
 _NAMES = {"procid": "cpu", "time": "nsecs"}
-"""What is pushed by other names."""
+"""The C names of system variables that RPN names differently."""
 _VARIABLES = {"vars": "static", "gvars": "global", "cvars": "percpu", "tvars": "thread"}
 
 _OF_SIZE = {1: "char", 2: "short", 4: "int", 8: "long"}
-"""Types by the bytes that are watched."""
+"""Types by the number of watched bytes."""
 
 
 def _watched(match: re.Match[str]) -> str:
-    """Return what is watched in a range of addresses as C writes it."""
+    """Return the watched object in a range of addresses in C syntax."""
     name, first, last = match[1], match[2] or "", match[3] or match[2] or ""
     size = int(last or "0", 16) - int(first or "0", 16) + 1
     return f"'({_OF_SIZE.get(size, 'char')}){name}{first and '+'}{first}' as what is watched"
 
 
 _WORDS = (
-    # instructions, which stand in quotes
+    # instructions, which are in quotes
     (r"'pop [ru]' is not allowed for register '(\w+)' of \w+", r"""'reg("\1")' cannot be changed"""),
     (r"'push [ru]' is not allowed for register '(\w+)' of \w+", r"""'reg("\1")' cannot be read"""),
     (r"^allowed: ('[^']+'(?:, '[^']+')*)$", r"RPN has \1 for it"),
@@ -101,7 +101,7 @@ _WORDS = (
 
 
 def in_c(message: str) -> str:
-    """Return a message with C's words for those of RPN."""
+    """Return a message with the terms of RPN replaced by those of C."""
     for pattern, words in _WORDS:
         message = re.sub(pattern, words, message)
     return message
@@ -109,10 +109,10 @@ def in_c(message: str) -> str:
 
 class CompiledSource(NamedTuple):
     """
-    A program for each module, in the order in which the source names them, and the RPN source of each.
+    The programs of the modules, in the order in which the source names them, and the RPN source of each.
 
-    They share their variables and tables. ``templates`` is the text of the file of their templates, empty if they print
-    nothing. ``tool`` is what the tool executes, None if that is nothing.
+    The programs share their variables and tables. ``templates`` is the text of their template file, empty without
+    output. ``tool`` is the program that the tool executes, None if there is none.
     """
 
     programs: tuple[Program, ...]
@@ -139,11 +139,11 @@ def compile_source(
     tell_type: TypeListener | None = None,
 ) -> CompiledSource:
     """
-    Compile a source; ``module`` is that of points that name none, ``files`` finds those of modules.
+    Compile a source; ``module`` is the module of points that name none, ``files`` finds the files of modules.
 
-    ``tell_type`` hears of the types of expressions and parameters, also of a source that is wrong.
+    ``tell_type`` receives the types of expressions and parameters, also for a source with errors.
 
-    Raise ``SourceError`` if it is wrong; if only its handlers are, with an outline.
+    Raise ``SourceError`` for errors; if only handlers have errors, the exception has an outline.
     """
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.compiler import compile_text
@@ -195,9 +195,9 @@ def dump_lines(
     files: ModuleFiles | None = None,
 ) -> list[str]:
     """
-    Return what the pass called ``name`` makes of a source, as lines (``dump.PASSES``).
+    Return the result of the pass ``name`` for a source, as lines (``compiler.PASSES``).
 
-    ``files`` finds those of modules. Raise ``SourceError`` if the source is so wrong that the pass has made nothing.
+    ``files`` finds the files of modules. Raise ``SourceError`` if the pass has no result because of errors.
     """
     from dprobes.dpc.compiler import Passes, compile_text, token_lines, tree_lines
     from dprobes.dpc.modules.probed_modules import ModuleFiles

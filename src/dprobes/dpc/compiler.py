@@ -1,5 +1,5 @@
 """
-From the text of a program in DProbes C to RPN programs: the passes in their order.
+Compilation of a DProbes C program to RPN programs: the passes in their order.
 
     parse  →  find instructions  →  type, fold  →  emit
 """
@@ -50,24 +50,24 @@ PASSES = {
 """The passes by their names, in their order."""
 
 _WRITTEN = ("probe", "block")
-"""The fields of typed trees that have what is written, of which only the place is shown."""
+"""The fields of typed trees that hold the source tree; only their place is shown."""
 
 _TYPES = (Array, Enumeration, Integer, Pointer, Record, Stack, String, Void)
 
 
 class Passes:
-    """What the passes have made, by their names."""
+    """The results of the passes, by name."""
 
     def __init__(self) -> None:
         self.found: dict[str, object] = {}
 
     def note(self, name: str, made: object) -> None:
-        """Keep what a pass has made."""
+        """Keep the result of a pass."""
         self.found[name] = made
 
 
 def token_lines(text: Preprocessed, diagnostics: Diagnostics) -> Iterator[str]:
-    """Iterate over lines with the tokens of a text and their places; words of places are several tokens."""
+    """Iterate over lines with the tokens of a text and their places; a place is several tokens."""
     stream = TokenStream(text, diagnostics)
     while (token := stream.take()).kind is not TokenKind.END:
         span = stream.span(token)
@@ -96,7 +96,7 @@ def tree_lines(node: object, name: str = "", depth: int = 0) -> Iterator[str]:
             place = f" @{value}"
         elif field.name in _WRITTEN:
             place = f" @{value.span}"
-        elif field.name == "at" or value in (None, (), [], {}, ""):  # by the ids of statements
+        elif field.name == "at" or value in (None, (), [], {}, ""):  # keyed by the ids of statements
             continue
         elif _is_plain(value):
             plain.append(f" {field.name}={_shown(value)}")
@@ -126,7 +126,7 @@ def _shown(value: object) -> str:
 
 
 class CompiledText(NamedTuple):
-    """The RPN programs of a source, one for each module, and what the tool executes; None if there is nothing."""
+    """The RPN programs of a source, one for each module, and the program of the tool; None if there is none."""
 
     compilations: list[Compilation]
     tool: ToolProgram | None
@@ -148,11 +148,11 @@ def compile_text(
     """
     Compile a program.
 
-    ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4
-    or 8; ``module_of`` what describes it; before they are asked, ``tell_modules`` is told of all modules. There is a
-    compilation for each module. ``places`` finds instructions by debug information; without it, no module has any.
-    ``note`` is told what passes have made (``dump``), ``tell_type`` the types of expressions and parameters. Raise
-    ``SourceError`` if the program is wrong.
+    ``module`` is the module of points that name none. ``word_size_of`` returns the word size of a module in bytes, 4 or
+    8; ``module_of`` returns its description. ``tell_modules`` receives the names of all modules before either is
+    called. There is one compilation for each module. ``places`` finds instructions by debug information; without it, no
+    module has any. ``note`` receives the results of passes, ``tell_type`` the types of expressions and parameters.
+    Raise ``SourceError`` if the program has errors.
     """
     program = parse(text, diagnostics)
     is_understood = not diagnostics.has_errors
@@ -175,7 +175,7 @@ def compile_text(
     diagnostics.raise_if_errors()
     if all(made.is_in_kernel for made in compilations):
         return CompiledText(compilations, tool)
-    # Programs of 32 bits have half of a variable that those of 64 bits have, and carry nothing to the other half.
+    # A 32-bit program sees one half of a 64-bit program's variable, and carries nothing into the other half.
     other = {} if typer.shares_words else _sources_for(12 - word_size, program, module, allow_write=allow_write)
     return CompiledText(
         [
@@ -201,7 +201,7 @@ def _typed(
             functions += [made] if (made := typer.function(function)) is not None else []
     probes: list[TypedProbe] = []
     blocks: list[TypedBlock] = []
-    for part in program.parts:  # the first use of a table says what it keeps
+    for part in program.parts:  # the first use of a table decides the type of its values
         with _limited(_span_of(part), diagnostics):
             if isinstance(part, ToolBlock):
                 blocks.append(typer.block(part))
@@ -215,10 +215,11 @@ def _sources_for(
     word_size: int, program: ProgramTree, module: str, *, allow_write: bool
 ) -> dict[str, tuple[str, Mapping[int, str]]]:
     """
-    Return the RPN sources and templates by module that a program is compiled to for words of another size.
+    Return the RPN sources and templates by module of a program that is compiled for the other word size.
 
-    Those that come out the same are right for both sizes. Debug information of a file is of one size, and not looked at
-    here: what depends on it comes out otherwise. Return nothing if the program cannot be compiled so.
+    Those that come out the same suit both sizes. Debug information of a file is of one size, and is not read here:
+    programs that depend on it come out different. Return an empty mapping if the program cannot be compiled for that
+    size.
     """
     diagnostics, emitted = Diagnostics(), Diagnostics()
     undescribed = ProbedModules(program, module, lambda _name: None)
@@ -240,9 +241,9 @@ def _span_of(part: Probe | ToolBlock) -> Span:
 @contextmanager
 def _limited(span: Span, diagnostics: Diagnostics) -> Iterator[None]:
     """
-    Report at ``span`` an expression that is too deep for passes, which call themselves for what is in one.
+    Report at ``span`` an expression that is too deep for the recursion of passes.
 
-    The parser limits what stands in brackets; a chain of operators, in which each is in the next one, has no brackets.
+    The parser limits nesting in brackets, but a chain of operators nests without brackets.
     """
     try:
         yield
@@ -252,7 +253,7 @@ def _limited(span: Span, diagnostics: Diagnostics) -> Iterator[None]:
 
 
 def _outline(program: ProgramTree, typer: ProgramTyper, word_size: int, module: str) -> list[Compilation]:
-    """Return a program with the places of one whose handlers are wrong: they can be looked for all the same."""
+    """Return a program with empty handlers and the places of one with errors, so that the places can be resolved."""
     empty = Steps(())
     paths = find_log_paths(empty, 0, Diagnostics())
     probes = [TypedProbe(probe, probe.points, None, empty, 0, paths) for probe in program.probes]
@@ -280,11 +281,11 @@ def _tool(
 
 
 def _word_size(program: ProgramTree, module: str, word_size_of: Callable[[str], int], diagnostics: Diagnostics) -> int:
-    """Return the size of a word of the modules of a program, which is one: what they share has one form."""
+    """Return the common word size of the program's modules in bytes; shared variables have one form."""
     sizes: dict[int, tuple[str, Span]] = {}
     for probe in program.probes:
         for point in probe.points:
-            is_anywhere = point.kind is PointKind.SAMPLE  # without a module of its own
+            is_anywhere = point.kind is PointKind.SAMPLE  # without a module
             name = point.module or program.module or ("" if is_anywhere else module)
             if name and point.kind not in KERNEL_KINDS:
                 sizes.setdefault(word_size_of(name), (name, point.span))

@@ -1,7 +1,7 @@
 """
-Blocks that the tool executes, ``begin``, ``every`` and ``end``: what they are, and what they cannot see.
+Blocks that the tool executes, ``begin``, ``every`` and ``end``, and the restrictions on their contents.
 
-They have no hit: no registers and no memory, neither themselves nor in the functions that they call.
+They have no hit, and so neither registers nor memory, not even in the functions that they call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SYSTEM", "ToolProgram", "check_block"]
 
 SYSTEM = ("pid", "tid", "uid", "procid", "time")
-"""What the tool knows of the system where it has no hit."""
+"""The system variables that the tool has without a hit."""
 
 _ELSEWHERE = {
     typed_values.VariableKind.PER_CPU: "a variable of each CPU",
@@ -32,7 +32,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class ToolProgram:
-    """All that the tool executes; ``tables`` are in the order of their numbers, ``word_size`` is in bytes."""
+    """The whole program of the tool; ``tables`` are in the order of their numbers, ``word_size`` is in bytes."""
 
     blocks: tuple[TypedBlock, ...]
     functions: Mapping[str, TypedFunction]
@@ -71,7 +71,7 @@ def _problems(
 
 
 def _problem(value: Node, functions: Mapping[str, TypedFunction], seen: set[str]) -> str | None:
-    """Return what a value needs a hit for, itself or a part of it; None if it does not."""
+    """Return the reason why a value or a part of it needs a hit; None if it needs none."""
     match value:
         case typed_values.Memory() | typed_values.BitField() | typed_values.TextTest() | typed_values.Text():
             return "memory of a process"

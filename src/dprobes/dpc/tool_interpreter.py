@@ -1,7 +1,7 @@
 """
-The meaning of blocks that the tool executes: an interpreter of their typed tree.
+An interpreter of the typed tree of blocks that the tool executes.
 
-Values are Python's numbers, as their types hold them. What blocks act on is a ``ToolHost``: variables, tables, output.
+Values are Python's integers in the range of their types. Blocks act on a ``ToolHost``: variables, tables, output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["ToolError", "ToolInterpreter"]
 
 
 class ToolHost(Protocol):
-    """What blocks of the tool act on; variables and tables are those of the probes."""
+    """The environment of the tool's blocks; variables and tables are those of the probes."""
 
     def variable(self, kind: typed_values.VariableKind, index: int) -> int:
         """Return the 64 bits of a variable."""
@@ -38,34 +38,34 @@ class ToolHost(Protocol):
         """Set a variable."""
 
     def table_value(self, table: int, key: bytes) -> int:
-        """Return the number under a key, 0 if there is nothing."""
+        """Return the number for a key, 0 if there is no entry."""
 
     def table_kept(self, table: int, key: bytes) -> bytes:
-        """Return the string or call stack under a key, as it lies in memory; zeros if there is nothing."""
+        """Return the string or call stack for a key in memory layout; zeros if there is no entry."""
 
     def tally(self, table: int, key: bytes, value: int) -> None:
-        """Take a signed number into a table."""
+        """Tally a signed number in a table."""
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
-        """Let a table keep a string or call stack, as it lies in memory."""
+        """Store a string or call stack in memory layout in a table."""
 
     def delete(self, table: int, key: bytes) -> None:
-        """Take a key out of a table."""
+        """Remove a key from a table."""
 
     def clear(self, table: int) -> None:
-        """Take all keys out of a table."""
+        """Remove all keys from a table."""
 
     def show(self, table: int, rows: int | None) -> None:
         """Print at most ``rows`` rows of a table."""
 
     def cat(self, path: str) -> None:
-        """Print what a file says."""
+        """Print the contents of a file."""
 
     def print(self, template: str, data: bytes) -> None:
-        """Print what a template makes of the bytes of a record."""
+        """Print the bytes of a record as the template formats them."""
 
     def quit(self) -> None:
-        """Ask for the end of the run."""
+        """Request the end of the run."""
 
     def system(self, name: str) -> int:
         """Return ``pid``, ``tid``, ``uid``, ``procid`` or ``time`` of the tool."""
@@ -75,10 +75,10 @@ NAME = "dprobes"
 """The process name in blocks of the tool."""
 
 _CALLS_MAX = 100
-"""How deep calls may be nested, as on the RPN stack of a hit."""
+"""The largest depth of nested calls, as on the RPN stack of a hit."""
 
 _STRINGS = (typed_values.Literal, typed_values.CommName, typed_values.Kept)
-"""What the tool puts into tables that is no number."""
+"""The values other than numbers that the tool stores in tables."""
 
 _NO_NUMBERS = (
     *_STRINGS,
@@ -96,7 +96,7 @@ _WIDE_WORD = (1 << _WIDE_BITS) - 1
 
 
 class ToolError(Exception):
-    """What has ended a block; ``code`` is that of the exception, and ``span`` where it came."""
+    """The exception that ended a block; ``code`` is its code, and ``span`` its place."""
 
     def __init__(self, code: ExceptionCode, message: str) -> None:
         super().__init__(message)
@@ -132,7 +132,7 @@ class ToolInterpreter:
         self._numbers = {name: number for number, name in enumerate(program.tables)}
 
     def execute(self, block: TypedBlock) -> None:
-        """Execute a block; raise ``ToolError`` for what ends it before its time."""
+        """Execute a block; raise ``ToolError`` for an exception that ends it early."""
         with suppress(_EndError):
             try:
                 _Frame(self._program, self._host, self._numbers, block.slots, ()).execute(block.body)
@@ -141,7 +141,7 @@ class ToolInterpreter:
 
 
 class _Frame:
-    """A block or a call of a function, with its variables; ``counts`` has the jumps that were taken."""
+    """A block or a call of a function, with its variables; ``jumps`` counts the jumps taken."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class _Frame:
     # Values
 
     def value(self, value: typed_values.Value) -> int:
-        """Return a value, as its type holds it."""
+        """Return a value in the range of its type."""
         host = self._host
         match value:
             case typed_values.Constant(number):
@@ -388,7 +388,7 @@ class _Frame:
     # Bytes
 
     def _bytes(self, item: typed_values.Argument) -> bytes:
-        """Return the bytes that a handler would log of a value."""
+        """Return the bytes that a handler would log for a value."""
         match item:
             case typed_values.CommName():
                 return b""  # it is in the header
@@ -402,11 +402,11 @@ class _Frame:
         return (self.value(item) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
     def _kept(self, kept: typed_values.Kept) -> bytes:
-        """Return the bytes of what a table keeps."""
+        """Return the bytes of a kept value in a table."""
         return self._host.table_kept(self._numbers[kept.table], self._key(kept.keys))
 
     def _stack_item(self, found: bytes) -> bytes:
-        """Return a call stack that a table keeps as an item of a record."""
+        """Return a call stack from a table as an item of a record."""
         words, size = found.rstrip(b"\0"), self._program.word_size
         count = -(-len(words) // size)
         return bytes([Token.KERNEL_STACK]) + count.to_bytes(2, "little") + words.ljust(size * count, b"\0")
@@ -430,6 +430,6 @@ class _Frame:
             assert not isinstance(key, _NO_NUMBERS)
             bits = 8 * max(self._program.word_size, size_of(key.type) or 0)
             word = self.value(key) & ((1 << bits) - 1)
-            has_sign = isinstance(key.type, Integer) and key.type.is_signed  # as the table's key has, then
+            has_sign = isinstance(key.type, Integer) and key.type.is_signed  # then the table's key is signed, too
             found.append((signed(word, bits) if has_sign else word).to_bytes(8, sys.byteorder, signed=has_sign))
         return b"".join(found)

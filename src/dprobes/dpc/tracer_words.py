@@ -1,8 +1,8 @@
 """
-Hints for users of bpftrace, SystemTap, DTrace, GDB and C: words of those tools, and those of DProbes C.
+Hints for users of bpftrace, SystemTap, DTrace, GDB and C: terms of those tools, and their equivalents in DProbes C.
 
-They are no rules of the language: a hint answers a program that is refused, and its suggestion is accepted. Words for
-which DProbes C has nothing get a hint as well.
+The terms are not part of the language: a hint answers a rejected program, and its suggestion is valid. Terms without an
+equivalent get a hint as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHORT = {
     "u": "uprobe", "ur": "uretprobe", "k": "kprobe", "kr": "kretprobe", "t": "tracepoint", "U": "usdt", "i": "interval",
     "p": "profile", "w": "watchpoint", "s": "software", "h": "hardware", "rt": "rawtracepoint",
 }  # fmt: skip
-"""Kinds of points by their short names; with less behind them they may be names of modules."""
+"""Kinds of points by their short names; with fewer parts after them they may be names of modules."""
 
 _GENERAL = {
     "uprobe": "MODULE:FUNCTION",
@@ -61,7 +61,7 @@ _SOFTWARE = {
     "cpu": "sample 99hz",
     "task-clock": "sample 99hz",
 }
-"""Events of the kernel (perf_event_open(2), PERF_TYPE_SOFTWARE), and where they can be probed."""
+"""Software events (perf_event_open(2), PERF_TYPE_SOFTWARE), and equivalent points."""
 
 _TYPES_OF_SIZES = {"1": "char", "2": "short", "4": "int", "8": "long"}
 
@@ -70,7 +70,7 @@ _PREFIXES = {
     **dict.fromkeys(("ret", "retprobe", "uretprobe", "kretprobe", "exit"), "return "),
     "kprobe": "kernel:",
 }
-"""Words before a place, and what stands there here."""
+"""Words before a place, and their replacements."""
 
 _SYSTEMTAP = (
     (r'kernel\.function\("([^"]+)"\)(?:\.call)?', r"kernel:\1"),
@@ -88,7 +88,7 @@ _SYSTEMTAP = (
     (r"timer\.profile", "sample 99hz"),
     (r"(begin|end)", r"\1"),
 )
-"""Points of SystemTap, and what is written here."""
+"""Points of SystemTap, and their equivalents."""
 
 _WHENS = (("entry", ""), ("return", "return "))
 
@@ -113,7 +113,7 @@ _DTRACE = (
         )
     ),
 )
-"""Points of DTrace and events of perf, and what is written here."""
+"""Points of DTrace and events of perf, and their equivalents."""
 
 _BPFTRACE = (
     (r"uprobe:([^:]+:[^:]+)", r"\1"),
@@ -132,7 +132,7 @@ _BPFTRACE = (
     *((rf"software:{event}(?::.*)?", ours) for event, ours in _SOFTWARE.items()),
     *((rf"watchpoint:([^:]*):{size}:(x|w|rw)", rf"watch \2 ({type_})\1") for size, type_ in _TYPES_OF_SIZES.items()),
 )
-"""Probes of bpftrace, by the long names of their kinds, and what is written here."""
+"""Probes of bpftrace, by the long names of their kinds, and their equivalents."""
 
 _OPERATORS = {
     "and": "write &&", "or": "write ||", "eq": "write ==", "ne": "write !=", "is": "write ==",
@@ -211,7 +211,7 @@ _CALLS = {
 
 
 def place_hint(word: str) -> tuple[str, str] | None:
-    """Return the word of a place that is no module, and what is written here; None for a place that is no such one."""
+    """Return the first word of another tracer's place, and the equivalent place; None for other places."""
     kind, *rest = word.split(":")
     if (ours := _rewritten(word, _DTRACE)) is not None:
         return kind, ours
@@ -226,7 +226,7 @@ def place_hint(word: str) -> tuple[str, str] | None:
 
 
 def _rewritten(word: str, table: Iterable[tuple[str, str]]) -> str | None:
-    """Return what a place is written as here, by the first row that it fits; None if there is none."""
+    """Return the equivalent of a place by the first matching row; None if there is none."""
     for pattern, ours in table:
         if (match := re.fullmatch(pattern, word)) is not None:
             return match.expand(ours)
@@ -234,30 +234,30 @@ def _rewritten(word: str, table: Iterable[tuple[str, str]]) -> str | None:
 
 
 def prefix_hint(word: str, place: str) -> str | None:
-    """Return how a place with a word of other tracers before it is written here; None for other words."""
+    """Return the equivalent of a place with another tracer's word before it; None for other words."""
     if (before := _PREFIXES.get(word)) is None or not place:
         return None
     return (place_of_systemtap(place) if word == "probe" else None) or f"{before}{place}"
 
 
 def place_of_systemtap(written: str) -> str | None:
-    """Return what a point of SystemTap is written as here; None if it is none."""
+    """Return the equivalent of a SystemTap point; None for other points."""
     return _rewritten(written.strip(), _SYSTEMTAP)
 
 
 def operator_hint(word: str) -> str | None:
-    """Return what is written for a word that stands where an operator is expected; None for other words."""
+    """Return a hint for a word in the place of an operator; None for other words."""
     return _OPERATORS.get(word)
 
 
 def condition_of(text: str) -> str | None:
-    """Return the condition in what stands before a block, ``/pid == 4/``; None if it is none."""
+    """Return the condition before a block, ``/pid == 4/``; None if the text is not one."""
     match = re.fullmatch(r"/(.+)/", text.strip(), re.DOTALL)
     return None if match is None else match[1].strip()
 
 
 def name_hint(name: str, word_size: int = 8) -> str | None:
-    """Return a hint for a name that is known to other tracers and not here."""
+    """Return a hint for a name of other tracers that does not exist here; None for other names."""
     if re.fullmatch(r"\$[0-9]+", name):
         return f"write a name, such as N, and give its value with -D N=…: there is no '{name}'"
     if name in ("$return", "$retval", "$$return"):
@@ -281,7 +281,7 @@ def name_hint(name: str, word_size: int = 8) -> str | None:
 
 
 def call_hint(name: str) -> str | None:
-    """Return a hint for a function of other tracers that there is not."""
+    """Return a hint for a function of other tracers that does not exist here; None for other names."""
     return _CALLS.get(name)
 
 
@@ -290,17 +290,17 @@ _CASTS = {
        for end in ("", "_t")},
     **{f"uint{bits}": f"unsigned {type_}" for bits, type_ in ((8, "char"), (16, "short"), (32, "int"), (64, "long"))},
 }  # fmt: skip
-"""Types that bpftrace has, and those of C."""
+"""Types of bpftrace, and their C equivalents."""
 
 
 def cast_hint(name: str) -> str | None:
-    """Return the type of C that a word in brackets before a value stands for; None for other words."""
+    """Return a hint with the C type for a word in brackets before a value; None for other words."""
     ours = _CASTS.get(name)
     return None if ours is None else f"write ({ours})"
 
 
 def type_hint(name: str) -> str | None:
-    """Return a hint for a word of other languages that stands where a type is expected."""
+    """Return a hint for a word of other languages in the place of a type; None for other words."""
     match name:
         case "let":
             return "write a type, such as long, before the name, which has no '$'"

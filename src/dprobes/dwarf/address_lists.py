@@ -1,5 +1,5 @@
 """
-Lists of addresses: which ones an entry covers, and which expression says where a variable is at which instructions.
+Lists of addresses: the ranges that an entry covers, and the expressions for a variable's location in each range.
 
 ::
 
@@ -34,7 +34,7 @@ __all__ = ["AddressRange", "ListedBounds", "bounds_at", "covers", "listed_expres
 _RANGES_MAX = 1 << 16
 _ENTRIES_MAX = 1 << 14
 _ELSEWHERE = -1
-"""Where a default location begins: it holds at all other addresses."""
+"""Mark for the begin of a default location, which applies at all other addresses."""
 
 AddressRange = tuple[int, int]
 """First address, and the one after the last."""
@@ -42,9 +42,9 @@ AddressRange = tuple[int, int]
 
 class ListedBounds(NamedTuple):
     """
-    What an entry of a list says; ``position`` is after it.
+    An entry of a list; ``position`` is after it.
 
-    It is about the addresses from ``begin`` to ``end``; None if it says only from which ``base`` others count.
+    It is for the addresses from ``begin`` to ``end``; ``begin`` is None if the entry only sets ``base``.
     """
 
     begin: int | None
@@ -54,7 +54,7 @@ class ListedBounds(NamedTuple):
 
 
 def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> ListedBounds | None:
-    """Return what an entry of DWARF 4 says; None at the end of the list."""
+    """Return an entry in the format of DWARF 4; None at the end of the list."""
     size, order = unit.sizes.address, unit.sizes.order
     begin = int.from_bytes(data[position : position + size], order)
     end = int.from_bytes(data[position + size : position + 2 * size], order)
@@ -65,7 +65,7 @@ def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> List
 
 
 def bounds_at(unit: Unit, data: FileBytes, position: int, kind: int, base: int) -> ListedBounds:
-    """Return what an entry of DWARF 5 says, of some kind of range lists; ValueError for an unknown one."""
+    """Return an entry in the format of DWARF 5, by its kind in range lists; ValueError for an unknown one."""
     size, order, file = unit.sizes.address, unit.sizes.order, unit.file
     match kind:
         case 1:  # base_addressx
@@ -134,7 +134,7 @@ def _listed(entry: Entry) -> Sequence[AddressRange]:
 
 
 def list_offset(unit: Unit, name: str, attribute: int, index: int) -> int:
-    """Return where a list of a unit begins in its section, by its number; ``attribute`` is that of the first one."""
+    """Return the offset of a unit's list in its section, by its index; ``attribute`` is that of the base."""
     base = unit.base(attribute)
     size = unit.sizes.offset
     if base is None:
@@ -149,7 +149,7 @@ def list_offset(unit: Unit, name: str, attribute: int, index: int) -> int:
 
 
 class ListedExpression(NamedTuple):
-    """An expression that holds at the link addresses from ``start`` to ``end`` (excluded); None: elsewhere."""
+    """An expression for the link addresses from ``start`` to ``end`` (excluded); None: for all others."""
 
     start: int | None
     end: int
@@ -186,9 +186,9 @@ def _entries(
     size_of: Callable[[Unit, FileBytes, int], tuple[int, int]] | None = None,
 ) -> Iterator[ListedExpression]:
     """
-    Give the entries of a list, with their expressions if ``size_of`` reads how long these are.
+    Iterate over the entries of a list, with their expressions if ``size_of`` reads the size of these.
 
-    ``bounds_of`` reads what else an entry has; None is the end of the list.
+    ``bounds_of`` reads the rest of an entry; it returns None at the end of the list.
     """
     data, position, base = section.data, section.start + place, unit.low_pc
     while True:

@@ -1,14 +1,14 @@
 """
-Units of debug information, and the entries in them (DIEs): what they are, and their attributes by class.
+Units of debug information and the entries in them (DIEs): their tags, and their attributes by class.
 
 ::
 
     DWARF 4   length | u16 version | offset of shapes | u8 address size | [u64 signature | offset of its type]
     DWARF 5   length | u16 version | u8 kind | u8 address size | offset of shapes | [u64 dwo_id or signature | …]
 
-``length`` is 4 bytes, or 0xffffffff and 8 bytes; then offsets in sections have 8, too (DWARF 5, 7.5.1). An attribute is
-read when it is asked for. Whatever the bytes are, nothing but ``TargetError`` comes out, and no chain of references is
-followed without end.
+``length`` is 4 bytes, or 0xffffffff and 8 bytes; in the second case offsets in sections have 8 bytes, too (DWARF 5,
+7.5.1). Attributes are read at their first use. Malformed bytes raise ``TargetError`` and nothing else, and chains of
+references are followed only up to a limit.
 """
 
 from __future__ import annotations
@@ -42,52 +42,52 @@ __all__ = ["ORIGINS_MAX", "UNREADABLE", "Entry", "EntryFile", "Unit", "unit_end"
 Read = TypeVar("Read")
 
 UNREADABLE = (IndexError, ValueError, KeyError, OverflowError)
-"""What reading bytes that are not as they should be raises."""
+"""Errors that decoding of malformed bytes raises."""
 
 ORIGINS_MAX = 16
-"""Entries of a chain of origins; compilers make three."""
+"""Maximum number of entries in a chain of origins; compilers emit three."""
 
 _DEPTH_MAX = 512
-"""How deep entries are in each other."""
+"""Maximum depth of nested entries."""
 
 
 class EntryFile(Protocol):
-    """What entries ask of their file."""
+    """The interface of a file that entries use."""
 
     @property
     def elf(self) -> ElfFile:
-        """The file that the sections are in."""
+        """The file that contains the sections."""
 
     @property
     def alternate(self) -> EntryFile:
-        """The file of entries that several files share (dwz); raise ``TargetError`` if it is not there."""
+        """The file of the entries that several files share (dwz); raise ``TargetError`` if it is missing."""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise the error that says that the debug information is not well-formed."""
+        """Raise ``TargetError`` for malformed debug information."""
 
     def section(self, name: str) -> SectionBytes:
-        """Return a section, decompressed; an empty one if there is none."""
+        """Return a section, decompressed; an empty one if it is missing."""
 
     def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
-        """Return what is read at an offset of a section, of which not much more is decompressed than that takes."""
+        """Return the result of ``read`` at an offset of a section; decompress little more of it than that needs."""
 
     def shapes_at(self, offset: int, sizes: FormSizes) -> Shapes:
-        """Return the shapes of entries at an offset of their section."""
+        """Return the shapes at an offset of their section."""
 
     def entry_at(self, offset: int) -> Entry:
         """Return the entry at an offset of ``.debug_info``."""
 
     def type_of_signature(self, signature: int) -> Entry:
-        """Return the type that has a unit of its own."""
+        """Return the type whose type unit has a signature."""
 
     def text_at(self, name: str, offset: int) -> str:
-        """Return a text of a section."""
+        """Return the string at an offset of a section."""
 
     def indexed_text(self, unit: Unit, index: int) -> str:
-        """Return a text of a unit by its number."""
+        """Return a string of a unit by its index."""
 
     def indexed_address(self, unit: Unit, index: int) -> int:
-        """Return a link address of a unit by its number."""
+        """Return a link address of a unit by its index."""
 
 
 _LONG = 0xFFFFFFFF
@@ -96,7 +96,7 @@ _ADDRESS_SIZES = (4, 8)
 
 
 def unit_end(section: SectionBytes, offset: int, order: ByteOrder) -> int:
-    """Return where the unit at an offset of a section ends; ValueError if that is not in it."""
+    """Return the end of the unit at an offset of a section; ValueError if the unit exceeds the section."""
     place = section.start + offset
     length = int.from_bytes(section.data[place : place + 4], order)
     head = 4
@@ -112,12 +112,12 @@ class Unit:
     """
     A unit of a file, at ``offset`` of its section ``.debug_info``, or ``.debug_types`` if ``is_types``.
 
-    ``skeleton`` is the unit in the program of a unit in a file of its own. ``sizes`` are those of forms. ``signature``
-    is that of its type, or for a part of split debug information the number that both parts have.
+    ``skeleton`` is the program's skeleton unit of a split unit, which is in a separate file. ``sizes`` are those of
+    forms. ``signature`` is that of a unit's type, or the dwo_id that a skeleton and its split unit share.
     """
 
     def __init__(self, file: EntryFile, section: SectionBytes, offset: int, *, is_types: bool = False) -> None:
-        """Read the header; IndexError or ValueError if it cannot be understood."""
+        """Read the header; IndexError or ValueError if it is malformed."""
         self.file = file
         self.section = section
         self.offset = offset
@@ -164,12 +164,12 @@ class Unit:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """The shapes of its entries by their codes."""
+        """The shapes of the unit's entries by their codes."""
         return self.file.shapes_at(self._shapes_offset, self.sizes)
 
     @cached_property
     def root(self) -> Entry:
-        """The entry that all others are in."""
+        """The root entry, which contains all others."""
         return self.entry(self._first)
 
     def entry(self, offset: int) -> Entry:
@@ -180,32 +180,32 @@ class Unit:
         return found
 
     def entry_or_end(self, offset: int) -> Entry | None:
-        """Return the entry at an offset of the section; None if the end of the children of one is there."""
+        """Return the entry at an offset of the section; None if a list of children ends there."""
         if not self._first <= offset < self.end:
             self.file.malformed(f"an entry at {offset:#x} is outside of its unit")
         return Entry.at(self, offset)
 
     @property
     def is_skeleton(self) -> bool:
-        """Whether its entries are elsewhere: DWARF 5 says so in its header, GNU's DWARF 4 in its entry."""
+        """True for a skeleton unit: DWARF 5 marks it in the header, GNU's extension of DWARF 4 in the root entry."""
         if self.kind != UnitKind.COMPILE or self.sizes.version >= 5:
             return self.kind == UnitKind.SKELETON
         return self.root.has(At.GNU_DWO_NAME)
 
     @property
     def is_split(self) -> bool:
-        """Whether it is the part of split debug information that is in a file of its own."""
+        """True for a split unit, which is in a separate file."""
         return self.kind in (UnitKind.SPLIT_COMPILE, UnitKind.SPLIT_TYPE)
 
     @cached_property
     def low_pc(self) -> int:
-        """What the addresses of its ranges and lists count from."""
+        """The base address of the unit's ranges and lists."""
         if self.skeleton is not None:
             return self.skeleton.low_pc
         return self.root.address(At.LOW_PC) or 0
 
     def base(self, attribute: int, gnu_attribute: int | None = None) -> int | None:
-        """Return where the unit's part of a section begins."""
+        """Return the offset of the unit's part of a section; None without the attribute."""
         if self.skeleton is not None and attribute in (At.ADDR_BASE, At.GNU_RANGES_BASE):
             return self.skeleton.base(attribute, gnu_attribute)
         found = self.root.offset_in_section(attribute)
@@ -214,9 +214,9 @@ class Unit:
 
 class Entry:
     """
-    An entry at ``offset`` of the section of its unit; ``tag`` is what it is.
+    An entry at ``offset`` of its unit's section.
 
-    Attributes are numbers of ``At``. One that is missing, or of another class than the one that is asked for, is None.
+    Attributes are numbers of ``At``. An attribute that is missing, or is not of the requested class, is None.
     """
 
     __slots__ = ("_attributes", "_position", "offset", "shape", "unit")
@@ -230,7 +230,7 @@ class Entry:
 
     @classmethod
     def at(cls, unit: Unit, offset: int) -> Entry | None:
-        """Return the entry at an offset; None if the end of the children of one is there."""
+        """Return the entry at an offset; None if a list of children ends there."""
         try:
             code, position = unsigned_at(unit.section.data, unit.section.start + offset)
             return cls(unit, offset, unit.shapes[code], position) if code else None
@@ -252,14 +252,14 @@ class Entry:
 
     @property
     def tag(self) -> int:
-        """What the entry is: a number of ``Tag``."""
+        """The tag of the entry, a number of ``Tag``."""
         return self.shape.tag
 
     # Attributes
 
     @property
     def attributes(self) -> Mapping[int, tuple[int, RawValue]]:
-        """Form and value of each attribute as they are in the bytes."""
+        """The form and raw value of each attribute."""
         if self._attributes is None:
             unit, position = self.unit, self._position
             data, end = unit.section.data, unit.section.start + unit.end
@@ -280,12 +280,12 @@ class Entry:
         return self.shape.has(attribute)
 
     def number(self, attribute: int) -> int | None:
-        """Return a constant; of the forms ``data1`` to ``data8``, which have no sign, an unsigned one."""
+        """Return a constant; the forms ``data1`` to ``data8``, which have no sign, are unsigned."""
         form, value = self.attributes.get(attribute, (0, 0))
         return value if form in CONSTANTS and isinstance(value, int) else None
 
     def signed(self, attribute: int) -> int | None:
-        """Return a constant; of forms that have no sign as a signed number of their size."""
+        """Return a constant; forms that have no sign are signed numbers of their size."""
         form, value = self.attributes.get(attribute, (0, 0))
         if form not in CONSTANTS or not isinstance(value, int):
             return None
@@ -300,23 +300,23 @@ class Entry:
         return form == Form.FLAG_PRESENT or (form == Form.FLAG and value != 0)
 
     def block(self, attribute: int) -> bytes | None:
-        """Return an expression, or another block of bytes."""
+        """Return an expression or another block of bytes."""
         value = self.attributes.get(attribute, (0, 0))[1]
         return value if isinstance(value, bytes) else None
 
     def offset_in_section(self, attribute: int) -> int | None:
-        """Return a place in another section; before DWARF 4 it is a constant of 4 or 8 bytes."""
+        """Return an offset in another section; before DWARF 4 it is a constant of 4 or 8 bytes."""
         form, value = self.attributes.get(attribute, (0, 0))
         is_old = self.unit.sizes.version < 4 and form in (Form.DATA4, Form.DATA8)
         return value if (form == Form.SEC_OFFSET or is_old) and isinstance(value, int) else None
 
     def index_in_lists(self, attribute: int) -> int | None:
-        """Return the number of a list of ranges or locations of the unit."""
+        """Return the index of one of the unit's lists of ranges or locations."""
         form, value = self.attributes.get(attribute, (0, 0))
         return value if form in (Form.RNGLISTX, Form.LOCLISTX) and isinstance(value, int) else None
 
     def text(self, attribute: int) -> str | None:
-        """Return a text."""
+        """Return a string."""
         form, value = self.attributes.get(attribute, (0, 0))
         if isinstance(value, str):
             return value
@@ -344,7 +344,7 @@ class Entry:
         return self.unit.file.indexed_address(self.unit, value) if form in INDEXED_ADDRESSES else None
 
     def reference(self, attribute: int) -> Entry | None:
-        """Return another entry."""
+        """Return the entry that an attribute refers to."""
         form, value = self.attributes.get(attribute, (0, 0))
         if not isinstance(value, int) or not form:
             return None
@@ -357,11 +357,11 @@ class Entry:
             return unit.file.alternate.entry_at(value)
         return unit.file.type_of_signature(value) if form == Form.REF_SIG8 else None
 
-    # What several attributes say together
+    # Properties that combine attributes
 
     @property
     def name(self) -> str | None:
-        """Its name; that of its origin or specification if it has none itself."""
+        """The name; without one, that of an origin or specification."""
         for entry in self.origins():
             if entry.has(At.NAME):
                 return entry.text(At.NAME)
@@ -369,7 +369,7 @@ class Entry:
 
     @property
     def linker_name(self) -> str | None:
-        """The name of its symbol, where that is not its name: of C++ and Rust."""
+        """The symbol's name where it differs from ``name``, as in C++ and Rust."""
         for entry in self.origins():
             found = entry.text(At.LINKAGE_NAME) or entry.text(At.MIPS_LINKAGE_NAME)
             if found is not None:
@@ -377,7 +377,7 @@ class Entry:
         return None
 
     def origins(self) -> Iterator[Entry]:
-        """Give the entry, and those that complete it: its abstract origin, its specification, and theirs."""
+        """Iterate over the entry and those that complete it: its abstract origin, its specification, and theirs."""
         entry: Entry | None = self
         for _ in range(ORIGINS_MAX):
             if entry is None:
@@ -390,7 +390,7 @@ class Entry:
 
     @property
     def origin(self) -> Entry:
-        """The last of its origins: two entries with the same one are about the same thing."""
+        """The last of the origins; two entries with the same one describe the same thing."""
         last = self
         for last in self.origins():  # noqa: B007 - the last one
             pass
@@ -398,21 +398,21 @@ class Entry:
 
     @property
     def type(self) -> Entry | None:
-        """Its type; that of its origin if it has none itself; None for void, or if it has none."""
+        """The type; without one, that of an origin; None for void, or if there is none."""
         for entry in self.origins():
             if entry.has(At.TYPE):
                 return entry.reference(At.TYPE)
         return None
 
-    # Entries in it
+    # Children
 
     @property
     def has_children(self) -> bool:
-        """Whether there may be entries in it."""
+        """True if the entry may have children."""
         return self.shape.has_children
 
     def children(self) -> Iterator[Entry]:
-        """Give the entries in it."""
+        """Iterate over the children."""
         if not self.shape.has_children:
             return
         unit = self.unit
@@ -425,7 +425,7 @@ class Entry:
             position = child.following()
 
     def following(self) -> int:
-        """Return the offset after the entry and all entries in it."""
+        """Return the offset after the entry and all its descendants."""
         end = self._end()
         if not self.shape.has_children:
             return end

@@ -1,8 +1,7 @@
 """
 A file with debug information: its sections, its units, and the file that it shares entries with.
 
-Units are found by following their headers; nothing reads all entries. Whatever the bytes are, nothing but
-``TargetError`` comes out.
+Units are found by their headers, without reading all entries. Malformed bytes raise ``TargetError`` and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_THERE", "DebugFile", "debug_file_of", "find_alternate_file", "number_of", "split_files"]
 
-# Which unit covers an address (``.debug_aranges``; DWARF 5, 6.1.2):
+# The unit that covers an address (``.debug_aranges``; DWARF 5, 6.1.2):
 #     length | u16 version (2) | offset of the unit | u8 address size | u8 segment size | padding to two addresses
 #     (address, size)*; 0 0 ends
 
@@ -44,7 +43,7 @@ _VERSION = 2
 
 
 def _tables(section: SectionBytes, prefix: str) -> Iterator[tuple[int, int, int, int]]:
-    """Give of each table the offset of its unit, and address size, begin and end of its rows."""
+    """Iterate over the tables: offset of the unit, address size, begin and end of the rows."""
     short, long = struct.Struct(f"{prefix}IHIBB"), struct.Struct(f"{prefix}4xQHQBB")
     data, start = section.data, section.start
     while start + short.size <= section.end:
@@ -66,12 +65,12 @@ def _tables(section: SectionBytes, prefix: str) -> Iterator[tuple[int, int, int,
 
 
 def units_listed(section: SectionBytes, prefix: str) -> set[int]:
-    """Return the offsets of the units that the section knows the addresses of."""
+    """Return the offsets of the units whose addresses the section lists."""
     return {unit for unit, _, rows, end in _tables(section, prefix) if rows < end}
 
 
 def unit_covering(section: SectionBytes, prefix: str, address: int) -> int | None:
-    """Return the offset of the unit that covers a link address; None if the section does not say."""
+    """Return the offset of the unit that covers a link address; None if the section does not list it."""
     layouts = {4: struct.Struct(f"{prefix}2I"), 8: struct.Struct(f"{prefix}2Q")}
     for unit, size, rows, end in _tables(section, prefix):
         layout = layouts[size]
@@ -84,17 +83,17 @@ def unit_covering(section: SectionBytes, prefix: str, address: int) -> int | Non
     return None
 
 
-# Files that the compiler has put aside, one for each unit (``-gsplit-dwarf``; DWARF 5, 7.3.2).
-# The program has a *skeleton* of the unit, with its addresses, lines and the name of the file; a number that both have
-# says that they belong together. DWARF 4 has that in GNU's forms.
+# Split debug information: files of the compiler for each unit (``-gsplit-dwarf``; DWARF 5, 7.3.2).
+# The program has a *skeleton* of the unit, with its addresses, lines and the name of the file; both have the same
+# dwo_id. DWARF 4 has that in GNU's forms.
 
 
 NOT_THERE = "put the .dwo files or their .dwp package where the program is, or compile it without -gsplit-dwarf"
-"""What to do where none of the files is the right one."""
+"""Advice if none of the files is the right one."""
 
 
 def number_of(unit: Unit) -> int | None:
-    """Return the number that both parts of a unit have; None if it has none."""
+    """Return the dwo_id that both parts of a unit have; None if it has none."""
     if unit.sizes.version >= 5:
         return unit.signature if unit.kind in (UnitKind.SKELETON, UnitKind.SPLIT_COMPILE) else None
     number = unit.root.number(At.GNU_DWO_ID)
@@ -102,7 +101,7 @@ def number_of(unit: Unit) -> int | None:
 
 
 def split_files(program: ElfFile, name: str, directory: str) -> Iterator[ElfFile]:
-    """Give the files that may be the one of a unit: where it was compiled, and beside the program."""
+    """Iterate over the possible files of a unit: where it was compiled, and beside the program."""
     path = Path(directory) / name
     for candidate in (path, Path(os.path.realpath(program.path)).parent / path.name):
         try:
@@ -111,12 +110,12 @@ def split_files(program: ElfFile, name: str, directory: str) -> Iterator[ElfFile
             continue
 
 
-# The file of entries that the debug files of a package share (dwz): ``.gnu_debugaltlink`` has its path, NUL and
-# its build-id. The path is absolute in Debian's files, elsewhere relative to the file that has it.
+# The file of entries that the debug files of a package share (dwz): ``.gnu_debugaltlink`` has its path, NUL and its
+# build-id. The path is absolute in Debian's files, elsewhere relative to the file that has it.
 
 
 def find_alternate_file(elf: ElfFile, directory: Path | None = None) -> ElfFile:
-    """Return the file that ``elf`` shares entries with; raise ``TargetError`` if it is not there, or another one."""
+    """Return the file that ``elf`` shares entries with; raise ``TargetError`` if it is missing or does not match."""
     section = section_bytes(elf, ".gnu_debugaltlink")
     link = bytes(section.data[section.start : section.end])
     name, separator, identity = link.partition(b"\0")
@@ -149,15 +148,15 @@ def _candidates(elf: ElfFile, path: Path, build_id: str, directory: Path) -> Ite
 Read = TypeVar("Read")
 
 _UNITS_MAX = 1 << 18
-"""Units of a file; a kernel has some thousands, a browser some tens of thousands."""
+"""Maximum number of units of a file; a kernel has some thousands, a browser some tens of thousands."""
 
 _READ_FIRST = 1 << 14
-"""Bytes of a section in which most of what is read at an offset ends."""
+"""Bytes of a section after an offset that suffice for most reads at that offset."""
 
 _OF_PROGRAM = frozenset(
     (".debug_addr", ".debug_ranges", ".debug_line", ".debug_line_str", ".debug_aranges", ".gnu_debugaltlink")
 )
-"""Sections that a unit has in the program, not in a file of its own."""
+"""Sections of a split unit that are in the program, not in its own file."""
 
 
 def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile | None:
@@ -174,10 +173,10 @@ def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile |
 
 class DebugFile:
     """
-    The debug information that is in one file.
+    The debug information in one file.
 
-    ``program`` is the one that it was put aside for: then its sections have other names, or are those of the program.
-    ``part`` is what is meant of a package.
+    ``program`` is that of a file with split debug information, whose sections have other names, or are those of the
+    program. ``part`` is the part of one unit in a package.
     """
 
     def __init__(
@@ -198,25 +197,25 @@ class DebugFile:
         self._split: dict[int, Unit] = {}
         self._packaged_types: dict[int, Unit | None] = {}
         self._starts: list[int] = [0]
-        """Where the units begin that were passed so far, and where the next one does."""
+        """The starts of the units that were passed so far, and that of the next one."""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise the error that says that the debug information is not well-formed."""
+        """Raise ``TargetError`` for malformed debug information."""
         raise TargetError(
             f"'{self.elf.path}' has malformed debug information: {detail}",
             hint="declare what the program needs: then nothing is read of it",
         )
 
     def section(self, name: str) -> SectionBytes:
-        """Return a section, decompressed; an empty one if there is none."""
+        """Return a section, decompressed; an empty one if it is missing."""
         source = self._source(name)
         return source.until(source.size)
 
     def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
         """
-        Return what is read at an offset of a section, of which not much more is decompressed than that takes.
+        Return the result of ``read`` at an offset of a section; decompress little more of it than that needs.
 
-        ``read`` gets the beginning of the section, and raises one of UNREADABLE if that does not reach.
+        ``read`` gets the beginning of the section, and raises one of UNREADABLE if that is too short.
         """
         source, size = self._source(name), _READ_FIRST
         while True:
@@ -244,16 +243,16 @@ class DebugFile:
 
     @property
     def has_alternate(self) -> bool:
-        """Whether there is a file of entries that several files share."""
+        """True if the file shares entries with others in another file."""
         return self.section(".gnu_debugaltlink").size > 0
 
     @cached_property
     def alternate(self) -> DebugFile:
-        """The file of entries that several files share (dwz); raise ``TargetError`` if it is not there."""
+        """The file of the entries that several files share (dwz); raise ``TargetError`` if it is missing."""
         return DebugFile(find_alternate_file(self.elf, self._directory), self._directory)
 
     def all_files(self) -> Iterator[DebugFile]:
-        """Give the file, and those that have entries of it: the one that is shared, and those of its units."""
+        """Iterate over the file and those with more of its entries: the shared one, and those of its split units."""
         yield self
         if self.has_alternate:
             yield self.alternate
@@ -266,7 +265,7 @@ class DebugFile:
 
     @cached_property
     def _files_of_types(self) -> Sequence[DebugFile]:
-        """What the package has of types that have units of their own."""
+        """The files for the type units of the package."""
         package = self.package
         return (
             ()
@@ -275,7 +274,7 @@ class DebugFile:
         )
 
     def whole_unit(self, unit: Unit) -> Unit:
-        """Return a unit with its entries, which may be in a file of its own (``-gsplit-dwarf``)."""
+        """Return a unit with its entries, which may be in its own file (``-gsplit-dwarf``)."""
         if not unit.is_skeleton:
             return unit
         if unit.offset not in self._split:
@@ -284,7 +283,7 @@ class DebugFile:
 
     @cached_property
     def package(self) -> Package | None:
-        """The package with what was put aside for its units, if there is one."""
+        """The package with the split debug information of the file's units, None if there is none."""
         from dprobes.target.elf.debug_sections import find_package
 
         return find_package(self.elf)
@@ -313,7 +312,7 @@ class DebugFile:
     # Units
 
     def units(self) -> Iterator[Unit]:
-        """Give all units of ``.debug_info`` in order."""
+        """Iterate over all units of ``.debug_info`` in order."""
         offset = 0
         size = self._source(".debug_info").size
         number = 0
@@ -323,7 +322,7 @@ class DebugFile:
             offset = self._start_of(number)
 
     def _start_of(self, number: int) -> int:
-        """Return where a unit begins by its number; the end of the section after the last one."""
+        """Return the start of a unit by its number; the end of the section after the last one."""
         size, starts = self._source(".debug_info").size, self._starts
         while len(starts) <= number and starts[-1] < size:
             self._pass(starts)
@@ -351,7 +350,7 @@ class DebugFile:
         return found
 
     def unit_of(self, offset: int) -> Unit:
-        """Return the unit that has an entry at an offset of ``.debug_info``."""
+        """Return the unit that contains an offset of ``.debug_info``."""
         starts = self._starts
         if not 0 <= offset < self._source(".debug_info").size:
             self.malformed(f"there is no entry at {offset:#x}")
@@ -381,7 +380,7 @@ class DebugFile:
         return None
 
     def type_of_signature(self, signature: int) -> Entry:
-        """Return the type that has a unit of its own."""
+        """Return the type whose type unit has a signature."""
         unit = self._type_units.get(signature) or self._packaged_type(signature)
         if unit is None:
             self.malformed(f"there is no type with the signature {signature:#x}")
@@ -397,7 +396,7 @@ class DebugFile:
         return found
 
     def type_units(self) -> Iterator[Unit]:
-        """Give all units of ``.debug_types``, where DWARF 4 has types with signatures."""
+        """Iterate over all units of ``.debug_types``, where DWARF 4 has types with signatures."""
         section, offset = self.section(".debug_types"), 0
         while offset < section.size:
             unit = self.unit_at(offset, is_types=True)
@@ -410,10 +409,10 @@ class DebugFile:
         kinds = (UnitKind.TYPE, UnitKind.SPLIT_TYPE)
         return {u.signature: u for u in units if u.signature is not None and u.kind in kinds}
 
-    # What units and entries ask for
+    # Interface for units and entries
 
     def shapes_at(self, offset: int, sizes: FormSizes) -> Shapes:
-        """Return the shapes of entries at an offset of their section."""
+        """Return the shapes at an offset of their section."""
         key = (offset, sizes)
         if key not in self._shapes:
             try:
@@ -423,7 +422,7 @@ class DebugFile:
         return self._shapes[key]
 
     def text_at(self, name: str, offset: int) -> str:
-        """Return a text of a section."""
+        """Return the string at an offset of a section."""
         section = self.section(name)
         try:
             return text_at(section.data, section.start + offset, section.end)[0]
@@ -431,16 +430,16 @@ class DebugFile:
             self.malformed(f"there is no text at {offset:#x} of {name}")
 
     def indexed_text(self, unit: Unit, index: int) -> str:
-        """Return a text of a unit by its number."""
+        """Return a string of a unit by its index."""
         size = unit.sizes.offset
         base = unit.base(At.STR_OFFSETS_BASE)
         if base is None:
-            # Without one, as in split debug information: after the header of the only table.
+            # Without a base, as in split debug information, it is after the header of the only table.
             base = 2 * size if unit.sizes.version >= 5 else 0
         return self.text_at(".debug_str", self._number(".debug_str_offsets", base + index * size, size))
 
     def indexed_address(self, unit: Unit, index: int) -> int:
-        """Return a link address of a unit by its number."""
+        """Return a link address of a unit by its index."""
         base = unit.base(At.ADDR_BASE, At.GNU_ADDR_BASE)
         if base is None:
             self.malformed(f"the unit at {unit.offset:#x} has no addresses by their numbers")

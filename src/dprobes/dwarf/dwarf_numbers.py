@@ -1,4 +1,4 @@
-"""The numbers of DWARF that we use, by the names of the standard (DWARF 5, chapter 7; GNU's and dwz's extensions)."""
+"""The used numbers of DWARF, by the names of the standard (DWARF 5, chapter 7; GNU's and dwz's extensions)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["At", "Encoding", "Form", "Tag", "UnitKind"]
 
 
 class Tag:
-    """What an entry is."""
+    """Tags of entries."""
 
     ARRAY_TYPE: Final = 0x01
     CLASS_TYPE: Final = 0x02
@@ -42,7 +42,7 @@ class Tag:
 
 
 class At:
-    """What an attribute says of its entry."""
+    """Attributes of entries."""
 
     SIBLING: Final = 0x01
     LOCATION: Final = 0x02
@@ -94,7 +94,7 @@ class At:
 
 
 class Form:
-    """How an attribute is encoded."""
+    """Encodings of attributes."""
 
     ADDR: Final = 0x01
     BLOCK2: Final = 0x03
@@ -146,7 +146,7 @@ class Form:
 
 
 class UnitKind:
-    """What a unit of DWARF 5 is."""
+    """Kinds of units of DWARF 5."""
 
     COMPILE: Final = 1
     TYPE: Final = 2
@@ -156,7 +156,7 @@ class UnitKind:
 
 
 class Encoding:
-    """What the bits of a base type mean."""
+    """Encodings of base types."""
 
     ADDRESS: Final = 0x01
     BOOLEAN: Final = 0x02

@@ -1,8 +1,8 @@
 """
-Entries by the address or the name of what they are about.
+Search for entries by address or name.
 
-A unit is searched only if it covers the address, or its bytes contain the name, or a reference to it, where an entry
-that is wanted may have it: no index is made.
+A unit is searched only if it covers the address. For a name, its bytes must contain the name, or a reference to it, at
+a position that fits a requested entry. There is no index.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = [
 
 def plausible_places(unit: Unit, places: Sequence[int], tags: Collection[int], *, declarations: bool) -> Sequence[int]:
     """
-    Return those places of a name in a unit where an entry with one of the ``tags`` may have it, by the bytes before it.
+    Return the places of a name at which an entry with one of the ``tags`` may have it, by the bytes before them.
 
-    Without ``declarations`` entries that only declare something do not count. So a number that is there by chance, or
-    an entry of another kind, is known without reading all that is before it.
+    Without ``declarations`` entries that only declare something do not count. So a coincidental match, or an entry of
+    another kind, is excluded without reading all entries before it.
     """
     heads: dict[int, set[bytes]] = {}
     for code, shape in _shapes_with(unit, tags):
@@ -65,7 +65,7 @@ def plausible_places(unit: Unit, places: Sequence[int], tags: Collection[int], *
 
 
 def _only_declares(shape: EntryShape) -> bool:
-    """Return whether entries declare something; variables of functions, too, whose place changes or that have none."""
+    """Return whether entries only declare something, or are variables of functions without a fixed location."""
     if shape.has(At.DECLARATION):
         return True
     if shape.tag != Tag.VARIABLE or shape.has(At.CONST_VALUE) or shape.has(At.SPECIFICATION):
@@ -81,14 +81,14 @@ def _shapes_with(unit: Unit, tags: Collection[int]) -> list[tuple[int, EntryShap
 
 
 _FIXED_PLACES = frozenset((Form.EXPRLOC, Form.BLOCK, Form.BLOCK1, Form.BLOCK2, Form.BLOCK4))
-"""Forms of a location that is the same at all instructions, as that of a variable outside of functions is."""
+"""Forms of a location that is the same at all instructions, as for a variable outside of functions."""
 
 _LONGEST = 64
-"""Bytes before a name that are looked at."""
+"""Maximum number of bytes before a name that are compared."""
 
 
 def _begins(before: bytes, heads: Iterable[tuple[int, set[bytes]]]) -> bool:
-    """Return whether what is before a name ends with one of the ``heads``, so many bytes before it."""
+    """Return whether the bytes before a name match one of the ``heads`` at its distance."""
     for distance, codes in heads:
         if distance > _LONGEST or any(before[-distance:].startswith(code) for code in codes):
             return True
@@ -96,7 +96,7 @@ def _begins(before: bytes, heads: Iterable[tuple[int, set[bytes]]]) -> bool:
 
 
 def _distance(shape: EntryShape, sizes: FormSizes) -> int | None:
-    """Return how many bytes of attributes are before the name; None if they are not always as many."""
+    """Return the number of bytes of attributes before the name; None if it varies."""
     distance = 0
     for attribute, form, _ in shape.attributes:
         if attribute == At.NAME:
@@ -119,27 +119,27 @@ def _unsigned(number: int) -> bytes:
 
 
 _STRINGS_MAX = 256
-"""Strings of a file that are looked for as one; linkers write none twice."""
+"""Maximum number of equal strings of a file that are searched; linkers write each string once."""
 _TAILS_MAX = 1 << 16
 _PLACES_MAX = 1 << 16
-"""Places of a name that are looked at in one section."""
+"""Maximum number of places of a name that are searched in one section."""
 
 _TEXT_MAX = 1 << 14
-"""Bytes of a text that is compared with another one."""
+"""Maximum number of bytes of a string that are compared with another one."""
 
 _TEXT_FORMS = frozenset((Form.STRP, Form.STRP_SUP, Form.GNU_STRP_ALT))
 _CHECKED = 16
-"""Places that are looked at until one is found that refers to a text; a number may be the same by chance."""
+"""Maximum number of places to check for a reference to a string; a number may match by chance."""
 
 
 def units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int] | None]]:
     """
-    Give the units whose bytes may have a name, and where, as they are found: whoever has enough does not search on.
+    Iterate lazily over the units whose bytes may have a name, with the places.
 
-    A unit may come several times, with other places; without places all of it may have the name.
+    A unit may occur several times, with different places; None as the places means anywhere in the unit.
 
-    Linkers let a text that others end with share the bytes of one of these. Which one that is nobody says: GNU ld takes
-    the first one, if all are sorted from their ends. If nothing refers to that, any of them may be it.
+    Linkers store a string that is the tail of others in the bytes of one of these. GNU ld uses the first one, if all
+    are sorted by their reversed text. If nothing refers to that one, all others are tried.
     """
     whole, tails = _text_offsets(file.section(".debug_str"), raw)
     yield from _units_referring(file, whole, tails)
@@ -149,13 +149,13 @@ def units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int
         yield from ((unit, None) for unit in file.units() if _has_indexed_texts(unit))
     if (whole or tails) and file.section(".debug_types").size:
         yield from ((unit, None) for unit in file.type_units())
-    # Short names, and those that are used once, are in the entries. All of units with numbered strings was searched.
+    # Short names, and those that are used once, are in the entries. Units with indexed strings were all searched above.
     own = _places(file.section(".debug_info"), raw + b"\0")
     yield from _units_of(file, own, skip_indexed=bool(whole or tails))
 
 
 def places_in(file: DebugFile, unit: Unit, raw: bytes) -> Sequence[int] | None:
-    """Return where the bytes of one unit of a file may refer to a name; None if its bytes do not say."""
+    """Return the places where the bytes of one unit may refer to a name; None if they are not known."""
     if _has_indexed_texts(unit):
         return None
     own, strings = unit.section, [file.section(".debug_str")]
@@ -169,7 +169,7 @@ def places_in(file: DebugFile, unit: Unit, raw: bytes) -> Sequence[int] | None:
 
 
 def strings_with(file: DebugFile, beginning: bytes) -> set[bytes]:
-    """Return the strings of debug information that begin with some bytes, and ends of strings that do."""
+    """Return the strings of debug information that begin with ``beginning``, and tails of strings that do."""
     sections = [file.section(".debug_str"), file.section(".debug_info"), file.section(".debug_types")]
     if file.has_alternate:
         sections.append(file.alternate.section(".debug_str"))
@@ -186,7 +186,7 @@ def strings_with(file: DebugFile, beginning: bytes) -> set[bytes]:
 def _units_referring(
     file: DebugFile, whole: Sequence[int], tails: Sequence[int]
 ) -> Iterator[tuple[Unit, Sequence[int]]]:
-    """Give the units with one of the offsets ``whole``, or else of the ``tails``, the most probable one first."""
+    """Iterate over the units with one of the offsets ``whole``, or else of the ``tails``, the likeliest first."""
     section = file.section(".debug_info")
     for offset in whole:
         yield from _units_of(file, _places(section, _packed(file, offset)))
@@ -206,7 +206,7 @@ def _units_referring(
 
 
 def _refers(unit: Unit, place: int, offset: int) -> bool:
-    """Return whether the entry with some bytes of a unit refers to a text at an offset."""
+    """Return whether the entry around a place of a unit refers to a string at an offset."""
     entry: Entry | None = unit.root
     while entry is not None:
         if any(form in _TEXT_FORMS and value == offset for form, value in entry.attributes.values()):
@@ -216,12 +216,12 @@ def _refers(unit: Unit, place: int, offset: int) -> bool:
 
 
 def entry_around(parent: Entry, place: int) -> Entry | None:
-    """Return the entry in another one that has the byte at an offset, with what is in it."""
+    """Return the child that contains an offset, itself or in its descendants; None without one."""
     return next((child for child in parent.children() if child.offset <= place < child.following()), None)
 
 
 def may_have(places: Sequence[int] | None, entry: Entry) -> bool:
-    """Return whether one of ``places`` is in an entry, or in the entries in it; None: they are not known."""
+    """Return whether one of ``places`` is in an entry or its descendants; true if they are None, for unknown."""
     if places is None:
         return True
     number = bisect_left(places, entry.offset)
@@ -229,7 +229,7 @@ def may_have(places: Sequence[int] | None, entry: Entry) -> bool:
 
 
 def references_to(file: DebugFile, entry: Entry) -> Iterator[int]:
-    """Give the offsets in a file at which another entry may refer to this one by its offset in the section."""
+    """Iterate over the offsets in a file at which another entry may refer to this one by its offset in the section."""
     needle = entry.offset.to_bytes(entry.unit.sizes.offset, file.order)
     return _places(file.section(".debug_info"), needle, sys.maxsize)
 
@@ -237,7 +237,7 @@ def references_to(file: DebugFile, entry: Entry) -> Iterator[int]:
 def _units_of(
     file: DebugFile, places_of_file: Iterable[int], *, skip_indexed: bool = True
 ) -> Iterator[tuple[Unit, Sequence[int]]]:
-    """Give the units of places, and these; ``skip_indexed`` leaves those with numbered strings out."""
+    """Iterate over the units of places, with the places; ``skip_indexed`` omits units with indexed strings."""
     unit: Unit | None = None
     places: list[int] = []
     for place in places_of_file:
@@ -263,7 +263,7 @@ def _packed(file: DebugFile, offset: int) -> bytes:
 
 
 def _text_offsets(section: SectionBytes, raw: bytes) -> tuple[Sequence[int], Sequence[int]]:
-    """Return where a text is in a section by itself, or else at the end of longer ones, as GNU ld would share it."""
+    """Return the offsets of a whole string in a section, or else those of tails of longer ones, in GNU ld's order."""
     whole = [place + 1 for place in _places(section, b"\0" + raw + b"\0", _STRINGS_MAX)]
     data, start = section.data, section.start
     if data[start : start + len(raw) + 1] == raw + b"\0":
@@ -278,7 +278,7 @@ def _text_offsets(section: SectionBytes, raw: bytes) -> tuple[Sequence[int], Seq
 
 
 def _places(section: SectionBytes, needle: bytes, limit: int = _PLACES_MAX) -> Iterator[int]:
-    """Give the offsets of bytes in a section."""
+    """Iterate over the offsets of bytes in a section."""
     position = section.start - 1
     for _ in range(limit):
         position = section.data.find(needle, position + 1, section.end)
@@ -288,7 +288,7 @@ def _places(section: SectionBytes, needle: bytes, limit: int = _PLACES_MAX) -> I
 
 
 def _places_of_any(section: SectionBytes, needles: Sequence[bytes]) -> Iterator[int]:
-    """Give the offsets of one of several bytes in a section, in one pass."""
+    """Iterate over the offsets of any of several byte strings in a section, in one pass."""
     pattern = re.compile(b"(?=" + b"|".join(map(re.escape, needles)) + b")", re.DOTALL)
     found = pattern.finditer(section.data, section.start, section.end)
     for match, _ in zip(found, range(_PLACES_MAX), strict=False):
@@ -298,7 +298,7 @@ def _places_of_any(section: SectionBytes, needles: Sequence[bytes]) -> Iterator[
 _SPACES = frozenset((Tag.NAMESPACE, Tag.MODULE))
 _CLASSES = frozenset((Tag.CLASS_TYPE, Tag.STRUCTURE_TYPE, Tag.UNION_TYPE))
 _C_LANGUAGES = frozenset((0x01, 0x02, 0x0C, 0x1D, 0x2C))
-"""C89, C, C99, C11 and C17, in which names of types are not in others."""
+"""C89, C, C99, C11 and C17, in which names of types are not nested."""
 
 _DEPTH_MAX = 32
 _IMPORTS_MAX = 1 << 12
@@ -307,10 +307,10 @@ _REFERENCES_MAX = 1 << 10
 
 class Scope(NamedTuple):
     """
-    A namespace, a class or an enumeration that others are named in; the name is empty if it has none.
+    A namespace, a class or an enumeration that contains names; its own name is empty if it has none.
 
-    The scope around one that ``is_open`` has its names, too: a namespace that is ``inline`` or has no name, an
-    enumeration of C.
+    The names in a scope that ``is_open`` belong to the scope around it, too: a namespace that is ``inline`` or has no
+    name, an enumeration of C.
     """
 
     name: str
@@ -318,7 +318,7 @@ class Scope(NamedTuple):
 
 
 class Scoped(NamedTuple):
-    """An entry, and the scopes that it is in, the outermost first."""
+    """An entry, and the scopes around it, the outermost first."""
 
     entry: Entry
     scopes: tuple[Scope, ...]
@@ -328,7 +328,7 @@ def function_at(file: DebugFile, address: int) -> Entry | None:
     """
     Return the function that covers a link address: an entry ``SUBPROGRAM`` with code; None if there is none.
 
-    Of functions in functions it is the inner one. Parts of a function that are apart belong to it.
+    Of nested functions it is the innermost. Separate parts of a function belong to it.
     """
     unit = file.unit_covering(address)
     return None if unit is None else _function_in(file.whole_unit(unit).root, address, 0)
@@ -358,11 +358,11 @@ def entries_named(
     file: DebugFile, name: str, tags: Collection[int], *, declarations: bool = True, c_declarations: bool = True
 ) -> Iterator[Entry]:
     """
-    Give the entries with one of the ``tags`` whose own name is ``name``, outside of functions.
+    Iterate over the entries with one of the ``tags`` whose own name is ``name``, outside of functions.
 
-    Each file is searched on its own: the entries that it shares with others are in its ``alternate``. Without
-    ``declarations`` most entries that only declare something are left out, without ``c_declarations`` those of C: a
-    declaration in C++ may be all that has the name of a definition.
+    Each file is searched separately: the entries that it shares with others are in its ``alternate``. Without
+    ``declarations`` most entries that only declare something are left out, without ``c_declarations`` those of C: in
+    C++ a declaration may be the only entry with the name of a definition.
     """
     found = found_named(file, name, tags, declarations=declarations, c_declarations=c_declarations)
     return (each.entry for each in found)
@@ -398,7 +398,7 @@ def _in_unit(
 
 
 class _Search:
-    """A search for a name in a unit; ``places`` are where its bytes may refer to it, None if they do not say."""
+    """A search for a name in a unit; ``places`` are the possible references to it, None if unknown."""
 
     def __init__(self, name: str, tags: Collection[int], places: Sequence[int] | None, *, is_c: bool) -> None:
         self._name = name
@@ -409,7 +409,7 @@ class _Search:
             self._spaces |= {Tag.ENUMERATION_TYPE}
 
     def in_entry(self, parent: Entry, scopes: tuple[Scope, ...]) -> Iterator[Scoped]:
-        """Give what is found among the entries in one."""
+        """Iterate over the matches among the descendants of an entry."""
         if len(scopes) > _DEPTH_MAX:
             return
         for entry in parent.children():
@@ -420,7 +420,7 @@ class _Search:
                 continue
             around = scopes
             if not scopes and (declared := entry.reference(At.SPECIFICATION)) is not None:
-                around = scopes_of(declared)  # a type that has a unit of its own
+                around = scopes_of(declared)  # a type that has its own unit
             if tag in self._tags and entry.has(At.NAME) and entry.text(At.NAME) == self._name:
                 yield Scoped(entry, around)
             if tag in self._spaces and entry.has_children:
@@ -437,7 +437,7 @@ def _scope(entry: Entry) -> Scope:
 
 
 def scopes_of(entry: Entry) -> tuple[Scope, ...]:
-    """Return the namespaces and classes that an entry is in, the outermost first."""
+    """Return the namespaces and classes around an entry, the outermost first."""
     found: list[Scope] = []
     around = entry.unit.root
     for _ in range(_DEPTH_MAX):
@@ -451,7 +451,11 @@ def scopes_of(entry: Entry) -> tuple[Scope, ...]:
 
 
 def definitions_of(file: DebugFile, entry: Entry) -> Iterator[Entry]:
-    """Give the entries of other units that complete one, which is their origin: of what a linker has joined (LTO)."""
+    """
+    Iterate over the entries of other units that complete an entry, which is their origin.
+
+    Link-time optimization (LTO) makes such entries.
+    """
     for offset in islice(references_to(file, entry), _REFERENCES_MAX):
         inner: Entry | None = file.unit_of(offset).root
         while inner is not None:
@@ -461,7 +465,7 @@ def definitions_of(file: DebugFile, entry: Entry) -> Iterator[Entry]:
 
 
 def imported_units(unit: Unit) -> Sequence[Unit]:
-    """Return a unit, and those whose entries belong to it as well: what it shares with others (dwz), or was joined."""
+    """Return a unit, and the units that it imports: shared entries (dwz), or those of link-time optimization."""
     found = [unit]
     for each in found:
         if len(found) > _IMPORTS_MAX:
@@ -474,7 +478,7 @@ def imported_units(unit: Unit) -> Sequence[Unit]:
 
 
 def type_units_of(unit: Unit) -> Sequence[Unit]:
-    """Return the units of the types that entries of a unit refer to, and those that these refer to."""
+    """Return the type units that entries of a unit refer to, directly or through others."""
     found: dict[int, Unit] = {}
     waiting = [unit]
     while waiting and len(found) < _IMPORTS_MAX:
@@ -487,7 +491,7 @@ def type_units_of(unit: Unit) -> Sequence[Unit]:
 
 
 def _signatures_in(parent: Entry) -> Iterator[int]:
-    """Iterate over the signatures of types that an entry and its children refer to."""
+    """Iterate over the signatures of types that an entry and its descendants refer to."""
     waiting = [parent]
     while waiting:
         entry = waiting.pop()
@@ -496,5 +500,5 @@ def _signatures_in(parent: Entry) -> Iterator[int]:
 
 
 def is_c(unit: Unit) -> bool:
-    """Return whether a unit is made of C: no function of it is declared apart from its definition."""
+    """Return whether a unit is in C, where functions are not declared apart from their definitions."""
     return unit.root.number(At.LANGUAGE) in _C_LANGUAGES

@@ -1,5 +1,5 @@
 """
-The shapes of entries (``.debug_abbrev``), and what the bytes of entries are by them.
+The shapes of entries (``.debug_abbrev``), and the decoding of entries by them.
 
 ::
 
@@ -45,10 +45,10 @@ _LEB = rb"[\x80-\xff]*+[\x00-\x7f]"
 _SHAPE = re.compile(
     rb"%b%b.(?:(?!\x00\x00)%b(?:\x21%b|(?!\x21)%b))*+\x00\x00" % (_LEB, _LEB, _LEB, _LEB, _LEB), re.DOTALL
 )
-"""A whole shape: code, tag, whether there are children, attributes with their forms; 0x21 is IMPLICIT_CONST."""
+"""A whole shape: code, tag, flag for children, attributes with their forms; 0x21 is IMPLICIT_CONST."""
 
 _NUMBER, _TEXT, _BLOCK, _BLOCK1, _BLOCK2, _BLOCK4, _INDIRECT = -1, -2, -3, -4, -5, -6, -7
-"""Steps that have to look at the bytes; a positive one says how many there are."""
+"""Steps whose size depends on the bytes; a positive step is a size in bytes."""
 
 _LOOKING = {
     Form.SDATA: _NUMBER, Form.UDATA: _NUMBER, Form.REF_UDATA: _NUMBER, Form.STRX: _NUMBER, Form.ADDRX: _NUMBER,
@@ -63,16 +63,16 @@ _FIXED_SIZES = {
     Form.REF_SUP4: 4, Form.REF_SUP8: 8, Form.STRX1: 1, Form.STRX2: 2, Form.STRX3: 3, Form.STRX4: 4,
     Form.ADDRX1: 1, Form.ADDRX2: 2, Form.ADDRX3: 3, Form.ADDRX4: 4,
 }  # fmt: skip
-"""The sizes in bytes of forms that have the same in all units."""
+"""Sizes in bytes of forms that have the same size in all units."""
 
 _OFFSETS = frozenset(
     (Form.STRP, Form.LINE_STRP, Form.STRP_SUP, Form.SEC_OFFSET, Form.GNU_REF_ALT, Form.GNU_STRP_ALT, Form.REF_ADDR)
 )
-"""Forms that are the offset of something in a section."""
+"""Forms that are an offset in a section."""
 
 
 class FormSizes(NamedTuple):
-    """What the header of a unit says of sizes: in bytes of an address, and of an offset in a section (4 or 8)."""
+    """The sizes in the header of a unit: in bytes of an address, and of an offset in a section (4 or 8)."""
 
     address: int
     offset: int
@@ -80,7 +80,7 @@ class FormSizes(NamedTuple):
     order: ByteOrder
 
     def of(self, form: int) -> int | None:
-        """Return how many bytes a form has; None if they say it themselves. ValueError for an unknown form."""
+        """Return the size of a form in bytes; None if it depends on the value. ValueError for an unknown form."""
         if (fixed := _FIXED_SIZES.get(form)) is not None:
             return fixed
         if form in _OFFSETS:
@@ -93,7 +93,7 @@ class FormSizes(NamedTuple):
 
 
 class AttributeShape(NamedTuple):
-    """An attribute and its form; ``value`` is that of a form whose value is here."""
+    """An attribute and its form; ``value`` is that of the form IMPLICIT_CONST."""
 
     attribute: int
     form: int
@@ -104,8 +104,8 @@ class EntryShape(NamedTuple):
     """
     The shape of entries.
 
-    ``steps`` lead after all attributes; ``sibling`` is how many bytes are before the reference to the next sibling,
-    whose form is ``sibling_form``, and None if there is none, or if they are not always as many.
+    ``steps`` skip all attributes. ``sibling`` is the number of bytes before the reference to the next sibling, whose
+    form is ``sibling_form``; it is None if there is no such reference, or the number varies.
     """
 
     tag: int
@@ -122,9 +122,9 @@ class EntryShape(NamedTuple):
 
 class Shapes(dict[int, EntryShape]):
     """
-    The shapes of a unit by their codes, each understood when it is asked for: most units have hundreds, and few are.
+    The shapes of a unit by their codes, parsed on demand: most units have hundreds, and few are used.
 
-    KeyError for a code that there is not, IndexError or ValueError for a shape that cannot be understood.
+    Access raises KeyError for a missing code, IndexError or ValueError for a malformed shape.
     """
 
     def __init__(self, data: FileBytes, places: Mapping[int, tuple[int, int]], sizes: FormSizes) -> None:
@@ -139,12 +139,12 @@ class Shapes(dict[int, EntryShape]):
         return found
 
     def with_tags(self, tags: Collection[int]) -> Iterator[tuple[int, EntryShape]]:
-        """Give the codes and shapes of entries with one of the tags."""
+        """Iterate over the codes and shapes of entries with one of the tags."""
         return ((code, self[code]) for code, (tag, _) in self._places.items() if tag in tags)
 
 
 def read_shapes(section: SectionBytes, offset: int, sizes: FormSizes) -> Shapes:
-    """Return the shapes of a unit; IndexError or ValueError if nobody can tell where one ends."""
+    """Return the shapes of a unit; IndexError or ValueError if the end of one is not found."""
     data, position, end = section.data, section.start + offset, section.end
     if not section.start <= position < end:
         raise IndexError("shapes outside the section")
@@ -202,7 +202,7 @@ def _shape(tag: int, has_children: bool, attributes: list[AttributeShape], sizes
 
 
 def skip_entry(data: FileBytes, position: int, shape: EntryShape, sizes: FormSizes) -> int:
-    """Return where an entry ends whose attributes begin at ``position``."""
+    """Return the end of an entry whose attributes begin at ``position``."""
     for step in shape.steps:
         position = position + step if step >= 0 else _looked(data, position, step, sizes)
     return position
@@ -214,7 +214,7 @@ def _looked(data: FileBytes, position: int, step: int, sizes: FormSizes) -> int:
             while data[position] >= 0x80:
                 position += 1
             return position + 1
-        case -2:  # a text
+        case -2:  # a string
             end = data.find(b"\0", position)
             if end < 0:
                 raise IndexError("a text that does not end")
@@ -222,7 +222,7 @@ def _looked(data: FileBytes, position: int, step: int, sizes: FormSizes) -> int:
         case -3:  # a block
             size, position = unsigned_at(data, position)
             return position + size
-        case -7:  # a form that is written here
+        case -7:  # a form that is in the entry itself
             form, position = unsigned_at(data, position)
             if form in (Form.INDIRECT, Form.IMPLICIT_CONST):
                 raise ValueError(f"an indirect form {form:#x}")
@@ -232,7 +232,7 @@ def _looked(data: FileBytes, position: int, step: int, sizes: FormSizes) -> int:
     return position + size + int.from_bytes(data[position : position + size], sizes.order)
 
 
-# Values of attributes, and the classes that forms belong to.
+# Values of attributes, and the classes of forms.
 
 
 UNIT_REFERENCES = frozenset((Form.REF1, Form.REF2, Form.REF4, Form.REF8, Form.REF_UDATA))
@@ -247,17 +247,17 @@ _NUMBERS = frozenset(
 _BLOCK_SIZES = {Form.BLOCK1: 1, Form.BLOCK2: 2, Form.BLOCK4: 4}
 
 RawValue = int | bytes | str
-"""What the bytes of an attribute are: a number that its form gives a meaning, or a block, or a text."""
+"""The raw value of an attribute: a number whose meaning depends on the form, a block, or a string."""
 
 
 def read_value(
     data: FileBytes, position: int, end: int, sizes: FormSizes, form: int, implicit: int
 ) -> tuple[int, RawValue, int]:
     """
-    Return the form of an attribute at a position, what its bytes say, and where they end.
+    Return the form of an attribute at a position, its raw value, and the position after it.
 
-    ``end`` is that of the unit, ``implicit`` the value of a form whose value is in the shape. IndexError or ValueError
-    if the bytes cannot be understood.
+    ``end`` is that of the unit, ``implicit`` the value of the form IMPLICIT_CONST. IndexError or ValueError if the
+    bytes are malformed.
     """
     size = sizes.of(form)
     if size is not None:

@@ -1,4 +1,4 @@
-"""Calls that the compiler has replaced by the code of the function: what is theirs, and where it begins."""
+"""Inlined calls: calls that the compiler has replaced by the code of the function."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["InlinedCall", "inlined_calls_in", "inlined_calls_of"]
 
 _DEPTH_MAX = 128
-"""How deep calls and blocks lie in each other."""
+"""Maximum depth of nested calls and blocks."""
 
 
 class InlinedCall(NamedTuple):
     """
     A call that was inlined: ``entry`` is the call's, ``function`` the entry of the function with the code.
 
-    ``depth`` counts the inlined calls that it lies in.
+    ``depth`` is the number of inlined calls around it.
     """
 
     entry: Entry
@@ -33,12 +33,12 @@ class InlinedCall(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the function that was called: that of its symbol, if it has another one."""
+        """The name of the called function, preferably that of its symbol."""
         return self.entry.linker_name or self.entry.name or "?"
 
     @property
     def first_address(self) -> int | None:
-        """The link address of the instruction by which its code is entered; None if there is no code of it."""
+        """The link address of the first executed instruction of its code; None if it has no code."""
         ranges = ranges_of(self.entry)
         if not ranges:
             return None
@@ -52,7 +52,7 @@ class InlinedCall(NamedTuple):
 
 
 def inlined_calls_in(function: Entry) -> Iterator[InlinedCall]:
-    """Give the calls that were inlined into a function, each before those in it."""
+    """Iterate over the calls that were inlined into a function, each before those nested in it."""
     yield from _calls_in(function, function, 0, 0)
 
 
@@ -69,13 +69,13 @@ def _calls_in(parent: Entry, function: Entry, depth: int, level: int) -> Iterato
 
 def inlined_calls_of(file: DebugFile, name: str) -> Iterator[InlinedCall]:
     """
-    Give all calls of a function that were inlined, in all units; ``name`` is that of the source.
+    Iterate over all inlined calls of a function, in all units; ``name`` is that of the source.
 
-    Where other units refer to it, only what may contain such a reference is looked into.
+    Of other units, only entries that may contain a reference to the function are searched.
     """
     alternate = file.alternate if file.has_alternate else None
     for holder in file.all_files():
-        user = file if holder is alternate else holder  # of what several files share calls are in this one
+        user = file if holder is alternate else holder  # calls of a function in the shared file are in this one
         found = (
             each
             for each in entries_named(holder, name, (Tag.SUBPROGRAM,), c_declarations=False)
@@ -87,19 +87,19 @@ def inlined_calls_of(file: DebugFile, name: str) -> Iterator[InlinedCall]:
 
 
 def _is_elsewhere(function: Entry) -> bool:
-    """Return whether a unit only calls a function: many do, and to look for references to each takes long."""
+    """Return whether a unit only calls a function: many do, and a search for references to each is slow."""
     return function.has(At.DECLARATION) and is_c(function.unit)
 
 
 class _Search:
-    """A search for calls of a function; ``places`` are where references to it may be, None if they may be anywhere."""
+    """A search for calls of a function; ``places`` are the possible references to it, None if unknown."""
 
     def __init__(self, abstract: Entry, places: Sequence[int] | None) -> None:
         self._abstract = abstract
         self._places = places
 
     def calls_in(self, parent: Entry, function: Entry | None, depth: int, level: int) -> Iterator[InlinedCall]:
-        """Give the calls in an entry, which is in a ``function``, and in ``depth`` calls."""
+        """Iterate over the calls in an entry, which is in a ``function``, and in ``depth`` calls."""
         if level > _DEPTH_MAX:
             parent.unit.file.malformed(f"what is in the entry at {parent.offset:#x} does not end")
         for entry in parent.children():
@@ -116,10 +116,10 @@ class _Search:
 
 
 def _references(file: DebugFile, holder: DebugFile, entry: Entry) -> Iterator[tuple[Unit, Sequence[int] | None]]:
-    """Give the units of a file that may refer to an entry, of the same file or its alternate, and where they may."""
+    """Iterate over the units of a file that may refer to an entry of that file or its alternate, with the places."""
     own = entry.unit.offset if holder is file else None
     if own is not None:
-        yield entry.unit, None  # by distances in the unit, which dwz writes with as few bytes as it can
+        yield entry.unit, None  # by offsets in the unit, which dwz writes in as few bytes as possible
     by_unit: dict[int, list[int]] = {}
     for place in references_to(file, entry):
         unit = file.unit_of(place)

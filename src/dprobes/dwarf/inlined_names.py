@@ -1,4 +1,4 @@
-"""The names of calls that were inlined, for frames of stacks: as far as debug information is at hand, and soon read."""
+"""The names of inlined calls, for frames of stacks, as far as debug information is available and read in time."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["InlinedNames"]
 
 _SECONDS = 3.0
-"""Records wait meanwhile."""
+"""Seconds that reading a module may take in all, because records wait meanwhile."""
 
 _CALLS_MAX = 4096
-"""Pieces of code in one function that are named."""
+"""Number of pieces of code in one function after which the search ends."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a module: its debug information, if it has some, and the seconds that reading it took."""
+    """The debug information of a module, None without it, and the seconds that reading it took."""
 
     file: DebugFile | None
     seconds: float
 
 
 class InlinedNames:
-    """What was inlined into the functions of modules (``code_names.InliningFinder``)."""
+    """A finder of inlined calls in the functions of modules (``code_names.InliningFinder``)."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
-        """Read debug information of a module no longer than ``seconds`` in all."""
+        """Limit the time for a module's debug information to ``seconds`` in all."""
         self._seconds = seconds
         self._modules: WeakKeyDictionary[Module, _Known] = WeakKeyDictionary()
 
@@ -45,10 +45,10 @@ class InlinedNames:
         self, module: Module, start: int, end: int, name_of: Callable[[str], str]
     ) -> tuple[InlinedCode, ...]:
         """
-        Return the pieces of inlined calls in a range of bytes of a module's file, each before those in it.
+        Return the pieces of inlined calls in a range of bytes of a module's file, each before those nested in it.
 
-        Nothing if the debug information is damaged, or has taken too much time already. ``name_of`` makes the name for
-        people of a symbol.
+        The result is empty if the debug information is damaged, or has taken too much time already. ``name_of`` returns
+        a symbol's name for people.
         """
         began = time.perf_counter()
         try:

@@ -1,9 +1,9 @@
 """
-The line table: which line of the source each instruction is of (``.debug_line``).
+The line table: the source line of each instruction (``.debug_line``).
 
-There is one program a unit, whose header names the files; executed, it gives rows of addresses and lines. Rules: DWARF
-Debugging Information Format, versions 4 and 5, section 6.2; a header of version 2 or 3 is like that of version 4, but
-has no ``maximum_operations_per_instruction``.
+There is one program a unit, whose header lists the files; its execution yields rows of addresses and lines. Rules:
+DWARF Debugging Information Format, versions 4 and 5, section 6.2; a header of version 2 or 3 is like that of version 4,
+but has no ``maximum_operations_per_instruction``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LineProgram", "LineSections", "addresses_of_lines", "line_programs"]
 
 _LONG = 0xFFFFFFFF
-"""What stands for a length in the 64-bit format; a longer one follows."""
+"""Mark of the 64-bit format in the place of a length; the length follows."""
 _RESERVED = 0xFFFFFFF0
 
 _FILES_MAX = 1 << 20
@@ -28,7 +28,7 @@ _ROWS_MAX = 1 << 24
 
 
 class LineSections(NamedTuple):
-    """What line tables are read from: ``.debug_line`` and the sections of the strings that it refers to."""
+    """The sections of line tables: ``.debug_line`` and the sections of the strings that it refers to."""
 
     lines: bytes
     strings: bytes = b""
@@ -40,8 +40,8 @@ class LineRow(NamedTuple):
     """
     The first instruction of a line, or of a part of it.
 
-    ``file`` is a number among the files of the program. ``ends`` is set in the row after the last instruction of a
-    sequence, which is of no line.
+    ``file`` is an index of the program's files. ``ends`` is set in the row after the last instruction of a sequence,
+    which belongs to no line.
     """
 
     address: int
@@ -57,12 +57,12 @@ class LineProgram:
     """
     The line table of one unit.
 
-    ``files`` are paths by the numbers that rows have, each with its directory as the compiler wrote it: relative to
-    that of the unit, or absolute.
+    ``files`` are paths by the numbers in rows, each with its directory as the compiler wrote it: relative to that of
+    the unit, or absolute.
     """
 
     def __init__(self, sections: LineSections, offset: int) -> None:
-        """Read the header at ``offset`` of the section; raise ``TargetError`` if there is none."""
+        """Read the header at ``offset`` of the section; raise ``TargetError`` if it is damaged."""
         self.offset = offset
         self._order: Literal["big", "little"] = "big" if sections.is_big_endian else "little"
         self._data = sections.lines
@@ -74,7 +74,7 @@ class LineProgram:
             raise TargetError(f"the line table at {offset:#x} of .debug_line is damaged: {error}") from None
 
     def rows(self) -> Iterator[LineRow]:
-        """Execute the program; raise ``TargetError`` where it is damaged."""
+        """Execute the program and iterate over its rows; raise ``TargetError`` where it is damaged."""
         try:
             yield from self._execute()
         except (IndexError, struct.error, ValueError) as error:
@@ -117,7 +117,7 @@ class LineProgram:
 
     def _files_of_4(self) -> list[str]:
         """
-        Read two lists of strings, each of which ends with an empty one; the numbers of files begin with 1.
+        Read two lists of strings, each terminated by an empty one; the numbers of files begin with 1.
 
         ::
 
@@ -245,7 +245,7 @@ class LineProgram:
                     file = self._reader.unsigned()
                 elif opcode == _SET_COLUMN:
                     column = self._reader.unsigned()
-                else:  # one that is newer than this reader, whose operands the header counts
+                else:  # an opcode that is newer than this reader; the header has its number of operands
                     for _ in range(self._operand_counts[opcode - 1]):
                         self._reader.unsigned()
                 position = self._reader.position
@@ -254,7 +254,7 @@ class LineProgram:
 
 
 def line_programs(sections: LineSections) -> Iterator[LineProgram]:
-    """Give the line tables of all units, of which only headers have been read; ``TargetError`` if one is damaged."""
+    """Iterate over the line tables of all units, with only their headers read; ``TargetError`` if one is damaged."""
     offset = 0
     while offset < len(sections.lines):
         program = LineProgram(sections, offset)
@@ -288,19 +288,19 @@ def _decoded(text: bytes) -> str:
 
 
 _NEAR_LINES = 2
-"""How many lines with code are named beside one that has none."""
+"""Number of lines with code that are suggested for one without."""
 
 
 def addresses_of_lines(sections: LineSections, path: str, first: int, last: int) -> dict[int, list[int]]:
     """
-    Return the link addresses of the instructions that begin a statement of lines from ``first`` to ``last``, by line.
+    Return the link addresses of the instructions that begin a statement of lines ``first`` to ``last``, by line.
 
-    ``path`` is the name of a source file, or the last parts of its path. A statement that goes on over several rows
-    begins once; a loop's line begins where it is entered, tested and continued. Where the compiler has left no
-    statement of a line, its instructions do for it: those that come after others' instructions. An instruction that
-    several lines begin at is one of a single line that is asked for, and of several lines one of the last of them.
+    ``path`` is the name of a source file, or the last parts of its path. A statement that continues over several rows
+    begins once; a loop's line begins where it is entered, tested and continued. For a line without marked statements,
+    its instructions that follow those of other lines count. An instruction at which several lines begin counts for a
+    single requested line; of several requested lines it counts for the last of them.
 
-    Raise ``TargetError`` if there is no such file, several, or none of its instructions is of those lines.
+    Raise ``TargetError`` if there is no such file, several, or no instruction of those lines.
     """
     found = _Statements(path, first, last)
     for program in line_programs(sections):
@@ -316,13 +316,13 @@ class _Statements:
         self._first = first
         self._last = last
         self._starts: dict[int, tuple[set[int], set[int]]] = {}
-        """By line where statements begin, and where the rest does."""
+        """Starts of statements, and of other rows, by line."""
         self._owners: dict[int, int] = {}
         self._paths: set[str] = set()
         self._lines: set[int] = set()
 
     def look_in(self, program: LineProgram) -> None:
-        """Enter what the line table of a unit has of them."""
+        """Add the statements in the line table of a unit."""
         files = {number for number, each in enumerate(program.files) if _ends_with(each, self._path)}
         before: LineRow | None = None
         for row in program.rows() if files else ():
@@ -337,7 +337,7 @@ class _Statements:
             before = None if row.ends else row
 
     def by_line(self) -> dict[int, list[int]]:
-        """Return the addresses; raise ``TargetError`` if there are none."""
+        """Return the addresses by line; raise ``TargetError`` if there are none."""
         path, first, last = self._path, self._first, self._last
         if not self._lines:
             raise TargetError(f"no source file '{path}' is known to the debug information")
@@ -356,12 +356,12 @@ class _Statements:
 
 
 def _ends_with(path: str, end: str) -> bool:
-    """Return whether the last parts of a path are those of another one."""
+    """Return whether a path is ``end``, or ends with its parts."""
     return path == end or path.endswith(f"/{end}")
 
 
 def _normal(path: str) -> str:
-    """Return a path without the parts that lead nowhere: units name the same header in several ways."""
+    """Return a path without redundant parts: units name the same header in several ways."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == ".." and parts and parts[-1] not in ("", ".."):

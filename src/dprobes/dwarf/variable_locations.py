@@ -1,7 +1,7 @@
 """
-Where a variable or parameter is at an instruction, as its debug information says (DWARF 5, 2.6).
+The location of a variable or parameter at an instruction, from its debug information (DWARF 5, 2.6).
 
-What has to be known of a process is left to the hit: registers and memory are named, not read.
+Locations are symbolic: registers and memory of a process are named, and read only at a hit.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _SIGNED = (Encoding.SIGNED, Encoding.SIGNED_CHAR)
 
 class Frame(NamedTuple):
     """
-    Where an expression is asked for: at the link address ``address``, in a function.
+    The context of an expression: the link address ``address``, in a function.
 
-    ``base`` gives the frame base of the function. At the first instruction, ``is_entry``, registers have what they had
-    when the function was entered.
+    ``base`` returns the frame base of the function. At the first instruction, ``is_entry``, registers have their values
+    from the entry of the function.
     """
 
     address: int
@@ -57,12 +57,12 @@ class Frame(NamedTuple):
 
 
 def location_of(expression: bytes, unit: Unit, frame: Frame) -> Location:
-    """Return where an expression says that a variable is; IndexError or ValueError if it cannot be understood."""
+    """Return the location that an expression computes; IndexError or ValueError if it is malformed."""
     return executed(expression, _expressible(unit, frame)) if expression else Unavailable("optimized out")
 
 
 def _expressible(unit: Unit, frame: Frame) -> Expressible:
-    """Return what expressions of a unit can be about."""
+    """Return the context for expressions of a unit."""
     word, file = unit.sizes.address, unit.file
 
     def memory(address: Node, size: int) -> Node:
@@ -74,7 +74,7 @@ def _expressible(unit: Unit, frame: Frame) -> Expressible:
         return moved(_node_of(frame.base()), distance, (1 << 8 * word) - 1)
 
     def entry_value(expression: bytes) -> Node:
-        """Return what a register had at the entry of the function; only there it is known."""
+        """Return the value of an expression at the entry of the function; it is known only there."""
         if not frame.is_entry:
             raise NowhereError("known only at the entry of the function", is_at_entry=True)
         without = {name: base for name, base in bases.items() if name != "entry_value"}
@@ -100,7 +100,7 @@ def _expressible(unit: Unit, frame: Frame) -> Expressible:
 
 
 def _node_of(place: Location) -> Node:
-    """Return an address, or what is in a register."""
+    """Return an address, or the content of a register."""
     match place:
         case InMemory(node):
             return node
@@ -115,7 +115,7 @@ _OPTIMIZED_OUT = Unavailable("optimized out")
 
 
 def frame_at(function: Entry | None, address: int, entry: int | None) -> Frame:
-    """Return what expressions need to know of an instruction of a function whose first one is at ``entry``."""
+    """Return the context of an instruction in a function whose first instruction is at ``entry``."""
 
     def base() -> Location:
         if function is None or not function.has(At.FRAME_BASE):
@@ -127,12 +127,16 @@ def frame_at(function: Entry | None, address: int, entry: int | None) -> Frame:
 
 
 def is_listed(variable: Entry) -> bool:
-    """Return whether a variable is at different places at different instructions."""
+    """Return whether a variable has several locations, which depend on the instruction."""
     return variable.offset_in_section(At.LOCATION) is not None or variable.index_in_lists(At.LOCATION) is not None
 
 
 def location_at(variable: Entry, frame: Frame) -> Location:
-    """Return where a variable is at an instruction, or its constant value; raise ``TargetError`` if unreadable."""
+    """
+    Return the location of a variable at an instruction, or its constant value.
+
+    Raise ``TargetError`` if unreadable.
+    """
     for each in variable.origins():
         if each.has(At.LOCATION):
             return _expression_at(each, At.LOCATION, frame)
@@ -142,7 +146,7 @@ def location_at(variable: Entry, frame: Frame) -> Location:
 
 
 def known_ranges(variable: Entry) -> Sequence[AddressRange]:
-    """Return the link addresses at which a list says where a variable is, without its values at entries."""
+    """Return the link addresses for which a list has a variable's location, except for values at function entries."""
     found = listed_expressions(variable, At.LOCATION) if variable.has(At.LOCATION) else None
     ranges: list[AddressRange] = []
     for start, end, expression in found or ():
@@ -167,7 +171,7 @@ def _expression_at(entry: Entry, attribute: int, frame: Frame) -> Location:
 
 
 def _chosen(entry: Entry, attribute: int, address: int) -> bytes | None:
-    """Return the expression of a list that holds at an instruction."""
+    """Return the expression of a list for an instruction, None without one."""
     otherwise = None
     for start, end, expression in listed_expressions(entry, attribute) or ():
         if start is None:

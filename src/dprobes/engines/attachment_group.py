@@ -1,8 +1,8 @@
 """
-A group of attachments as one: for programs that were written as one, with records in one order.
+Group of attachments as one attachment: for programs that were written as one, with their records in one order.
 
-Each program has an attachment of its own; the others use the variables and tables of the first one, the principal. A
-thread for each hands its events on; probepoints and definitions are numbered through.
+Each program has an attachment of its own; all use the variables and tables of the first one, the principal. A thread
+for each passes its events on. Probepoints and definitions are numbered across all programs.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 __all__ = ["AttachmentGroup"]
 
 _WAITING = 64
-"""Events that may wait to be given out, of all attachments."""
+"""Maximum number of events of all attachments that wait to be emitted."""
 
 _BEGINNING = 20.0
-"""Seconds that an insertion may take until what is there has been probed."""
+"""Seconds that an insertion waits until everything in scope at the beginning is probed."""
 
 _HELD = 150_000_000
-"""Nanoseconds for which a record is kept back, because another attachment may have an older one."""
+"""Nanoseconds for which a record is held back, because another attachment may have an older one."""
 
 _HELD_AT_END = 5_000_000_000
-"""The same where attachments come to their end: one takes its breakpoints away before it gives out its last records."""
+"""Nanoseconds for which it is held back at the end: breakpoints are removed before the last records are emitted."""
 
 _LOOK = 0.005
-"""Seconds between two looks whether the command has ended."""
+"""Seconds between two checks whether the command has ended."""
 
 
 class _Numbers:
-    """The numbers of probepoints that several attachments have: one list, which only grows."""
+    """Numbering of the probepoints of several attachments: one list, which only grows."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.probes: list[Probepoint] = []
@@ -60,11 +60,11 @@ class _Numbers:
             count += len(program.definitions)
 
     def definition(self, member: int, number: int) -> int:
-        """Return the number of a definition of a program among those of all."""
+        """Return the number of a program's definition among those of all programs."""
         return self._first[member] + number
 
     def look(self, attachments: Sequence[Attachment]) -> None:
-        """Give numbers to the probepoints that are new."""
+        """Assign numbers to the new probepoints."""
         with self._lock:
             for member, attachment in enumerate(attachments):
                 own = self._of[member]
@@ -74,7 +74,7 @@ class _Numbers:
                     self.probes.append(replace(probe, number=self.definition(member, probe.number)))
 
     def number(self, member: int, probe: int) -> int:
-        """Return the number of a probepoint of an attachment."""
+        """Return the number of an attachment's probepoint."""
         return self._of[member][probe]
 
     def owner(self, probe: int) -> tuple[int, int]:
@@ -91,28 +91,28 @@ class _Numbers:
 
 
 class _RecordOrder:
-    """The records of several attachments in the order of their times; those without one are due at once."""
+    """Records of several attachments in the order of their times; records without a time are due at once."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, int, bytes]] = []
 
     def take(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Keep records back for a while."""
+        """Store records until they are due."""
         self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
 
     def due_in(self, held: int) -> float | None:
-        """Return in how many seconds a record is due that is kept back for so long; None if there is none."""
+        """Return the seconds until the first record is due that is held back for ``held`` ns; None if there is none."""
         if not self._held:
             return None
         oldest = min(when for when, _, _ in self._held)
         return max(0.0, (oldest + held - time.monotonic_ns()) / 1e9)
 
     def due(self, held: int) -> list[tuple[int, bytes]]:
-        """Take those that nothing older can come before any more, for they were kept back for so long."""
+        """Remove and return the records held back for ``held`` nanoseconds, after which no older record can arrive."""
         return self._until(time.monotonic_ns() - held)
 
     def rest(self) -> list[tuple[int, bytes]]:
-        """Take all."""
+        """Remove and return all records."""
         return self._until(None)
 
     def _until(self, until: int | None) -> list[tuple[int, bytes]]:
@@ -124,9 +124,9 @@ class _RecordOrder:
 
 class AttachmentGroup:
     """
-    The attachment of programs that share their variables and tables.
+    Attachment of programs that share their variables and tables.
 
-    ``ready`` is called when all is inserted, before a command begins.
+    ``ready`` is called when all are inserted, before a command begins.
     """
 
     def __init__(self, plans: Sequence[Plan], ready: Callable[[AttachmentGroup], None]) -> None:
@@ -139,20 +139,20 @@ class AttachmentGroup:
         self._queue: queue.Queue[tuple[int, Event | BaseException | None]] = queue.Queue(_WAITING)
         self._early: list[tuple[int, Event]] = []
         self._open = 0
-        """How many attachments give out events still."""
+        """The number of attachments that still emit events."""
         self._stack = contextlib.ExitStack()
         self._command: LaunchedCommand | None = None
         self._globals: GlobalVariables | None = None
         self._is_stopping = False
         self._has_begun = threading.Event()
-        """Whether ``ready`` was called: what an endpoint holds still goes on then."""
+        """Set once ``ready`` was called; only then a process that an endpoint holds continues."""
         self._order = _RecordOrder()
         self._ready = ready
 
     # Start and end
 
     def begin(self) -> None:
-        """Attach all, the principal first, and start the command if there is one."""
+        """Attach all programs, the principal first, and start the command if there is one."""
         scope = self._job.scope
         with self._stack as stack:
             if scope.command and scope.endpoint is None:
@@ -182,23 +182,23 @@ class AttachmentGroup:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Remove everything, and give it up."""
+        """Remove all programs, and release their resources."""
         self._stack.close()
 
     def _leave(self) -> None:
-        """Remove everything, the principal last."""
+        """Remove all programs, the principal last."""
         self.stop()
         self._has_begun.set()
         while self._open:
             self._take(self._queue.get())
         for thread in self._threads:
             thread.join()
-        with contextlib.ExitStack() as stack:  # what they have counted is read afterwards
+        with contextlib.ExitStack() as stack:  # their counts can be read until then
             for attachment in self._members:
                 stack.callback(attachment.close)
 
     def _follow(self, number: int) -> None:
-        """Begin to hand on the events of an attachment, and wait until all is probed that is in its scope now."""
+        """Start to pass on the events of an attachment, and wait until everything in its scope now is probed."""
         thread = threading.Thread(target=self._hand_on, args=(number,), name=f"companion {number}", daemon=True)
         self._threads.append(thread)
         self._open += 1
@@ -218,7 +218,7 @@ class AttachmentGroup:
                 self._early.append((member, taken))
 
     def _take(self, item: tuple[int, Event | BaseException | None]) -> Event | None:
-        """Return an event that came; None of the end of an attachment. Raise the error that has ended one."""
+        """Return an event that arrived, None for the end of an attachment; raise the error that has ended one."""
         match item:
             case _, None:
                 self._open -= 1
@@ -241,10 +241,10 @@ class AttachmentGroup:
         finally:
             self._queue.put((number, None))
 
-    # What happens
+    # Events
 
     def poll(self) -> Iterator[Event]:
-        """Iterate over what happens until ``Finished``."""
+        """Iterate over the events until ``Finished``."""
         finished: dict[int, Finished] = {}
         for member, early in self._early:
             yield from self._given(member, early, finished)
@@ -267,7 +267,7 @@ class AttachmentGroup:
 
     @property
     def _held(self) -> int:
-        """For how many nanoseconds records are kept back now."""
+        """The number of nanoseconds for which records are held back now."""
         command = self._command
         is_ending = self._is_stopping or (command is not None and command.has_begun and command.exit_status is not None)
         return _HELD_AT_END if is_ending else _HELD
@@ -292,7 +292,7 @@ class AttachmentGroup:
                 yield event
 
     def _status_of_command(self) -> int | None:
-        """Wait for the end of the command, unless the run was ended before, and return its wait status."""
+        """Wait for the end of the command, unless the run is stopped before, and return its wait status."""
         command = self._command
         assert command is not None, "only one that is there is asked"
         while not self._is_stopping and command.has_begun and command.exit_status is None:
@@ -306,7 +306,7 @@ class AttachmentGroup:
             attachment.stop()
 
     def hurry(self) -> bool:
-        """Give up the records that are still to be given out after the end; see ``Attachment``."""
+        """Give up the records that are still to be emitted after the end; see ``Attachment``."""
         gained = [attachment.hurry() for attachment in self._members]
         return any(gained)
 
@@ -317,31 +317,31 @@ class AttachmentGroup:
         return next((status for each in self._members if (status := each.end_command()) is not None), None)
 
     def wake(self) -> None:
-        """Have ``poll`` look at once what has come."""
+        """Have ``poll`` read at once what has arrived."""
         for attachment in self._members:
             attachment.wake()
 
-    # What others look at
+    # Queries and changes
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints of all; their definitions are numbered through."""
+        """The probepoints of all programs; their definitions are numbered across all."""
         self._numbers.look(self._members)
         return self._numbers.probes
 
     @property
     def is_debugging(self) -> bool:
-        """Whether a debugger runs for a process that was handed over."""
+        """True while a debugger runs for a process that was handed to it."""
         return any(attachment.is_debugging for attachment in self._members)
 
     @property
     def tracer(self) -> int | None:
-        """The process that traces those in scope."""
+        """The id of the process that traces those in scope."""
         return next((each.tracer for each in self._members if each.tracer is not None), None)
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
+        """The places that match a pattern and have no probepoint."""
         return [
             replace(each, number=self._numbers.definition(member, each.number))
             for member, attachment in enumerate(self._members)
@@ -350,7 +350,7 @@ class AttachmentGroup:
 
     @property
     def mapped_files(self) -> dict[str, str]:
-        """The names of files that processes mapped as code."""
+        """The files that processes mapped as code: file names, and paths."""
         found: dict[str, str] = {}
         for attachment in self._members:
             found |= attachment.mapped_files
@@ -362,7 +362,7 @@ class AttachmentGroup:
         return tuple(self._members)
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far, in the order of ``probes``."""
+        """Return the counts so far, in the order of ``probes``."""
         self._numbers.look(self._members)
         return self._numbers.placed([attachment.counts() for attachment in self._members])
 
@@ -378,24 +378,24 @@ class AttachmentGroup:
                 attachment.remove(own)
 
     def local_variables(self) -> list[int]:
-        """Return the local variables, which all share."""
+        """Return the local variables, which all programs share."""
         return self._members[0].local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the CPU variables, which all share, a list for each CPU."""
+        """Return the CPU variables, which all programs share, a list for each CPU."""
         return self._members[0].cpu_variables()
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return what the keyed tables hold, which all share."""
+        """Return the contents of the keyed tables, which all programs share."""
         return self._members[0].tables()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Change local variables and tables, which all share."""
+        """Change local variables and tables, which all programs share."""
         self._members[0].change(changes)
 
     @property
     def globals(self) -> GlobalVariables | None:
-        """The global variables, if the programs have some."""
+        """The global variables, None if the programs have none."""
         return self._globals
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:

@@ -1,8 +1,8 @@
 """
-Starting the command that is to be probed.
+Launcher of the command that is to be probed.
 
 The command is a child of ours, in our session, with our terminal, as if the shell had started it. It waits until the
-engine is ready for it, so that it is probed from its first instruction on.
+engine is ready, so that it is probed from its first instruction on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Command", "LaunchedCommand"]
 
-# What Python changes for itself and a program must not inherit.
+# Signals that Python ignores for itself; a program must not inherit that.
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 _READY = b"r"
@@ -34,15 +34,15 @@ _GO, _END = b"g", b"e"
 _STANDARD_OUTPUT = 1
 
 _PATIENCE = 2.0
-"""Seconds that a child may take to end when it is asked to."""
+"""Seconds for a child to end after SIGTERM."""
 
 
 class Command:
     """
-    A child process that waits to become ``arguments``.
+    Child process that waits before it executes ``arguments``.
 
-    ``prepare`` is called in the child, with our process id, before that of the child is known to anybody. Its standard
-    output is the descriptor ``output``, by default ours.
+    ``prepare`` is called in the child, with our process id, before the constructor returns the child's. The child's
+    standard output is the descriptor ``output``, by default ours.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class Command:
             self._become(client, go_read, failure_write)
         os.close(go_read)
         os.close(failure_write)
-        if os.read(self._failure, 1) != _READY:  # from now on it is prepared
+        if os.read(self._failure, 1) != _READY:  # sent after the preparation
             raise TargetError(f"'{self._arguments[0]}' cannot be started: it was killed before")
 
     def go(self) -> None:
-        """Let the child execute its program; whether it could shows when it ends (``wait``)."""
+        """Make the child execute its program; ``wait`` reports an error of that."""
         if self._go < 0:
             return
-        with contextlib.suppress(BrokenPipeError):  # killed: its end will be seen
+        with contextlib.suppress(BrokenPipeError):  # it was killed; ``wait`` reports that
             os.write(self._go, _GO)
         os.close(self._go)
         self._go = -1
-        # The other pipe ends with the exec, or holds the number of the error. Not waited for here: an engine may have
-        # something to do about the new program before that.
+        # The other pipe ends with the exec, or has the number of the error. Do not wait for that here: an engine may
+        # have to handle the new program first.
 
     @property
     def has_gone(self) -> bool:
-        """Whether the child was let execute its program."""
+        """True if the child was released to execute its program."""
         return self._go < 0
 
     def wait(self) -> int:
@@ -94,7 +94,7 @@ class Command:
             raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
 
     def _reason(self, number: int) -> str:
-        """Return why the program was not executed: the kernel does not tell a missing loader from a missing program."""
+        """Return the reason why exec failed: ENOENT of a missing loader is the same as of a missing program."""
         if number == errno.ENOENT:
             from dprobes.target.elf.elf_file import ElfFile
             from dprobes.target.module_lookup import executable_of
@@ -107,7 +107,7 @@ class Command:
 
     @property
     def has_ended(self) -> bool:
-        """Whether ``wait`` returns at once."""
+        """True if ``wait`` returns at once."""
         if self._status is None:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         return True
@@ -121,7 +121,7 @@ class Command:
                 process = os.pidfd_open(self.pid)
                 try:
                     signal.pidfd_send_signal(process, signal.SIGTERM)
-                    signal.pidfd_send_signal(process, signal.SIGCONT)  # should it be stopped
+                    signal.pidfd_send_signal(process, signal.SIGCONT)  # in case it is stopped
                     ending = select.poll()
                     ending.register(process, select.POLLIN)
                     if not ending.poll(1000 * _PATIENCE):
@@ -132,9 +132,9 @@ class Command:
         return self._status
 
     def close(self) -> None:
-        """Let go of the child; one that never started its program ends."""
+        """Release the child; a child that never started its program ends."""
         if self._go >= 0:
-            # Its pipe need not end with this: another child of ours that was forked meanwhile may hold it, too.
+            # Closing the pipe need not wake the child: another child that was forked meanwhile may have a copy.
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._go, _END)
             os.close(self._go)
@@ -168,15 +168,15 @@ class Command:
 
 
 _LOOK = 0.005
-"""Seconds between two looks whether the command has ended."""
+"""Seconds between two checks whether the command has ended."""
 
 
 class LaunchedCommand:
     """
-    A command, from the first program that is inserted for it to its end; any thread may use it.
+    Command from the first program that is inserted for it to its end; any thread may use it.
 
-    There is no process before ``scope`` is asked for, and none after ``close`` unless the command was let go.
-    ``output`` is the descriptor that it gets as its standard output, by default ours.
+    No process exists before the first call of ``scope``, and none after ``close`` unless the command was released.
+    ``output`` is the descriptor of its standard output, by default ours.
     """
 
     def __init__(self, words: Sequence[str], *, follow: bool, output: int | None = None) -> None:
@@ -190,16 +190,16 @@ class LaunchedCommand:
 
     @property
     def name(self) -> str:
-        """Its first word."""
+        """The first word of the command."""
         return self._words[0]
 
     @property
     def has_begun(self) -> bool:
-        """Whether it was let go."""
+        """True if the command was released to execute its program."""
         return self._has_begun
 
     def scope(self) -> Scope:
-        """Return what a program is inserted into: the process, which is started now and waits unless it has begun."""
+        """Return the scope for a program: the process, started on the first call, which waits until ``go``."""
         with self._changing:
             if self._has_begun:
                 if self._command is None or self._ended(self._command):
@@ -213,7 +213,7 @@ class LaunchedCommand:
             return Scope(self._command.pid, follow=self._follow, program=path)
 
     def go(self) -> None:
-        """Let it execute its program, if it has not; raise ``TargetError`` if it cannot."""
+        """Make the process execute the command, unless it has begun; raise ``TargetError`` if that fails."""
         with self._changing:
             if self._has_begun or self._command is None:
                 return
@@ -227,7 +227,7 @@ class LaunchedCommand:
                 raise
 
     def wait(self, until: float | None) -> None:
-        """Wait until it has ended, or until a time of the monotonic clock."""
+        """Wait until the command has ended, or until a time of the monotonic clock."""
         while self._has_begun and self.exit_status is None and self._command is not None:
             if until is not None and time.monotonic() >= until:
                 return
@@ -235,13 +235,13 @@ class LaunchedCommand:
 
     @property
     def exit_status(self) -> int | None:
-        """Its exit status, negative for a signal; None as long as there is none."""
+        """The exit status of the command, negative for a signal; None while it has none."""
         status = self.wait_status
         return None if status is None else os.waitstatus_to_exitcode(status)
 
     @property
     def wait_status(self) -> int | None:
-        """Its wait status; None as long as there is none."""
+        """The wait status of the command; None while it has none."""
         with self._changing:
             is_known = self._wait_status is not None or not self._has_begun
             if not is_known and self._command is not None and self._ended(self._command):
@@ -252,18 +252,18 @@ class LaunchedCommand:
     def _ended(self, command: Command) -> bool:
         try:
             return command.has_ended
-        except ChildProcessError:  # somebody else has waited for it
+        except ChildProcessError:  # other code has waited for it
             return True
 
     def end(self) -> int | None:
-        """Ask it to end, and return its wait status; None if it has not begun, or does not end."""
+        """Ask the command to end, and return its wait status; None if it has not begun, or does not end."""
         with self._changing:
             if self._command is not None and self._has_begun and self._wait_status is None:
                 self._wait_status = self._command.end()
             return self._wait_status
 
     def close(self) -> None:
-        """Let go of it: what waits still ends, what has begun goes on."""
+        """Release the command: a process that still waits ends, one that has begun goes on."""
         _ = self.exit_status
         with self._changing:
             if self._command is not None:

@@ -1,10 +1,10 @@
 """
-The call stacks of programs by copies of their stacks: registers, and what is in memory from the stack pointer on.
+Unwinding of programs' call stacks from copies: registers, and the memory from the stack pointer on.
 
-A stack is followed as soon as its copy is read, while the process is likely to be there still: its mappings and unwind
-tables are read from its memory. The stack itself is read from the copy only. Of a process that has ended before, the
-files that it had mapped are read instead; older kernels (6.1) let the memory of one that waits for its parent be opened
-all the same, and it is seen by its mappings that there is none.
+A stack is unwound as soon as its copy is read, while the process probably still exists: its mappings and unwind tables
+are read from its memory. The stack itself is read from the copy only. For a process that has already ended, the files
+that it had mapped are read instead. Older kernels (6.1) still open the memory of a zombie; its empty mappings show that
+there is none.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["CopiedStacks"]
 
 _PROCESSES_MAX = 64
-"""How many processes' unwind tables are kept."""
+"""Maximum number of processes whose unwind tables are cached."""
 
 _FRESH = 1.0
-"""Seconds for which mappings count as those that a process has."""
+"""Seconds for which mappings that were read count as current."""
 
 _CUT = frozenset((StackEnd.NO_TABLE, StackEnd.BAD_TABLE, StackEnd.UNREADABLE))
-"""Why a stack ends that has more frames."""
+"""Reasons for the end of a stack that has more frames."""
 
 
 class _Process:
-    """A process whose stacks are followed; ``copy`` is what is at ``sp`` at the moment of the copy."""
+    """Process whose stacks are unwound; ``copy`` is the copied memory from ``sp`` on."""
 
     def __init__(self, pid: int, word_size: Literal[4, 8], files: MappedFiles) -> None:
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -73,9 +73,10 @@ class _Process:
 
 class CopiedStacks:
     """
-    What follows stacks, and knows the processes that these are of.
+    Unwinder of copied stacks, with a cache of their processes.
 
-    ``look`` tells ``images`` what processes have mapped up to now: those that have ended are unwound by their files.
+    ``look`` brings ``images`` up to date with the mappings of processes; processes that have ended are unwound by
+    these.
     """
 
     def __init__(self, images: ProcessImages | None = None, look: Callable[[], None] | None = None) -> None:
@@ -86,7 +87,7 @@ class CopiedStacks:
         self._processes: OrderedDict[int, _Process] = OrderedDict()
 
     def close(self) -> None:
-        """Let go of all processes."""
+        """Release the resources for all processes."""
         while self._processes:
             self._processes.popitem()[1].close()
 
@@ -98,7 +99,7 @@ class CopiedStacks:
         copy: bytes,
         frames: int = USER_FRAMES_MAX,
     ) -> tuple[int, ...]:
-        """Return up to ``frames`` addresses of a stack, and why it ends; registers are given by DWARF's numbers."""
+        """Return up to ``frames`` addresses of a stack, and the reason for its end; registers have DWARF's numbers."""
         columns = COLUMNS_OF[word_size]
         try:
             process = self._process(pid, word_size)
@@ -109,7 +110,7 @@ class CopiedStacks:
             stack = tuple(logged_stack(process.space, registers, frames))
             if stack[-1] not in _CUT or (process.space.is_known and process.space.is_alive()):
                 return stack
-            # It has ended meanwhile: its tables could not be read to the end, or what it mapped not at all.
+            # The process has ended meanwhile: its tables or mappings could not be read completely.
         except (TargetError, OSError):
             pass
         self._forget(pid)
@@ -118,7 +119,7 @@ class CopiedStacks:
     def _follow_ended(
         self, pid: int, word_size: Literal[4, 8], registers: dict[int, int], copy: bytes, frames: int
     ) -> tuple[int, ...]:
-        """Follow the stack of a process that is gone, by what it had mapped."""
+        """Return the frames of a process that has ended, from the files that it had mapped."""
         columns = COLUMNS_OF[word_size]
         pc, sp = registers[columns.pc], registers[columns.sp]
         if self._look is not None:

@@ -1,12 +1,11 @@
 """
-What follows an ``exit 1``: start a debugger on a process that was handed over, or say how to attach one.
+Actions after an ``exit 1``: start a debugger on the stopped process, or tell the user how to attach one.
 
 The process is in a group stop (SIGSTOP). A debugger that attaches can let it run nevertheless, but when it detaches the
-kernel stops the process again: so it is sent a SIGCONT then. One debugger runs at a time; the processes for which there
-is none yet wait.
+kernel stops the process again. So it gets a SIGCONT then. One debugger runs at a time; the other processes wait.
 
-At a terminal the debugger is a job of its own, as a shell would start it: what is typed there, a Ctrl-C above all, must
-not reach a stopped program that shares the terminal.
+At a terminal the debugger is a job of its own, as a shell would start it. Input at the terminal, and Ctrl-C above all,
+must not reach a stopped program that shares the terminal.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["LOOK", "Debuggers"]
 
 LOOK = 0.05
-"""Seconds between two looks at a debugger and its process (``Debuggers.look``)."""
+"""Seconds between two checks of a debugger and its process (``Debuggers.look``)."""
 
 _STOPPING_TIME = 1.0
-"""Seconds that the threads of a process may take to reach their stop."""
+"""Seconds for the threads of a process to reach their stop."""
 
 
 class Debuggers:
     """
-    Run a debugger, ``command``, on each process that is handed over; None leaves the processes stopped.
+    Runner of a debugger, ``command``, on each process that is handed to it; with None the processes stay stopped.
 
     In the words of the command ``%p`` stands for the process id and ``%%`` for a percent sign. With ``keep_input`` the
     debugger gets our standard input, else none.
@@ -57,23 +56,23 @@ class Debuggers:
 
     @property
     def is_running(self) -> bool:
-        """Whether a debugger runs now, and has the terminal if there is one."""
+        """True while a debugger runs, which has the terminal if there is one."""
         return self._process is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to ``look`` at."""
+        """True if ``look`` has nothing to do."""
         return self._current is None and not self._waiting
 
     def add(self, process: HandedOver) -> Iterator[Event]:
-        """Take care of a process; a debugger is started by ``look``."""
+        """Add a process, on which ``look`` starts a debugger."""
         if self._command is None:
             yield _stopped_notice(process)
         else:
             self._waiting.append(process)
 
     def look(self) -> Iterator[Event]:
-        """Start the next debugger, or see what became of the one that runs; to be called often."""
+        """Start the next debugger, or check the one that runs; to be called often."""
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK / 2
@@ -117,7 +116,7 @@ class Debuggers:
         if self._has_terminal and (status is not None or thread_state(process.pid) == "T"):
             _give_terminal(os.getpgrp())
             if status is None:
-                # Ctrl-Z: we stop as well, so that the shell takes over, until it lets us go on.
+                # Ctrl-Z: stop as well, so that the shell takes the terminal until it continues us.
                 os.kill(os.getpid(), signal.SIGSTOP)
                 _give_terminal(process.pid)
         is_attached = _is_traced(target.pid)
@@ -149,7 +148,7 @@ def _stopped_notice(target: HandedOver) -> Notice:
 
 
 def _is_foreground() -> bool:
-    """Return whether our standard input is a terminal that is ours to give away."""
+    """Return True if our standard input is a terminal, and we are its foreground job."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -157,7 +156,7 @@ def _is_foreground() -> bool:
 
 
 def _give_terminal(group: int) -> None:
-    """Make a process group the terminal's foreground job, and let it run should it have wanted that already."""
+    """Make a process group the terminal's foreground job, and continue it in case it has stopped for lack of that."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
     with contextlib.suppress(OSError):
         os.tcsetpgrp(0, group)
@@ -174,7 +173,7 @@ def _states(pid: int) -> set[str]:
 
 
 def _await_stop(pid: int) -> None:
-    """Wait until no thread runs any more; one that sleeps in the kernel stops when it wakes up."""
+    """Wait until no thread runs any more; a thread that sleeps in the kernel stops when it wakes up."""
     until = time.monotonic() + _STOPPING_TIME
     while _states(pid) - {"T"} and time.monotonic() < until:
         time.sleep(0.001)
@@ -187,7 +186,7 @@ def _is_traced(pid: int) -> bool:
 
 
 def _let_go_on(target: HandedOver) -> Iterator[Event]:
-    """End the stop of a process that nobody debugs any more."""
+    """Continue a process that is stopped and has no debugger any more."""
     if "T" not in _states(target.pid):
         return
     try:

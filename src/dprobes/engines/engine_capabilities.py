@@ -1,4 +1,4 @@
-"""What programs need of engines, which the rows of the registry say that engines can."""
+"""Capabilities: the needs of programs, which rows of the engine registry list as provided."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Capability", "Requirement", "requirements"]
 
 
 class Capability(Enum):
-    """Name what a program may need of an engine; the value completes "... needs"."""
+    """Capability that a program may need of an engine; the value completes "... needs"."""
 
     OTHER_PROCESSOR = "probes in code of another processor"
     KERNEL_MODULE = "probes in the kernel or a kernel module"
@@ -59,7 +59,7 @@ class Capability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A capability that ``what`` needs, which stands at ``span``; ``hurdle`` is why engines can hardly have it."""
+    """Capability that ``what`` needs, which stands at ``span``; ``hurdle`` is the reason why engines often lack it."""
 
     capability: Capability
     what: str
@@ -68,7 +68,7 @@ class Requirement:
 
 
 _USUAL = ("x86_64", "i386")
-"""The processors that engines know without being asked."""
+"""Processors that engines support without a capability."""
 
 _NO_KPROBES = (
     "this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them, and no BPF "
@@ -85,16 +85,16 @@ _READING = {
     RegisterClass.CPUID: Capability.CPUID,
     RegisterClass.SYSTEM: Capability.SYSTEM_REGISTER,
 }
-"""What reading a register of a class needs; every engine reads the general registers."""
+"""Capabilities for reading registers of a class; every engine reads the general registers."""
 
 _WRITING = (Capability.WRITE_REGISTER, Capability.WRITE_MEMORY)
 
 _HELD_BY_EVERY_HIT = ("cs", "ss")
-"""The segment registers that the kernel saves at each entry, and so every engine reads."""
+"""Segment registers that the kernel saves at each entry, so that every engine can read them."""
 
 
 def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
-    """Iterate over what a program needs that not every engine has."""
+    """Iterate over the needs of a program that not every engine meets."""
     if architecture.name not in _USUAL:
         what = f"{program.name}, for {architecture.name}"
         yield Requirement(Capability.OTHER_PROCESSOR, what, program.spans.get("name"))
@@ -180,11 +180,11 @@ def _needed_by(instruction: Instruction, architecture: Architecture) -> Iterator
 
 
 def _is_interpreted(call: Instruction) -> bool:
-    """Return whether a ``callk`` calls an extension that has no form for eBPF."""
+    """Return True if a ``callk`` calls an extension that has no form for eBPF."""
     from dprobes.extensions.extension_registry import load_extensions, registrations
 
     called = [r for r in registrations() if call.operand in (None, r.name)]
     try:
         return any(extension.compile is None for extension in load_extensions(called).values())
     except EngineError:
-        return False  # what cannot be loaded is reported where extensions are checked
+        return False  # the check of extensions reports what cannot be loaded

@@ -1,4 +1,4 @@
-"""The engine of a run: the one that is named, or the one that ``auto`` chooses when the program is known."""
+"""Choice of the engine of a run: the named one, or the one that ``auto`` chooses once the program is known."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Selection", "choose", "note_unsupported", "refuse_unsupported", "scope_problem"]
 
-# Which engine a run takes where that is left to dprobes.
+# Automatic choice of the engine: the cheapest one with all required capabilities.
 #
-# The cheapest engine that can do all that is asked for. The others are named by their rows in the registry only.
+# All engines are named only by their rows in the registry.
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The name of an engine, and why it was taken."""
+    """Name of an engine, and the reason for its choice."""
 
     engine: str
     reason: str
@@ -50,9 +50,9 @@ def choose(
     traced_by: str | None = None,
 ) -> Choice:
     """
-    Return the engine for a scope and what a program needs; ``support`` is asked only if it matters.
+    Return the engine for a scope and the needs of a program; ``support`` is called only if it matters.
 
-    ``traced_by`` names the process that traces the target already, which keeps tracers away from it.
+    ``traced_by`` names the process that already traces the target, which excludes tracers.
     """
     needed = list(needs)
     chosen, *others = candidates()
@@ -71,7 +71,7 @@ def _reason_against(
     support: Callable[[EngineRow], KernelSupport],
     traced_by: str | None,
 ) -> tuple[bool, str]:
-    """Return whether a more expensive engine is to take the place of another one, and why or why not."""
+    """Return True if a more expensive engine is to replace another one, and the reason in either case."""
     mine, others = _candidacy(row), _candidacy(other)
     if scope.kind not in other.scopes:
         return False, mine.scope_reason
@@ -101,7 +101,7 @@ def _candidacy(row: EngineRow) -> Candidacy:
 
 
 def scope_problem(name: str, scope: Scope, options: EngineOptions) -> str | None:
-    """Return why the engine called ``name`` cannot be asked for with a scope and options."""
+    """Return the reason why the engine called ``name`` cannot take a scope and options; None if it can."""
     asked = candidates() if name == AUTO else (engine_row(name),)
     if not any(scope.kind in row.scopes for row in asked):
         return _scope_refusal(name, asked, scope)
@@ -132,16 +132,16 @@ def refuse_unsupported(
     needs: Iterable[Requirement], row: EngineRow, diagnostics: Diagnostics, engine: Engine | None = None
 ) -> None:
     """
-    Add an error for everything that a program needs and an engine lacks, naming one that has it.
+    Add an error for each need of a program that an engine does not meet, with the name of an engine that does.
 
-    ``engine`` is asked for what it can besides its row.
+    ``engine`` may have capabilities besides those of its row.
     """
     for requirement in needs:
         capability = requirement.capability
         if capability in row.capabilities or (engine is not None and capability in engine.found_capabilities):
             continue
         able = [other for other in _able(capability) if other is not row]
-        # What stands in the way on this machine says more than an engine for others.
+        # The obstacle on this machine is more useful to the user than an engine for other machines.
         here = [other.how_to_ask for other in able if other.scopes != {ScopeKind.ENDPOINT}]
         elsewhere = [other.how_to_ask for other in able if other.scopes == {ScopeKind.ENDPOINT}]
         hint = next(filter(None, (*here, requirement.hurdle, *elsewhere)), "no engine of this version provides that")
@@ -164,21 +164,21 @@ def note_unsupported(compiled: Compiled) -> None:
 
 
 def _able(capability: Capability) -> list[EngineRow]:
-    """Return the engines that have a capability, of those that programs are told about."""
+    """Return the engines with a capability, of those that messages suggest."""
     return [row for row in rows() if row.how_to_ask is not None and capability in _possible(row)]
 
 
 def _possible(row: EngineRow) -> frozenset[Capability]:
-    """Return what an engine can on some machine."""
+    """Return the capabilities that an engine has on some machine."""
     return row.capabilities | (row.candidacy.found_by_trying if row.candidacy is not None else frozenset())
 
 
 class Selection:
     """
-    The selection of the engine of a run, in two steps.
+    Selection of the engine of a run, in two steps.
 
-    ``refuse`` is called when the program is parsed, and its engine decides what is refused. ``settle`` comes when the
-    places of the probepoints are known: ``auto`` may take another engine then.
+    ``refuse`` is called when the program is parsed, and its engine decides what is refused. ``settle`` is called when
+    the places of the probepoints are known: ``auto`` may take another engine then.
     """
 
     def __init__(self, name: str, scope: Scope, options: EngineOptions) -> None:
@@ -191,7 +191,7 @@ class Selection:
         self._is_in_kernel = False
 
     def refuse(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
-        """Choose the engine for a program, and add an error for everything that it lacks."""
+        """Choose the engine for a program, and add an error for each need that it does not meet."""
         name = self._name
         self._needs = tuple(requirements(program, architecture))
         if name == AUTO:
@@ -202,20 +202,20 @@ class Selection:
             self._engine = row.make(self._options, self._scope)
         self._is_in_kernel = space_of(program) is Space.KERNEL
         if self._is_in_kernel and all(need.capability in _possible(row) for need in self._needs):
-            # What it can in the kernel is found by trying, and where the kernel is in its files: both may fail for want
-            # of what is asked here.
+            # Its capabilities in the kernel are found by trying, and the kernel's layout is in its files. Both may fail
+            # for lack of privileges, which this checks.
             self._check(self._engine)
         refuse_unsupported(self._needs, row, diagnostics, self._engine)
 
     def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
-        """Return what gives the kernel of the engine that was chosen; None if it is the one that runs here."""
+        """Return a context manager for the kernel of the chosen engine; None for the kernel of this machine."""
         return None if self._engine is None else self._engine.kernel(program)
 
     def processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:
         """
-        Return what gives the processor that a program for a kernel is for; None: that of this machine.
+        Return a context manager for the processor that a kernel program is for; None for that of this machine.
 
-        It is asked before anything is refused: what there is depends on it.
+        It is called before anything is refused, because the capabilities depend on it.
         """
         if self._name == AUTO:
             return None
@@ -224,13 +224,13 @@ class Selection:
 
     @property
     def reason(self) -> str | None:
-        """Why ``auto`` takes the engine that it takes; None if the engine was named."""
+        """The reason for the choice of ``auto``; None if the engine was named."""
         return self._choice.reason if self._choice is not None else None
 
     def settle(self, job: Job) -> Plan:
         """Return the plan of the engine that can do a job; raise an error of ours if there is none."""
         plan = self._possible_plan(job)
-        # Programs that may be replaced stay with breakpoints: their changes are the better proved ones.
+        # Programs that may be replaced keep breakpoints, whose replacement is better tested.
         faster = None if self._choice is None or self._options.replaceable else faster_row(plan.engine.name)
         if self._choice is None or faster is None or not self._can(faster) or not faster.speeds_up(job.compiled):
             return plan
@@ -258,7 +258,7 @@ class Selection:
         return fallback.make(self._options, self._scope).plan(job)
 
     def _check(self, engine: Engine) -> None:
-        """Raise an error of ours if an engine cannot work here; no other one can take its place in the kernel."""
+        """Raise an error of ours if an engine cannot work here; in the kernel no other one can replace it."""
         try:
             engine.check(self._scope, self._options)
         except PrivilegeError as error:
@@ -272,7 +272,7 @@ class Selection:
             raise NotSupportedError(error.message, hint=f"leave out -c and -p, or use {remedy}") from None
 
     def _offer(self, engine: Engine) -> str:
-        """Return what there is for those who may not use an engine: another one, or what that lacks."""
+        """Return the advice for users who may not use an engine: another one, or the capability that this lacks."""
         others = [row for row in candidates() if row.name != engine.name and row.candidacy and row.candidacy.offer]
         lacks = [need.capability for need in self._needs if not any(need.capability in o.capabilities for o in others)]
         if others and not lacks:
@@ -284,7 +284,7 @@ class Selection:
         return offer
 
     def _fallback(self, engine: Engine) -> EngineRow | None:
-        """Return a more expensive engine that can take the place of the one that ``auto`` has chosen."""
+        """Return a more expensive engine that can replace the choice of ``auto``."""
         if self._choice is None:
             return None
         weighed = candidates()
@@ -294,7 +294,7 @@ class Selection:
         return None
 
     def _can(self, row: EngineRow) -> bool:
-        """Return whether an engine can do what the program needs in the scope."""
+        """Return True if an engine can do what the program needs in the scope."""
         return all(need.capability in row.capabilities for need in self._needs) and self._scope.kind in row.scopes
 
     def _traced_by(self) -> str | None:

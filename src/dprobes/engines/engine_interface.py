@@ -1,7 +1,7 @@
 """
-What engines have in common: what they are to run and on which processes, and the events of a run.
+Interface of the engines: jobs, scopes, plans, attachments, and the events of a run.
 
-What a program needs and an engine can is in ``capabilities``.
+``engine_capabilities`` compares the needs of a program with the abilities of an engine.
 """
 
 from __future__ import annotations
@@ -59,12 +59,17 @@ __all__ = [
     "written_notice",
 ]
 
-# What ``doctor`` finds out about a machine: one answer for each thing that was tried.
+# Results of ``doctor``: one finding for each mechanism that it tried on this machine.
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Whether ``what`` works, why or how (``detail``), and what to do if it does not (``remedy``)."""
+    """
+    Result of one check by ``doctor``.
+
+    ``what`` is the mechanism, and ``works`` is True if it works. ``detail`` gives the reason or the way, ``remedy`` the
+    advice if it does not work.
+    """
 
     what: str
     works: bool
@@ -76,14 +81,15 @@ class Finding:
 @dataclass(slots=True)
 class Counts:
     """
-    What happened at one probepoint.
+    Counts of one probepoint.
 
-    ``hits`` are all that are known of whose instruction completed. Of them ``passed`` ones were skipped by passcount,
-    ``recursed`` ones came during a handler of the same thread, for ``missed`` ones there was no room, and with
-    ``skipped`` ones the run would have taken too much of a CPU: they ran no handler. ``records`` were emitted, ``lost``
-    ones dropped because nobody took them in time. ``faulted`` runs of the handler left no record, because the
-    instruction faulted then. ``executed`` says in which ways the probed instruction was executed, where an engine has
-    several.
+    ``hits`` are all known hits whose instruction completed. Some of them ran no handler: ``passed`` hits were skipped
+    by passcount. ``recursed`` hits came during a handler of the same thread, and ``missed`` hits found no room.
+    ``skipped`` hits would have taken too much time of a CPU.
+
+    ``records`` were emitted; ``lost`` records were dropped because no client read them in time. ``faulted`` runs of the
+    handler left no record, because the probed instruction faulted. ``executed`` names the ways in which the probed
+    instruction was executed, for engines that have several.
     """
 
     hits: int = 0
@@ -106,7 +112,7 @@ class RecordBatch(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StateEvent:
     """
-    The state of probepoints in one process; ``detail`` says more where there is more to say.
+    State of probepoints in one process, with an optional ``detail``.
 
     ``probes`` are indices into the attachment's ``probes``.
     """
@@ -120,9 +126,9 @@ class StateEvent:
 @dataclass(frozen=True, slots=True)
 class Notice:
     """
-    What the user is told that belongs to no single probe; not every notice is a warning.
+    Message to the user about something other than a single probe; not every notice is a warning.
 
-    ``message`` is one line; ``details`` are more of them, as diagnostics are rendered.
+    ``message`` is one line; ``details`` are further lines, as diagnostics are rendered.
     """
 
     message: str
@@ -132,38 +138,38 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """All of it but the hint, harmless to lines and terminals."""
+        """The message and its details without the hint, escaped for lines and terminals."""
         text = escaped(self.message)
         return f"{text}\n{escaped_lines(self.details)}" if self.details else text
 
 
 def written_notice(pid: int, name: str, path: str, size: int) -> Notice:
-    """Tell where the core of a process is."""
+    """Return the notice with the path and size of a process's core."""
     return Notice(f"the core of process {pid} ({name}) is in '{path}' ({size} bytes)", is_warning=False)
 
 
 def no_core_notice(pid: int, name: str, path: str, problem: str) -> Notice:
-    """Tell why there is none."""
+    """Return the notice with the reason why a process has no core."""
     return Notice(f"no core of process {pid} ({name}) in '{path}': {problem.rstrip()}; the process continues")
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A moment in which nothing more has arrived yet: time to flush what was written."""
+    """Event that no further records have arrived: the time to flush what was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The moment from which all is probed that was in scope at the beginning, as far as that can be; comes once."""
+    """Event that everything in scope at the beginning is probed, as far as that is possible; comes once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """
-    The end of a run.
+    End of a run.
 
     ``counts`` are in the order of the attachment's ``probes``. ``exit_status`` is the command's wait status, None where
-    there was no command. After a ``cut_short`` run the counts are of what was received; more may have happened.
+    there was no command. After a ``cut_short`` run the counts cover only what was received; more may have happened.
     """
 
     counts: tuple[Counts, ...]
@@ -177,9 +183,9 @@ Event = RecordBatch | StateEvent | Notice | Pause | Begun | Finished
 @dataclass(frozen=True, slots=True)
 class HandedOver:
     """
-    A process that is not probed any more and stops (SIGSTOP), for a debugger to attach.
+    Process that is not probed any more and stops (SIGSTOP), for a debugger to attach.
 
-    ``name`` is that of thread ``tid``, which stands at ``address``: that of the probed instruction, which it has not
+    ``name`` is the name of thread ``tid``, which stands at ``address``: the probed instruction, which it has not
     executed, or with ``has_executed`` the one after it.
     """
 
@@ -191,7 +197,7 @@ class HandedOver:
 
 
 class LeftThings(NamedTuple):
-    """What killed runs had left in a process: so many jumps and breakpoints, and memory, which may be in use still."""
+    """Remains of killed runs in a process: the number of jumps and breakpoints, and memory, which may be in use."""
 
     pid: int
     places: int
@@ -199,7 +205,7 @@ class LeftThings(NamedTuple):
 
     @property
     def said(self) -> str:
-        """What was done about it."""
+        """Message about the removal of the remains."""
         places = f"{self.places} place{'' if self.places == 1 else 's'} in its code"
         memory = "and the memory of handlers was" if self.is_unmapped else "the memory of handlers is in use, and stays"
         return f"{places} {'was' if self.places == 1 else 'were'} restored, {memory}" + (
@@ -208,7 +214,7 @@ class LeftThings(NamedTuple):
 
 
 class ScopeKind(Enum):
-    """What a scope consists of; the value completes "the engine cannot probe ..."."""
+    """Kind of a scope; the value completes "the engine cannot probe ..."."""
 
     EVERYWHERE = "all processes"
     TREE = "a command or process"
@@ -222,15 +228,16 @@ class ScopeKind(Enum):
 @dataclass(frozen=True, slots=True)
 class Scope:
     """
-    What a run is about: all processes, unless something is given.
+    Processes, or another target, that a run probes; all processes by default.
 
-    At most one of ``pid``, a ``command`` that is to be started, the path ``cgroup`` of a directory in a cgroup file
-    system, the user id ``uid``, an ``endpoint``, a ``machine`` and the ``kernel`` is given, but for a command that
-    starts what an endpoint stands for, and a process at one. An endpoint is what stands after the name of an
-    engine (NAME=ENDPOINT), such as HOST:PORT or a file. ``follow`` says that what the process or command starts is in
-    scope as well; with the others that follows by itself. ``program`` is the path of what the
-    process ``pid`` is about to execute: it comes into scope with that. ``output`` is the descriptor that a command gets
-    as its standard output, by default ours.
+    At most one of these is given: ``pid``, a ``command`` to be started, the path ``cgroup`` of a directory in a cgroup
+    file system, the user id ``uid``, an ``endpoint``, a ``machine`` and the ``kernel``. The exceptions are a command
+    that starts the target of an endpoint, and a process at an endpoint.
+
+    An endpoint is the part after the name of an engine (NAME=ENDPOINT), such as HOST:PORT or a file. With ``follow``,
+    processes that the process or command starts are in scope as well; for the other kinds this is always so.
+    ``program`` is the path of the program that the process ``pid`` is about to execute; the process comes into scope
+    with that exec. ``output`` is the descriptor for the standard output of a command, by default that of this process.
     """
 
     pid: int | None = None
@@ -246,7 +253,7 @@ class Scope:
 
     @property
     def kind(self) -> ScopeKind:
-        """What it consists of."""
+        """The kind of the scope."""
         if self.is_tree and self.endpoint is None:
             return ScopeKind.TREE
         given = {
@@ -260,28 +267,32 @@ class Scope:
 
     @property
     def is_tree(self) -> bool:
-        """Whether it is one process, and what that starts."""
+        """True if the scope is one process, and the processes that it starts."""
         return self.pid is not None or bool(self.command)
 
     @property
     def is_command(self) -> bool:
-        """Whether it is a command that has not begun yet."""
+        """True if the scope is a command that has not begun yet."""
         return bool(self.command) or self.program is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """
-    What is to be run: a program that was compiled, and the processes in scope.
+    Compiled program to be run, and the processes in scope.
 
-    ``items`` are the header items that records are to carry. ``globals`` are the global variables that the run shares
-    with others; without them it has its own. ``replaces`` is an attachment of the same engine whose program this one
-    takes the place of: a hit of an offset that both have runs the handler of exactly one of them. If the new one cannot
-    be attached, the old one goes on; else its ``poll`` comes to its end. ``beside`` are other attachments of the same
-    owner: one of them may follow the process in scope already, in a way that lets nobody else do so. ``images`` are to
-    be told what processes map. ``principal`` is an attachment of the same engine whose variables and tables this one
-    uses instead of its own: both were written as one. ``companions`` are the programs of all that share them, this one
-    included.
+    ``items`` are the header items of the records. ``globals`` are the global variables that the run shares with others;
+    without them it has its own. ``images`` are notified of the mappings of processes.
+
+    ``replaces`` is an attachment of the same engine whose program this one replaces: a hit of an offset that both have
+    runs the handler of exactly one of them. If the new one cannot be attached, the old one goes on; else its ``poll``
+    comes to its end.
+
+    ``beside`` are other attachments of the same owner. One of them may already trace the process in scope, which
+    excludes any other tracer.
+
+    ``principal`` is an attachment of the same engine whose variables and tables this one uses instead of its own: both
+    were written as one program. ``companions`` are the programs that share them, this one included.
     """
 
     compiled: Compiled
@@ -301,21 +312,21 @@ class Job:
 
     @property
     def resolved(self) -> ResolvedModule | None:
-        """What is known already of one of the program's modules."""
+        """The resolution of one of the program's modules, if it is known already."""
         return self.compiled.resolved
 
     @property
     def kernel(self) -> ResolvedKernel | None:
-        """Where its probepoints in the kernel are."""
+        """The addresses of the program's probepoints in the kernel."""
         return self.compiled.kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    What an engine is going to attach; nothing has happened yet.
+    Result of an engine's planning; nothing is attached yet.
 
-    ``kernel`` is the one of another machine that records are from; None if they are from this one.
+    ``kernel`` is the kernel of another machine that the records are from; None if they are from this machine.
     """
 
     engine: Engine
@@ -324,7 +335,7 @@ class Plan:
 
 
 class VariableChange(NamedTuple):
-    """A new value, of 64 bits, of a local variable."""
+    """New 64-bit value of a local variable."""
 
     number: int
     value: int
@@ -332,10 +343,10 @@ class VariableChange(NamedTuple):
 
 class TableChange(NamedTuple):
     """
-    What is done to a keyed table by its number.
+    Change of a keyed table, which ``table`` gives by number.
 
-    A signed ``value`` is taken in under a ``key``, and bytes, of a string or a call stack, are kept there; with None
-    the key is taken out, and without a key all keys.
+    A signed ``value`` is tallied under ``key``; bytes, of a string or a call stack, are stored there. With the value
+    None the key is deleted, and without a key the table is cleared.
     """
 
     table: int
@@ -347,7 +358,7 @@ Change = VariableChange | TableChange
 
 
 def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[KeyedStore]) -> None:
-    """Change variables and tables of a program; nobody else may write them meanwhile."""
+    """Change variables and tables of a program; no other thread may write them meanwhile."""
     for change in changes:
         match change:
             case VariableChange(index, value):
@@ -364,10 +375,10 @@ def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables
 
 class Attachment(Protocol):
     """
-    A program in its targets, from ``Engine.attach`` until it is closed.
+    Program in its targets, from ``Engine.attach`` until it is closed.
 
-    ``probes`` holds every probepoint that was found so far, in whatever file; it only grows. One thread polls; what
-    others look at, change and ask for may be called by any thread.
+    ``probes`` has every probepoint found so far, in any file; it only grows. One thread polls; any thread may read the
+    properties and call the methods that change or request something.
     """
 
     @property
@@ -376,37 +387,37 @@ class Attachment(Protocol):
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
+        """The places that match a pattern and have no probepoint."""
 
     @property
     def mapped_files(self) -> dict[str, str]:
-        """The files that processes in scope mapped as code, as far as it was told: file names, and paths."""
+        """The files that processes in scope mapped as code, as far as they were reported: file names, and paths."""
         return {}
 
     @property
     def is_debugging(self) -> bool:
-        """Whether a debugger runs for a process that was handed over, and Ctrl-C at the terminal is for it."""
+        """True while a debugger runs for a process that was handed to it; Ctrl-C at the terminal is for it then."""
         return False
 
     @property
     def tracer(self) -> int | None:
-        """The process that traces those in scope for the attachment, None if there is none (any more)."""
+        """The id of the process that traces those in scope for the attachment; None if there is none (any more)."""
         return None
 
     def poll(self) -> Iterator[Event]:
-        """Iterate over what happens until ``Finished``."""
+        """Iterate over the events until ``Finished``."""
 
     def close(self) -> None:
-        """Remove every probepoint, and give everything up."""
+        """Remove every probepoint, and release all resources."""
 
     def stop(self) -> None:
-        """Ask for the end; ``poll`` goes on until ``Finished``."""
+        """Ask for the end of the run; ``poll`` goes on until ``Finished``."""
 
     def hurry(self) -> bool:
         """
-        Give up the records that are still to be given out after the end, and count them as lost.
+        Give up the records that are still to be emitted after the end, and count them as lost.
 
-        Return False if nothing can be gained by that; may be called by a signal handler.
+        Return False if that would save no time. A signal handler may call this.
         """
         return False
 
@@ -414,15 +425,15 @@ class Attachment(Protocol):
         """
         Ask the command that was started to end (SIGTERM), and return its wait status.
 
-        To be called after ``Finished``. None: there is no such command, or it does not end.
+        Only valid after ``Finished``. Return None if there is no such command, or if it does not end.
         """
         return None
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far, in the order of ``probes``."""
+        """Return the counts so far, in the order of ``probes``."""
 
     def wake(self) -> None:
-        """Have ``poll`` look at once what has come, and give it out."""
+        """Have ``poll`` read at once what has arrived, and emit it."""
         return
 
     def remove(self, probes: Sequence[int]) -> None:
@@ -432,10 +443,10 @@ class Attachment(Protocol):
         """Return the program's local variables."""
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return its CPU variables, a list for each CPU."""
+        """Return the program's CPU variables, a list for each CPU."""
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return what its keyed tables hold, in the order of its header."""
+        """Return the contents of the program's keyed tables, in the order of its header."""
         return ()
 
     def change(self, changes: Sequence[Change]) -> None:  # noqa: ARG002 - for engines that can
@@ -443,16 +454,16 @@ class Attachment(Protocol):
         raise NotSupportedError("this engine does not let others change variables and tables")
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set its local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
+        """Set the local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceNote:
     """
-    What an engine does at an instruction, for people who choose a place.
+    Description of an engine's work at an instruction, for users who choose a place.
 
     ``text`` is a clause; ``verdict`` completes "the instruction is ``text``" where advice follows. ``is_cheap`` marks
-    the instructions where a hit costs less than at others.
+    instructions where a hit costs less than at others.
     """
 
     text: str
@@ -467,28 +478,28 @@ class Engine(ABC):
 
     @property
     def found_capabilities(self) -> Container[Capability]:
-        """What it can on this machine, besides its row in the registry."""
+        """The capabilities on this machine, besides those of the engine's row in the registry."""
         return ()
 
     def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - as above
-        """Return what gives the kernel that a program is about, held still meanwhile; None: the one that runs here."""
+        """Return a context manager for the kernel of a program, stopped meanwhile; None for this machine's."""
         return None
 
     def processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:  # noqa: ARG002
-        """Return what gives the processor that a program for a kernel is for; None: that of this machine."""
+        """Return a context manager for the processor that a kernel program is for; None for that of this machine."""
         return None
 
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: B027 - most engines work everywhere
-        """Raise an error of ours if it cannot work here, or not on what is in scope."""
+        """Raise an error of ours if the engine cannot work here, or not on what is in scope."""
 
     def drawback(self, job: Job) -> str | None:  # noqa: ARG002 - for those that have one
-        """Return why another engine that can attach the program should do so, as a clause; None if there is none."""
+        """Return the reason to prefer another engine that can attach the program, as a clause; None if none applies."""
         return None
 
     def plan(self, job: Job) -> Plan:
-        """Return how a job is to be done; raise an error of ours if it cannot serve the probepoints that were found."""
+        """Return the plan of a job; raise an error of ours if the engine cannot serve the probepoints found."""
         return Plan(self, job)
 
     @abstractmethod
     def attach(self, plan: Plan) -> Attachment:
-        """Insert the program of a plan, and start the command if there is one; return what has become of that."""
+        """Insert the program of a plan, start the command if there is one, and return the attachment."""

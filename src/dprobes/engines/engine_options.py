@@ -1,4 +1,4 @@
-"""What a user says about engines: what concerns all of them, and what single engines have besides."""
+"""Options for the engine of an insertion: common ones, and those of single engines."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 class MachineKnowledge:
     """
-    What engines have found out about this machine.
+    Knowledge of engines about this machine, found out once.
 
-    Whoever inserts several programs keeps one, so that engines do not find out the same for each.
+    A caller that inserts several programs keeps one object, so that engines do not repeat their checks for each.
     """
 
     def __init__(self) -> None:
         self._known: dict[type[Any], Any] = {}
 
     def recall(self, kind: type[T]) -> T:
-        """Return the object of a class that stands for what is known; the first time a new one."""
+        """Return the object of a class in which the knowledge is kept; a new one on the first call."""
         if kind not in self._known:
             self._known[kind] = kind()
         known: T = self._known[kind]
@@ -37,22 +37,22 @@ class MachineKnowledge:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the user says about the engine of an insertion; see the options of ``run``."""
+    """User's options for the engine of an insertion; see the options of ``run``."""
 
     allow_write: bool = False
     symbols: SymbolProvider = OWN_SYMBOLS
     debugger: tuple[str, ...] | None = None
     core_directory: str = "."
     overhead: float | None = None
-    """Percent of a CPU that hits may take (``overhead``), 0 for no limit; None: what fits the scope."""
+    """Percent of a CPU that hits may take (``overhead``), 0 for no limit; None for the default of the scope."""
     replaceable: bool = False
-    """Whether a program can be replaced by another one while it runs."""
+    """True if another program can replace this one while it runs."""
     traces_already: bool = False
-    """Whether the process in scope is traced by ourselves, for a program that is to be replaced."""
+    """True if this tool already traces the process in scope, for a program that is to be replaced."""
     tracers: frozenset[int] = frozenset()
-    """The processes that trace others for programs beside which this one may be inserted."""
+    """The tracer processes of programs beside which this one may be inserted."""
     present: tuple[object, ...] = ()
     """The sessions beside which this one may be inserted."""
     own: Mapping[str, Any] = field(default_factory=dict)
-    """Options of single engines by name; an engine ignores those of others, unless its row in the registry says."""
+    """Options of single engines by name; other engines ignore all but those in ``demands`` of the registry."""
     knowledge: MachineKnowledge = field(default_factory=MachineKnowledge)

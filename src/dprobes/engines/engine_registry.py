@@ -1,8 +1,8 @@
 """
-The engines: one row for each, with all that others know of it.
+Registry of the engines: one row for each, with its properties for other modules.
 
-An engine is a package in ``engines/`` and its row here. What a row names as "module:object" is imported when it is
-asked for the first time. Nothing else imports an engine, compares the name of one, or lists them.
+An engine is a package in ``engines/`` and its row here. Objects that a row names as "module:object" are imported on
+first use. Nothing else imports an engine, compares the name of one, or lists them.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ __all__ = [
 ]
 
 AUTO = "auto"
-"""What stands for the engine that can do what a program needs, and is cheapest."""
+"""Name that stands for the engine with the lowest cost that has the capabilities for a program."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSupport:
     """
-    What this kernel lets an engine do for this user.
+    Support of this kernel for an engine, with the privileges of this user.
 
-    ``problem`` is a clause that says why it cannot work at all, ``remedy`` what to do about that; ``tree_problem`` one
-    that says why it cannot follow the processes of a tree, ``tree_remedy`` where it could. ``capabilities`` is what it
-    can besides its row; each may be found out when it is asked for.
+    ``problem`` is a clause with the reason why the engine cannot work at all, ``remedy`` the advice about it.
+    ``tree_problem`` is the reason why it cannot follow the processes of a tree, ``tree_remedy`` where it could.
+    ``capabilities`` are those besides the row's; each may be tried on its first use.
     """
 
     problem: str | None = None
@@ -66,13 +66,14 @@ class KernelSupport:
 @dataclass(frozen=True, slots=True)
 class Candidacy:
     """
-    What ``auto`` weighs of an engine.
+    Properties of an engine by which ``auto`` chooses.
 
-    ``cost`` is that of a hit, relative to others. ``usual_reason`` says why it is taken where nothing speaks against
-    it, which a user need not hear; ``scope_reason`` why it is taken where others cannot take the scope. ``better_at``
-    is what cheaper engines can do less well, with the reason. ``found_by_trying`` is what some kernels let it do
-    besides its row; ``support`` returns its ``KernelSupport``. ``offer`` is for those for whom other engines do not
-    work.
+    ``cost`` is the cost of a hit, relative to other engines. ``usual_reason`` is the reason for the choice in the
+    normal case, which is not shown to users; ``scope_reason`` the reason where other engines cannot take the scope.
+    ``better_at`` maps capabilities that cheaper engines have in a weaker form to the reason.
+
+    ``found_by_trying`` are capabilities that depend on the kernel; ``support`` returns the ``KernelSupport``. ``offer``
+    is a clause for users for whom other engines do not work.
     """
 
     cost: int
@@ -87,9 +88,10 @@ class Candidacy:
 @dataclass(frozen=True, slots=True)
 class Speedup:
     """
-    What ``auto`` weighs of an engine that does all that ``engine`` does, and some of it faster.
+    Properties of an engine that does everything that ``engine`` does, and some of it faster.
 
-    ``reason`` says what is faster. ``obstacle`` returns why that is of no use to a compiled program, None if it is.
+    ``reason`` names what is faster. ``obstacle`` returns the reason why a compiled program gains nothing; None if it
+    gains.
     """
 
     engine: str
@@ -100,21 +102,26 @@ class Speedup:
 @dataclass(frozen=True, slots=True)
 class EngineRow:
     """
-    An engine as others know it.
+    Properties of an engine for other modules.
 
-    ``factory`` returns the engine for ``EngineOptions`` and a ``Scope``. ``argument`` says what follows the name, as in
-    NAME=FILE, ``summary`` what the engine does with it. ``capabilities`` is what it can where it works at all; some
-    kernels let one do more. ``how_to_ask`` is the hint for those whose program needs it; None if it does not probe what
-    runs. ``starts_commands`` says that a command may start what the argument names, ``has_processes`` that there may be
-    processes in that, of which a user chooses one by its number there, ``is_managed`` that the manager may have it,
-    ``stops_all`` that all of what the argument names stands still at a hit, ``is_tracer`` that it traces the processes
-    in scope, which only one can at a time, ``waits_for_modules`` that a user is told of a module that is not there yet,
-    ``shares_variables`` that its sessions can use the variables and tables of others. ``options`` is the dataclass of
-    options of its own; those in ``demands`` cannot be ignored by another engine, and are named there as users write
-    them. ``doctor`` returns ``Finding``s, ``trial`` those about what the argument names. ``place_notes`` says what the
-    engine does at instructions, ``code_listing`` how it compiles a program (``show``), ``probe_notes`` what it does
-    with each probepoint of one, if a user asks for that. ``kernel_types`` returns the types (BTF) of a kernel that does
-    not run here. ``left_things`` takes out of processes what killed runs of it have left.
+    * ``factory`` returns the engine for ``EngineOptions`` and a ``Scope``.
+    * ``argument`` is the part after the name, as in NAME=FILE, and ``summary`` the engine's use of it.
+    * ``capabilities`` are those wherever the engine works at all; some kernels allow more.
+    * ``how_to_ask`` is the hint for users whose program needs the engine; None if it does not probe running processes.
+    * ``starts_commands``: a command may start the target of the argument.
+    * ``has_processes``: that target may have processes, of which a user chooses one by its id there.
+    * ``is_managed``: the manager may use the engine.
+    * ``stops_all``: the whole target of the argument stops at a hit.
+    * ``is_tracer``: it traces the processes in scope, which only one tracer can do at a time.
+    * ``waits_for_modules``: users get a notice about a module that is not mapped yet.
+    * ``shares_variables``: its sessions can use the variables and tables of others.
+    * ``options`` is the dataclass of its own options. Those in ``demands`` cannot be ignored by other engines; the
+      values are their names for users.
+    * ``doctor`` returns ``Finding``s, ``trial`` those about the target of an argument.
+    * ``place_notes`` returns the engine's work at instructions, ``code_listing`` the compiled form of a program
+      (``show``), and ``probe_notes`` the method for each probepoint, if a user asks for that.
+    * ``kernel_types`` returns the types (BTF) of a kernel that does not run here.
+    * ``left_things`` removes the remains of its killed runs from processes.
     """
 
     name: str
@@ -143,11 +150,11 @@ class EngineRow:
     kernel_types: str | None = None
     left_things: str | None = None
     hit_time: int = 0
-    """The nanoseconds up to which the measured time of a call is mostly what its hits cost; 0 where that is little."""
+    """Nanoseconds up to which the measured time of a call is mostly the cost of its hits; 0 where that is small."""
 
     @property
     def usage(self) -> str:
-        """What a user writes for it."""
+        """The argument of ``--engine`` for this engine."""
         return self.name if self.argument is None else f"{self.name}={self.argument}"
 
     def make(self, options: EngineOptions, scope: Scope) -> Engine:
@@ -156,48 +163,48 @@ class EngineRow:
         return engine
 
     def own_options(self, values: Mapping[str, Any]) -> Any:
-        """Return the options of its own, with those of ``values`` that are among them."""
+        """Return the engine's own options, with the values of ``values`` that belong to it."""
         assert self.options is not None, "the engine has no options of its own"
         kind = _load(self.options)
         return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
 
     def support(self, knowledge: MachineKnowledge) -> KernelSupport:
-        """Return what the kernel lets it do."""
+        """Return the kernel's support for the engine."""
         if self.candidacy is None or not self.candidacy.support:
             return KernelSupport()
         support: KernelSupport = _load(self.candidacy.support)(knowledge)
         return support
 
     def speeds_up(self, compiled: Compiled) -> bool:
-        """Return whether it serves a program faster than the engine that it stands in for."""
+        """Return True if the engine serves a program faster than the engine that it replaces."""
         return self.speedup is not None and _load(self.speedup.obstacle)(compiled) is None
 
     def kernel_types_of(self, scope: Scope) -> Callable[[], Btf | None] | None:
-        """Return what gives the types of the kernel in a scope; None if it is the one that runs here."""
+        """Return a function that returns the types of the kernel in a scope; None for the kernel of this machine."""
         if self.kernel_types is None or scope.endpoint is None:
             return None
         types: Callable[[], Btf | None] = partial(_load(self.kernel_types), scope.endpoint)
         return types
 
     def examine(self) -> list[Finding]:
-        """Return what it needs of this machine, and whether that works."""
+        """Return the findings about the engine's requirements on this machine."""
         return [] if self.doctor is None else list(_load(self.doctor)())
 
     def examine_behind(self, argument: str) -> list[Finding]:
-        """Return what is found where the argument leads to."""
+        """Return the findings about the target of an argument."""
         assert self.trial is not None, "nothing can be tried"
         return list(_load(self.trial)(argument))
 
     def remove_left(self) -> Iterable[LeftThings]:
-        """Take out of all processes what killed runs have left there; give what each had."""
+        """Remove the remains of killed runs from all processes; return those of each."""
         return () if self.left_things is None else _load(self.left_things)()
 
     def notes_on(self, module: Module, instructions: Sequence[DecodedInstruction]) -> Iterable[PlaceNote]:
-        """Return what it would do at each of some instructions of a module; nothing if there is nothing to say."""
+        """Return the engine's notes on instructions of a module; nothing if it has none."""
         return () if self.place_notes is None else _load(self.place_notes)(module, instructions)
 
     def notes_on_probes(self, program: Program, resolved: ResolvedModule) -> Mapping[int, str]:
-        """Return what it does with probepoints of a module, by their places among these."""
+        """Return the engine's notes on probepoints of a module, by their indices."""
         return {} if self.probe_notes is None else _load(self.probe_notes)(program, resolved)
 
 
@@ -212,7 +219,7 @@ _COMMON = frozenset(
         Capability.RETURN,
     }
 )
-"""What all engines of this version can."""
+"""Capabilities of all engines of this version."""
 
 _WRITING = frozenset({Capability.WRITE_REGISTER, Capability.WRITE_MEMORY, Capability.VERIFY_WRITE})
 
@@ -222,7 +229,7 @@ _INTERPRETED = (
     | {Capability.SEGMENT_REGISTER, Capability.SEGMENTED, Capability.INTERPRETED_EXTENSION, Capability.USER_STACK}
     | {Capability.SKIP}
 )
-"""What engines can whose handlers run in Python."""
+"""Capabilities of engines whose handlers run in Python."""
 
 _PTRACE = EngineRow(
     name="ptrace",
@@ -356,7 +363,7 @@ _ROWS = (_PTRACE, _EBPF, _INLINE, _REPLAY, _GDB)
 
 
 def rows() -> Sequence[EngineRow]:
-    """Return the engines, those first that need the least of a machine."""
+    """Return the engines, those with the fewest requirements first."""
     return _ROWS
 
 
@@ -377,12 +384,12 @@ def engine_that_probes(kind: ScopeKind) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """Return what users may ask for."""
+    """Return the valid arguments of ``--engine``."""
     return (AUTO, *sorted(row.usage for row in _ROWS))
 
 
 def named_engine(text: str) -> tuple[str, str | None]:
-    """Return the name and the argument in what a user asks for; raise ``EngineError`` if there is no such engine."""
+    """Return the name and the argument in the value of ``--engine``; raise ``EngineError`` if it is invalid."""
     name, equals, argument = text.partition("=")
     if name == AUTO and not equals:
         return name, None
@@ -395,18 +402,18 @@ def named_engine(text: str) -> tuple[str, str | None]:
 
 
 def candidates() -> tuple[EngineRow, ...]:
-    """Return the engines that ``auto`` chooses from, those first whose hits cost least."""
+    """Return the engines that ``auto`` chooses from, in the order of the cost of their hits."""
     weighed = [(row.candidacy.cost, row) for row in _ROWS if row.candidacy is not None]
     return tuple(row for _, row in sorted(weighed, key=lambda each: each[0]))
 
 
 def faster_row(name: str) -> EngineRow | None:
-    """Return the engine that stands in for another one where it is faster, None if there is none."""
+    """Return the engine that replaces another one where it is faster; None if there is none."""
     return next((row for row in _ROWS if row.speedup is not None and row.speedup.engine == name), None)
 
 
 def code_listing(compiled: Compiled) -> Iterator[str]:
-    """Iterate over the lines of a program as the engine that compiles handlers would run it (``show --bpf``)."""
+    """Iterate over the lines of a program as compiled by the engine that compiles handlers (``show --bpf``)."""
     path = next(row.code_listing for row in _ROWS if row.code_listing is not None)
     lines: Iterator[str] = _load(path)(compiled)
     return lines

@@ -1,9 +1,9 @@
 """
-How much of a run other users may use up by what their processes map: so much for each of them, and no more.
+Limits on the work that files and mappings of other users may cause in a run.
 
-Any user can name files as the probed module is named, and map as many as they like. Those of root and of the user who
-runs this are taken as they come; of the others each may have some files read, and some time spent on what their
-processes map. What is left out because of that is reported once for each user, and looked at again later.
+Any user can give files the name of the probed module, and map as many as they like. Files of root and of the user of
+this process are always read. For each other user, a limited number of files is read, and a limited time is spent on the
+mappings of their processes. Files left out are reported once for each user, and retried later.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 __all__ = ["FILES_MAX", "MAPS_MAX", "ForeignUsers"]
 
 FILES_MAX, _FILES_RATE = 32, 0.2
-"""Files of one user that are read at once, and how many more in each second after that."""
+"""Number of files of one user that are read at once, and the number added in each second after that."""
 
 _ALL_FILES_MAX, _ALL_FILES_RATE = 128, 1.0
-"""The same for all of them: users that may make user namespaces have many user ids."""
+"""The same limits for all other users together: one who may make user namespaces has many user ids."""
 
 _LOOK_TIME = 2.0
-"""Seconds of a look at all processes that those of one user may take."""
+"""Seconds that the processes of one user may take of a scan of all processes."""
 
 MAPS_MAX = 16 << 20
-"""Bytes that are read of what one process of theirs maps: 65 530 mappings, the default maximum, have half of it."""
+"""Bytes to read of the mappings of a foreign process: 65 530 mappings, the default maximum, take half of that."""
 
 
 class ForeignUsers:
-    """Keep what each of them has used up; ``name`` is that of the module."""
+    """Accounts of the work that each foreign user has caused; ``name`` is that of the module."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,11 +49,11 @@ class ForeignUsers:
     # Files
 
     def owner_of(self, status: os.stat_result) -> str | None:
-        """Return whose a file is if it is not to be trusted."""
+        """Return the owner of a file that is not to be trusted; None for a trusted one."""
         return foreign_owner(status)
 
     def may_have_file(self, owner: str) -> bool:
-        """Return whether one more file of an owner is read now, and take note of it; else the user hears of it."""
+        """Return True if one more file of an owner may be read now, and charge it; else add a notice."""
         now = time.monotonic()
         if self._files[owner].has(1, now) and self._all_files.has(1, now):
             self._files[owner].use(1)
@@ -68,12 +68,12 @@ class ForeignUsers:
         return False
 
     def note_reading(self, owner: str, seconds: float) -> None:
-        """Take note of how long it took to read a file of an owner: a second counts as a file."""
+        """Charge the seconds that it took to read a file of an owner; a second counts as a file."""
         self._files[owner].use(seconds)
         self._all_files.use(seconds)
 
     def note_lack_of_room(self, owner: str) -> None:
-        """Tell that there is no room for the probepoints in files of an owner."""
+        """Add a notice that there is no room for the probepoints in files of an owner."""
         self._say(
             owner,
             "room",
@@ -84,9 +84,10 @@ class ForeignUsers:
 
     def bounded(self, pids: Iterable[int]) -> Iterator[tuple[int, int | None]]:
         """
-        Iterate over processes, without those of users who have had their time.
+        Iterate over processes, without those of users who have used up their time.
 
-        With each comes how many bytes are to be read of what it maps; it is looked at until the next one is asked for.
+        Each comes with the number of bytes to read of its mappings, None for no limit. The time until the next one is
+        requested is charged to its owner.
         """
         self._look_times.clear()
         for pid in pids:
@@ -113,10 +114,10 @@ class ForeignUsers:
         self._look_times[owner] += seconds
 
     def end(self) -> None:
-        """Look at no more processes."""
+        """End the iteration over processes."""
         self._is_ended = True
 
-    # What to say
+    # Notices
 
     def _say(self, owner: str, about: str, message: str) -> None:
         if (owner, about) not in self._said:
@@ -124,15 +125,15 @@ class ForeignUsers:
             self._notices.append(Notice(message))
 
     def notices(self) -> Iterator[Notice]:
-        """Iterate over what the user has not heard yet."""
+        """Iterate over the notices that the user has not seen yet."""
         while self._notices:
             yield self._notices.pop(0)
 
 
 def _owner_of_process(pid: int) -> str | None:
-    """Return whose a process is, if not root's or ours; None also for one that has ended."""
+    """Return the owner of a process unless that is root or this user; None also for a process that has ended."""
     try:
-        # The directory itself shows the effective user also of a process that cannot be dumped (task_dump_owner).
+        # The owner of the directory is the effective user, also if the process is not dumpable (task_dump_owner).
         user = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return None

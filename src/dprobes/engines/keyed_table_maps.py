@@ -1,9 +1,9 @@
 """
-The maps of keyed tables, and what they hold (``bpf.map_layouts.MapName``, ``keyed.table_layout``).
+Maps of keyed tables, and their contents (``bpf.map_layouts.MapName``, ``keyed.table_layout``).
 
-A hash is made with all its memory, so that a handler never waits for some, and has values for each CPU unless all
-share them or that would take too much memory. Tables with call stacks of programs are kept by the reader of the ring,
-which follows these.
+A hash table is created with all its memory, so that a handler never waits for an allocation. It has values for each CPU
+unless all CPUs share them or that would take too much memory. Tables with call stacks of programs are kept by the
+reader of the ring, which unwinds the stacks.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _WORD_MAX = (1 << 64) - 1
 
 
 def zeros_size(tables: Sequence[Table]) -> int:
-    """Return how many bytes of zeros new values are made of."""
+    """Return the size in bytes of the zeros that new values are initialized with."""
     return 8 * max((table.value_cells for table in tables), default=0)
 
 
 class ArrayPart(Protocol):
-    """An array of one element."""
+    """Array of one element."""
 
     @property
     def words(self) -> memoryview:
-        """It as 64-bit numbers."""
+        """The element as 64-bit numbers."""
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the array."""
 
 
 class HashPart(Protocol):
-    """A hash; with values for each CPU a value is those of all, one after the other."""
+    """Hash table; with values for each CPU, a value is the concatenation of those of all CPUs."""
 
     def __getitem__(self, key: bytes) -> bytes: ...
 
@@ -60,7 +60,7 @@ class HashPart(Protocol):
         """Delete a key; return whether it was there."""
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the table."""
 
 
 A = TypeVar("A", bound=ArrayPart)
@@ -70,17 +70,17 @@ H_co = TypeVar("H_co", bound=HashPart, covariant=True)
 
 
 class MapMaker(Protocol[A_co, H_co]):
-    """What makes the maps of an engine."""
+    """Factory of the maps of an engine."""
 
     def array(self, size: int, name: str) -> A_co:
-        """Return an array of one element of so many bytes."""
+        """Return an array of one element of ``size`` bytes."""
 
     def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> H_co:
-        """Return a hash with all its memory."""
+        """Return a hash table with all its memory."""
 
 
 class _Hash(Generic[H]):
-    """The map of a table with keys."""
+    """Map of a table with keys."""
 
     def __init__(self, table: Table, stack: contextlib.ExitStack, maps: MapMaker[Any, H], *, shared: bool) -> None:
         self._table = table
@@ -95,11 +95,11 @@ class _Hash(Generic[H]):
 
     @property
     def is_shared(self) -> bool:
-        """Whether all CPUs have one value for a key."""
+        """True if all CPUs have one value for a key."""
         return self._parts == 1
 
     def tally(self, key: bytes, value: int) -> None:
-        """Take a number into the value that all CPUs share; raise ``OSError`` if there is no room."""
+        """Tally a number in the value that all CPUs share; raise ``OSError`` if there is no room."""
         try:
             cells = list(self._layout.unpack(self._map[key]))
         except KeyError:
@@ -107,15 +107,15 @@ class _Hash(Generic[H]):
         self._map[key] = self._layout.pack(*changed(self._table, cells, value))
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Take in what is kept, which all CPUs share; raise ``OSError`` if there is no room."""
+        """Store a string or a call stack, which all CPUs share; raise ``OSError`` if there is no room."""
         self._map[key] = value
 
     def delete(self, key: bytes) -> None:
-        """Take a key out, if it is there."""
+        """Delete a key, if it is there."""
         self._map.discard(key)
 
     def clear(self) -> None:
-        """Take all keys out."""
+        """Delete all keys."""
         for key in list(self._map):
             self._map.discard(key)
 
@@ -125,14 +125,14 @@ class _Hash(Generic[H]):
             if key in seen:
                 continue
             seen.add(key)
-            with contextlib.suppress(KeyError):  # it is deleted meanwhile
+            with contextlib.suppress(KeyError):  # the key was deleted meanwhile
                 value = self._map[key]
                 cells = self._layout.iter_unpack(value)
                 yield TableRow(key, merged(self._table, list(cells)))
 
 
 class _Cells(Generic[A]):
-    """The map of a table without keys."""
+    """Map of a table without keys."""
 
     def __init__(
         self, table: Table, stack: contextlib.ExitStack, maps: MapMaker[A, Any], cpus: int, *, shared: bool
@@ -144,25 +144,25 @@ class _Cells(Generic[A]):
         self.is_shared = shared
 
     def tally(self, key: bytes, value: int) -> None:  # noqa: ARG002 - there is none
-        """Take a number into the value that all CPUs share."""
+        """Tally a number in the value that all CPUs share."""
         words, end = self._map.words, self._stride
         for cell, number in enumerate(changed(self._table, words[HEAD_CELLS:end].tolist(), value), HEAD_CELLS):
             words[cell] = number
         words[0] = 1
 
     def keep(self, key: bytes, value: bytes) -> None:  # noqa: ARG002 - there is none
-        """Take in what is kept, which all CPUs share."""
+        """Store a string or a call stack, which all CPUs share."""
         words = self._map.words
         for cell, number in enumerate(memoryview(value).cast("Q").tolist(), HEAD_CELLS):
             words[cell] = number
         words[0] = 1
 
     def delete(self, key: bytes) -> None:  # noqa: ARG002
-        """Take the value out."""
+        """Delete the value."""
         self.clear()
 
     def clear(self) -> None:
-        """Take the value out."""
+        """Delete the value."""
         words = self._map.words
         for start in range(0, len(words), self._stride):
             words[start] = 0
@@ -177,34 +177,33 @@ class _Cells(Generic[A]):
 
 
 class _SharedStore(TableStore):
-    """A table that several sessions write, each in a thread of its own."""
+    """Table that several sessions write, each in a thread of its own."""
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)
         self._lock = threading.Lock()
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Take a signed number in."""
+        """Tally a signed number under a key."""
         with self._lock:
             super().tally(key, value)
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Take in what is kept, a string or a call stack."""
+        """Store a string or a call stack under a key."""
         with self._lock:
             super().keep(key, value)
 
     def delete(self, key: bytes) -> None:
-        """Take a key out, if it is there."""
+        """Delete a key, if it is there."""
         with self._lock:
             super().delete(key)
 
 
 class TableMaps(Generic[A, H]):
     """
-    The maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1.
+    Maps of the tables of a program, created by ``maps``; handlers mask the number of a CPU with ``cpus`` - 1.
 
-    ``maps`` makes them. With ``keeps_stacks`` they have those tables as well whose keys are followed by who reads
-    records.
+    With ``keeps_stacks``, these include the tables with keys that the reader of records unwinds.
     """
 
     keeps_stacks = False
@@ -224,14 +223,14 @@ class TableMaps(Generic[A, H]):
                 else:
                     self._maps[number] = _Cells(table, stack, maps, cpus, shared=is_shared)
             self._added: dict[int, TableStore] = {}
-            """What was put into tables here that have a value for each CPU: each is written by its CPU alone."""
+            """Changes made here to tables with a value for each CPU, which only handlers on that CPU may write."""
             self._lost = maps.array(8 * len(tables), "dprobes_lost")
             stack.callback(self._lost.close)
             self._stack = stack.pop_all()
 
     @property
     def maps(self) -> Mapping[MapName, A | H]:
-        """The maps by what handlers call them."""
+        """The maps by the names that handlers have for them."""
         found: dict[MapName, A | H] = {table_map(number): each.map for number, each in self._maps.items()}
         return {**found, MapName.TABLES_LOST: self._lost}
 
@@ -247,7 +246,7 @@ class TableMaps(Generic[A, H]):
                     store.clear()
                 elif value is None:
                     store.delete(key)
-        except OSError:  # somebody has the lock of a part of it, and does not run
+        except OSError:  # another thread has the lock of a part of it, and does not run
             self._note_lost(number)
             return
         if key is None:
@@ -278,7 +277,7 @@ class TableMaps(Generic[A, H]):
         return tuple(TableRow(key, each) for key, each in cells.items())
 
     def contents(self) -> tuple[TableContents, ...]:
-        """Return what the tables hold."""
+        """Return the contents of the tables."""
         lost = self._lost.words
         found = []
         for number, table in enumerate(self._tables):

@@ -1,9 +1,9 @@
 """
-The overload guard: how much of a CPU hits may take, and what is done about those that take more.
+Overload guard: limits the share of a CPU that hits take.
 
-Engines measure, and carry out what is decided here; this knows no engine, no clock, and no probepoint but by its
-number. A handler is *thinned* first: it runs at one hit of so many. What thinning does not help against, because the
-traps cost too much whatever the handlers do, is *disabled*.
+Engines measure, and apply the verdicts of this module. It depends on no engine and no clock, and identifies probepoints
+by number only. A handler is *thinned* first: it runs at one hit of so many. If the traps alone cost too much, thinning
+does not help, and the probepoint is *disabled*.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ __all__ = [
     "overhead_of",
 ]
 
-# The overhead that a run may have, as a share of a CPU: what users say, and what holds if they say nothing.
+# The overhead that a run may have, as a share of a CPU: the user's option, and the default.
 
 
 DEFAULT_OVERHEAD = 25.0
 """
-Percent of a CPU that hits may take where nobody has chosen who is hit.
+Default limit in percent of a CPU, for scopes in which the user has not chosen the processes.
 
-At half a microsecond a hit that are half a million hits a second on each CPU, at twelve (single-stepped instructions)
-20 000.
+At half a microsecond a hit this allows half a million hits a second on each CPU, at twelve microseconds (single-stepped
+instructions) 20 000.
 """
 
 UNLIMITED = 0.0
-"""What stands for an overhead without a limit."""
+"""Value of an overhead without a limit."""
 
 _WORDS = ("off", "none")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
 
 
 def overhead_of(text: str) -> float:
-    """Return the percentage that a user writes, as in "10%"; raise ``EngineError`` if it is none."""
+    """Return the percentage in an option such as "10%"; raise ``EngineError`` if it is invalid."""
     if text in _WORDS:
         return UNLIMITED
     found = _PERCENT.fullmatch(text.strip())
@@ -64,7 +64,7 @@ def overhead_of(text: str) -> float:
 
 
 def check_overhead(percent: float, shown: object = None) -> float:
-    """Return a percentage; raise ``EngineError`` if hits cannot take so much of a CPU."""
+    """Return a percentage; raise ``EngineError`` if it is not in the valid range."""
     if percent != UNLIMITED and not 0 < percent <= 100:
         raise EngineError(
             f"an overhead is more than 0 and at most 100 percent of a CPU, not '{percent if shown is None else shown}'",
@@ -74,7 +74,7 @@ def check_overhead(percent: float, shown: object = None) -> float:
 
 
 def budget_of(overhead: float | None, scope: Scope, program: Program) -> float | None:
-    """Return the share of a CPU (1: all of it) that hits of a program may take; None if there is no limit."""
+    """Return the share of a CPU (1 is a whole CPU) that hits of a program may take; None if there is no limit."""
     if overhead is None:
         is_guarded = scope.kind is ScopeKind.EVERYWHERE or space_of(program) is Space.KERNEL
         overhead = DEFAULT_OVERHEAD if is_guarded else UNLIMITED
@@ -85,19 +85,19 @@ def budget_of(overhead: float | None, scope: Scope, program: Program) -> float |
 
 
 LOOK_INTERVAL = 0.5
-"""Seconds between two looks of an engine."""
+"""Seconds between two measurements by an engine."""
 
 _AIM = 0.75
-"""The part of the budget that is to be used after a decision: what is measured varies."""
+"""Part of the budget that is to be used after a decision, with a margin for variations of the measurement."""
 
 _LEAST = 0.125
-"""The part of the budget that handlers get at least while it is tried whether thinning helps."""
+"""Minimum part of the budget that handlers get while thinning is tried."""
 
 _CALM = 0.5
-"""The part of the budget below which a handler may run more often again."""
+"""Part of the budget below which a handler may run more often again."""
 
 _TRIES = 4
-"""How often handlers are thinned one look after the other before that is no help."""
+"""Number of consecutive measurements with thinning after which it counts as useless."""
 
 _THINNEST = 1 << 20
 
@@ -105,9 +105,9 @@ _THINNEST = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Load:
     """
-    What a probepoint did between two looks: ``hits``, and seconds on all CPUs in its handler and outside of that.
+    Load of a probepoint between two measurements: ``hits``, and seconds on all CPUs inside and outside its handler.
 
-    ``thinning`` says at one hit of how many the handler runs.
+    The handler runs at one hit of ``thinning``.
     """
 
     number: int
@@ -118,16 +118,16 @@ class Load:
 
     @property
     def total(self) -> float:
-        """The seconds that it took."""
+        """The seconds that the probepoint took."""
         return self.in_handler + self.in_traps
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """
-    What is to be done: handlers to be thinned, by probepoint, and probepoints to be disabled.
+    Handlers to be thinned, by probepoint, and probepoints to be disabled.
 
-    ``shares`` says of each of these how much of the busiest CPU it took.
+    ``shares`` has the share of the busiest CPU that each of these took.
     """
 
     thinned: Mapping[int, int] = field(default_factory=dict)
@@ -136,25 +136,25 @@ class Verdict:
 
 
 class OverloadPolicy:
-    """The decisions for one program; ``budget`` is the share of a CPU that its hits may take."""
+    """Policy for one program; ``budget`` is the share of a CPU that its hits may take."""
 
     def __init__(self, budget: float) -> None:
         self._budget = budget
         self._looks = 0
-        """How many looks in a row the budget has been exceeded."""
+        """The number of consecutive measurements over the budget."""
         self._thinned = False
 
     @property
     def is_watching(self) -> bool:
-        """Whether it will have to be known at the next look what each probepoint did."""
+        """True if the loads of the probepoints are needed at the next measurement."""
         return self._looks > 0 or self._thinned
 
     def judge(self, share: float, loads: Sequence[Load]) -> Verdict:
         """
-        Return what is to be done after an interval in which hits took ``share`` of the busiest CPU.
+        Return the verdict after an interval in which hits took ``share`` of the busiest CPU.
 
-        The first look over the budget changes nothing, and needs no ``loads``: it may be a burst, which is over before
-        anything could be done about it.
+        The first measurement over the budget changes nothing, and needs no ``loads``: it may be a burst, which is over
+        before a change could take effect.
         """
         if share <= self._budget:
             self._looks = 0
@@ -176,12 +176,12 @@ class OverloadPolicy:
             thinned = _thinned(present, max(aim - in_traps, _LEAST * self._budget) / scale)
         self._thinned = True
         if disabled:
-            self._looks = 1  # what is left is judged anew
+            self._looks = 1  # the remaining probepoints are judged again
         shares = {load.number: scale * load.total for load in present if load.number in {*thinned, *disabled}}
         return Verdict(thinned, disabled, shares)
 
     def _relax(self, share: float, loads: Sequence[Load]) -> Verdict:
-        """Let handlers run twice as often that were thinned, if there is room for that."""
+        """Return a verdict that lets thinned handlers run twice as often, if the budget allows it."""
         thinned = [load for load in loads if load.thinning > 1]
         self._thinned = bool(thinned)
         total = sum(load.total for load in loads)
@@ -203,7 +203,7 @@ def _most_costly(loads: Sequence[Load], excess: float) -> list[int]:
 
 
 def _thinned(loads: Sequence[Load], allowed: float) -> dict[int, int]:
-    """Return at one hit of how many handlers are to run to take ``allowed`` seconds; small ones run as before."""
+    """Return the thinning (one hit of how many) of each handler that is too costly for ``allowed`` seconds in total."""
     rest = sorted(loads, key=lambda load: load.in_handler)
     while rest and rest[0].in_handler <= allowed / len(rest):
         allowed -= rest.pop(0).in_handler
@@ -212,11 +212,11 @@ def _thinned(loads: Sequence[Load], allowed: float) -> dict[int, int]:
     }
 
 
-# What a run says when its hits take too much of a CPU.
+# Notices of a run whose hits take too much of a CPU.
 
 
 _NAMED = 3
-"""How many probepoints are named after one look, those first that took most."""
+"""Maximum number of probepoints named after one measurement, the most costly ones first."""
 
 _THINNED = "the other hits are counted as skipped; '--overhead off' runs it at each hit"
 _DISABLED = "allow more, as in '--overhead 50%', or any overhead with 'off'; or probe a place that is hit less often"
@@ -224,9 +224,9 @@ _DISABLED = "allow more, as in '--overhead 50%', or any overhead with 'off'; or 
 
 class OverloadNotices:
     """
-    The messages about a program's ``probes``, of which there may come to be more; ``major`` is its code.
+    Notices about a program's ``probes``, whose number may grow; ``major`` is the program's code.
 
-    That a handler runs at some hits only is reported once for each.
+    Thinning is reported once for each probepoint.
     """
 
     def __init__(self, budget: float, major: int, probes: Sequence[Probepoint]) -> None:
@@ -236,7 +236,7 @@ class OverloadNotices:
         self._thinned: set[int] = set()
 
     def of(self, verdict: Verdict, rates: Mapping[int, float]) -> Iterator[Notice]:
-        """Iterate over what is to be said of a decision; ``rates`` are hits a second, by probepoint."""
+        """Iterate over the notices about a verdict; ``rates`` are hits a second, by probepoint."""
         new = {number: n for number, n in verdict.thinned.items() if n > 1 and number not in self._thinned}
         self._thinned |= new.keys()
         worst, more = self._worst(list(new), verdict.shares)
@@ -259,7 +259,7 @@ class OverloadNotices:
         return f"{self._major},{probe.definition.minor} at {probe.where}" + (" (return)" if probe.at_return else "")
 
     def cause(self, rate: float, share: float) -> str:
-        """Return what took too much, as a clause."""
+        """Return the cause of a verdict as a clause: the rate of hits and their share of a CPU."""
         return f"{rate:.0f} hits a second took {100 * min(share, 1):.3g}% of a CPU, where {self._budget} are allowed"
 
     @staticmethod

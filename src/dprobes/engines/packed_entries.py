@@ -1,4 +1,4 @@
-"""Entries of a ring that are records, packed as they stand there, without a look at each."""
+"""Packing of a ring's entries that are records, without a loop over single entries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def packed_entries(table: bytes, stride: int) -> PackedRows | None:
 
 
 def packed_span(data: bytes, span: Span) -> RecordTable | None:
-    """Return the entries of a span as records; None if they have many sizes, or are not all of one kind for each."""
+    """Return the entries of a span as records; None if they have too many sizes, or several kinds of one size."""
     if span.stride:
         rows = packed_entries(data[span.start : span.stop], span.stride)
         return None if rows is None else RecordTable.of_rows(rows)
@@ -52,5 +52,5 @@ def packed_span(data: bytes, span: Span) -> RecordTable | None:
 
 @lru_cache(64)
 def _places(size: int) -> tuple[int, ...]:
-    """Return where in an entry of ``size`` bytes a row of packed records is: the probepoint, then the record."""
+    """Return the offsets in an entry of ``size`` bytes of a row of packed records: the probepoint, then the record."""
     return (*range(HEADER_SIZE, HEADER_SIZE + 4), *range(HEADER_SIZE + _HEAD_SIZE, HEADER_SIZE + size))

@@ -1,4 +1,4 @@
-"""Why a process cannot be taken over: the kernel says EPERM, the user needs the reason."""
+"""Reasons why a process cannot be traced: the kernel returns only EPERM, the user needs the cause."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 TRACER = "dprobes.engines.ptrace.tracer.tracer_process"
-"""The module that tracers of the ptrace engine run; the last word of their command line names the first one probed."""
+"""Module that tracers of the ptrace engine run; the last word of their command line is the first probed module."""
 
 RESTORER = "dprobes.engines.ptrace.client.restorer_process"
-"""The module of processes that take out what a tracer has left, and trace the program meanwhile."""
+"""Module of processes that remove what a tracer has left, and trace the program meanwhile."""
 
 _RESTORER_PATIENCE = 10.0
 """Seconds for which a restorer may keep a process."""
@@ -57,7 +57,7 @@ def yama_scope() -> int | None:
 
 
 def check_process(pid: int, *, allow_self: bool = False) -> None:
-    """Raise ``EngineError`` for a process that no engine can take, before anything else is done with it."""
+    """Raise ``EngineError`` for a process that no engine can probe, before anything else is done with it."""
     if pid <= 0 or not Path(f"/proc/{pid}").exists():
         raise EngineError(f"there is no process {pid}")
     if pid == os.getpid():
@@ -75,14 +75,14 @@ def check_process(pid: int, *, allow_self: bool = False) -> None:
     except PermissionError:
         raise _closed_error(pid) from None
     except OSError:
-        pass  # gone meanwhile: attaching will say so
+        pass  # it has ended; attaching will report that
 
 
 def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
     """
-    Raise ``EngineError`` for a process that another one traces, which is none of these ``tracers``.
+    Raise ``EngineError`` for a process that another one traces, unless that is one of ``tracers``.
 
-    A restorer of this user lets go soon: wait for that.
+    A restorer of this user detaches soon: wait for that.
     """
     until = time.monotonic() + _RESTORER_PATIENCE
     while (error := _traced(pid, tracers)) is not None:
@@ -93,9 +93,9 @@ def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
 
 def attach_error(pid: int, reason: str, number: int, shares_with: int = 0) -> EngineError:
     """
-    Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its words.
+    Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its message.
 
-    It had to be because it ``shares_with`` a probed process its memory, if that is not 0.
+    If ``shares_with`` is not 0, the process had to be seized because it shares its memory with that probed process.
     """
     if shares_with:
         why = attach_error(pid, reason, number)
@@ -125,7 +125,7 @@ def _closed_error(pid: int) -> PrivilegeError:
 
 
 def is_dprobes(pid: int) -> bool:
-    """Return whether a process is a client or a tracer, by its command line."""
+    """Return True if the command line of a process is that of a client or a tracer."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -137,7 +137,7 @@ def is_dprobes(pid: int) -> bool:
 
 
 def _plain_reason(pid: int) -> EngineError | None:
-    """Return the error for what the process's status says by itself, or None."""
+    """Return the error for a reason that the process's status shows, or None."""
     return _traced(pid) or _no_program(pid) or _other_users(pid)
 
 
@@ -164,7 +164,7 @@ def _traced(pid: int, tracers: frozenset[int] = frozenset()) -> EngineError | No
 
 
 def _is_being_restored(pid: int) -> bool:
-    """Return whether a restorer traces a process; one that another user starts is none."""
+    """Return True if a restorer of this user traces a process; those of other users are not trusted."""
     for tracer in {int(process_field(tid, "TracerPid") or 0) for tid in _threads(pid)} - {0}:
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{tracer}/cmdline")
@@ -174,7 +174,7 @@ def _is_being_restored(pid: int) -> bool:
 
 
 def probed_by(tracer: int) -> str | None:
-    """Return the name of the module that a tracer of dprobes was started for, None if it is none."""
+    """Return the name of the module that a tracer of dprobes was started for; None for another process."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{tracer}/cmdline").read_bytes().split(b"\0")
         if TRACER.encode() in words[:-1]:
@@ -209,17 +209,17 @@ def _threads(pid: int) -> set[int]:
         return set()
 
 
-# Whose a breakpoint is that stands where a program wants its own: that of another dprobes, as far as /proc says so.
+# Owner of a breakpoint that stands where a program wants its own: another dprobes, as far as /proc shows it.
 #
-# A process's tracer is in its status. Uprobes belong to nobody's memory: what is known is which processes of dprobes
-# hold links to some.
+# A process's status shows its tracer. Uprobes are in no process's memory: only the processes of dprobes that hold links
+# to uprobes are known.
 
 
 _UPROBE_LINKS = (b"link_type:\tuprobe_multi\n", b"link_type:\tperf\n")
 
 
 def tracer_text(tracer: int) -> str:
-    """Return the words for the breakpoint of a process that traces another one."""
+    """Return the message for the breakpoint of a process that traces another one."""
     if (module := probed_by(tracer)) is not None:
         owner = process_field(tracer, "PPid")
         return f"a breakpoint of the dprobes of process {owner}, which began with a program for '{module}', is there"
@@ -227,7 +227,7 @@ def tracer_text(tracer: int) -> str:
 
 
 def jump_text(tracer: int) -> str | None:
-    """Return the words for what a process that traces another one has written there; None if it is no dprobes."""
+    """Return the message for a jump of a process that traces another one; None if that is no dprobes."""
     module = probed_by(tracer) if tracer else None
     if module is None:
         return None
@@ -236,7 +236,7 @@ def jump_text(tracer: int) -> str | None:
 
 
 def uprobe_holders() -> list[int]:
-    """Return the other processes of dprobes that hold links to uprobes and that this user may look at, in order."""
+    """Return the other dprobes processes that hold links to uprobes and that this user may inspect, sorted."""
     own = os.getpid()
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
     return sorted(pid for pid in pids if pid != own and is_dprobes(pid) and _holds_uprobes(pid))
@@ -252,14 +252,14 @@ def _holds_uprobes(pid: int) -> bool:
     return False
 
 
-# Whether a program may take the place of another one: not if nothing of it would be there.
+# Refusal of a replacement: the old program stays if no probepoint of the new one could be inserted.
 
 
 def nothing_to_insert(probes: Iterable[Probepoint], reasons: Iterable[str] = ()) -> EngineError:
     """
     Return the error for a program that was to replace another one, and of which no probepoint can be inserted.
 
-    ``reasons`` say why that is, besides what the probepoints themselves say.
+    ``reasons`` are further reasons, besides the states of the probepoints.
     """
     told = [f"{probe.state.value} at {probe.where}" for probe in probes if probe.state.is_obstacle]
     first = [*told, *reasons][:1]

@@ -1,12 +1,13 @@
 """
-The entries of a ring as they stand in it, one after the other: many of one size in a row, and what is between those.
+Spans of the entries in a ring: runs of many entries of one size, and the parts between them.
 
 ::
 
     entry   u32 length, with bit 31 (busy: not complete yet) and bit 30 (discarded) | u32 | data, filled up to a
             multiple of 8 bytes
 
-This is how the kernel has entries in a BPF ring buffer (``kernel/bpf/ringbuf.c``), and handlers in processes in theirs.
+This is the layout of entries in the kernel's BPF ring buffer (``kernel/bpf/ringbuf.c``), and in the rings of handlers
+in processes.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ __all__ = ["HEADER_SIZE", "Span", "complete_end", "entries_in", "sizes_in", "spa
 _BUSY = 1 << 31
 _DISCARDED = 1 << 30
 HEADER_SIZE = 8
-"""The bytes of an entry before its data."""
+"""Size in bytes of an entry's header, before its data."""
 _LENGTH = struct.Struct("=I")
 
 _ALIKE_MIN = 16
-"""Fewer entries of the same length are looked at one by one."""
+"""Minimum number of entries of one length that are handled together."""
 _LAST_LIMIT = 1 << 16
-"""How many entries are compared at once at most."""
+"""Maximum number of entries that are compared at once."""
 _LAST_PATIENCE = 1024
-"""How many entries are looked at one by one at most before it is tried again to compare many."""
+"""Maximum number of entries that are read one by one before the next attempt to compare many."""
 
 _SIZES_MAX = 256
 _EACH_MIN = 8
-"""How many sizes of entries are told apart, and how many entries there must be of each on average."""
+"""Maximum number of sizes of entries to be distinguished, and the minimum average number of entries of each."""
 
 
 class _Runs:
     """
-    Find entries of the same length in a row; ``words`` are the ring's, or those of a window of it.
+    Finder of runs of entries with the same length; ``words`` are those of the ring, or of a window of it.
 
-    In one that ``is_cleared`` by its reader an entry without a length is not complete yet.
+    With ``is_cleared``, the reader clears the ring, and an entry without a length is incomplete.
     """
 
     def __init__(self, words: memoryview, *, is_cleared: bool = False) -> None:
@@ -50,12 +51,12 @@ class _Runs:
         self._limit = 2 * _ALIKE_MIN
         self._patience = _ALIKE_MIN
         self.left = 0
-        """How many entries are still to be passed one by one, before it is worth to count again."""
+        """The number of entries still to be read one by one, before it is worth counting again."""
         self._steps: dict[int, int] = {}
-        """What the head of an entry says of how many words it takes."""
+        """The size of an entry in words, by the first word of its header."""
 
     def passed(self, place: int, end: int) -> int:
-        """Return the place after entries that are passed one by one: before a busy one, and not beyond ``end``."""
+        """Return the place after entries that are read one by one, up to a busy one or ``end``."""
         words, steps = self._words, self._steps
         at, stop = place >> 2, end >> 2
         for _ in range(self.left):
@@ -72,7 +73,7 @@ class _Runs:
         return at << 2
 
     def count(self, place: int, stride: int, room: int) -> int:
-        """Return how many entries from ``place`` on have the length of the first one, or 0; ``room`` bytes are left."""
+        """Return the number of entries from ``place`` on with the first one's length, or 0; ``room`` bytes remain."""
         limit = min(room // stride, self._limit)
         if limit < _ALIKE_MIN:
             return 0
@@ -96,7 +97,7 @@ def _stride(length: int) -> int:
 
 
 class Span(NamedTuple):
-    """A part of a window; entries in it are ``stride`` bytes apart and not discarded, unless that is 0."""
+    """Part of a window; its entries are ``stride`` bytes apart and not discarded, unless ``stride`` is 0."""
 
     start: int
     stop: int
@@ -104,7 +105,7 @@ class Span(NamedTuple):
 
 
 def spans_in(window: bytes) -> Iterator[Span]:
-    """Cut a window of a ring, in order, into many entries of the same length in a row, and what is between those."""
+    """Iterate over the parts of a window of a ring: long runs of entries of one length, and the parts between them."""
     position = begin = 0
     end, unpack = len(window), _LENGTH.unpack_from
     with memoryview(window) as view, view.cast("I") as words:
@@ -128,9 +129,9 @@ def spans_in(window: bytes) -> Iterator[Span]:
 
 def sizes_in(window: bytes, start: int, stop: int) -> tuple[list[tuple[int, list[int]]], bytes] | None:
     """
-    Return where entries of each size are, with their distance in bytes, and of each entry the number of its size.
+    Return the places of entries by size, with their stride in bytes, and for each entry the index of its size.
 
-    None if one was discarded, or the sizes are too many to be worth it.
+    Return None if an entry was discarded, or if there are too many sizes to be worth it.
     """
     places: list[list[int]] = []
     numbers: dict[int, tuple[int, int, Callable[[int], None]]] = {}
@@ -160,7 +161,7 @@ def entries_in(window: memoryview | bytes, start: int = 0, stop: int | None = No
     """
     Iterate over the bounds of the data of those entries in a window of a ring that were not discarded.
 
-    ``start`` and ``stop`` are where entries begin, or the end of the window.
+    ``start`` and ``stop`` are the beginnings of entries, or the end of the window.
     """
     position, end, unpack = start, len(window) if stop is None else stop, _LENGTH.unpack_from
     while position < end:
@@ -175,9 +176,10 @@ def entries_in(window: memoryview | bytes, start: int = 0, stop: int | None = No
 
 def complete_end(words: memoryview, place: int, end: int, *, is_cleared: bool = False) -> int:
     """
-    Return where in a ring the entries from ``place`` on end that are complete, at most about ``end``.
+    Return the end of the complete entries from ``place`` on, at most about ``end``.
 
-    ``words`` are the ring's. One that is not is busy, or in a ring that ``is_cleared`` by its reader has the length 0.
+    ``words`` are those of the ring. An incomplete entry is busy, or in a ring that ``is_cleared`` by its reader has the
+    length 0.
     """
     runs = _Runs(words, is_cleared=is_cleared)
     while place < end:

@@ -1,7 +1,7 @@
 """
-Cells of memory that handlers elsewhere change at the same time: in the kernel, or in probed processes.
+Atomic cells of memory that other handlers change at the same time: in the kernel, or in probed processes.
 
-Each change is one instruction, as it is for such a handler.
+Each change is one instruction, as in those handlers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["GLOBALS_MAX", "AtomicCells", "GlobalVariables", "MappedCells", "add_to_word", "mapped_size", "raise_word"]
 
 GLOBALS_MAX = 65536
-"""How many global variables programs of one owner have: as many as one may ask for."""
+"""Maximum number of global variables of one owner's programs, which is the maximum of one program."""
 
 _CELL = 8
 _MASK = (1 << 64) - 1
@@ -51,12 +51,12 @@ def add_to_word(address: int, amount: int) -> int:
 
 
 def raise_word(address: int, number: int) -> None:
-    """Let the 64-bit number at an address be no less than ``number``, both without a sign."""
+    """Raise the 64-bit number at an address to ``number`` if it is less, both unsigned."""
     _function(_RAISE)(address, number & _MASK)
 
 
 class AtomicCells(SharedCells):
-    """Show 64-bit cells at an address of this process; ``memory`` are its bytes, to be released by ``release``."""
+    """Atomic 64-bit cells at an address of this process; ``memory`` are its bytes, which ``release`` releases."""
 
     def __init__(self, memory: memoryview, address: int) -> None:
         self._bytes = memory
@@ -91,11 +91,11 @@ class AtomicCells(SharedCells):
             _function(_ADD_4)(address, amount & _MASK)
 
     def view(self) -> memoryview:
-        """Return all cells to look at, as they are now and become; to be released before this."""
+        """Return a live view of all cells; it must be released before this object."""
         return self._cells[: self._count]
 
     def release(self) -> None:
-        """Give the views of the memory up."""
+        """Release the views of the memory."""
         for view in (self._cells, self._halves, self._bytes):
             view.release()
 
@@ -107,12 +107,12 @@ class AtomicCells(SharedCells):
 
 # Global variables in memory that several engines share: handlers in the kernel, and those that a tracer interprets.
 #
-# The memory is an array of 64-bit cells, a BPF map where this user may make one, else a file in memory; both are mapped
+# The memory is an array of 64-bit cells: a BPF map if this user may create one, else a file in memory. Both are mapped
 # by their descriptor.
 
 
 class MappedCells(AtomicCells):
-    """Show the cells of a descriptor; ``close`` gives the mapping up."""
+    """Atomic cells of a descriptor; ``close`` unmaps them."""
 
     def __init__(self, descriptor: int, count: int) -> None:
         self._mapping = mmap.mmap(descriptor, mapped_size(count))
@@ -121,21 +121,21 @@ class MappedCells(AtomicCells):
         del address
 
     def close(self) -> None:
-        """Give up the mapping."""
+        """Unmap the cells."""
         self.release()
         self._mapping.close()
 
 
 def mapped_size(count: int) -> int:
-    """Return how many bytes are mapped for so many cells: whole pages."""
+    """Return the size in bytes of a mapping of ``count`` cells: whole pages."""
     return -(-max(count, 1) * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class GlobalVariables:
     """
-    The memory of ``count`` global variables; leaving the context manager gives it up.
+    Memory of ``count`` global variables, and its context manager.
 
-    ``descriptor`` may be handed to other processes, and to handlers in the kernel if ``is_map``.
+    ``descriptor`` may be passed to other processes, and to handlers in the kernel if ``is_map``.
     """
 
     def __init__(self, count: int) -> None:
@@ -167,11 +167,11 @@ class GlobalVariables:
             )
 
     def cells(self) -> MappedCells:
-        """Return the cells as this process sees them, to be closed."""
+        """Return the cells as mapped in this process; the caller closes them."""
         return MappedCells(self.descriptor, self.count)
 
     def close(self) -> None:
-        """Give up the memory, which lives on while others have it."""
+        """Release the memory, which exists as long as other processes have it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,8 +1,8 @@
 """
-Extensions: instructions of your own, which handlers run with ``callk NAME`` (docs/extensions.md).
+Extensions: user-defined instructions, which handlers run with ``callk NAME`` (docs/extensions.md).
 
 A package registers an ``Extension`` as an entry point in the group ``dprobes.extensions``; the name of the entry point
-is the name that ``callk`` takes. Order of registration: packages by name, each with the order of its own list.
+is the operand of ``callk``. Order of registration: packages by name, each with the order of its own list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-What an extension sees of a hit: the RPN stack, the log buffer, variables, and the thread that took the hit.
+An extension's view of a hit: the RPN stack, the log buffer, variables, and the thread that took the hit.
 
-A view is good for one call. Values are unsigned numbers; a cell is as wide as the module's word.
+A view is valid for one call. Values are unsigned numbers; a cell is as wide as the module's word.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _WRITE_MAX = 4096
 
 class Variables:
     """
-    Variables of one kind; an index that there is not raises IndexError.
+    Variables of one kind; an index out of range raises IndexError.
 
-    A value is taken modulo the word. Of a global variable, which has 64 bits, a program with 4-byte words sees and
-    changes the low half.
+    A value is taken modulo the word. Global variables have 64 bits; a program with 4-byte words reads and changes their
+    low half.
     """
 
     def __init__(self, values: MutableSequence[int], mask: int) -> None:
@@ -53,8 +53,8 @@ class View:
     """
     The access of an extension to a hit.
 
-    What the methods raise may be left to the caller: it becomes the RPN exception that an instruction would raise.
-    Any other exception of an extension is a failure (docs/extensions.md).
+    An extension need not catch the exceptions of these methods: they become the RPN exception that an instruction would
+    raise. Any other exception of an extension is a failure (docs/extensions.md).
     """
 
     def __init__(self, machine: Machine, *, may_write: bool) -> None:
@@ -80,7 +80,7 @@ class View:
 
     @property
     def module(self) -> str:
-        """The name of the probed module, as the program gives it."""
+        """The name of the probed module, as the program states it."""
         return self._machine.point.module
 
     @property
@@ -145,7 +145,7 @@ class View:
     # The thread that took the hit
 
     def register(self, name: str, *, user: bool = False) -> int:
-        """Return a register of the current or the user context; raise ValueError if a handler could not push it."""
+        """Return a register of the current or the user context; raise ValueError if a handler cannot push it."""
         register = self._register(name, Direction.PUSH_USER if user else Direction.PUSH_CURRENT)
         context = self._machine.context
         if register.memory_offset is None:
@@ -155,19 +155,19 @@ class View:
         return int.from_bytes(context.read(address & self._machine.mask, self.word_size), self.byte_order)
 
     def set_register(self, name: str, value: int, *, user: bool = False) -> None:
-        """Change a register; raise ValueError if a handler could not pop it, PermissionError without ``writes``."""
+        """Change a register; raise ValueError if a handler cannot pop it, PermissionError without ``writes``."""
         register = self._register(name, Direction.POP_USER if user else Direction.POP_CURRENT)
         self._check_write()
         self._machine.context.set_register(register.index, value & self._machine.mask, user=user)
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to 65535 bytes of memory; raise ``AddressFault`` if one of them cannot be read."""
+        """Return up to 65535 bytes of memory; raise ``AddressFault`` if any of them cannot be read."""
         if not 0 <= size <= _ITEM_MAX:
             raise ValueError(f"{size} bytes cannot be read at once, but 0 to {_ITEM_MAX}")
         return self._machine.context.read(address & self._machine.mask, size) if size else b""
 
     def read_string(self, address: int, limit: int = 1024) -> bytes:
-        """Return the bytes before a NUL, at most ``limit``; raise ``AddressFault`` if one of them cannot be read."""
+        """Return the bytes before a NUL, at most ``limit``; raise ``AddressFault`` if any of them cannot be read."""
         mask = self._machine.mask
         return read_string(self._machine.context, address & mask, limit, mask).removesuffix(b"\0")
 
@@ -175,7 +175,7 @@ class View:
         """
         Change up to 4096 bytes of memory.
 
-        Raise ``AddressFault`` if one of them cannot be written, and then change none; PermissionError without
+        Raise ``AddressFault`` if any of them cannot be written, in which case none changes; PermissionError without
         ``writes``.
         """
         self._check_write()
@@ -217,19 +217,19 @@ class View:
 
     @property
     def log_room(self) -> int:
-        """How many bytes still fit in the log buffer."""
+        """The number of bytes that still fit in the log buffer."""
         return self._machine.room
 
     def log(self, data: bytes) -> None:
-        """Append bytes to the log; raise LOG_OVERFLOW if they do not all fit, and log none then."""
+        """Append bytes to the log; raise LOG_OVERFLOW without logging any of them if they do not all fit."""
         self._log(data)
 
     def log_memory(self, data: bytes) -> None:
-        """Append bytes as ``log mrf`` does it, behind a token and their length."""
+        """Append bytes as ``log mrf`` does, after a token and their length."""
         self._log_item(Token.MEMORY, data)
 
     def log_string(self, text: bytes) -> None:
-        """Append a string as ``log str`` does it, behind a token and its length."""
+        """Append a string as ``log str`` does, after a token and its length."""
         self._log_item(Token.STRING, text)
 
     def _log_item(self, token: Token, data: bytes) -> None:
@@ -262,21 +262,21 @@ class View:
 
 
 ENTRY_POINTS = "dprobes.extensions"
-"""The group of entry points that packages register extensions in."""
+"""The group of entry points in which packages register extensions."""
 
 FAILED = 6
-"""Parameter 1 of the INVALID_OPERAND that an extension raises which fails; parameter 2 is its number, from 0."""
+"""Parameter 1 of the INVALID_OPERAND that a failing extension raises; parameter 2 is its number, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extension:
     """
-    An extension, by the forms that it has.
+    An extension, in the forms that it supports.
 
-    ``interpret`` is the one for engines that interpret handlers, ``compile`` that for engines that compile them to
-    eBPF: it is called once for each place that calls the extension, and writes what is to be done there.
-    ``writes`` says that it changes registers or memory of the target; a program that calls it then needs
-    ``--allow-write``, and without it the view refuses.
+    Engines that interpret handlers call ``interpret`` at each hit. Engines that compile handlers to eBPF call
+    ``compile`` once for each place that calls the extension, and it writes the code for that place. ``writes`` means
+    that the extension changes registers or memory of the target: a program that calls it needs ``--allow-write``, and a
+    view without ``writes`` refuses changes.
     """
 
     interpret: Callable[[View], None]
@@ -293,8 +293,8 @@ def call_extensions(
     """
     Call the extension called ``name``, or all of them in order.
 
-    One that fails with a Python exception is reported to ``warn``, leaves the stack and the log as they were, and
-    raises INVALID_OPERAND; those behind it are not called then.
+    An extension that fails with a Python exception is reported to ``warn``, leaves the stack and the log as they were,
+    and raises INVALID_OPERAND; the extensions after it are not called.
     """
     for number, (known, extension) in enumerate(extensions.items()):
         if name is not None and name != known:

@@ -1,8 +1,8 @@
 """
 The extensions that the packages of this Python installation register.
 
-Nothing is looked up for a program that calls none. A program's calls are checked where it is compiled; the process that
-runs handlers imports what was found there, and looks for nothing itself.
+No look-up happens for a program that calls none. The calls of a program are checked when it is compiled; the process
+that runs handlers imports the registrations found then, without a look-up of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Registration", "called_extensions", "check_extensions", "load_extens
 
 
 class Registration(NamedTuple):
-    """A registered extension: the module and attribute where it is, and the package that has it."""
+    """A registered extension: its module, its attribute in the module, and its package."""
 
     name: str
     module: str
@@ -34,14 +34,14 @@ class Registration(NamedTuple):
 
 def registrations() -> list[Registration]:
     """Return all registrations in their order."""
-    from importlib import metadata  # takes longer to import than most of us
+    from importlib import metadata  # slower to import than most modules of dprobes
 
     found = sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.dist.name if point.dist else "")
     return [Registration(p.name, p.module, p.attr, p.dist.name if p.dist else "") for p in found]
 
 
 def called_extensions(program: Program) -> tuple[Registration, ...]:
-    """Return what a program may call, in order of registration: all for a bare ``callk``."""
+    """Return the extensions that a program may call, in order of registration: all for a bare ``callk``."""
     names = {instruction.operand for instruction in _calls(program)}
     if not names:
         return ()
@@ -54,7 +54,7 @@ def load_extensions(registered: Sequence[Registration]) -> dict[str, Extension]:
 
 
 def check_extensions(program: Program, diagnostics: Diagnostics, *, allow_write: bool) -> None:
-    """Add to ``diagnostics`` what is wrong with the calls of extensions in ``program``."""
+    """Add errors about the calls of extensions in ``program`` to ``diagnostics``."""
     calls = list(_calls(program))
     if not calls:
         return

@@ -1,1 +1,1 @@
-"""Filters: conditions about hits and records. ``filter_language`` has their language, ``handler_filter`` their code."""
+"""Filters: conditions about hits and records. ``filter_language`` parses them, ``handler_filter`` compiles them."""

@@ -1,5 +1,5 @@
 r"""
-The language of filters: from a text to a tree.
+The language of filters, and its parser, which turns a text into a tree.
 
 ::
 
@@ -16,7 +16,7 @@ The language of filters: from a text to a tree.
     text        "..." or '...'
     type        u8, u16, u32, u64, s8, s16, s32, s64
 
-Strings know ``\\``, ``\"`` and ``\'``. ``&&``, ``||`` and ``!`` are ``and``, ``or`` and ``not``.
+The escapes in strings are ``\\``, ``\"`` and ``\'``. ``&&``, ``||`` and ``!`` are ``and``, ``or`` and ``not``.
 """
 
 from __future__ import annotations
@@ -52,16 +52,15 @@ __all__ = [
     "values_of",
 ]
 
-# What a filter says, as data: conditions that join comparisons of values.
-# What a name stands for is known to those who evaluate a filter: ``trace.trace_filter``
-# on records, ``handler_filter`` at a hit.
+# The syntax tree of a filter: conditions that combine comparisons of values. The evaluators of a filter resolve its
+# names: ``trace.trace_filter`` on records, ``handler_filter`` at a hit.
 
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "=~", "!~", "startswith", "contains"]
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """An item of records, a register, a field of a tracepoint; of a number with ``type`` only the low bits count."""
+    """An item of records, a register or a field of a tracepoint; ``type`` truncates a number to its low bits."""
 
     name: str
     span: Span
@@ -70,7 +69,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number as it is written."""
+    """A number literal."""
 
     value: int
     span: Span
@@ -86,7 +85,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """An address so many bytes after another one, or before it."""
+    """An address at a positive or negative distance in bytes from another one."""
 
     base: Value
     addend: int
@@ -95,7 +94,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The number of ``size`` bytes that is in memory at an address."""
+    """The number of ``size`` bytes in memory at an address."""
 
     address: Value
     size: int
@@ -105,7 +104,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class StringAt:
-    """The string that is in memory at an address, at most ``limit`` bytes of it where that is given."""
+    """The string in memory at an address, limited to ``limit`` bytes if that is not None."""
 
     address: Value
     limit: int | None
@@ -117,7 +116,7 @@ Value = Name | Number | Text | Sum | Memory | StringAt
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Compare two values."""
+    """A comparison of two values."""
 
     left: Value
     operator: Operator
@@ -127,7 +126,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Ask whether a value is one of some, or none of them."""
+    """A test whether a value is in a list of values, or is not."""
 
     value: Value
     choices: tuple[Value, ...]
@@ -137,21 +136,21 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """Turn a condition round."""
+    """The negation of a condition."""
 
     condition: Condition
 
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """Ask for all conditions."""
+    """A condition that is true if all of its parts are."""
 
     conditions: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """Ask for one of the conditions."""
+    """A condition that is true if any of its parts is."""
 
     conditions: tuple[Condition, ...]
 
@@ -160,7 +159,7 @@ Condition = Comparison | Membership | Not | And | Or
 
 
 def values_of(condition: Condition) -> Iterator[Value]:
-    """Iterate over the values that a condition compares, in the order in which they are written."""
+    """Iterate over the values that a condition compares, in the order of the text."""
     match condition:
         case And(conditions) | Or(conditions):
             for each in conditions:
@@ -184,17 +183,17 @@ def _with_parts(value: Value) -> Iterator[Value]:
 
 
 def fail(span: Span, message: str, hint: str | None = None) -> NoReturn:
-    """Raise ``SourceError`` for a place in a filter."""
+    """Raise ``SourceError`` for a span of a filter."""
     raise SourceError((Diagnostic(Severity.ERROR, message, span, hint=hint),))
 
 
 _NUMBER_MAX = (1 << 64) - 1
 _NUMBER_MIN = -(1 << 63)
 _DEPTH_MAX = 100
-"""Parentheses, negations and addresses within each other; more are nobody's intention."""
+"""Maximum depth of nested parentheses, negations and addresses; deeper nesting is not intentional."""
 
 _STRING_MAX = 4096
-"""Bytes of a string in memory."""
+"""Maximum size in bytes of a string in memory."""
 
 _SIZES = (1, 2, 4, 8)
 
@@ -225,7 +224,7 @@ class _Token:
 
 
 def parse(text: str, *, called: str = "filter") -> Condition:
-    """Return the tree of a filter; raise ``SourceError``, which calls the text ``called``."""
+    """Return the tree of a filter; raise ``SourceError``, which refers to the text as ``called``."""
     return _Parser(_tokens(SourceFile(called, text))).parse()
 
 
@@ -360,7 +359,7 @@ class _Parser:
         return self._last
 
     def _type(self) -> NumberType | None:
-        """Take the type after a name, if there is one."""
+        """Parse the type after a name, if there is one."""
         if not self._take(":"):
             return None
         if self._next.text not in NUMBER_TYPES:
@@ -368,7 +367,7 @@ class _Parser:
         return NUMBER_TYPES[self._take_any().text]
 
     def _at_address(self, token: _Token, depth: int) -> Value:
-        """Take what is in the parentheses of ``mem`` or ``str``, and after them."""
+        """Parse the arguments of ``mem`` or ``str``, and the type after them."""
         address = self._value(depth + 1)
         while sign := self._take("+", "-"):
             if self._next.kind != "number":
@@ -405,13 +404,13 @@ _SAMPLE = "write '{} == ' and a value, or one of != < <= > >= =~ !~ in startswit
 
 
 def _number(token: _Token, sign: Span | None = None) -> Number:
-    """Return a number; ``sign`` is the place of a minus before it."""
+    """Return a number; ``sign`` is the span of a minus before it."""
     digits = token.text
     if (scaled := _SCALED.fullmatch(digits)) is not None and scaled[3] in _UNITS:
         value = _scaled(token, int(scaled[1]), scaled[2] or "", _UNITS[scaled[3]])
     else:
         try:
-            # More digits than any item has are not worth converting.
+            # A number with more digits than any item has is refused without converting it.
             is_short = len(digits) <= 80
             value = int(digits, 0 if digits[:1] == "0" and digits.strip("0") else 10) if is_short else _NUMBER_MAX + 1
         except ValueError:
@@ -426,7 +425,7 @@ def _number(token: _Token, sign: Span | None = None) -> Number:
 
 
 def _scaled(token: _Token, whole: int, fraction: str, unit: int) -> int:
-    """Return a number with a unit; raise ``SourceError`` if it has a fraction that is lost."""
+    """Return a number with a unit; raise ``SourceError`` if its fraction is not a whole number of base units."""
     value, rest = divmod(int(f"{whole}{fraction}") * unit, int("1".ljust(1 + len(fraction), "0")))
     if rest:
         fail(token.span, f"'{token.text}' is not a whole number")

@@ -1,19 +1,19 @@
 """
-A filter in front of handlers: a pass from program to program, the same for every engine.
+Filters compiled into handlers: a pass from program to program, the same for every engine.
 
-A handler that follows is executed for the hits that the filter holds for; for all others the filter ends in ``abort``,
-so that they count as hits and leave no record. Memory that cannot be read makes the filter false::
+The handler that follows is executed for the hits that match the filter; for all others the filter ends in ``abort``, so
+that they count as hits and leave no record. Unreadable memory makes the filter false::
 
-        sx filter9           // where the filter reads memory
+        sx filter9           // if the filter reads memory
         ...                  // the condition
     filter1:
-        ros 1; ux            // the stack and the exception handler are again as a hit finds them
+        ros 1; ux            // restores the stack and the exception handler to their state at the hit
         ...                  // the handler
     filter9:
         abort
 
-The code means the same for words of each size: no value takes several cells, but for those that
-``check_words`` finds.
+The code has the same meaning for all word sizes: no value takes several cells, except those that ``check_words``
+refuses.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ if TYPE_CHECKING:
 
 __all__ = ["check_words", "with_filters"]
 
-# The code of a filter before it has labels and jumps that are whole: instructions, and where the labels are.
-# A condition ends with a jump to one of two labels; the other one follows. At both of them one cell is on the stack
-# that is not needed any more, so that all ways to a label leave the same depth.
+# The code of a filter before labels and jumps are resolved: instructions, and the positions of labels. A condition ends
+# with a jump to one of two labels; the other one follows. At both labels one obsolete cell is on the stack, so that all
+# paths to a label have the same stack depth.
 
 _INVERTED = {"jz": "jnz", "jnz": "jz", "jlt": "jge", "jge": "jlt"}
 
 
 class HandlerCode:
-    """Collect instructions; ``prefix`` is what labels begin with."""
+    """A list of instructions under construction; ``prefix`` is the prefix of labels."""
 
     def __init__(self, prefix: str) -> None:
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self.jumps = 0
-        """How many jumps are made at most."""
+        """Upper bound of the number of jumps at run time."""
         self._prefix = prefix
         self._label_count = 0
 
     @property
     def faulting(self) -> list[Instruction]:
-        """The instructions that may meet something that is not there."""
+        """The instructions that may fault at a hit."""
         return [each for each in self.instructions if ExceptionCode.INVALID_ADDR in each.row.faults]
 
     def label(self) -> str:
@@ -86,27 +86,27 @@ class HandlerCode:
         return f"{self._prefix}{self._label_count}"
 
     def place(self, label: str) -> None:
-        """Give the next instruction a label."""
+        """Define a label at the next instruction."""
         self.labels[label] = len(self.instructions)
 
     def enter(self, label: str) -> None:
-        """Begin what comes after a condition: place its label, and drop the cell that is left."""
+        """Begin the code after a condition: define its label, and drop the obsolete cell."""
         self.place(label)
         self.add("ros <cells>", 1)
 
     def add(self, syntax: str, operand: Operand = None, span: Span | None = None) -> None:
-        """Add an instruction; ``span`` is the place in the filter that it comes from."""
+        """Append an instruction; ``span`` is its source in the filter."""
         row = rows_by_syntax()[syntax]
         self.instructions.append(Instruction(row, operand, span, span))
         if row.flow in (Flow.JUMP, Flow.BRANCH):
             self.jumps += 1
 
     def push(self, number: int, span: Span | None = None) -> None:
-        """Push a number."""
+        """Append the push of a number."""
         self.add("push <value>", Expression(number), span)
 
     def decide(self, operator: str, yes: str, no: str, following: str) -> None:
-        """Go to ``yes`` if a jump is taken, else to ``no``; one of them is ``following``, which is placed next."""
+        """Jump to ``yes`` if ``operator`` jumps, else to ``no``; one of them is ``following``, which is placed next."""
         if following == yes:
             self.add(f"{_INVERTED[operator]} <label>", no)
         else:
@@ -115,13 +115,13 @@ class HandlerCode:
                 self.add("jmp <label>", no)
 
 
-# The values of a filter at a hit: which there are, and the instructions that push them.
-# What records have and hits have not (the time of a record, the place's name) is refused here, at its place in the
-# filter. Whether a processor has a register, and a tracepoint a field, is checked with the rest of the program.
+# The values of a filter at a hit: the valid ones, and the instructions that push them. Values that only records have
+# (the time of a record, the place's name) are refused here, with their span in the filter. The existence of a
+# processor's register or a tracepoint's field is checked with the rest of the program.
 
 _PROCESS_NAMES = ("comm", "name")
 WIDE_NAMES = ("elapsed",)
-"""Names of numbers that have 64 bits, whatever a word has."""
+"""Names of numbers that have 64 bits at any word size."""
 
 _IDS = {"pid": "push pid", "tid": "push tid", "uid": "push uid", "cpu": "push procid", "elapsed": "push elapsed"}
 _CODES = ("major", "minor")
@@ -138,7 +138,7 @@ _OF_RECORDS = {
     "symbol": "places are chosen with 'offset ='",
     "function": "places are chosen with 'offset ='",
 }
-"""Items that conditions on records know, and why there is nothing to compare at a hit."""
+"""Items that only conditions on records can compare, with the reason why a hit lacks them."""
 
 _FIELD, _USER, _ENTRY, _USDT = "tp.", "u.", "entry.", "usdt."
 _RESULT = "retval"
@@ -146,9 +146,9 @@ _RESULT = "retval"
 
 class HandlerValues:
     """
-    Push the values that a filter names, in handlers of a definition.
+    The values of a filter in the handler of a definition.
 
-    ``diagnostics`` get warnings; without them nobody is warned.
+    Warnings are added to ``diagnostics``, if it is not None.
     """
 
     def __init__(self, program: Program, definition: ProbeDefinition, diagnostics: Diagnostics | None) -> None:
@@ -162,15 +162,15 @@ class HandlerValues:
         return isinstance(value, (Text, StringAt)) or (isinstance(value, Name) and value.name in _PROCESS_NAMES)
 
     def check(self, value: Value) -> None:
-        """Raise ``SourceError`` if a number is none that a hit has."""
+        """Raise ``SourceError`` for a number that is not available at a hit."""
         self.push(HandlerCode(""), value)
 
     def advice(self, value: Value) -> str | None:
-        """Return what to write if a number is the address of a string."""
+        """Return a hint for a number that may be the address of a string."""
         return f"'str({value.span.text})' is the string at an address" if isinstance(value, (Name, Memory)) else None
 
     def check_process_name(self, text: Text, wanted: str) -> None:
-        """Raise ``SourceError`` for a name that no process has."""
+        """Raise ``SourceError`` for a process name that exceeds the kernel's maximum length."""
         if len(wanted.encode()) >= PROCESS_NAME_SIZE:
             fail(
                 text.span,
@@ -179,7 +179,7 @@ class HandlerValues:
             )
 
     def is_compared_signed(self, left: Value, sign: str, right: Value, place: Span) -> bool:
-        """Return whether an order is that of numbers with a sign; raise ``SourceError`` for one that says nothing."""
+        """Return whether numbers are compared as signed; raise ``SourceError`` for a constant comparison."""
         types = [_type_of(value) for value in (left, right)]
         is_signed = any(known is not None and known.is_signed for known in types) or any(
             isinstance(value, Number) and value.value < 0 for value in (left, right)
@@ -207,7 +207,7 @@ class HandlerValues:
             )
 
     def push(self, code: HandlerCode, value: Value) -> None:
-        """Push a number, one cell."""
+        """Append the push of a number, which is one cell."""
         match value:
             case Number(number, span):
                 code.push(number, span)
@@ -279,20 +279,20 @@ def _untyped(value: Value) -> str:
 
 
 def _narrow(code: HandlerCode, known: NumberType | None) -> None:
-    """Keep the low bits of a cell, and extend them as their type says; no word is wider than 64 bits."""
+    """Truncate a cell to the bits of its type and extend it; no word is wider than 64 bits."""
     if known is not None and known.bits < 64:
         code.add(known.extension, known.bits)
 
 
 _WIDEST = 64
-"""The bits of the widest number."""
+"""Width in bits of the widest number."""
 
 _IN_MEMORY_SOMEWHERE = "push r, <register>"
-"""What can only fault where arguments are on the stack, which a program that runs has."""
+"""The instruction that can fault only if arguments are on the stack, which is mapped in a running program."""
 
 _PREFIX = "filter"
 _SEARCHED = 64
-"""How many bytes of a string are searched where a filter does not say."""
+"""Default number of bytes of a string that are searched."""
 
 _JUMPS_MAX = (1 << 32) - 1
 
@@ -303,10 +303,10 @@ def with_filters(
     program: Program, filters: Sequence[str], diagnostics: Diagnostics, *, called: str = "--filter"
 ) -> Program:
     """
-    Return a program whose handlers are executed for the hits only that all filters hold for.
+    Return a program whose handlers are executed only for hits that match all filters.
 
-    Raise ``SourceError`` for a filter that is none, or that a handler cannot evaluate; warnings are added to
-    ``diagnostics``. The handlers may make as many jumps as before.
+    Raise ``SourceError`` for a filter that is invalid, or that a handler cannot evaluate; warnings are added to
+    ``diagnostics``. The limit of jumps is raised, so that the handlers may make as many as before.
     """
     if not filters:
         return program
@@ -325,7 +325,7 @@ def with_filters(
 
 
 def _filtered(definition: ProbeDefinition, condition: Condition, values: HandlerValues) -> tuple[ProbeDefinition, int]:
-    """Return a definition with a filter, and how many jumps that makes."""
+    """Return a definition with a filter, and the number of jumps that the filter may make."""
     prefix = _PREFIX
     while any(label.startswith(prefix) for label in definition.handler.labels):
         prefix += "_"
@@ -363,7 +363,7 @@ def _check_mask(definition: ProbeDefinition, faulting: Sequence[Instruction]) ->
 
 
 def check_words(filters: Sequence[str], target: Architecture, *, called: str = "--filter") -> None:
-    """Raise ``SourceError`` for a number of a filter that does not fit in the words of a processor."""
+    """Raise ``SourceError`` for a number of a filter that does not fit in a word of the target."""
     if target.word_bits >= _WIDEST:
         return
     for value in (value for text in filters for value in values_of(parse(text, called=called))):
@@ -376,7 +376,7 @@ def check_words(filters: Sequence[str], target: Architecture, *, called: str = "
 
 
 class _Conditions:
-    """Write conditions: each goes to ``yes`` or ``no``, of which one is ``following``."""
+    """A code generator for conditions: each jumps to ``yes`` or ``no``, one of which is ``following``."""
 
     def __init__(self, code: HandlerCode, values: HandlerValues) -> None:
         self._code = code
@@ -438,7 +438,7 @@ class _Conditions:
         self._less(left, right, yes, no, following, is_signed=is_signed)
 
     def _less(self, left: Value, right: Value, yes: str, no: str, following: str, *, is_signed: bool) -> None:
-        """Write "left < right": by the difference if both have the same highest bit, else by that of one of them."""
+        """Append "left < right": by the difference if the highest bits are equal, else by the highest bit of one."""
         code, differ = self._code, self._code.label()
         self._values.push(code, right)
         self._values.push(code, left)
@@ -501,7 +501,7 @@ class _Conditions:
         code.decide("jz", yes, no, following)
 
     def _search(self, left: StringAt, text: str, places: int, yes: str, no: str, following: str) -> None:
-        """Write a search: the stack has an address and the number of places that are left."""
+        """Append a search; the stack has an address and the number of remaining positions."""
         code = self._code
         head, found, ended, decided = (code.label() for _ in range(4))
         self._values.push(code, left.address)
@@ -536,7 +536,7 @@ class _Conditions:
 
 
 def _of_pattern(pattern: Text) -> tuple[str, str]:
-    """Return how the strings are compared that a pattern matches, and with which text."""
+    """Return the comparison operator that is equivalent to a pattern, and its text."""
     text = pattern.value
     stripped = text.strip("*")
     if any(sign in stripped for sign in "*?["):

@@ -1,4 +1,4 @@
-"""Formatters: from a log record to text. Each is a function of the record and what is known of its probe."""
+"""Formatters: conversion of log records to text. Each is a function of the record and the place of its probe."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "WITHOUT_TEMPLATES", "Formatter", "Place", "formatter"]
 
 FORMATS = ("text", "dprobes", "dump", "hex", "json", "csv")
-"""The names that ``--format`` takes."""
+"""The valid names for ``--format``."""
 
 WITHOUT_TEMPLATES = ("dump", "hex")
-"""Those that show data as it is."""
+"""The formats that show data without templates."""
 
 
 class Formatter(Protocol):
     """
-    Turn one record into text without a final line end.
+    A function that converts a record to text without a final line end.
 
-    ``wall_offset`` is added to a record's time, CLOCK_MONOTONIC, to get nanoseconds since 1970; it may be set.
-    ``heading`` is to stand once before all records of an output if it is not empty, without its line end.
+    ``wall_offset``, added to a record's time, CLOCK_MONOTONIC, results in nanoseconds since 1970; it may be changed.
+    ``heading``, if not empty, is to be printed once before all records, without its line end.
     """
 
     wall_offset: int
 
     @property
     def heading(self) -> str:
-        """What stands before all records, or nothing."""
+        """The text to print before all records, or an empty string."""
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return the same for an encoded record; raises ``FormatError`` if it is none."""
+        """Return the text of an encoded record; raise ``FormatError`` if it is invalid."""
 
 
 def formatter(
@@ -57,9 +57,9 @@ def formatter(
     """
     Return the formatter called ``name``, one of ``FORMATS``, for records of one program.
 
-    ``live`` says that the records are of processes of this machine that may still run: they are asked for the names of
-    addresses. ``carried`` are the names that the records' trace file has. ``host`` is the name of the machine that they
-    are of, if it is known. ``columns`` and ``is_brief`` are those of ``LineFormatter``.
+    ``live`` is true if the records are of processes of this machine that may still run, whose mappings then provide
+    names of addresses. ``carried`` are the names in the records' trace file. ``host`` is the name of the records'
+    machine, if known. ``columns`` and ``is_brief`` are those of ``LineFormatter``.
     """
     match name:
         case "text":

@@ -1,10 +1,10 @@
 """
-The names of what a record has addresses of, as all outputs with fields show them.
+The names of addresses in a record, in the form that all outputs with fields use.
 
-A field that a template prints by the name of its address (``%a``) has another one beside it, ``FIELD_name``; one with
-several addresses, a call stack (``%k``) or an array, has ``FIELD_names``. What nobody knows stays a number, and what
-says why a stack ends early is a text in angle brackets, as in lines for people. The function of a record is that of its
-probepoint; where a sampler or a watchpoint hit, it is the one that the ip is in.
+A field that a template prints by the name of its address (``%a``) gets a companion ``FIELD_name``. One with several
+addresses, a call stack (``%k``) or an array, gets ``FIELD_names``. An unknown address stays a number, and the reason
+why a stack ends early is a text in angle brackets, as in lines of text. The function of a record is that of its
+probepoint; for a sampler or a watchpoint it is the function that contains the ip.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AddressField(NamedTuple):
     """
     A field with addresses that have names.
 
-    ``position`` is its place among the fields of the template, ``name`` that of the field that has the names.
+    ``position`` is its position among the fields of the template, ``name`` the name of the companion field.
     """
 
     position: int
@@ -59,7 +59,7 @@ def address_fields(template: Template, word_size: int) -> tuple[AddressField, ..
 def code_names_of(
     template: Template, record: LogRecord, values: Sequence[Value], place: Place, symboliser: Symboliser
 ) -> list[tuple[str, str | tuple[str, ...]]]:
-    """Return the names beside the values of a record's fields; none beside what could not be read."""
+    """Return the companions of a record's field values; none for values that could not be read."""
     found = []
     for each in address_fields(template, record.word_size):
         names = code_names(values[each.position], record, place, symboliser, is_stack=each.is_stack)
@@ -71,7 +71,7 @@ def code_names_of(
 def code_names(
     value: Value, record: LogRecord, place: Place, symboliser: Symboliser, *, is_stack: bool
 ) -> str | tuple[str, ...] | None:
-    """Return the name of an address, or of each of several; None if the value is none."""
+    """Return the name of an address, or of each of several; None if the value is not an address."""
     match value:
         case int():
             return _name(value, record, place, symboliser)
@@ -97,7 +97,7 @@ def _name(address: int, record: LogRecord, place: Place, symboliser: Symboliser)
 
 
 def function_of(record: LogRecord, place: Place, symboliser: Symboliser | None) -> str:
-    """Return the function that a record is of: its probepoint's, else where it hit; nothing if nobody knows."""
+    """Return the function of a record: its probepoint's, else that of the ip; an empty string if it is unknown."""
     if place.is_code or place.function or symboliser is None or record.ip is None:
         return place.routine
     found = symboliser.code_name(record.ip, record, place)

@@ -1,10 +1,10 @@
 """
-Names for the addresses in records, from what is at hand when a record is formatted.
+Names for the addresses in records, from the sources available when a record is formatted.
 
-What was found out when a record was written, and is in its trace file, comes first. A process that still runs says
-itself what it maps where. Of one that has ended, or ran on another machine, else only the address of the probepoint is
-known: together with a file of the same build that gives the addresses of that module. What cannot be known is not
-guessed: the address then stays a number.
+Names from the trace file, which were found when the record was written, come first. The mappings of a process that is
+still running come next. For a process that has ended, or ran on another machine, only the address of the probepoint is
+known otherwise: together with a file of the same build it yields the addresses of that module. Names are not guessed:
+an unknown address stays a number.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AddressSymboliser", "KernelNames", "Symboliser", "is_of_kernel", "names_itself"]
 
-# Names for addresses of the running kernel's code.
+# Names of addresses in the code of the running kernel.
 
 _HALF = 63
 _END = "_etext"
 _FUNCTION_MAX = 1 << 20
-"""How far an address may be after a symbol of code that has no known end: that of a compiled BPF program."""
+"""Maximum distance in bytes from a symbol whose code has no known end: that of a compiled BPF program."""
 
 
 def is_of_kernel(address: int) -> bool:
@@ -49,7 +49,7 @@ def is_of_kernel(address: int) -> bool:
 
 
 class KernelNames:
-    """The names of the running kernel's code; its list of symbols is read when the first one is asked for."""
+    """The names of the running kernel's code; its list of symbols is read on first use."""
 
     def __init__(self, kernel: RunningKernel | None = None) -> None:
         self._given = kernel
@@ -63,7 +63,7 @@ class KernelNames:
         return (f"{function}+{distance:#x}" if distance else function), module
 
     def located(self, address: int) -> LocatedCode | None:
-        """Return where an address is; a function is mapped on its own, where it is: at its address of the kernel."""
+        """Return the location of an address; each function has a mapping of its own, at its kernel address."""
         try:
             symbol = self._kernel.symbols.covering(address)
             if symbol is None or address >= self._end_of(symbol.module, symbol.address):
@@ -76,7 +76,7 @@ class KernelNames:
         return LocatedCode(None, 0, mapped, LocatedFunction(start, end, symbol.name))
 
     def _end_of(self, module: str, function: int) -> int:
-        """Return where a module's code ends at the latest."""
+        """Return the upper bound of a module's code."""
         if not module:
             return self._kernel_end
         loaded = self._kernel.modules.get(module)
@@ -92,16 +92,16 @@ class KernelNames:
             return self._given
         from dprobes.target.kernel.running_kernel import RunningKernel
 
-        return RunningKernel(reads_anew=True)  # BPF programs have names too
+        return RunningKernel(reads_anew=True)  # BPF programs, which come and go, have names too
 
 
 _Kept = TypeVar("_Kept")
 
 _NAMES_MAX = 4096
-"""How many names are kept for the kernel, and for each place that a module was loaded at."""
+"""Maximum number of names that are kept for the kernel, and for each load address of a module."""
 
 _START_TOLERANCE = 20_000_000
-"""Nanoseconds: the kernel says when a process started in hundredths of a second."""
+"""Tolerance in nanoseconds: the kernel reports the start of a process in hundredths of a second."""
 
 _PLACE = re.compile(r"(?P<name>.+?)(?:\+0x(?P<distance>[0-9a-f]{1,16}))?", re.DOTALL)
 _OFFSET = re.compile(r"0x[0-9a-f]{1,16}")
@@ -109,24 +109,24 @@ _PAGE = 4096
 
 
 class Symboliser(Protocol):
-    """Name addresses of the process that a record is of."""
+    """A provider of names for addresses in the process of a record."""
 
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
-        """Return ``symbol+0x4 [module]`` or the like; None if nothing is known of the address."""
+        """Return ``symbol+0x4 [module]`` or similar; None if the address is unknown."""
 
     def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the same in its parts."""
+        """Return the parts of the name."""
 
     def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the name of a return address: that of the call before it."""
+        """Return the name of the call before a return address."""
 
 
 class AddressSymboliser:
     """
-    Name the addresses in the records of one source.
+    A provider of names for the addresses in the records of one source.
 
-    With ``live`` the records are of processes of this machine since it was started, which may still run. ``carried``
-    are the names that a trace file has.
+    With ``live`` the records are of processes of this machine and boot, which may still run. ``carried`` are the names
+    in a trace file.
     """
 
     def __init__(self, source: RecordSource | None, *, live: bool, carried: CarriedNames | None = None) -> None:
@@ -148,19 +148,19 @@ class AddressSymboliser:
         self._kernel_places: dict[int, LocatedCode | None] = {}
 
     def know(self, source: RecordSource) -> None:
-        """Learn more of the program: the files that it is in."""
+        """Add the files of the program to the sources of names."""
         self._source = source
         self._own_is_known = self._own is not None
 
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
-        """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if nothing is known of the address."""
+        """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if the address is unknown."""
         if place is not None and address == record.ip and names_itself(place):
             return f"{place.symbol} [{_file_name(place)}]"
         found = self.code_name(address, record, place)
         return None if found is None else found.text
 
     def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the same in its parts."""
+        """Return the parts of the name."""
         if place is not None and address == record.ip and names_itself(place):
             return _name_of_place(place)
         pid = None if is_of_kernel(address) else record.pid
@@ -176,9 +176,10 @@ class AddressSymboliser:
 
     def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
         """
-        Return the name of a return address: that of the call before it, with which a function may end.
+        Return the name of the call before a return address; the call may be the last instruction of a function.
 
-        Nothing has called what returns from a signal handler: its first instruction has no function before it.
+        A signal handler returns to the first instruction of the code that ends the signal, which has no function before
+        it.
         """
         if not address:
             return None
@@ -188,7 +189,7 @@ class AddressSymboliser:
         return self.code_name(address, record, place)
 
     def located(self, address: int, record: LogRecord, place: Place | None) -> LocatedCode | None:
-        """Return where an address is in the kernel, or in the process if it runs still; None if nobody knows."""
+        """Return the location of an address in the kernel, or in the process if it still runs; None if unknown."""
         if is_of_kernel(address):
             return self._kernel_place(address)
         process = self._process(record, place)
@@ -197,10 +198,10 @@ class AddressSymboliser:
     def _kernel_place(self, address: int) -> LocatedCode | None:
         return _kept(self._kernel_places, address, lambda: self._kernel.located(address))
 
-    # Processes that are there
+    # Running processes
 
     def _process(self, record: LogRecord, place: Place | None) -> NamedProcess | None:
-        """Return the process that a record is of, and not one that has its number now."""
+        """Return the process of a record; None if its id has been reused."""
         if record.pid is None:
             return None
         process = self._processes.process(record.pid, record.process_name or "", record.time)
@@ -210,10 +211,10 @@ class AddressSymboliser:
             return None
         return process
 
-    # Processes that are not
+    # Ended processes
 
     def _from_probepoint(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        # Behind a return the address is the caller's, and nothing tells where that is; nor where a sample was taken.
+        # At a return the ip is in the unknown caller, and for a sample it is anywhere.
         if place is None or record.ip is None or not place.is_at_ip:
             return None
         module = self._own_module(place)
@@ -239,7 +240,7 @@ class AddressSymboliser:
 
 
 def names_itself(place: Place) -> bool:
-    """Return whether the ip of records of a place has the name that the program gives the place."""
+    """Return whether the ip of records of a place has the name that the program uses for the place."""
     return place.is_at_ip and not _OFFSET.fullmatch(place.symbol)
 
 
@@ -251,7 +252,7 @@ def _name_of_place(place: Place) -> CodeName:
 
 
 def _file_name(place: Place) -> str:
-    """Return the name of a module's file, which a program may give with its directory."""
+    """Return the file name of a module, which a program may specify with its directory."""
     return place.module.rpartition("/")[2] or place.module
 
 
@@ -262,7 +263,7 @@ def _file_of_build(name: str, source: RecordSource) -> Module | None:
 
     found = find_module(name) if source.build_ids else None
     for path in (*map(Path, source.paths), *((found,) if found is not None else ())):
-        # A path may be from another machine: whatever it leads to here is looked at as a file, if it is one.
+        # The path may be from another machine; a file there counts only if its build id matches.
         with contextlib.suppress(TargetError, OSError, ValueError):
             if path.is_file() and module_identity((module := Module.load(path)).elf) in source.build_ids:
                 return module
@@ -270,7 +271,7 @@ def _file_of_build(name: str, source: RecordSource) -> Module | None:
 
 
 def _bias(module: Module, place: Place, address: int) -> int | None:
-    """Return what a module's link addresses lack to be run-time addresses if ``place`` in it is at ``address``."""
+    """Return the difference between run-time and link addresses of a module if ``place`` in it is at ``address``."""
     if _OFFSET.fullmatch(place.symbol):
         link_address = module.elf.link_address(int(place.symbol, 16))
     else:

@@ -1,4 +1,4 @@
-"""The fields of records by name: header items, what templates find in the data, or without one its words and items."""
+"""The fields of records by name: header items, fields of templates, or otherwise words and items of the data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HEADER_FIELDS = {
 _TEXTS = ("name", "host", "program", "module", "symbol", "function")
 PLACE_FIELDS = ("module", "symbol", "function")
 _OTHERS = ("word_size", "stack_trace", "host", "program")
-"""What else is known of a record, as in JSON lines and conditions, unless a template has a field of that name."""
+"""Further attributes of a record, as in JSON lines and conditions; template fields of the same name override them."""
 
 _ADDRESSES = ("ip", "sp")
 
@@ -55,18 +55,18 @@ NUMBERED = re.compile(r"(word|item)(\d{1,4})\Z")
 _TEXT_MAX = 200
 
 _SHOWN = 6
-"""Words that stand for data without a template."""
+"""Number of words that are shown for data without a template."""
 
 
 class FieldValues:
     """
-    Find fields in the records of one program.
+    A finder of fields in the records of one program.
 
     A name is one of HEADER_FIELDS, ``word_size``, ``stack_trace`` (1 or 0), ``host``, ``program``, ``module``,
-    ``symbol``, ``function``, a field of a template, be it written or derived from the handler, ``word0`` (the first
-    word of the data), or ``item0`` (the first item, where the data describes itself). ``host`` is the name of the
-    machine that the records are of. With ``symboliser`` the text of what a template prints by name is that name, and
-    ``function`` is known of samples and accesses, too.
+    ``symbol``, ``function``, a field of a written or derived template, ``word0`` (the first word of the data), or
+    ``item0`` (the first item, if the data describe themselves). ``host`` is the name of the records' machine. With
+    ``symboliser`` the text of an address that a template prints by name is that name, and samples and accesses have a
+    ``function``, too.
     """
 
     def __init__(self, source: RecordSource, host: str = "", symboliser: Symboliser | None = None) -> None:
@@ -78,7 +78,7 @@ class FieldValues:
         """
         Raise ``FormatError`` if no record of the program can have a field of this name.
 
-        With ``is_number`` it must not be one that is a text in all records.
+        With ``is_number`` a field that is text in all records is an error, too.
         """
         fields = [*self._template_fields()]
         known = [*HEADER_FIELDS, *PLACE_FIELDS, *_OTHERS, *dict.fromkeys(field.name for field in fields)]
@@ -101,7 +101,7 @@ class FieldValues:
             yield from fields_of(template, 8)
 
     def text(self, record: LogRecord, place: Place, name: str) -> str:
-        """Return the value of a field for people, on one line."""
+        """Return the displayed value of a field, on one line."""
         value = self.find(record, place, name)
         if self._symboliser is not None and name in self._named:
             found = code_names(value, record, place, self._symboliser, is_stack=self._named[name])
@@ -110,12 +110,12 @@ class FieldValues:
         return f"{value:#x}" if name in self._named and isinstance(value, int) else text_of(name, value)
 
     def is_named(self, name: str) -> bool:
-        """Return whether a template prints a field by the name of the address."""
+        """Return whether a template prints a field by the name of its address."""
         return name in self._named
 
     @cached_property
     def _named(self) -> dict[str, bool]:
-        """The fields that are shown by the names of their addresses, and whether each is a call stack."""
+        """The fields that are displayed by the names of their addresses, with True for call stacks."""
         return {
             name: each.is_stack
             for template in self._templates.all()
@@ -146,7 +146,7 @@ class FieldValues:
 
     @staticmethod
     def of_place(place: Place, name: str) -> str | None:
-        """Return a field of PLACE_FIELDS; each record of what is no code has a function of its own."""
+        """Return a field of PLACE_FIELDS; None for the function if it differs by record, as the place is not code."""
         return (place.routine if name == "function" else str(getattr(place, name))) or None
 
     def of_program(self, name: str) -> str | None:
@@ -159,7 +159,7 @@ class FieldValues:
         return self._templates
 
     def data(self, record: LogRecord) -> dict[str, Value]:
-        """Return what is in the data of a record: the fields of its template, its items, or its first words."""
+        """Return the contents of a record's data: the fields of its template, its items, or its first words."""
         template = self._templates.of(record)
         if template is not None:
             return dict(zip(names_of(template, record.word_size), decode_fields(template, record).values, strict=True))
@@ -176,12 +176,12 @@ def names_of(template: Template, word_size: int) -> tuple[str, ...]:
 
 
 def text_of(name: str, value: Value) -> str:
-    """Return the value of a field for people, on one line."""
+    """Return the displayed value of a field, on one line."""
     return f"{value:#x}" if name in _ADDRESSES and isinstance(value, int) else shown(value)
 
 
 def shown(value: Value) -> str:
-    """Return a value for people, on one line."""
+    """Return the displayed form of a value, on one line."""
     match value:
         case None:
             return "-"
@@ -206,12 +206,12 @@ def _numbered(record: LogRecord, kind: str, number: int) -> Value:
     return item.value if isinstance(item.value, tuple) else item.text
 
 
-# What the records of a program say, by name: by the program's templates, else by what its handlers log.
-# Beside addresses that are shown by their names these are, as in all outputs with fields (``address_fields``).
+# The data of a program's records by name: by the program's templates, else derived from the logged expressions.
+# Addresses that are displayed by name have companions, as in all outputs with fields (``address_fields``).
 
 
 class ProgramDataReader:
-    """Read the records of a program, which come from processes of this machine; any thread may ask."""
+    """A reader of a program's records, from processes of this machine; any thread may call it."""
 
     def __init__(self, source: RecordSource, symboliser: Symboliser | None = None) -> None:
         self._source = source
@@ -219,7 +219,7 @@ class ProgramDataReader:
         self._naming = threading.Lock()
 
     def values(self, record: LogRecord) -> Mapping[str, object] | None:
-        """Return the values of a record's data by their names; None if nothing is known of it."""
+        """Return the values of a record's data by their names; None if the data have no description."""
         from dprobes.formatters.address_fields import code_names_of
 
         template = self._templates.of(record)
@@ -234,7 +234,7 @@ class ProgramDataReader:
         return found
 
     def function(self, record: LogRecord) -> str:
-        """Return the function that a record is of: its probepoint's, else where it hit; nothing if nobody knows."""
+        """Return the function of a record: its probepoint's, else that of the ip; an empty string if it is unknown."""
         place = record.place
         if place is None or place.is_code or place.function or record.ip is None:
             return "" if place is None else place.routine

@@ -3,21 +3,20 @@ JSON lines: one object for each record.
 
 Keys: ``major minor cpu pid tid uid name cs ip ss sp word_size time wall_time host program module symbol function
 at_return placed data``. Numbers are numbers, ``time`` is CLOCK_MONOTONIC in nanoseconds and ``wall_time`` the time of
-day. Many readers keep numbers as double floating-point ones, which are exact up to 2**53 only: so addresses are text,
-``"0x7f0000001234"``, also those of fields and faults, and any number of the data that is greater is a text, too, in
-decimal. Names are the same strings in all formats, with escapes for what cannot be printed. ``data`` is hexadecimal.
-``function`` is the function that the probepoint is in, or where a sampler or a watchpoint hit, as far as it is known;
-``at_return`` is there, and true, at its
-return; ``placed`` (a file offset) is there where the breakpoint is not at the place that was written.
+day. Many readers convert numbers to double-precision floating point, which is exact up to 2**53 only. So addresses are
+strings, ``"0x7f0000001234"``, also those of fields and faults, and any greater number of the data is a decimal string.
+Names are the same strings in all formats, with unprintable characters escaped. ``data`` is hexadecimal. ``function`` is
+the function of the probepoint, or the one where a sampler or a watchpoint hit, if known. ``at_return`` exists, and is
+true, at its return. ``placed`` (a file offset) exists if the breakpoint differs from the place in the program.
 
-Of data that has a template ``desc`` is its description, ``fields`` has the values by their names, and ``rest``, in
-hexadecimal, what is in none of them. Without a template, names are those that are derived from what the handler logged.
-An address of code (``%a``, ``%k``) is ``{"address": ..., "name": ...}``, without a name where nobody knows one, and
-``{"end": ...}`` says why a stack ends early. A field may be null, if the data ended before it, ``{"fault": address}``,
-``{"selector_fault": selector}``, or ``{"entry_not_seen": true}`` where only the return of a call was seen. Where
-nothing names the data, ``items`` is there if it describes itself: a list of ``{"type": ..., "value": ...}``. A stack
-trace has ``"stack_trace": true``, and a record for which the log buffer had no room ``"cut": true``, and ``null`` in
-the place of each field that is not there.
+For data with a template, ``desc`` is its description, ``fields`` has the values by their names, and ``rest`` the other
+bytes in hexadecimal. Without a template, names are derived from the expressions that the handler logged. An address of
+code (``%a``, ``%k``) is ``{"address": ..., "name": ...}``, without a name if it is unknown, and ``{"end": ...}`` is the
+reason why a stack ends early. A field may be null, if the data ended before it, ``{"fault": address}``,
+``{"selector_fault": selector}``, or ``{"entry_not_seen": true}`` where only the return of a call was seen. Data without
+names have ``items`` if they describe themselves: a list of ``{"type": ..., "value": ...}``. A stack trace has
+``"stack_trace": true``. A record for which the log buffer had no room has ``"cut": true``, and ``null`` for each
+missing field.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "CsvFormatter", "JsonFormatter", "exact"]
 
 PLACES_MAX = 1 << 16
-"""Places that are remembered at most."""
+"""Maximum number of places that are remembered."""
 
 _EXACT_MAX = (1 << 53) - 1
-"""Up to here each number is a double floating-point one; see RFC 8259, section 6."""
+"""The greatest number up to which doubles represent all integers; see RFC 8259, section 6."""
 
 
 def address_text(address: int | None) -> str | None:
-    """Return an address as formats with columns or names print it; None if there is none."""
+    """Return an address in the form for formats with columns or names; None if there is none."""
     return None if address is None else f"{address:#x}"
 
 
 def exact(value: Any) -> Any:
-    """Return a value of JSON with text, in decimal, for each number that readers may not keep exactly."""
+    """Return a value of JSON in which numbers that readers may not represent exactly are decimal strings."""
     match value:
         case bool():
             return value
@@ -102,7 +101,7 @@ class _ProgramFormatter(ABC):
         self._known: dict[Place, Any] = {}
 
     def _know(self, place: Place) -> Any:
-        """Return what is the same in all records of a place, and keep it."""
+        """Return the data that all records of a place share, and cache it."""
         if len(self._known) >= PLACES_MAX:
             self._known.clear()
         known = self._known[place] = self._describe(place)
@@ -121,7 +120,7 @@ class _ProgramFormatter(ABC):
 
 
 class JsonFormatter(_ProgramFormatter):
-    """Print a record as one line of JSON."""
+    """A formatter that prints a record as one line of JSON."""
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -190,12 +189,12 @@ class JsonFormatter(_ProgramFormatter):
         }
 
     def _code(self, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
-        """Return an address of code with its name, as far as that is known."""
+        """Return an address of code with its name, if that is known."""
         name = self._symboliser.name_of(address, record, place) if self._symboliser is not None and address else None
         return {"address": address_text(address)} | ({} if name is None else {"name": as_unicode(name)})
 
     def _frame(self, number: int, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
-        """Return a frame of a call stack; a return address may be that of the next function: the call is before it."""
+        """Return a frame of a call stack; the name of a return address is that of the call before it."""
         if number and address in STACK_ENDS:
             return {"end": STACK_ENDS[StackEnd(address)]}
         found = None
@@ -244,17 +243,17 @@ def _item(item: LogItem) -> dict[str, Any]:
             return {"type": kind, "value": exact(value)}
 
 
-# CSV as RFC 4180 has it: a heading, then one line for each record.
-# The columns are ``COLUMNS``, most of which JSON lines have, too, with the same values: addresses are hexadecimal.
-# ``stack_trace`` and ``at_return`` are 1 or empty, and ``text`` is what the template says, which may have several
-# lines, or without one the values by the names that the handler tells. What a record lacks is empty.
+# CSV according to RFC 4180: a heading, then one line for each record. The columns are ``COLUMNS``. Most have the same
+# names and values as in JSON lines: addresses are hexadecimal. ``stack_trace`` and ``at_return`` are 1 or empty.
+# ``text`` is the output of the template, which may have several lines, or without one the values by their derived
+# names. Missing values are empty.
 
 _FUNCTION = COLUMNS.index("function") - COLUMNS.index("host")
-"""Where the function is among the columns that tell of the place."""
+"""Index of the function among the columns of the place."""
 
 
 class CsvFormatter(_ProgramFormatter):
-    """Print a record as one line of CSV."""
+    """A formatter that prints a record as one line of CSV."""
 
     heading = ",".join(COLUMNS) + "\r"
 

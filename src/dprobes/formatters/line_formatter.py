@@ -1,13 +1,14 @@
 """
-The format ``text``: a record in one line, as people read it; what its template says, and dumps, may take more of them.
+The format ``text``: a record in one readable line; the output of its template and dumps may take several lines.
 
 ::
 
     16:20:31.004217  redis-server[812]  malloc  arg0=472
     time of day      process and id     place   the data
 
-An item that the record does not carry is left out. Without a template the data is shown by one that was derived from
-the handler, else as the items that it has, else in hexadecimal. Where a template was written, it says what was hit.
+An item that the record does not carry is omitted. Without a template the data are printed by one that was derived from
+the handler, else as their items, else in hexadecimal. The place is omitted if the user wrote a template, whose text
+identifies the hit.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ if TYPE_CHECKING:
 
 __all__ = ["LineFormatter", "TerminalColumns", "columns_of"]
 
-# The columns of lines at a terminal: aligned, and in colours where the user wants some.
+# The columns of lines at a terminal: aligned, and in colours if the user enables them.
 
 STYLES = {"time": "2", "process": "36", "place": "1"}
-"""The columns, with how they look: dim, cyan, bold (ECMA-48, 8.3.117, "select graphic rendition")."""
+"""The columns, with their styles: dim, cyan, bold (ECMA-48, 8.3.117, "select graphic rendition")."""
 
 _WIDTH_MAX = 40
-"""What is wider moves the rest of its line, and no other."""
+"""Maximum width of a column; wider contents shift the rest of their own line only."""
 
 
 class TerminalColumns:
-    """Keep how wide the columns of an output have become; lines of several formatters are aligned by one of these."""
+    """The current widths of an output's columns; formatters that share an instance have aligned lines."""
 
     def __init__(self, *, has_colours: bool) -> None:
         self._has_colours = has_colours
         self._widths = dict.fromkeys(STYLES, 0)
 
     def shown(self, column: str, text: str) -> str:
-        """Return the text of a column as it is to be printed."""
+        """Return the text of a column, padded and styled."""
         if len(text) <= _WIDTH_MAX:
             self._widths[column] = max(self._widths[column], len(text))
         padding = " " * (self._widths[column] - len(text))
@@ -59,7 +60,7 @@ class TerminalColumns:
 
 
 def columns_of(stream: TextIO) -> TerminalColumns | None:
-    """Return the columns of what is printed to a stream; None if that is no terminal. See https://no-color.org."""
+    """Return the columns for a stream; None if it is not a terminal. See https://no-color.org."""
     if not stream.isatty():
         return None
     return TerminalColumns(has_colours=not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb")
@@ -67,13 +68,13 @@ def columns_of(stream: TextIO) -> TerminalColumns | None:
 
 _NANOSECONDS = 1_000_000_000
 _FURTHER = "\n    "
-"""What the lines after the first one of a record begin with."""
+"""The beginning of all lines of a record after the first."""
 
 _EXTRA = (("uid", "uid={}"), ("cs", "cs={:#x}"), ("ip", "ip={:#x}"), ("ss", "ss={:#x}"), ("sp", "sp={:#x}"))
-"""Items that are shown where a user asked for them; the processor is not, which records have unasked."""
+"""Items that are shown if the user requested them; the CPU, which records have by default, is not."""
 
 _SHORT = Item.MAJOR | Item.MINOR | Item.CPU | Item.PID | Item.TIME | Item.PROCESS_NAME | Item.WIDE
-"""What records may have if they are to be printed without decoding them."""
+"""The items of records that may be printed without decoding them."""
 
 _CACHED_MAX = 1 << 14
 
@@ -83,14 +84,14 @@ _Kept = TypeVar("_Kept")
 
 class LineFormatter:
     """
-    Print a record in one line, if its template does not say otherwise.
+    A formatter that prints a record in one line, unless its template has several.
 
-    The records are of ``source``; those that are ``live``, of processes of this machine that may still run; ``carried``
-    are the names of their trace file. ``columns`` are those of a terminal; without them nothing is aligned, so that
-    what cuts lines can cut them. With ``is_brief`` records with all items, which nobody has asked for by name, are
-    printed without user and registers.
+    The records are of ``source``; ``live`` ones are of processes of this machine that may still run; ``carried`` are
+    the names in their trace file. ``columns`` are those of a terminal; without them nothing is aligned, so that lines
+    suit tools like cut(1). With ``is_brief`` user and registers are not printed, for records with all items that were
+    not requested individually.
 
-    What templates need is imported for the first record: a run may have none.
+    The imports for templates are deferred to the first record: a run may have none.
     """
 
     heading = ""
@@ -126,14 +127,14 @@ class LineFormatter:
         if written is None:
             parts.append(self._shown("place", _where(place) or f"{record.major or 0},{record.minor or 0}"))
         if written is not None and record.cs is None:
-            says |= {"ip"}  # nobody has asked for it: it tells which of many places was hit
+            says |= {"ip"}  # not requested: it shows which of many places was hit
         extra = [(name, form, value) for name, form in _EXTRA if (value := getattr(record, name)) is not None]
         if not self._is_brief or len(extra) < len(_EXTRA):
             parts += [form.format(value) for name, form, value in extra if name not in says]
         return _line(parts, self._text(record, place, written or self._templates.of(record)))
 
     def _columns_of(self, record: LogRecord, says: frozenset[str]) -> list[str]:
-        """Return time and process, unless a template ``says`` them itself."""
+        """Return time and process, unless a template prints them itself (``says``)."""
         parts = []
         if record.time is not None and "time" not in says:
             parts.append(self._shown("time", _time_of_day(record.time, self.wall_offset)))
@@ -205,7 +206,7 @@ class LineFormatter:
             return _kept(self._processes, (name, pid), _process(decoded, pid))
 
     def _way(self, begin: bytes) -> _ShortWay | None:
-        """Find out whether records that begin so have a short way."""
+        """Return the fast path for records with this beginning, if there is one."""
         from dprobes.formatters.templates.data_extraction import compiled_of
 
         way = None
@@ -233,11 +234,10 @@ class LineFormatter:
 
 class _ShortWay(NamedTuple):
     """
-    The way of records with one flag word, major and minor code to text without decoding them.
+    The conversion of records with one flag word, major and minor code to text without decoding them.
 
-    ``header`` gives process id and time, as far as they have them; after it are process name and data. ``data`` is
-    None if they have no template. ``codes`` are for records of which nobody knows the place. ``is_written`` says that a
-    user made the template.
+    ``header`` unpacks process id and time, if present; process name and data follow it. ``data`` is None if they have
+    no template. ``codes`` replace an unknown place. ``is_written`` is true if a user wrote the template.
     """
 
     header: struct.Struct
@@ -251,7 +251,7 @@ class _ShortWay(NamedTuple):
     has_name: bool
 
     def text_of(self, record: bytes, start: int) -> str | None:
-        """Return the text of the data, which begins at ``start``; None if it is not as long as its template has it."""
+        """Return the text of the data, which begin at ``start``; None if their size differs from the template's."""
         if self.data is None:
             return _unnamed(record[start:], self.word_size, self.byte_order)
         if len(record) != start + self.data.layout.size:
@@ -260,7 +260,7 @@ class _ShortWay(NamedTuple):
 
 
 def _header_of(flags: int, byte_order: ByteOrder) -> str:
-    """Return the structure of what is before the process name; what is not printed is skipped."""
+    """Return the structure of the items before the process name; those that are not printed are skipped."""
     form = header_struct(flags, byte_order).format
     order, codes = form[0], form[1:]
     skipped = len(codes) - bool(flags & Item.PID) - bool(flags & Item.TIME)
@@ -289,7 +289,7 @@ def _header_items(template: Template) -> frozenset[str]:
 
 @lru_cache(4096)
 def _begins_below(template: Template) -> bool:
-    """Return whether a template begins with what has lines of its own."""
+    """Return whether a template begins with a part that has lines of its own."""
     from dprobes.formatters.templates.template_model import Conversion, Placeholder
 
     first = next((part for line in template.lines for part in line), None)
@@ -312,7 +312,7 @@ def _where(place: Place) -> str:
 
 
 def _time_of_day(monotonic: int, wall_offset: int) -> str:
-    """Return the time of day; the seconds since the machine was started where only that is known."""
+    """Return the time of day; the seconds since boot if only that is known."""
     seconds, rest = divmod(monotonic + wall_offset, _NANOSECONDS)
     return f"{_clock(seconds) if wall_offset else seconds}.{rest // 1000:06}"
 
@@ -326,10 +326,10 @@ def _clock(seconds: int) -> str:
 
 
 def _unnamed(data: bytes, word_size: int, byte_order: ByteOrder) -> str:
-    """Return data of which nothing is known: as the items that it has, else in hexadecimal."""
+    """Return data without a description: as their items, else in hexadecimal."""
     from dprobes.record.log_items import split_items
 
     items = split_items(data, word_size, byte_order)
-    if items is None or not any(item.text for item in items):  # zeros are items without anything in them
+    if items is None or not any(item.text for item in items):  # zeros are items without contents
         return data.hex(" ")
     return " ".join(f'"{escaped(item.text)}"' if item.kind == "string" else escaped(item.text) for item in items)

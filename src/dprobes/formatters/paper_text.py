@@ -5,9 +5,9 @@ The paper's text: a header line, then the data in hexadecimal (seed 000, section
 
     DProbes(%d,%d) cpu=%d name=%s pid=%d uid=%d cs=%x eip=%08lx ss=%x esp=%08lx tsc=%08lx:%08lx
 
-An item that the record does not carry is left out. Programs with 8-byte words have ``rip=%016lx`` and ``rsp=%016lx``; a
-thread id, ``cut=1`` where the log buffer had no room for all, and the function that a pattern matched (these are ours)
-come last. ``tsc`` is wall-clock time in seconds and microseconds.
+An item that the record does not carry is omitted. Programs with 8-byte words have ``rip=%016lx`` and ``rsp=%016lx``; a
+thread id, ``cut=1`` where the log buffer had no room for all, and the function that a pattern matched come last; the
+paper does not have these. ``tsc`` is wall-clock time in seconds and microseconds.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DumpFormatter", "HexFormatter", "TextFormatter"]
 
-# The header line of encoded records, without decoding them: a format string for each flag word that occurs.
-# It says the same as ``header_line`` in a fifth of the time. What varies in length, the process name and whatever
-# comes after it, is left to that.
+# The header line of encoded records, without decoding them: a format string for each flag word that occurs. It yields
+# the same text as ``header_line`` in a fifth of the time. Parts of variable length, the process name and all after it,
+# are not included.
 
 _NANOSECONDS = 1_000_000_000
 
@@ -53,9 +53,10 @@ _KNOWN = Item.WIDE | Item.STACK_TRACE | sum(item for item, _ in FIXED_ITEMS)
 
 class HeaderLine(NamedTuple):
     """
-    The beginning of records with one flag word.
+    The format of the beginning of records with one flag word.
 
-    ``layout`` gives the values of ``template``; with ``has_time`` the last one stands for two: seconds, microseconds.
+    ``layout`` unpacks the values for ``template``; with ``has_time`` the last value is printed as two: seconds and
+    microseconds.
     """
 
     layout: struct.Struct
@@ -64,7 +65,7 @@ class HeaderLine(NamedTuple):
 
 
 def header_line_of(flags: int, byte_order: ByteOrder) -> HeaderLine | None:
-    """Return how records with a flag word begin; None if they have to be decoded."""
+    """Return the format for the beginning of records with a flag word; None if they have to be decoded."""
     if flags & ~_KNOWN:
         return None
     template = "DProbes({},{})".format(
@@ -73,19 +74,19 @@ def header_line_of(flags: int, byte_order: ByteOrder) -> HeaderLine | None:
     )
     parts = _PARTS | _WIDE_PARTS if flags & Item.WIDE else _PARTS
     template += "".join(part for item, part in parts.items() if flags & item)
-    # The flag word itself is no item of the line.
+    # The flag word itself is not part of the line.
     layout = struct.Struct(header_struct(flags, byte_order).format.replace("I", "4x", 1))
     return HeaderLine(layout, template, bool(flags & Item.TIME))
 
 
 class HeaderLines:
-    """Make the header lines of encoded records."""
+    """A formatter of the header lines of encoded records."""
 
     def __init__(self) -> None:
         self._lines: dict[bytes, HeaderLine | None] = {}
 
     def split(self, record: bytes, wall_offset: int, function: str) -> tuple[str, int] | None:
-        """Return the header line of a record, and where its data starts; None if it has to be decoded."""
+        """Return the header line of a record, and the start of its data; None if it has to be decoded."""
         flags = record[:4]
         try:
             line = self._lines[flags]
@@ -102,7 +103,7 @@ class HeaderLines:
 
 
 def header_line(record: LogRecord, wall_offset: int, function: str = "") -> str:
-    """Return the header of a record; ``function`` is named in it if it is not empty."""
+    """Return the header line of a record; it includes ``function`` if that is not empty."""
     parts = [f"DProbes({record.major or 0},{record.minor or 0})"]
     if record.cpu is not None:
         parts.append(f"cpu={record.cpu}")
@@ -134,7 +135,7 @@ def header_line(record: LogRecord, wall_offset: int, function: str = "") -> str:
 
 
 class HexFormatter:
-    """Print the header line, and the data as bytes in hexadecimal."""
+    """A formatter that prints the header line, and the data as bytes in hexadecimal."""
 
     heading = ""
 
@@ -161,13 +162,13 @@ class HexFormatter:
 
 
 class DumpFormatter(HexFormatter):
-    """Print the header line, and the data as a dump."""
+    """A formatter that prints the header line, and the data as a dump."""
 
     def _shown(self, data: bytes) -> str:
         return hex_dump(data)
 
 
-# The format ``dprobes``: the header line, then what a template makes of the data, or without one hexadecimal bytes.
+# The format ``dprobes``: the header line, then the output of a template, or without one hexadecimal bytes.
 
 _WAYS_MAX = 1 << 16
 
@@ -180,7 +181,7 @@ def template_of(templates: TemplateFinder, record: LogRecord) -> Template | None
 
 
 class TextFormatter:
-    """Print the header line, and the data as its template says."""
+    """A formatter that prints the header line, and the data by their template."""
 
     heading = ""
 
@@ -215,7 +216,7 @@ class TextFormatter:
         return self(decode_record(record), place)
 
     def _way(self, begin: bytes) -> Compiled | None:
-        """Find out whether records that begin so have a short way."""
+        """Return the fast path for records with this beginning, if there is one."""
         template = None
         codes = codes_in(begin)
         if codes is not None and not codes.flags & (Item.STACK_TRACE | Item.CUT):

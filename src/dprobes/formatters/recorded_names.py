@@ -1,7 +1,7 @@
 """
-The addresses in records that are to be named where they are shown, found while their processes may still run.
+The location of addresses in records that will be displayed by name, while their processes may still run.
 
-These are the addresses that a template prints by name, those of call stacks, and where a sampler or a watchpoint hit.
+These are the addresses that a template prints by name, those of call stacks, and the ip of samplers and watchpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMED = (Conversion.ADDRESS, Conversion.STACK)
 
 
 class _Way(NamedTuple):
-    """Where addresses are in the data of records that begin alike: in fields of a template, or in its items."""
+    """The addresses in the data of records with the same beginning: in fields of a template, or in items."""
 
     template: Template | None = None
     fields: tuple[tuple[int, Conversion], ...] = ()
@@ -46,7 +46,7 @@ class _Way(NamedTuple):
 
 
 class RecordedNames:
-    """Locate the addresses in the records of one program."""
+    """A locator of the addresses in the records of one program."""
 
     def __init__(self, source: RecordSource) -> None:
         self._symboliser = AddressSymboliser(source, live=True)
@@ -54,12 +54,12 @@ class RecordedNames:
         self.know(source)
 
     def know(self, source: RecordSource) -> None:
-        """Learn more of the program."""
+        """Update the description of the program."""
         self._ways.clear()
         self._templates = ProgramTemplates.of_source(source)
 
     def located(self, records: Sequence[bytes], places: Iterable[Place]) -> list[LocatedCode]:
-        """Return where the addresses in records are that can be located; most programs have none."""
+        """Return the locations of the addresses in records that can be located; most programs have none."""
         found: dict[int, LocatedCode] = {}
         if isinstance(records, TableBytes) and isinstance(places, TablePlaces):
             for table in map(RecordTable.of_rows, filter(len, records.table.parts)):
@@ -86,13 +86,13 @@ class RecordedNames:
             try:
                 record = decode_record(encoded)
             except FormatError:
-                continue  # its reader tells so
+                continue  # its consumer reports the error
             for address, is_return in self._addresses(record, way, has_ip=id(place) in odd):
                 if (located := self._code_at(address, record, place, is_return=is_return)) is not None:
                     found[id(located)] = located
 
     def _code_at(self, address: int, record: LogRecord, place: Place, *, is_return: bool) -> LocatedCode | None:
-        """Return where an address is; a return address is that of the call before it, if there is one."""
+        """Return the location of an address; for a return address that of the call before it, if there is one."""
         located = self._symboliser.located(address - is_return, record, place)
         if is_return and (located is None or located.function is None):
             return self._symboliser.located(address, record, place)
@@ -100,7 +100,7 @@ class RecordedNames:
 
     @staticmethod
     def _addresses(record: LogRecord, way: _Way, *, has_ip: bool) -> Iterator[tuple[int, bool]]:
-        """Give the addresses in a record, and whether each is a return address."""
+        """Yield the addresses in a record, and True for return addresses."""
         if has_ip and record.ip is not None:
             yield record.ip, False
         if way.template is not None and way.fields and not record.is_stack_trace:
@@ -155,7 +155,7 @@ def _of_value(value: Value, conversion: Conversion) -> Iterator[tuple[int, bool]
 
 
 def _of_stack(stack: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """Give the addresses of a call stack, without what says why it ends: after the first one are return addresses."""
+    """Yield the addresses of a call stack without its end marker: all but the first are return addresses."""
     yield from ((address, number > 0) for number, address in enumerate(stack) if address not in _ENDS)
 
 

@@ -1,4 +1,4 @@
-"""Names for the addresses in keyed tables: of processes that ran, also of those that have ended, and of the kernel."""
+"""Names for the addresses in keyed tables: of running and ended processes, and of the kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = (KeyKind.ADDRESS, KeyKind.USER_STACK, KeyKind.USER_FRAMES, KeyKind.KERN
 
 
 def has_addresses(tables: Sequence[Table]) -> bool:
-    """Return whether keys of tables, or what they keep, have names."""
+    """Return whether keys or stored values of tables contain addresses."""
     return any(part.kind in _KINDS for table in tables for part in table.parts)
 
 
@@ -35,9 +35,9 @@ def names_for(
     source: RecordSource, tables: Sequence[Table], *, live: bool = True, carried: CarriedNames | None = None
 ) -> Names:
     """
-    Return what names the addresses in tables; nothing where there are none.
+    Return the provider of names for the addresses in tables; one without names if there are no addresses.
 
-    With ``live`` they are of processes of this machine; ``carried`` are the names that their trace file has.
+    With ``live`` they are of processes of this machine; ``carried`` are the names in their trace file.
     """
     if not has_addresses(tables):
         return NO_NAMES
@@ -49,10 +49,10 @@ def names_for(
 
 class ProcessAddresses:
     """
-    Name addresses of what the processes of a run map (``keyed.key_parts.Names``).
+    Names of the addresses in the mappings of a run's processes (``keyed.key_parts.Names``).
 
-    An address without a process is named by those that have, or have had, code there. Where they would give it
-    different names it has none.
+    An address without a process is named by the processes that have, or had, code there. It has no name if they
+    disagree.
     """
 
     def __init__(self, symboliser: AddressSymboliser, images: ProcessImages | CarriedNames | None) -> None:
@@ -60,21 +60,21 @@ class ProcessAddresses:
         self._images = images
 
     def name_of(self, address: int, pid: int | None) -> str | None:
-        """Return the name of an address in a process, or in any one."""
+        """Return the name of an address in a process, or without one in any process."""
         return self._symboliser.name_of(address, self._record(address, pid), None)
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
-        """Return the name of a return address: that of the call before it."""
+        """Return the name of the call before a return address."""
         name = self._symboliser.caller_name(address, self._record(address - 1, pid), None)
         return None if name is None else name.text
 
     def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
-        """Return the names of the functions whose code is there because their calls were inlined, from the inside."""
+        """Return the names of the functions whose inlined code is at an address, the innermost first."""
         name = self._symboliser.code_name(address, self._record(address, pid), None)
         return () if name is None else name.inlined_texts
 
     def located(self, contents: Sequence[TableContents]) -> list[LocatedCode]:
-        """Return where the addresses in tables are that can be located."""
+        """Return the locations of the addresses in tables that can be located."""
         found: dict[int, LocatedCode] = {}
         for address, pid in dict.fromkeys(each for table in contents for each in _addresses(table)):
             located = self._symboliser.located(address, self._record(address, pid), None)
@@ -85,7 +85,7 @@ class ProcessAddresses:
     def _record(self, address: int, pid: int | None) -> LogRecord:
         if pid is not None or self._images is None:
             return LogRecord(pid=pid)
-        # By now a process may execute another program than the one that had code there.
+        # The process may have executed another program since.
         records = [LogRecord(pid=pid, time=since) for pid, since in self._images.code_at(address)]
         if len(records) > 1 and len({self._symboliser.code_name(address, each, None) for each in records}) > 1:
             return LogRecord()
@@ -93,7 +93,7 @@ class ProcessAddresses:
 
 
 def _addresses(contents: TableContents) -> Iterator[tuple[int, int | None]]:
-    """Give the addresses in a table as they are named, each with its process if the key says it."""
+    """Yield the addresses in a table, each with its process if the key contains it."""
     table = contents.table
     if not has_addresses([table]):
         return

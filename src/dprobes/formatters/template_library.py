@@ -1,8 +1,8 @@
 """
 The paper's formatting library (seed 000, section 6): initialise, format one record, terminate.
 
-For programs that get records one by one and format them with templates from disk. The directory file is read by
-``initialise``; a file of templates is when its first record comes, and stays in memory until ``terminate``.
+For programs that get records one by one and format them with templates from disk. ``initialise`` reads the directory
+file. A file of templates is read for its first record, and stays in memory until ``terminate``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ _NOWHERE = Place("", "")
 
 class TemplateLibrary:
     """
-    Format binary records with the templates of a directory.
+    A formatter of binary records with the templates of a directory.
 
-    ``wall_offset`` is added to the time of records to get nanoseconds since 1970; by default they are of this machine,
-    since it was started. With ``live`` they are also of processes that may still run, which are asked for the names of
-    addresses.
+    ``wall_offset`` is added to the time of records to get nanoseconds since 1970; the default is that of this machine
+    and boot. With ``live`` the records are of processes that may still run, whose mappings provide names of addresses.
     """
 
     def __init__(self, *, wall_offset: int | None = None, live: bool = False) -> None:
@@ -48,14 +47,14 @@ class TemplateLibrary:
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """What is wrong with the files that were read since ``initialise``."""
+        """The diagnostics about the files that were read since ``initialise``."""
         return self._templates.diagnostics if self._templates is not None else Diagnostics()
 
     def initialise(self, directory: str | os.PathLike[str]) -> None:
         """
         Read the template directory file of a directory; templates that were read before are read again.
 
-        Raise ``FormatError`` if it cannot be read, and ``SourceError`` if it is wrong.
+        Raise ``FormatError`` if it cannot be read, and ``SourceError`` if it has errors.
         """
         templates = _CachedTemplates(Path(directory))
         templates.diagnostics.raise_if_errors()
@@ -65,16 +64,17 @@ class TemplateLibrary:
 
     def format(self, record: bytes) -> str:
         """
-        Return the text of one record: the header line, and what the template says, or without one hexadecimal.
+        Return the text of one record: the header line, and the output of the template, or without one hexadecimal.
 
-        Raise ``FormatError`` if it is no record. A template that is wrong is none, and ``diagnostics`` says why.
+        Raise ``FormatError`` if the record is invalid. A template with errors is ignored, and reported in
+        ``diagnostics``.
         """
         if self._formatter is None:
             raise FormatError("the template library is not initialised", hint="call 'initialise(directory)' before")
         return self._formatter.encoded(record, _NOWHERE)
 
     def terminate(self) -> None:
-        """Free all templates; ``initialise`` may be called again, and reads what is there then."""
+        """Free all templates; a later ``initialise`` reads the files again."""
         self._templates = self._formatter = None
 
 

@@ -1,5 +1,5 @@
 """
-Keyed tables: entries in memory, and what they say.
+Keyed tables: their entries in memory, and the output of their contents.
 
-``rpn.keyed_tables`` has what a program declares; interpreter, engines and outputs share what is here.
+``rpn.keyed_tables`` has the declarations in programs; interpreter, engines and outputs share this package.
 """

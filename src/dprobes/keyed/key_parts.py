@@ -1,4 +1,4 @@
-"""The parts of keys for people and programs: numbers, strings, names of addresses, frames of stacks."""
+"""The parts of keys as displayed values: numbers, strings, names of addresses, frames of stacks."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ STACK_ENDS = {
     StackEnd.GONE: "[cut: process gone]",
     StackEnd.NO_COPY: "[cut: no copy]",
 }
-"""What is said of a stack that could not be followed to its end."""
+"""The markers in a displayed stack that was not followed to its end."""
 
 
 class Names(Protocol):
-    """Name addresses."""
+    """A provider of names for addresses."""
 
     def name_of(self, address: int, pid: int | None) -> str | None:
-        """Return the name of an address in a process, or, without one, of the kernel or the probed module."""
+        """Return the name of an address in a process, or, without a process, of the kernel or the probed module."""
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
-        """Return the name of a return address: that of the call before it."""
+        """Return the name of the call before a return address."""
 
     def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
-        """Return the names of the functions whose code is there because their calls were inlined, from the inside."""
+        """Return the names of the functions whose inlined code is at an address, the innermost first."""
 
 
 class _NoNames:
@@ -56,7 +56,7 @@ class _NoNames:
 
 
 NO_NAMES: Names = _NoNames()
-"""Knows no names."""
+"""The provider without any names."""
 
 
 def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, ...]:
@@ -65,7 +65,7 @@ def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, .
 
 
 def kept_part(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str | list[str]:
-    """Return what a table keeps that is no number: a string, or the frames of a stack."""
+    """Return a stored value that is not a number: a string, or the frames of a stack."""
     assert table.value is not None
     found = _parts((table.value,), struct.pack(f"{len(cells)}Q", *cells), names)[0]
     assert not isinstance(found, int)
@@ -93,7 +93,7 @@ def _parts(keys: Sequence[Key], key: bytes, names: Names) -> tuple[Part, ...]:
 
 
 def shown_bytes(data: bytes) -> str:
-    """Return bytes as text: printable ASCII but a backslash as it is, others as numbers (``x00`` after one)."""
+    """Return bytes as text: printable ASCII but a backslash unchanged, others as numbers (``x00`` after one)."""
     return "".join(chr(byte) if 0x20 <= byte < 0x7F and byte != _BACKSLASH else f"\\x{byte:02x}" for byte in data)
 
 
@@ -103,7 +103,7 @@ def _frames(stack: Sequence[int], pid: int | None, names: Names) -> list[str]:
         if address in STACK_ENDS:
             found.append(STACK_ENDS[StackEnd(address)])
             continue
-        # Behind the first one are return addresses, which may be those of the next function.
+        # All but the first address are return addresses, which may be at the start of the next function.
         name = names.caller_name(address, pid) if number else names.name_of(address, pid)
         found += (*names.inlined_at(address - (number > 0), pid), name or hex(address))
     return found

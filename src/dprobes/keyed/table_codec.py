@@ -1,9 +1,9 @@
 """
-What tables hold, as bytes: for trace files, and for clients of the manager.
+The binary form of tables' contents, for trace files and for clients of the manager.
 
 ::
 
-    u32 how many tables; for each of them:
+    u32 count of tables; for each of them:
         u32 size of the text of the statement | that text, as after ``table =``
         u64 lost | u32 rows
         for each row: the key | the value, u64 each (``table_layout``)
@@ -39,7 +39,7 @@ _STATEMENT = re.compile(
 
 
 def encode_tables(contents: Sequence[TableContents]) -> bytes:
-    """Return the tables as bytes."""
+    """Return the encoded tables."""
     parts = [_COUNT.pack(len(contents))]
     for each in contents:
         text = str(each.table).encode()
@@ -51,7 +51,7 @@ def encode_tables(contents: Sequence[TableContents]) -> bytes:
 
 
 def decode_tables(data: bytes) -> tuple[TableContents, ...]:
-    """Return the tables in bytes; raise ``FormatError`` if they are none."""
+    """Return the decoded tables; raise ``FormatError`` if the bytes are invalid."""
     try:
         return _decoded(data)
     except (struct.error, ValueError, KeyError) as error:
@@ -83,14 +83,14 @@ def _decoded(data: bytes) -> tuple[TableContents, ...]:
 
 
 def _swapped_value(value: bytes, table: Table) -> bytes:
-    """Return the cells of a value, whose bytes in memory are those of a string, in the order of a file."""
+    """Return the cells of a value in file order if they contain a string in memory order."""
     if sys.byteorder == "little" or table.value is None or not table.value.kind.is_in_memory_order:
         return value
     return b"".join(value[n : n + 8][::-1] for n in range(0, len(value), 8))
 
 
 def _swapped(key: bytes, keys: Sequence[Key]) -> bytes:
-    """Return a key with its words in the other byte order, if this machine has the other one."""
+    """Return a key with its words byte-swapped on a big-endian machine."""
     if sys.byteorder == "little":
         return key
     parts, position = [], 0
@@ -104,7 +104,7 @@ def _swapped(key: bytes, keys: Sequence[Key]) -> bytes:
 
 
 def parse_statement(text: str) -> Table:
-    """Return the table that the text of ``str(table)`` describes; raise ``ValueError`` if it describes none."""
+    """Return the table that the text of ``str(table)`` describes; raise ``ValueError`` if it is invalid."""
     match = _STATEMENT.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text[:40]}' describes no table")

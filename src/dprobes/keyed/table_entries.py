@@ -3,10 +3,10 @@ The entries of a table in memory that one process writes, and others may read at
 
 ::
 
-    u64 tallies that found no room | u64 entries that were ever in use
-    for each entry: u64 whether it is in use | key | value, ``table_layout`` has them
+    u64 tallies without room | u64 entries that were ever in use
+    for each entry: u64 nonzero if it is in use | key | value, as in ``table_layout``
 
-Who reads needs nobody's help: a key stands there before its entry is in use, and each cell changes by itself.
+Readers need no lock: a key is written before its entry is marked as in use, and each cell changes atomically.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ _MASK = (1 << 64) - 1
 
 
 def cells_of(table: Table) -> int:
-    """Return how many 64-bit cells of memory a table takes."""
+    """Return the number of 64-bit cells of memory that a table takes."""
     return _HEAD + table.memory // 8
 
 
 class KeyedStore(Protocol):
-    """A table as handlers use it, wherever it is kept."""
+    """A table as handlers use it, independent of its storage."""
 
     table: Table
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Take a signed number in."""
+        """Add a signed number to the value of a key."""
 
     def value(self, key: bytes) -> int:
-        """Return the number under a key (``layout.shown_value``), 0 if there is nothing."""
+        """Return the number of a key (``table_layout.shown_value``), 0 if it has none."""
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Take in what is kept, a string or a call stack."""
+        """Store the bytes of a string or a call stack for a key."""
 
     def kept(self, key: bytes) -> bytes:
-        """Return what is kept under a key, zeros if there is nothing."""
+        """Return the bytes stored for a key, zeros if there are none."""
 
     def delete(self, key: bytes) -> None:
-        """Take a key out, if it is there."""
+        """Remove a key, if it exists."""
 
     def clear(self) -> None:
-        """Take all keys out, and forget what was lost."""
+        """Remove all keys, and reset the number of lost tallies."""
 
     def contents(self) -> TableContents:
-        """Return what is there now."""
+        """Return the current contents."""
 
 
 class TableReader:
-    """Read a table; ``cells`` is its memory, as ``cells_of`` says."""
+    """A reader of a table in ``cells``, memory of the size ``cells_of``."""
 
     def __init__(self, table: Table, cells: memoryview) -> None:
         self.table = table
@@ -74,7 +74,7 @@ class TableReader:
         return f"{type(self).__name__}({contents.table}, {sorted(contents.rows)}, lost={contents.lost})"
 
     def contents(self) -> TableContents:
-        """Return what is there now."""
+        """Return the current contents."""
         rows = []
         for entry in range(self._cells[_USED]):
             start = _HEAD + entry * self._stride
@@ -87,7 +87,7 @@ class TableReader:
 
 
 class TableStore(TableReader):
-    """Write a table; only one of them may write to a memory, which is its own by default."""
+    """A writer of a table, the only one of its memory, which it allocates by default."""
 
     def __init__(self, table: Table, cells: memoryview | None = None) -> None:
         if cells is None:
@@ -98,7 +98,7 @@ class TableStore(TableReader):
 
     @classmethod
     def taken_over(cls, table: Table, cells: memoryview) -> Self:
-        """Return the store of a memory that another one has written, which does so no more."""
+        """Return the store of a memory whose earlier writer has stopped."""
         store = cls(table, cells)
         for entry in range(cells[_USED]):
             start = _HEAD + entry * store._stride
@@ -110,7 +110,7 @@ class TableStore(TableReader):
         return store
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Take a signed number in."""
+        """Add a signed number to the value of a key."""
         place = self._values.get(key)
         if place is None:
             place = self._enter(key)
@@ -118,7 +118,7 @@ class TableStore(TableReader):
                 self._cells[_LOST] += 1
                 return
         cells, table = self._cells, self.table
-        match table.kind:  # the common kinds, which have one cell to change, without a detour
+        match table.kind:  # fast path for the common kinds, which change one cell
             case TableKind.COUNT:
                 cells[place] += 1
             case TableKind.HIST:
@@ -132,7 +132,7 @@ class TableStore(TableReader):
                 assert_never(other)
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Take in what is kept, a string or a call stack."""
+        """Store the bytes of a string or a call stack for a key."""
         place = self._values.get(key)
         if place is None:
             place = self._enter(key)
@@ -142,7 +142,7 @@ class TableStore(TableReader):
         self._cells[place : place + self.table.value_cells] = memoryview(value).cast("Q")
 
     def kept(self, key: bytes) -> bytes:
-        """Return what is kept under a key, zeros if there is nothing."""
+        """Return the bytes stored for a key, zeros if there are none."""
         place, cells = self._values.get(key), self.table.value_cells
         return bytes(8 * cells) if place is None else self._cells[place : place + cells].tobytes()
 
@@ -158,14 +158,14 @@ class TableStore(TableReader):
                     cells[place + cell] = number
 
     def value(self, key: bytes) -> int:
-        """Return the number under a key (``layout.shown_value``), 0 if there is nothing."""
+        """Return the number of a key (``table_layout.shown_value``), 0 if it has none."""
         place = self._values.get(key)
         if place is None:
             return 0
         return shown_value(self.table, self._cells[place : place + self.table.value_cells])
 
     def delete(self, key: bytes) -> None:
-        """Take a key out, if it is there."""
+        """Remove a key, if it exists."""
         place = self._values.pop(key, None)
         if place is not None:
             start = place - self._key_cells - 1
@@ -173,13 +173,13 @@ class TableStore(TableReader):
             self._free.append(start)
 
     def clear(self) -> None:
-        """Take all keys out, and forget what was lost."""
+        """Remove all keys, and reset the number of lost tallies."""
         for key in list(self._values):
             self.delete(key)
         self._cells[_LOST] = 0
 
     def _enter(self, key: bytes) -> int | None:
-        """Return where the value of a new key is; None if there is no room for it."""
+        """Return the position of the value of a new key; None if there is no room for it."""
         cells = self._cells
         if self._free:
             start = self._free.pop()
@@ -198,5 +198,5 @@ class TableStore(TableReader):
 
 
 def stores_of(tables: Sequence[Table]) -> list[TableStore]:
-    """Return the tables of a program in memory of their own."""
+    """Return the tables of a program, in newly allocated memory."""
     return [TableStore(table) for table in tables]

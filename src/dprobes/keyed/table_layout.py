@@ -1,5 +1,5 @@
 """
-How keys and values of a table lie in memory, and what a value does to them: the definition, which every engine follows.
+The memory layout of a table's keys and values, and the effect of a new value: the definition for all engines.
 
 A key is the bytes of its parts, each a multiple of 8, numbers in the machine's byte order::
 
@@ -12,11 +12,11 @@ A key is the bytes of its parts, each a multiple of 8, numbers in the machine's 
     slong           64 bits with a sign
     cutstr[N]       as str[N]; one of N bytes is shown as N - 1 of them and a mark
     cuttext[N]      as text[N] and cutstr[N]
-    text[N]         as str[N], the bytes of the cells as they are
+    text[N]         as str[N], the bytes of the cells unchanged
     frames[N]       as kstack[N]
     uframes[N]      as ustack[N]
 
-A value is 64-bit cells, all 0 at first; what is taken in is a signed word ``v``::
+A value consists of 64-bit cells, initially 0; the number to be added is a signed word ``v``::
 
     count           n                               n += 1
     sum             sum                             sum += v, modulo 2**64
@@ -27,8 +27,8 @@ A value is 64-bit cells, all 0 at first; what is taken in is a signed word ``v``
     lhist           a count below ``low``, one for each bucket, one from ``high`` on
     last            v, or with ``value =`` the bytes of a string or a call stack, as a key's
 
-``largest`` is kept as v + 2**63 and ``least`` as 2**63 - 1 - v: of both the greater unsigned number wins, and the 0 of
-a new cell never does. So cells of several CPUs are merged by one rule each: adding, or taking the greater number.
+``largest`` is stored as v + 2**63 and ``least`` as 2**63 - 1 - v: for both the greater unsigned number wins, and the 0
+of a new cell never does. So cells of several CPUs are merged by one rule each: addition, or the maximum.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ __all__ = [
     "shown_value",
 ]
 
-# What a table says at a moment, for all who show it.
+# The contents of a table at some time, for all outputs.
 
 
 class TableRow(NamedTuple):
@@ -83,7 +83,7 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableContents:
-    """A table with its rows in no order; ``lost`` tallies found no room for their keys, or could not be carried."""
+    """A table with its rows in no order; ``lost`` counts tallies without room for their keys, or not transferred."""
 
     table: Table
     rows: tuple[TableRow, ...] = ()
@@ -94,7 +94,7 @@ BIAS = 1 << 63
 _MASK = (1 << 64) - 1
 
 HIST_ZERO = HIST_BUCKETS // 2
-"""The cell of a histogram by powers of two that counts zeros."""
+"""The index of the cell that counts zeros in a histogram by powers of two."""
 
 
 RawPart = int | bytes | tuple[int, ...]
@@ -102,7 +102,7 @@ RawPart = int | bytes | tuple[int, ...]
 
 
 class Change(Enum):
-    """Name the ways in which a cell takes a number in."""
+    """The operations by which a number changes a cell."""
 
     ADD = "add"
     GREATEST = "the greater one, unsigned"
@@ -110,7 +110,7 @@ class Change(Enum):
 
 
 def hist_bucket(value: int) -> int:
-    """Return the number of the cell for a signed number in a histogram by powers of two."""
+    """Return the index of the cell for a signed number in a histogram by powers of two."""
     return HIST_ZERO + bucket_of(value)
 
 
@@ -124,7 +124,7 @@ def bucket_of(number: int) -> int:
 
 
 def lhist_bucket(value: int, bounds: Range) -> int:
-    """Return the number of the bucket that a signed number is in, of a linear histogram."""
+    """Return the index of the bucket of a signed number in a linear histogram."""
     if value < bounds.low:
         return 0
     if value >= bounds.high:
@@ -133,7 +133,7 @@ def lhist_bucket(value: int, bounds: Range) -> int:
 
 
 def count_cells(table: Table) -> range:
-    """Return the numbers of the cells of a value that count what was taken in."""
+    """Return the indices of the cells of a value that count tallies."""
     match table.kind:
         case TableKind.COUNT | TableKind.AVG | TableKind.STATS:
             return range(1)
@@ -144,7 +144,7 @@ def count_cells(table: Table) -> range:
 
 
 def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
-    """Iterate over what a signed number does to the value of its keys: number of a cell, how, with what number."""
+    """Iterate over the changes that a signed number makes to a value: index of a cell, operation, operand."""
     match table.kind:
         case TableKind.COUNT:
             yield 0, Change.ADD, 1
@@ -170,7 +170,7 @@ def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
 
 
 def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
-    """Return the cells of a value that has taken a number in, with a sign or as its bits."""
+    """Return the cells of a value after adding a number, which is signed or given as its bits."""
     found = list(cells)
     for cell, change, number in changes(table, value):
         match change:
@@ -184,12 +184,12 @@ def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
 
 
 def merges_by_adding(table: Table, cell: int) -> bool:
-    """Return whether the cells of several CPUs are added; else the greatest of them counts."""
+    """Return whether the cells of several CPUs are added; otherwise their maximum is the result."""
     return table.kind not in (TableKind.MIN, TableKind.MAX) and not (table.kind is TableKind.STATS and cell > 1)
 
 
 def merged(table: Table, parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Return the cells of a value from those that CPUs have kept each."""
+    """Return the cells of a value, merged from those of each CPU."""
     columns = zip(*parts, strict=True)
     return tuple(
         sum(column) & _MASK if merges_by_adding(table, cell) else max(column) for cell, column in enumerate(columns)
@@ -197,14 +197,14 @@ def merged(table: Table, parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
 
 
 def quotient(total: int, count: int) -> int:
-    """Return an average: the whole number towards zero, 0 of nothing."""
+    """Return an average, rounded towards zero; 0 if the count is 0."""
     if not count:
         return 0
     return -(-total // count) if total < 0 else total // count
 
 
 def shown_value(table: Table, cells: Sequence[int]) -> int:
-    """Return the one number that ``push table`` gives of a value, with its sign; 1 of what is no number."""
+    """Return the number that ``push table`` yields for a value, signed; 1 for a value that is not a number."""
     if table.keeps_bytes:
         return 1
     match table.kind:
@@ -224,7 +224,7 @@ def shown_value(table: Table, cells: Sequence[int]) -> int:
 
 
 class Bucket(NamedTuple):
-    """A bucket of a histogram: from ``low`` up to ``high``, which is not in it; None where it has no bound."""
+    """A bucket of a histogram, from ``low`` to ``high``, exclusive; None if it is unbounded."""
 
     low: int | None
     high: int | None
@@ -232,7 +232,7 @@ class Bucket(NamedTuple):
 
 @cache
 def buckets_of(table: Table) -> tuple[Bucket, ...]:
-    """Return the buckets of a histogram, in the order of their cells; none of another table."""
+    """Return the buckets of a histogram, in the order of their cells; none for other tables."""
     match table.kind:
         case TableKind.HIST:
             above = [Bucket(1 << n, 2 << n) for n in range(HIST_BUCKETS - HIST_ZERO - 1)]
@@ -247,7 +247,7 @@ def buckets_of(table: Table) -> tuple[Bucket, ...]:
 
 
 def row_parts(table: Table, key: bytes, cells: Sequence[int]) -> tuple[RawPart, ...]:
-    """Return the parts of a key, and after them what is kept, if it is no number."""
+    """Return the parts of a key, followed by the stored value if it is not a number."""
     found = key_parts(table.keys, key)
     if table.value is None or not table.keeps_bytes:
         return found
@@ -261,7 +261,7 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
     """
     Return the parts of a key: numbers, bytes, or the addresses of a stack.
 
-    The first one of a ``ustack`` or ``uframes`` is its process id.
+    The first element of a ``ustack`` or ``uframes`` is its process id.
     """
     parts: list[RawPart] = []
     position = 0

@@ -1,5 +1,5 @@
 """
-Tables as lines of text, as bpftrace prints maps: in the order of their values, histograms with bars.
+Tables as lines of text, in bpftrace's format for maps: sorted by value, histograms with bars.
 
 ::
 
@@ -41,17 +41,17 @@ __all__ = [
     "table_lines",
 ]
 
-# Numbers of tables for people: with their units, histograms' buckets as words, and quantiles that buckets estimate.
+# Numbers of tables as displayed: with units, labels of histogram buckets, and quantiles estimated from buckets.
 
 QUANTILES = (50, 90, 99)
-"""The quantiles that are shown of a histogram, in percent."""
+"""The quantiles displayed for a histogram, in percent."""
 
 _BINARY = ("", "K", "M", "G", "T", "P", "E")
 _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 
 
 def quantity(number: float, unit: Unit) -> str:
-    """Return a number with its unit: ``1.2 ms``, ``4 KiB``; a number without one as it is."""
+    """Return a number with its unit: ``1.2 ms``, ``4 KiB``; without a unit unchanged."""
     if number < 0:
         return f"-{quantity(-number, unit)}"
     match unit:
@@ -71,19 +71,19 @@ def quantity(number: float, unit: Unit) -> str:
 
 
 def _short(number: float) -> str:
-    """Return a number with at most three digits that say something, and all of them before the point."""
+    """Return a number with at most three significant digits, but all digits before the point."""
     text = f"{number:.2f}" if number < 10 else f"{number:.1f}" if number < 100 else f"{number:.0f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def power_text(exponent: int) -> str:
-    """Return a power of two for people, such as ``64K``."""
+    """Return a power of two in short form, such as ``64K``."""
     size, rest = divmod(exponent, 10)
     return f"{1 << rest}{_BINARY[size]}" if size < len(_BINARY) else f"2^{exponent}"
 
 
 def power_bucket_label(bucket: int) -> str:
-    """Return the numbers of a bucket by powers of two (``bucket_of``) for people."""
+    """Return the label of a bucket by powers of two (``bucket_of``)."""
     if bucket in (-1, 0, 1):
         return f"[{bucket}]"
     low, high = power_text(abs(bucket) - 1), power_text(abs(bucket))
@@ -91,7 +91,7 @@ def power_bucket_label(bucket: int) -> str:
 
 
 def bucket_label(table: Table, bucket: Bucket) -> str:
-    """Return the numbers of a bucket of a table for people."""
+    """Return the label of a table's bucket."""
     low, high = bucket
     if low is None:
         assert high is not None
@@ -109,9 +109,9 @@ def bucket_label(table: Table, bucket: Bucket) -> str:
 
 def estimated_quantile(buckets: Sequence[Bucket], counts: Sequence[int], percent: float) -> float | None:
     """
-    Return what a part of all numbers is not above, as if the numbers of a bucket were spread over it evenly.
+    Return an estimate of a percentile, assuming that numbers are evenly distributed within a bucket.
 
-    None where that is in a bucket without a bound, or there is no number.
+    Return None if it is in an unbounded bucket, or if there are no numbers.
     """
     total = sum(counts)
     if not total:
@@ -129,14 +129,14 @@ def estimated_quantile(buckets: Sequence[Bucket], counts: Sequence[int], percent
 
 _BAR = 40
 _GAP = 3
-"""Up to so many empty buckets in a row are printed."""
+"""Maximum number of consecutive empty buckets that are printed."""
 
 
 def ordered_rows(contents: TableContents, rows: int | None = None) -> list[TableRow]:
     """
-    Return the rows by their values, the greatest last.
+    Return the rows sorted by value, the greatest last.
 
-    With ``rows`` so many of those with the greatest ones, and none in which a number has come back to 0.
+    With ``rows`` return only that many with the greatest values, and none whose number has returned to 0.
     """
     table = contents.table
     found = sorted(contents.rows, key=lambda row: (shown_value(table, row.cells), row.key))
@@ -148,7 +148,7 @@ def ordered_rows(contents: TableContents, rows: int | None = None) -> list[Table
 
 
 def table_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
-    """Iterate over the lines of a table; ``rows`` is how many rows are shown, ``names`` names addresses."""
+    """Iterate over the lines of a table; ``rows`` limits the number of rows, ``names`` names addresses."""
     table, name = contents.table, shown_name(contents.table)
     shown = ordered_rows(contents, rows)
     if (hidden := len(contents.rows) - len(shown)) > 0:
@@ -169,7 +169,7 @@ def table_lines(contents: TableContents, rows: int | None = None, names: Names =
 
 
 def lost_text(contents: TableContents) -> str:
-    """Return how many values found no room for their keys."""
+    """Return the message about values whose keys had no room."""
     table, values = contents.table, f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
     if table.has_user_stack and len(contents.rows) < table.capacity:
         advice = "a condition that lets fewer hits through helps, or 'sample'; a larger ring puts it off only"
@@ -178,12 +178,12 @@ def lost_text(contents: TableContents) -> str:
 
 
 def shown_name(table: Table) -> str:
-    """Return the name of a table for people."""
+    """Return the displayed name of a table."""
     return "@" if table.name == UNNAMED else f"@{table.name}"
 
 
 def value_text(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str:
-    """Return a value that is no histogram for people."""
+    """Return the text of a value that is not a histogram."""
     if table.keeps_bytes:
         return _part_text(kept_part(table, cells, names))
     unit = table.unit
@@ -221,7 +221,7 @@ def _part_text(part: Part) -> str:
 
 
 def quantiles_text(table: Table, cells: Sequence[int]) -> str:
-    """Return how many values a histogram has, and about where they lie."""
+    """Return the number of a histogram's values, and estimates of their quantiles."""
     text = f"{sum(cells)} in all"
     found = [(percent, estimated_quantile(buckets_of(table), cells, percent)) for percent in QUANTILES]
     shown = [f"p{percent} {_estimate(value, table)}" for percent, value in found if value is not None]
@@ -235,7 +235,7 @@ def _estimate(value: float, table: Table) -> str:
 
 
 def bar_lines(buckets: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """Iterate over the lines of a histogram; empty buckets around it are left out, and many inside it cut short."""
+    """Iterate over the lines of a histogram; empty buckets around it are omitted, and long gaps in it abbreviated."""
     filled = [n for n, (_, count) in enumerate(buckets) if count]
     if not filled:
         return
@@ -264,8 +264,8 @@ def bar_lines(buckets: Sequence[tuple[str, int]]) -> Iterator[str]:
 #     {"table": "h", "kind": "hist", "keys": [], "count": 2, "buckets": [[1, 2, 1], [2, 4, 1]],
 #      "estimates": {"p50": 2, ...}}
 #
-# A bucket is its lower bound, its upper bound, which is not in it, and its count; a bound is null where there is none.
-# ``lost`` is there where values found no room for their keys: {"table": "hits", "kind": "count", "lost": 3}.
+# A bucket is its lower bound, its exclusive upper bound, and its count; a missing bound is null. ``lost`` exists if
+# values had no room for their keys: {"table": "hits", "kind": "count", "lost": 3}.
 
 
 def table_json_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
@@ -277,7 +277,7 @@ def table_json_lines(contents: TableContents, rows: int | None = None, names: Na
 def table_objects(
     contents: TableContents, rows: int | None = None, names: Names = NO_NAMES
 ) -> Iterator[dict[str, Any]]:
-    """Iterate over what is said of each row, the greatest value last."""
+    """Iterate over the objects of the rows, the greatest value last."""
     table = contents.table
     head: dict[str, Any] = {"table": table.name, "kind": table.kind.value}
     if table.unit is not Unit.NONE:
@@ -289,7 +289,7 @@ def table_objects(
 
 
 def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> dict[str, Any]:
-    """Return what a value says."""
+    """Return the object with the fields of a value."""
     if table.keeps_bytes:
         return {"value": kept_part(table, cells, names)}
     match table.kind:
@@ -310,7 +310,7 @@ def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) ->
     assert_never(table.kind)
 
 
-# Rows of tables as single lines with their data beside them, for messages and events.
+# Rows of tables as single lines together with their data, for messages and events.
 #
 # ::
 #
@@ -318,15 +318,15 @@ def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) ->
 #     @latency[bash]: [1, 2) 2, [2, 4) 10; 12 in all; about p50 2.8, p90 3.8, p99 4
 #     @leaks[malloc+0x4 [libc.so.6]; main]: 16
 #
-# The data of a row is that of JSON.
+# The data of a row are the same as in JSON.
 
 
 class ShownRow(NamedTuple):
     """
-    What is said of a row.
+    A row as text and as data.
 
-    ``title`` is the table with the key, ``text`` the value, ``keys`` are the parts of the key. ``value`` has what
-    JSON says of the value; that of the last row is ``lost`` where tallies found no room.
+    ``title`` is the table with the key, ``text`` the value, ``keys`` are the parts of the key. ``value`` has the
+    value's fields as in JSON; for lost tallies it is a last row with ``lost``.
     """
 
     title: str
@@ -341,7 +341,7 @@ class ShownRow(NamedTuple):
 
 
 def shown_rows(contents: TableContents, names: Names = NO_NAMES, limit: int | None = None) -> Iterator[ShownRow]:
-    """Iterate over the rows of a table, the greatest value last; with ``limit`` over so many of these."""
+    """Iterate over the rows of a table, the greatest value last; ``limit`` restricts their number."""
     table, name = contents.table, shown_name(contents.table)
     for row in ordered_rows(contents, limit):
         keys = tuple(
@@ -364,16 +364,16 @@ def shown_rows(contents: TableContents, names: Names = NO_NAMES, limit: int | No
         yield ShownRow(name, lost_text(contents), (), {"lost": contents.lost})
 
 
-# A keyed table as users of the Python API read it.
+# A keyed table in the Python API.
 
 
 class KeyedTable:
     """
-    A table at the moment at which it was asked for: a mapping from keys to values, by tuples of the keys' parts.
+    A snapshot of a table: a mapping from keys, tuples of the keys' parts, to values.
 
-    ``lost`` counts the values that found no room for their keys. A part of a key is a number, a string, or a tuple of
-    the frames of a stack. The value is the number that ``push table`` gives, or, of a table that keeps these, a string
-    or the frames of a stack; ``details`` has all that is kept for a key.
+    ``lost`` counts the values whose keys had no room. A part of a key is a number, a string, or a tuple of the frames
+    of a stack. The value is the number that ``push table`` yields, or, for a table that stores these, a string or the
+    frames of a stack; ``details`` returns all fields of a key's value.
     """
 
     def __init__(self, contents: TableContents, names: Names = NO_NAMES) -> None:
@@ -406,7 +406,7 @@ class KeyedTable:
         return tuple(part) if isinstance(part, list) else part
 
     def get(self, key: tuple[Any, ...], default: Any = 0) -> Any:
-        """Return what is under a key, or ``default``."""
+        """Return the value of a key, or ``default``."""
         return self[key] if key in self._rows else default
 
     def items(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -414,7 +414,7 @@ class KeyedTable:
         return ((key, self[key]) for key in self._rows)
 
     def details(self, key: tuple[Any, ...]) -> dict[str, Any]:
-        """Return all that is kept for a key: ``value``, or ``count``, ``sum``, ``buckets`` and so on, as in JSON."""
+        """Return all fields of a key's value: ``value``, or ``count``, ``sum``, ``buckets`` and so on, as in JSON."""
         return value_object(self.contents.table, self._rows[key], self._names)
 
     def to_dicts(self) -> list[dict[str, Any]]:

@@ -7,12 +7,12 @@ The probe manager: a background process that owns engines, inserted programs, va
                                  programs (a thread for each: attachment.poll()) ◄──┘
                                       └► recorder ─► trace file, log targets (a thread and a bounded queue for each)
 
-There is one for each user; root's is the system's. The client talks to it, and starts it where none runs.
+Each user has one; root's is the system's. The client connects to it, and starts it if none is running.
 
-* It takes only compiled programs: the client preprocesses, parses and resolves. So the manager needs neither the
+* It accepts only compiled programs: the client preprocesses, parses and resolves. So the manager needs neither the
   preprocessor nor the user's files, and it verifies programs by build-id and by instructions.
 * One thread at a time changes programs; queries never wait. A slow log target delays nothing, and counts what it
   loses.
-* It has a lock as long as it runs, so there is only one. All state is in the process: when it is killed, the kernel
+* It holds a lock as long as it runs, so there is only one. All state is in the process: when it is killed, the kernel
   and the tracers remove the probepoints.
 """

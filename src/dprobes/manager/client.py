@@ -1,5 +1,5 @@
 """
-The way to the manager: connect, start one where none runs, ask.
+The client of the manager: connecting, starting a manager if none is running, and requests.
 
 ``ManagerClient`` is part of the Python API; the verbs of the command line use nothing else. ``ask`` is the protocol
 itself, the other methods take and return typed data.
@@ -61,23 +61,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ManagerClient", "launch_manager"]
 
-# Starting a manager: a process of its own that outlives the command that needed it.
+# Start of a manager: a process of its own that outlives the command that needed it.
 
 
 _LOG_MAX = 1 << 20
-"""Bytes of what managers have said, after which a new one begins anew."""
+"""Size in bytes from which on the manager's log is truncated when a manager starts."""
 
 
 def launch_manager(paths: ManagerPaths) -> None:
-    """Start a manager, and wait until it is ready, or another one is; raise the error with which it has ended."""
-    import subprocess  # a query of a manager that runs does without
+    """Start a manager, and wait until it or another one is ready; raise the error with which it has ended."""
+    import subprocess  # not needed by queries of a running manager
 
     ready, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         with paths.log.open("ab") as log:
             if log.tell() > _LOG_MAX:
                 log.truncate(0)
-            # A session of its own: it lives on when this terminal is closed.
+            # A session of its own lets it survive the end of this terminal.
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dprobes.manager", str(theirs)],
                 pass_fds=[theirs],
@@ -102,7 +102,7 @@ def launch_manager(paths: ManagerPaths) -> None:
             f"the probe manager ended at once, with status {status}: {_last_line(paths)}",
             hint=f"'{paths.log}' may say more",
         )
-    process.returncode = process.returncode or 0  # it is not ours to wait for
+    process.returncode = process.returncode or 0  # prevents the warning about a running child
 
 
 def _last_line(paths: ManagerPaths) -> str:
@@ -114,27 +114,27 @@ def _last_line(paths: ManagerPaths) -> str:
 
 
 _START_PATIENCE = 30.0
-"""Seconds that a manager may take to start, or another one to end."""
+"""Seconds to wait for a manager to start, or for another one to end."""
 
 _INTERVAL = 0.02
 
 _STOPPED_LOOK = 2.0
-"""Seconds of silence after which a client looks whether the manager is stopped."""
+"""Seconds of silence after which the client checks whether the manager is stopped."""
 
 _SILENCE = 10.0
-"""Seconds of silence after which a client says that it is waiting."""
+"""Seconds of silence after which the client reports that it is waiting."""
 
 _NOBODY = (FileNotFoundError, ConnectionRefusedError)
 
 
 class ManagerClient:
     """
-    Talk to this user's manager; use it as a context manager.
+    A connection to this user's manager; use it as a context manager.
 
-    With ``starts`` a manager is started where none runs. ``notify`` is called with each notice that an answer brings.
-    ``patience`` is how many seconds it may be silent before it is taken for one that does not answer; None is for ever,
-    but a manager that is stopped is noticed. Every method raises the error that the manager reports, or
-    ``ManagerError`` if it cannot be reached.
+    With ``starts`` a manager is started if none is running. ``notify`` is called with each notice in an answer.
+    ``patience`` is the number of seconds of silence after which the manager is considered hung; None means no limit,
+    but a stopped manager is noticed. Every method raises the error that the manager reports, or ``ManagerError`` if it
+    cannot be reached.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ManagerClient:
         self._connection: Connection | None = None
         self._interval = _STOPPED_LOOK if patience is None else patience
         self._silent = 0.0
-        """Seconds for which nothing has come."""
+        """Seconds since data was last received."""
 
     def __enter__(self) -> Self:
         end = self._connect() or (self._start() if self._starts else None)
@@ -169,13 +169,13 @@ class ManagerClient:
             self._connection = None
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Have the manager carry out a verb; return its result (docs/manager.md)."""
+        """Send a request for a verb; return its result (docs/manager.md)."""
         assert self._connection is not None, "the client has not been entered"
         try:
             self._silent = 0.0
             if self._patience is None:
-                self._check_not_stopped()  # what is sent now would be carried out at any time
-            with contextlib.suppress(BrokenPipeError):  # a manager that hung up has said why
+                self._check_not_stopped()  # a stopped manager would carry out the request at any later time
+            with contextlib.suppress(BrokenPipeError):  # a manager that closed the connection has sent the reason
                 self._connection.send({"dprobes": VERSION, "verb": verb, "arguments": _given(arguments)})
             while (message := self._connection.receive()) is not None:
                 if "notice" in message:
@@ -239,12 +239,12 @@ class ManagerClient:
         """
         Insert a compiled program (``CompiledProgram.to_bytes``), by default into all processes.
 
-        ``name`` is its name if not the module's (``--as``); ``merges`` and ``replaces`` say what is done with one that
-        has that name. ``groups`` and ``types`` choose among its definitions. Its handlers are executed for the hits
-        that all ``filters`` hold for, conditions as of ``dprobes run --filter``. ``items`` are the header items of its
-        records, ``targets`` log targets for them, besides the manager's trace file. ``verify_opcodes`` and
+        ``name`` is its name if it differs from the module's (``--as``); ``merges`` and ``replaces`` select what happens
+        to an existing program of that name. ``groups`` and ``types`` select definitions. Handlers are executed for the
+        hits that match all ``filters``, conditions of ``dprobes run --filter``. ``items`` are the header items of its
+        records, ``targets`` log targets for them, in addition to the manager's trace file. ``verify_opcodes`` and
         ``verify_build_id`` compare the module with the one that the program was built for; ``own_symbols`` allows
-        modules of which the program knows nothing. The others are as for ``attach``.
+        modules that the program was not built for. The others are as for ``attach``.
         """
         where = Scope() if scope is None else scope
         if where.command:
@@ -279,23 +279,23 @@ class ManagerClient:
         return decode(Insertion, self._ask("insert", arguments))
 
     def status(self) -> ManagerStatus:
-        """Return which manager answers, and how much is inserted."""
+        """Return the version and process of the manager, and how much is inserted."""
         return decode(ManagerStatus, self.ask("status"))
 
     def programs(self, name: str | None = None, *, extended: bool = False) -> list[ManagedProgram]:
         """
-        Return the programs that are inserted, or those called ``name``, with their probepoints and counts.
+        Return the inserted programs, or those called ``name``, with their probepoints and counts.
 
-        With ``extended`` their answers hold the compiled program as well.
+        With ``extended`` the results include the compiled program.
         """
         return list(decode(InsertedPrograms, self._ask("query", QueryArguments(name, extended))).programs)
 
     def remove(self, name: str | None = None) -> list[ManagedProgram]:
-        """Remove the programs called ``name``, or all, and return what they have counted."""
+        """Remove the programs called ``name``, or all, and return their final counts."""
         return list(decode(Removal, self._ask("remove", RemoveArguments(name, name is None))).removed or ())
 
     def remove_probepoints(self, major: int, minor: int, name: str | None = None) -> int:
-        """Remove the probepoints with these codes, of the programs called ``name`` or of all; return how many."""
+        """Remove the probepoints with these codes, of the programs called ``name`` or of all; return their number."""
         arguments = RemoveArguments(name, probe=(major, minor))
         return decode(Removal, self._ask("remove", arguments)).probepoints or 0
 
@@ -312,26 +312,30 @@ class ManagerClient:
         """
         Return local, per-CPU and global variables; ``name`` limits the former to the programs of this name.
 
-        ``index`` is the first and the last index that are meant. With ``resets`` they are zero from then on. Keyed
-        tables whose names match one of the patterns ``clears`` are empty from then on.
+        ``index`` is the first and the last index to return. With ``resets`` they are set to zero. Keyed tables whose
+        names match one of the patterns ``clears`` are cleared.
         """
         arguments = GetvarsArguments(name, wants_locals, wants_globals, index, resets, tuple(clears))
         return decode(ManagedVariables, self._ask("getvars", arguments))
 
     def global_variables(self) -> list[int]:
-        """Return the global variables that programs declare, or have left behind; each is 64 bits."""
+        """Return the global variables that programs declare, or had declared; each has 64 bits."""
         return list(self.variables(wants_locals=False).globals or ())
 
     def targets(self) -> list[TargetStatus]:
-        """Return the log targets besides the manager's trace file."""
+        """Return the log targets other than the manager's trace file."""
         return _targets(self.ask("targets"))
 
     def add_target(self, target: str, name: str | None = None, log_format: str = "text") -> list[TargetStatus]:
-        """Add a log target, for the program called ``name`` or all; the path of a file is absolute. Return all."""
+        """
+        Add a log target, for the program called ``name`` or all; the path of a file is absolute.
+
+        Return all targets.
+        """
         return _targets(self._ask("add-target", AddTargetArguments(target, name, log_format)))
 
     def remove_target(self, target: str, name: str | None = None) -> list[TargetStatus]:
-        """Remove a log target, that for the program called ``name`` or all of its name; return how they fared."""
+        """Remove a log target for the program called ``name``, or all targets of that name; return the last status."""
         return _targets(self._ask("remove-target", RemoveTargetArguments(target, name)))
 
     def stop(self, *, ends: bool = False) -> Stopped:
@@ -340,10 +344,10 @@ class ManagerClient:
 
     def kill(self, patience: float = 0.0) -> Killed | None:
         """
-        End the manager, and with it everything that is inserted; return what it came to, None if there is no manager.
+        End the manager, and with it everything that is inserted; return the outcome, None if there is no manager.
 
-        One that is silent may be busy, or stopped. So it is asked first (SIGTERM), and killed if it is there still
-        after ``patience`` seconds.
+        A silent manager may be busy, or stopped. So it gets SIGTERM first, and SIGKILL if it still exists after
+        ``patience`` seconds.
         """
         pid = self._living()
         if pid is None:
@@ -361,7 +365,7 @@ class ManagerClient:
         return Killed(pid, by_force=True)
 
     def _living(self) -> int | None:
-        """Return the process that holds the lock; what is in the directory of somebody else is not believed."""
+        """Return the process that holds the lock; lock files in another user's directory are not trusted."""
         check_private(self._paths.runtime, RUNTIME)
         return self._locked_by()
 
@@ -375,11 +379,11 @@ class ManagerClient:
     # Connecting
 
     def _connect(self) -> socket.socket | None:
-        """Return a connection, None if no manager is there."""
-        if os.geteuid() != 0:  # root may look after the manager of another user
+        """Return a connection, None if there is no manager."""
+        if os.geteuid() != 0:  # root may manage the manager of another user
             check_private(self._paths.runtime, RUNTIME)
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        # Unlike a timeout of Python's, this waits for room in the queue of a listener.
+        # Unlike a timeout of Python's, this waits for room in the listener's queue.
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(self._interval), 0))
         try:
             with socket_address(self._paths.socket) as address:
@@ -409,7 +413,7 @@ class ManagerClient:
                 return
 
     def _start(self) -> socket.socket:
-        """Start a manager, or wait for the one that somebody else is starting."""
+        """Start a manager, or wait for one that another client is starting."""
         private_directory(self._paths.runtime, RUNTIME)
         private_directory(self._paths.state, STATE)
         until = time.monotonic() + _START_PATIENCE

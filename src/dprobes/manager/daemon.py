@@ -1,7 +1,7 @@
 """
-The manager's socket: a thread for each connection, which hurts nobody but itself.
+The manager's socket: a thread for each connection, isolated from the others.
 
-Only this user and root are heard (SO_PEERCRED); the socket's mode, 0600, keeps the others away already.
+Only this user and root are accepted (SO_PEERCRED); the socket's mode, 0600, already excludes others.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGE", "give_large_blocks_back", "main"]
 
-# The place of a manager in the file system: the lock that says there is one, and the socket that clients find it at.
+# A manager's files: the lock, which marks a running manager, and the socket, to which clients connect.
 #
-# Both are files, and files can be taken away: by who clears a run-time directory, or by a second listener that
-# binds the same path. A manager that nobody can reach would keep its probepoints for ever, so ``restore`` is called now
-# and then, and puts back what is missing.
+# Both files can be removed: by a cleaner of a run-time directory, or by a second listener that binds the same path. An
+# unreachable manager would keep its probepoints forever. So ``restore`` is called periodically, and recreates missing
+# files.
 
 
 LARGE = 1 << 20
@@ -69,10 +69,10 @@ _Identity = tuple[int, int]
 
 class Place:
     """
-    A manager's lock and its listening socket; made by ``take``, given up by ``leave``.
+    A manager's lock and its listening socket; created by ``take``, released by ``leave``.
 
-    The lock holds as long as the process lives. ``listening`` is there after ``listen``, and another one after a
-    ``restore`` that made it.
+    The lock is held as long as the process lives. ``listening`` is set by ``listen``, and replaced if ``restore``
+    creates a new socket.
     """
 
     listening: socket.socket
@@ -85,19 +85,19 @@ class Place:
 
     @classmethod
     def take(cls, paths: ManagerPaths) -> Self | None:
-        """Take the place of this user's manager; None if another one has it."""
+        """Take the lock of this user's manager; return None if another one has it."""
         lock = _take_lock(paths)
         return None if lock is None else cls(paths, lock)
 
     def listen(self) -> None:
-        """Begin to listen, at the socket that systemd has passed if it did."""
+        """Listen on the socket that systemd has passed, or on a new one."""
         passed = _passed_socket()
         self._is_ours = passed is None
         self.listening = _listen(self._paths.socket) if passed is None else passed
         self._socket = _identity(self._paths.socket)
 
     def restore(self) -> bool:
-        """Put back what somebody has taken away; return False if another manager has the place meanwhile."""
+        """Recreate missing files; return False if another manager has taken the place meanwhile."""
         status = os.fstat(self._lock)
         if _identity(self._paths.lock) != (status.st_dev, status.st_ino):
             private_directory(self._paths.runtime, RUNTIME)
@@ -114,7 +114,7 @@ class Place:
         return True
 
     def leave(self) -> None:
-        """Stop listening; who connects from now on starts another manager, which waits for our lock."""
+        """Stop listening; later clients start another manager, which waits for this lock."""
         if self._is_ours and _identity(self._paths.socket) == self._socket:
             with contextlib.suppress(OSError):
                 self._paths.socket.unlink()
@@ -130,7 +130,7 @@ def _identity(path: Path) -> _Identity | None:
 
 
 def _take_lock(paths: ManagerPaths) -> int | None:
-    """Take the lock, which holds until this process ends; return None if another manager has it."""
+    """Take the lock, which is held until this process ends; return None if another manager has it."""
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,9 +159,9 @@ def _passed_socket() -> socket.socket | None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Return a listening socket; one that is there already is nobody's, for the lock is ours."""
+    """Return a listening socket; an existing socket file is obsolete, because this process holds the lock."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    # Under its own name it is listened at from the beginning.
+    # The socket is listening before it gets its final name.
     new = path.with_name(path.name + ".new")
     try:
         new.unlink(missing_ok=True)
@@ -182,7 +182,7 @@ def _listen(path: Path) -> socket.socket:
 _CONNECTIONS_MAX = 64
 
 _SILENCE = 30.0
-"""Seconds that a client may let us wait in the middle of a line, or not take an answer."""
+"""Seconds without progress of a client in the middle of a line, or in reading an answer."""
 
 _LOOK = 1.0
 
@@ -191,9 +191,9 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
 class Server:
     """
-    Accept connections at a manager's place until the manager is over.
+    A server that accepts connections of a manager until the manager is over.
 
-    ``idle_limit`` is after how many seconds without a connection an idle manager ends, None for never.
+    ``idle_limit`` is the number of seconds without a connection after which an idle manager ends, None for never.
     """
 
     def __init__(self, manager: Manager, place: Place, idle_limit: float | None) -> None:
@@ -203,7 +203,7 @@ class Server:
         self._lock = threading.Lock()
         self._served: set[socket.socket] = set()
         self._waiting: dict[socket.socket, None] = {}
-        """Those of which a request is awaited, whole or in part; the longest first."""
+        """Connections whose request is incomplete or has not begun; the longest-waiting first."""
         self._answering = 0
         self._last = self._looked = time.monotonic()
 
@@ -219,19 +219,19 @@ class Server:
             except BlockingIOError:
                 continue
             except OSError as error:
-                # Out of descriptors, say: what is open may end.
+                # For example no free descriptors: open connections may end.
                 self._say(f"accept: {reason_of(error)}")
                 time.sleep(_LOOK)
                 continue
             self._last = time.monotonic()
             self._begin(end)
-        # Who asked for the end waits for the answer.
+        # The client that requested the end waits for the answer.
         until = time.monotonic() + _LOOK
         while self._answering and time.monotonic() < until:
             time.sleep(_LOOK / 100)
 
     def _look_after_place(self) -> None:
-        """Have the place restored, once in a while; another manager that has it is the one that clients find."""
+        """Restore the files periodically; end if another manager, to which clients connect, has taken the place."""
         if time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
@@ -255,7 +255,7 @@ class Server:
         if self._make_room(end):
             try:
                 threading.Thread(target=self._converse, args=(end,), name="client", daemon=True).start()
-            except RuntimeError as error:  # this user has as many threads as are allowed
+            except RuntimeError as error:  # the user's limit of threads is reached
                 self._say(str(error))
                 with self._lock:
                     self._served.discard(end)
@@ -265,7 +265,7 @@ class Server:
         end.close()
 
     def _make_room(self, end: socket.socket) -> bool:
-        """Count a connection in; where there are too many, that which has let us wait for the longest time goes."""
+        """Register a connection; if there are too many, dismiss the one that has been idle for the longest time."""
         with self._lock:
             if len(self._served) >= _CONNECTIONS_MAX:
                 longest = next(iter(self._waiting), None)
@@ -298,7 +298,7 @@ class Server:
             self._last = time.monotonic()
 
     def _next(self, end: socket.socket, connection: Connection) -> Message | None:
-        """Return the next request, None at the end; between requests a client may take its time."""
+        """Return the next request, None at the end; between requests there is no time limit."""
         with self._lock:
             self._waiting[end] = None
         request = None
@@ -315,7 +315,7 @@ class Server:
             with self._lock:
                 self._waiting.pop(end, None)
                 is_served = end in self._served
-        # A client that was told to go must not have its request carried out.
+        # The request of a dismissed client must not be carried out.
         return request if is_served else None
 
     def _check_peer(self, end: socket.socket, connection: Connection) -> None:
@@ -360,7 +360,7 @@ class Server:
 
 
 def _dismiss(end: socket.socket) -> None:
-    """Tell a client that there are too many; one that does not listen is not waited for."""
+    """Send the error that there are too many connections, without blocking."""
     error = ManagerError(f"the manager serves {_CONNECTIONS_MAX} clients already", hint="try again")
     with contextlib.suppress(OSError):
         end.send(line_of(message_of(error)), socket.MSG_DONTWAIT)
@@ -370,17 +370,17 @@ def _dismiss(end: socket.socket) -> None:
 
 # The process of the manager: ``python -m dprobes.manager``.
 #
-# Started by a client (``client``), which waits at a pipe for it, or by systemd, which gives it the listening socket
-# (``place``). SIGTERM and SIGINT end it, and every probepoint with it. Should it be killed, the kernel takes the eBPF
-# programs away, and tracers see the end of their pipes.
+# It is started by a client (``client``), which waits for it at a pipe, or by systemd, which passes the listening socket
+# (``place``). SIGTERM and SIGINT end it, and remove every probepoint. If it is killed, the kernel removes the eBPF
+# programs, and tracers detect the end of their pipes.
 
 
 _IDLE_LIMIT = 900.0
-"""Seconds after which a manager that has nothing to do ends."""
+"""Seconds after which an idle manager ends."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the manager; ``arguments`` may name the descriptor of the pipe at which a client waits."""
+    """Run the manager; ``arguments`` may contain the descriptor of the pipe at which a client waits."""
     ready = int(arguments[0]) if arguments else None
     paths = manager_paths()
     try:
@@ -421,13 +421,13 @@ def _fail(error: DprobesError, ready: int | None) -> int:
 
 
 def _tell(pipe: int, what: bytes) -> None:
-    with contextlib.suppress(OSError):  # the client has gone, or was told before
+    with contextlib.suppress(OSError):  # the client has gone, or the pipe is already closed
         os.write(pipe, what)
         os.close(pipe)
 
 
 def _allow_descriptors() -> None:
-    """Have as many descriptors as this user may: thousands of probepoints need some thousands."""
+    """Raise the limit of descriptors to the user's maximum: thousands of probepoints need some thousands."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -435,15 +435,15 @@ def _allow_descriptors() -> None:
 
 def give_large_blocks_back() -> None:
     """
-    Have the C library give large blocks back to the kernel as soon as they are freed.
+    Make the C library return large blocks to the kernel as soon as they are freed.
 
-    Every insertion reads the file that it is about, and frees what it has read if that is held already
-    (``inserter``). The GNU C library would keep such a block for its next user: after the first one that is freed
-    it takes blocks of that size, up to 32 MiB, from the arena of the thread, of which there are eight for each
-    processor (mallopt(3), M_MMAP_THRESHOLD). Other C libraries have no such habit, and no ``mallopt``.
+    Each insertion reads the file of its module, and frees the contents if an equal file is held already (``inserter``).
+    The GNU C library would keep such a block for reuse: after the first one is freed, it allocates blocks of that size,
+    up to 32 MiB, from the arena of the thread, of which there are eight for each processor (mallopt(3),
+    M_MMAP_THRESHOLD). Other C libraries do not do that, and have no ``mallopt``.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE)
-        # Of small blocks so much may stay free after the last one: twice as much, as the library has it, too.
+        # The free memory kept at the top of the heap: twice the threshold, as in the library.
         mallopt(_M_TRIM_THRESHOLD, 2 * LARGE)

@@ -1,4 +1,4 @@
-"""What the manager's verb ``insert`` is asked for: its arguments, checked, as the values that other modules take."""
+"""The arguments of the manager's verb ``insert``, checked and converted to the types of other modules."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["InsertRequest", "check_format", "checked_insertion"]
 
 _NAME_MAX = 255
-"""Bytes of a program's name, as of a file's (NAME_MAX of limits.h)."""
+"""Maximum size of a program's name in bytes, as of a file name (NAME_MAX of limits.h)."""
 
 _SHOWN = 40
-"""Characters of a name that is refused that are shown."""
+"""Maximum number of characters that are shown of a refused name."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsertRequest:
-    """What is to be inserted, and how: the arguments, and what they come to."""
+    """A checked request for an insertion: the arguments, and the values derived from them."""
 
     arguments: InsertArguments
     ppdf: Ppdf
@@ -39,7 +39,7 @@ class InsertRequest:
 
 
 def checked_insertion(given: InsertArguments) -> InsertRequest:
-    """Return what ``insert`` is to do; raise ``FormatError`` for a PPDF that is none, and ``ManagerError``."""
+    """Return the checked request; raise ``FormatError`` for an invalid PPDF, ``ManagerError`` for other errors."""
     from dprobes.ppdf.ppdf_file import decode
 
     if given.merge and given.replace:
@@ -92,7 +92,7 @@ def _scope(given: ScopeArguments) -> Scope:
 
 
 def _check_name(name: str | None) -> None:
-    """Raise ``ManagerError`` if a program cannot have a name, which is printed in tables."""
+    """Raise ``ManagerError`` for an invalid name of a program; names are printed in tables."""
     if name is not None and (not name.isprintable() or not 0 < len(os.fsencode(name)) <= _NAME_MAX):
         shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
         raise ManagerError(

@@ -1,4 +1,4 @@
-"""Inserting a program: from a PPDF to a program that the manager follows."""
+"""Insertion of a program: from a PPDF to a program that the manager follows."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldFiles", "Inserter", "SharingSymbols", "ring_size"]
 
-# The files that programs of a manager are for: their bytes are held once, however many programs there are.
+# The module files of a manager's programs: the contents of each are held once, however many programs there are.
 
 
 class HeldFiles:
-    """The files that somebody holds; any thread may ask."""
+    """The files that are in use; any thread may call the methods."""
 
     def __init__(self) -> None:
         self._files: WeakValueDictionary[tuple[str, str | None, int], ElfFile] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def same(self, elf: ElfFile) -> ElfFile:
-        """Return the file that is held already if it is the same to the byte, else the one that is given."""
+        """Return a held file with identical contents, else the given one."""
         key = (str(elf.path), elf.build_id, len(elf.data))
         with self._lock:
             held = self._files.get(key)
@@ -60,26 +60,26 @@ class HeldFiles:
 
 @dataclass(frozen=True, slots=True)
 class SharingSymbols:
-    """Give the modules that another provider gives, of files that are held once."""
+    """A provider of another provider's modules, with files that are held once."""
 
     symbols: SymbolProvider
     files: HeldFiles
 
     def module_of(self, elf: ElfFile) -> Module:
-        """Return the module in a file; raise ``TargetError`` as the other provider does."""
+        """Return the module in a file; raise the same ``TargetError`` as the other provider."""
         return self.symbols.module_of(self.files.same(elf))
 
     def machine(self, host: str) -> str | None:
-        """Return what the other provider does."""
+        """Return the result of the other provider."""
         return self.symbols.machine(host)
 
     @property
     def kernels(self) -> tuple[CarriedKernel, ...]:
-        """What the other provider has."""
+        """The kernels of the other provider."""
         return self.symbols.kernels
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Be the other provider in another process, which shares no memory."""
+        """Pickle as the other provider: another process shares no memory."""
         return _itself, (self.symbols,)
 
 
@@ -88,20 +88,20 @@ def _itself(symbols: SymbolProvider) -> SymbolProvider:
 
 
 _RING_MAX, _RING_MIN = 4 << 20, 1 << 18
-"""Bytes of a ring where the user does not say how many: in one beside no others, and in one beside hundreds."""
+"""Default sizes of a ring in bytes: without other programs, and with hundreds of them."""
 
 _RING_SHARE = 32 << 20
-"""Bytes that the rings of as many programs as there are would take, if all were as large as the newest one."""
+"""Total size in bytes of all rings if each were as large as the newest one."""
 
 
 def ring_size(others: int) -> int:
-    """Return the size of the ring for a program beside so many others: the kernel takes the memory for it at once."""
+    """Return the ring size in bytes with ``others`` other programs: the kernel allocates the memory at once."""
     share = _RING_SHARE // (others + 1)
     return max(_RING_MIN, min(_RING_MAX, 1 << (share.bit_length() - 1)))
 
 
 class Inserter:
-    """Insert programs for a manager; what is known of the kernel is found out once."""
+    """An inserter of a manager's programs; properties of the kernel are determined once."""
 
     def __init__(self, recording: Recording, globals_: GlobalVariables) -> None:
         self._recording = recording
@@ -118,11 +118,11 @@ class Inserter:
         notify: Callable[[Notice], None],
     ) -> InsertedProgram:
         """
-        Insert a program under a name; ``present`` are those of that name which it is merged with, or replaces.
+        Insert a program under a name; ``present`` are the programs of that name, which it is merged with, or replaces.
 
-        ``beside`` are all that are inserted: one of them may follow the process in scope already.
+        ``beside`` are all inserted programs: one of them may already follow the process in scope.
 
-        Raise an error of ours if that cannot be: what is inserted already stays as it is.
+        Raise a subclass of ``DprobesError`` on failure; earlier programs are unchanged then.
         """
         arguments = given.arguments
         if given.ppdf.blocks is not None:
@@ -155,7 +155,7 @@ def _symbols_of(ppdf: Ppdf, given: InsertArguments) -> CarriedSymbols:
 
 @dataclass(frozen=True, slots=True)
 class _ManagerFace(Face[InsertedProgram]):
-    """A program of the manager, which keeps its records."""
+    """The callbacks for a program of the manager, which keeps its records."""
 
     name: str
     given: InsertRequest
@@ -186,13 +186,13 @@ class _ManagerFace(Face[InsertedProgram]):
         )
 
     def check(self, resolution: Resolution) -> None:
-        """Refuse a program with probepoints where one that it is merged with has some."""
+        """Raise an error for probepoints at the same places as those of a program that it is merged with."""
         if self.given.arguments.merge:
             for each in resolution.compiled:
                 _check_apart(each, self.present)
 
     def announce(self, planned: RunPlan) -> None:
-        """Tell what is doubtful; refuse a program that cannot replace the one that is there."""
+        """Send warnings to the client; raise an error if the program cannot replace the present one."""
         compiled = planned.compiled
         if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
             has_warnings = any(d.severity is Severity.WARNING for d in compiled.diagnostics)
@@ -202,7 +202,7 @@ class _ManagerFace(Face[InsertedProgram]):
             _check_replaceable(self.present[0], planned.engine, self.given.request.scope)
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> InsertedProgram:
-        """Follow the program by a thread, and return when all has been probed that is there."""
+        """Start a thread that follows the program, and return when everything in scope is probed."""
         try:
             inserted = InsertedProgram(
                 self.name,
@@ -213,14 +213,14 @@ class _ManagerFace(Face[InsertedProgram]):
                 self.given,
             )
         except BaseException:
-            attachment.close()  # nobody else knows of it
+            attachment.close()  # nothing else refers to it
             raise
         inserted.start()
         return inserted
 
 
 def _check_replaceable(replaced: InsertedProgram, engine: str, scope: Scope) -> None:
-    """Raise an error of ours if a program cannot be replaced by one of an engine in a scope."""
+    """Raise an error if a program cannot be replaced by one with this engine and scope."""
     if replaced.engine != engine:
         raise NotSupportedError(
             f"a program of the {replaced.engine} engine cannot be replaced by one of the {engine} engine",
@@ -234,7 +234,7 @@ def _check_replaceable(replaced: InsertedProgram, engine: str, scope: Scope) -> 
 
 
 def _with_absolute_name(program: Program, directory: str) -> Program:
-    """Return a program whose module, if it is named by a path, is named by an absolute one."""
+    """Return a program in which a relative path of the module is made absolute."""
     name = program.name
     if "/" not in name or name.startswith("/"):
         return program
@@ -247,7 +247,7 @@ def _places(inserted: InsertedProgram) -> Iterator[Probepoint]:
 
 
 def _check_apart(compiled: Compiled, present: Iterable[InsertedProgram]) -> None:
-    """Raise ``SourceError`` if a program has a probepoint where one of its name has one that is not gone."""
+    """Raise ``SourceError`` if a program has a probepoint at the place of an active one of the same name."""
     if compiled.resolved is None:
         return
     taken = {probe.place: probe for each in present for probe in _places(each)}

@@ -1,4 +1,4 @@
-"""Programs that the manager has inserted, and what ``query`` and ``getvars`` answer of them."""
+"""Programs that the manager has inserted, and the answers of ``query`` and ``getvars`` about them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class InsertedProgram(FollowedProgram):
     """
     A program that the manager has inserted; ``start`` begins to follow it.
 
-    ``name`` is what the user calls it, ``given`` what was asked for, ``planned`` how that is done.
+    ``name`` is the user's name of the program, ``given`` the request, ``planned`` the plan of its insertion.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class InsertedProgram(FollowedProgram):
         self._records = records
         self._counting = threading.Lock()
         self._unwritten: Counter[int] = Counter()
-        """The records of probepoints that the trace file has not taken."""
+        """Number of records by probepoint that could not be written to the trace file."""
 
     def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Write records to the trace file and the targets."""
@@ -69,7 +69,7 @@ class InsertedProgram(FollowedProgram):
                 self._unwritten.update(probe for probe, _ in records)
 
     def seen(self, counts: Sequence[Counts]) -> Sequence[Counts]:
-        """Return the counts, where records that are not in the trace file are lost ones."""
+        """Return the counts, with records that are not in the trace file counted as lost."""
         with self._counting:
             unwritten = self._unwritten.copy()
         if not unwritten:
@@ -81,12 +81,12 @@ class InsertedProgram(FollowedProgram):
 
     @property
     def unwritten(self) -> int:
-        """How many records the trace file has not taken."""
+        """Number of records that could not be written to the trace file."""
         with self._counting:
             return self._unwritten.total()
 
     def take_end(self, lost: int) -> None:
-        """Note the end, how many records were lost, and what keyed tables hold."""
+        """Record the end, with the number of lost records and the contents of keyed tables."""
         self._records.end(lost, self.session.tables() if self.program.tables else ())
 
 
@@ -98,9 +98,9 @@ def describe_program(
     extended: bool = False,
 ) -> ManagedProgram:
     """
-    Return what ``query`` shows of a program; ``counts`` are of now by default, ``pending`` records on their way.
+    Return the answer of ``query`` for a program; ``counts`` are current by default, ``pending`` records unwritten.
 
-    With ``extended`` it has the compiled program.
+    With ``extended`` it includes the compiled program.
     """
     program = inserted.program
     states = inserted.states()
@@ -152,7 +152,7 @@ def _describe_header(program: Program) -> ManagedHeader:
 
 
 def describe_scope(scope: Scope) -> ManagedScope:
-    """Return which processes a scope is about."""
+    """Return the description of a scope."""
     if scope.pid is not None:
         return ManagedScope(pid=scope.pid, follow=scope.follow, endpoint=scope.endpoint)
     uid = None if scope.cgroup is not None else scope.uid
@@ -203,7 +203,7 @@ def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str]
 
 
 def describe_variables(inserted: InsertedProgram, first: int, last: int) -> ProgramVariables:
-    """Return the variables that only one program has, those with the indices from ``first`` to ``last``."""
+    """Return the variables of a single program, those with the indices from ``first`` to ``last``."""
     some = slice(first, last + 1)
     return ProgramVariables(
         inserted.name,

@@ -1,12 +1,12 @@
 """
-Where a user's manager has its files.
+The files of a user's manager.
 
 ::
 
     run-time directory      mode 0700; DPROBES_RUNTIME_DIR, else /run/dprobes for root, else $XDG_RUNTIME_DIR/dprobes,
     ├── manager.sock        mode 0600  else /tmp/dprobes-UID, else the directory run in the state directory
-    ├── manager.lock        held (flock) as long as the manager lives; holds its process id
-    └── manager.log         what it says on standard error
+    ├── manager.lock        held (flock) as long as the manager lives; contains its process id
+    └── manager.log         its standard error
     state directory         mode 0700; DPROBES_STATE_DIR, else /var/lib/dprobes for root, else $XDG_STATE_HOME/dprobes,
     └── trace.dpt           else ~/.local/state/dprobes
 """
@@ -41,10 +41,10 @@ ALREADY = 3
 """The exit status of a manager that found another one."""
 
 READY = b"r"
-"""What a manager writes to the pipe of the client that started it when it can be connected to; else the error."""
+"""The byte that a manager writes to the starting client's pipe when it accepts connections; else it writes an error."""
 
 RUNTIME, STATE = "DPROBES_RUNTIME_DIR", "DPROBES_STATE_DIR"
-"""The variables that name other directories."""
+"""The environment variables that override the directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class ManagerPaths:
 
     @property
     def lock(self) -> Path:
-        """The file that a living manager has locked."""
+        """The file that is locked by the running manager."""
         return self.runtime / "manager.lock"
 
     @property
     def log(self) -> Path:
-        """What a manager says on standard error when a client has started it."""
+        """The standard error of a manager that was started by a client."""
         return self.runtime / "manager.log"
 
     @property
@@ -78,9 +78,9 @@ class ManagerPaths:
 @contextlib.contextmanager
 def socket_address(path: Path) -> Iterator[str]:
     """
-    Give the address of a socket, however long its path is: that of an address is 107 bytes at most (unix(7)).
+    Provide an address for a socket with any length of path: an address has at most 107 bytes (unix(7)).
 
-    Raise ``OSError`` if there is no such directory.
+    Raise ``OSError`` if the directory does not exist.
     """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -90,7 +90,7 @@ def socket_address(path: Path) -> Iterator[str]:
 
 
 def manager_paths() -> ManagerPaths:
-    """Return where the manager of this user has its files; nothing is made."""
+    """Return the directories of this user's manager, without creating them."""
     user = os.geteuid()
     environment = os.environ
     if (state := environment.get(STATE)) is None:
@@ -104,10 +104,10 @@ def manager_paths() -> ManagerPaths:
 
 def _shared_directory(user: int, state: str) -> str:
     """
-    Return the run-time directory of a user who has been given no place for one.
+    Return the default run-time directory of a user without a configured one.
 
-    In /tmp anybody can be the first to make it. Where somebody else was, it is in the state directory, and stays there:
-    a manager that is there must be found when the other one has gone.
+    In /tmp another user may have created it first. Then it is in the state directory, and stays there: an existing
+    manager must be found when the other directory is gone.
     """
     common, own = Path(f"/tmp/dprobes-{user}"), Path(state, "run")  # noqa: S108 - checked to be ours
     if (own / "manager.lock").exists():
@@ -121,9 +121,9 @@ def _shared_directory(user: int, state: str) -> str:
 
 def private_directory(path: Path, variable: str) -> None:
     """
-    Make a directory that only this user can enter; raise ``ManagerError`` if another one owns or may write it.
+    Create a directory that only this user can enter; raise ``ManagerError`` if another one owns or may write it.
 
-    ``variable`` names another directory in its place.
+    ``variable`` is the environment variable that overrides the directory, for the hint.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,9 +134,9 @@ def private_directory(path: Path, variable: str) -> None:
 
 def check_private(path: Path, variable: str) -> None:
     """
-    Raise ``ManagerError`` if a directory is another user's, or can be written by others; one that is missing is fine.
+    Raise ``ManagerError`` if a directory is another user's, or writable by others; a missing one is accepted.
 
-    What is in such a directory is not to be believed: a socket there may be anybody's.
+    Such a directory cannot be trusted: any user may have created a socket in it.
     """
     try:
         status = path.lstat()

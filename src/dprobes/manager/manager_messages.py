@@ -1,7 +1,7 @@
 """
-What the manager is asked and answers, as it is sent; docs/manager.md says what the fields mean.
+The requests and answers of the manager as dataclasses; docs/manager.md describes the fields.
 
-``answer`` is the object itself as a client has received it.
+``answer`` is the JSON object as received by a client.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NoArguments:
 
 @dataclass(frozen=True, slots=True)
 class ScopeArguments:
-    """The processes that an insertion is about; the fields are those of ``Scope``."""
+    """The processes of an insertion; the fields are those of ``Scope``."""
 
     pid: int | None = field(default=None, metadata=wire(bounds=(1, 1 << 22)))
     cgroup: str | None = None
@@ -159,7 +159,7 @@ VERBS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class ManagerStatus:
-    """The manager that answers: its version and process, since when, its trace file, and how much is inserted."""
+    """Status of a running manager: version, process id, start time, trace file, counts."""
 
     version: str
     pid: int
@@ -173,10 +173,10 @@ class ManagerStatus:
 @dataclass(frozen=True, slots=True)
 class ManagedProbepoint:
     """
-    What is known of one place; ``where`` is it for people, ``path`` the file.
+    A probepoint; ``where`` is its displayed place, ``path`` the file.
 
-    ``definition`` is the number of its probe definition. ``at_return`` says that it is hit just after the function's
-    return. What follows ``kind`` is there for some kinds only.
+    ``definition`` is the number of its probe definition. ``at_return`` is true if it is hit just after the function's
+    return. The fields after ``kind`` exist for some kinds only.
     """
 
     definition: int
@@ -206,7 +206,7 @@ class ManagedProbepoint:
 
 @dataclass(frozen=True, slots=True)
 class ManagedScope:
-    """The processes that a program is about: those of one of these, or all; at an endpoint if there is one."""
+    """The processes of a program: those of one of these fields, or all; at an endpoint if there is one."""
 
     pid: int | None = field(default=None, metadata=LEFT_OUT)
     follow: bool | None = field(default=None, metadata=LEFT_OUT)
@@ -244,7 +244,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class LeftOutPlace:
-    """Why what the pattern of a definition matches has no probepoint; ``number`` is the definition's."""
+    """The reason why a match of a definition's pattern has no probepoint; ``number`` is the definition's."""
 
     number: int
     path: str
@@ -255,13 +255,13 @@ class LeftOutPlace:
 @dataclass(frozen=True, slots=True)
 class ManagedProgram:
     """
-    What is known of a program that is inserted.
+    An inserted program.
 
-    ``name`` is what it is called, ``module`` what it probes. ``since`` is in seconds since 1970. ``problem`` says why
-    it has ended, if not because it was asked to. ``not_resolved`` are the numbers of definitions without a probepoint.
-    ``pending`` of the records that are counted are not in the trace file yet. ``unwritten`` could not be written to it:
-    they are among those that are lost. Its handlers are executed for the hits that all ``filters`` hold for. ``ppdf``
-    and ``selected`` are there if they were asked for.
+    ``name`` is its name, ``module`` the probed module. ``since`` is in seconds since 1970. ``problem`` is the reason
+    why it has ended, unless that was requested. ``not_resolved`` are the numbers of definitions without a probepoint.
+    ``pending`` of the counted records are not in the trace file yet. ``unwritten`` could not be written to it: they are
+    among the lost ones. Handlers are executed for the hits that match all ``filters``. ``ppdf`` and ``selected`` exist
+    if they were requested.
     """
 
     name: str
@@ -289,7 +289,7 @@ class ManagedProgram:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What was inserted, what it replaced, and why its engine was chosen (None: it was asked for)."""
+    """The result of an insertion: the program, those it replaced, and why its engine was chosen (None: requested)."""
 
     program: ManagedProgram
     replaced: tuple[ManagedProgram, ...]
@@ -299,7 +299,7 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What was removed: programs, or how many of their probepoints."""
+    """The result of a removal: programs, or the number of removed probepoints."""
 
     removed: tuple[ManagedProgram, ...] | None = field(default=None, metadata=LEFT_OUT)
     probepoints: int | None = field(default=None, metadata=LEFT_OUT)
@@ -307,14 +307,14 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class InsertedPrograms:
-    """The programs that are inserted."""
+    """The inserted programs."""
 
     programs: tuple[ManagedProgram, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalValues:
-    """How many global variables are in use, and the values of those that were asked for."""
+    """The number of global variables in use, and the requested values."""
 
     count: int
     values: tuple[int, ...]
@@ -323,9 +323,9 @@ class GlobalValues:
 @dataclass(frozen=True, slots=True)
 class ProgramVariables:
     """
-    The variables that a program has for itself; ``cpu`` has a list for each CPU.
+    The variables of a single program; ``cpu`` has a list for each CPU.
 
-    ``tables`` are its keyed tables as bytes (``keyed.table_codec``), None if it has none.
+    ``tables`` are its keyed tables in binary form (``keyed.table_codec``), None if it has none.
     """
 
     name: str
@@ -344,9 +344,9 @@ class ProgramVariables:
 @dataclass(frozen=True, slots=True)
 class ManagedVariables:
     """
-    Variables, those from index ``first`` on.
+    Variables, from index ``first`` on.
 
-    ``globals`` is None if they were not asked for. ``programs`` are those that have variables of their own.
+    ``globals`` is None if they were not requested. ``programs`` are those that have variables of their own.
     """
 
     first: int
@@ -361,13 +361,13 @@ class ManagedVariables:
 
     @property
     def programs(self) -> tuple[ProgramVariables, ...]:
-        """The programs that have variables of their own; none if they were not asked for."""
+        """The programs that have variables of their own; none if they were not requested."""
         return self.own or ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """How many programs were stopped, and which of them have not ended yet."""
+    """The number of stopped programs, and the names of those that have not ended yet."""
 
     count: int = field(metadata=wire("stopped"))
     unfinished: tuple[str, ...]
@@ -375,7 +375,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The process that was the manager, and whether it had to be killed because it did not end when asked to."""
+    """The process id of the former manager, and whether it had to be killed because it did not react to SIGTERM."""
 
     pid: int
     by_force: bool

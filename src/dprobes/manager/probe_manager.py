@@ -1,9 +1,8 @@
 """
-The manager itself: the programs that are inserted, by name, and what may be done to them.
+The manager itself: the inserted programs, by name, and the operations on them.
 
-Each verb is a method that takes its arguments (``requests``) and returns what is answered (``results``); ``server``
-calls them, each connection in a thread of its own.
-What changes programs is done by one thread at a time; looking at them waits for nobody.
+Each verb is a method that takes its arguments and returns its answer (``manager_messages``); ``daemon`` calls them,
+each connection in a thread of its own. Changes of programs are serialized; queries do not wait for them.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ if TYPE_CHECKING:
 __all__ = ["Manager"]
 
 _RECORDS_PATIENCE = 1.0
-"""Seconds that ``query`` waits for the records that it counts to be written."""
+"""Seconds that ``query`` waits for the writing of the records that it counts."""
 
 _PATIENCE = 5.0
 """Seconds that the end waits for a verb."""
 
 _STOPPING_LIMIT = 3.0
-"""Seconds that log targets have to write what waits when everything is stopped at once."""
+"""Seconds that log targets have to write their queues when everything is stopped at once."""
 
 
 class Manager:
-    """Programs, global variables, and where records go; leaving the context manager removes everything."""
+    """Programs, global variables, and the recorder; leaving the context manager removes everything."""
 
     def __init__(self, trace: Path, trace_limit: int = TRACE_LIMIT) -> None:
         self._recording = Recording(trace, trace.parent, trace_limit)
@@ -81,7 +80,7 @@ class Manager:
     def close(self) -> None:
         """Remove every probepoint, and release everything."""
         self.is_over = True
-        # A verb that is changing something had better end before that; the end of the process ends it else.
+        # A verb in progress should end before that; otherwise the exit of the process ends it.
         is_free = self._changing.acquire(timeout=_PATIENCE)
         self._take_away(self._all())
         self._programs.clear()
@@ -94,7 +93,7 @@ class Manager:
         os.close(self._waking)
 
     def end(self, *_: object) -> None:
-        """Have the server end, which looks at ``is_over`` when ``wake_up`` can be read; may be a signal handler."""
+        """Make the server end: it checks ``is_over`` when ``wake_up`` becomes readable. Usable as a signal handler."""
         self.is_over = True
         with contextlib.suppress(BlockingIOError):
             os.write(self._waking, b"e")
@@ -107,11 +106,11 @@ class Manager:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody would miss the manager: it has no program, and no global variable holds anything."""
+        """True if the manager has no state: no program, and no nonzero global variable."""
         return not self._programs and not any(self._cells.view())
 
     def answer(self, verb: str, arguments: dict[str, Any], notify: Callable[[Notice], None]) -> dict[str, Any]:
-        """Carry out a verb; raise an error of ours if that is refused, or there is none of that name."""
+        """Carry out a verb; raise a subclass of ``DprobesError`` if that is refused, or the verb is unknown."""
         if verb not in VERBS:
             raise ManagerError(f"the manager (dprobes {__version__}) knows no verb '{verb}'")
         match decode_arguments(VERBS[verb], verb, arguments):
@@ -160,11 +159,11 @@ class Manager:
                     hint="--merge adds to it, --replace replaces it, --as NAME inserts another one",
                 )
             for ended in self._programs.get(name, ()):
-                if ended.has_ended:  # by itself: its log targets are not for this program
+                if ended.has_ended:  # it ended by itself: its log targets are not for this program
                     self._recording.forget_targets(ended.given.arguments.targets, name)
             added: list[str] = []
             try:
-                # First, so that nothing is inserted whose records cannot go where they are to go.
+                # First, so that no program is inserted whose log targets cannot be opened.
                 for target in given.targets:
                     if self._recording.add_target(target, name, given.format):
                         added.append(target)  # noqa: PERF401 - those before one that fails are to be known
@@ -245,7 +244,7 @@ class Manager:
 
     @staticmethod
     def _clear_tables(patterns: Sequence[str], chosen: Sequence[InsertedProgram]) -> None:
-        """Empty tables of programs; raise ``ManagerError`` before that if none has a name that a pattern matches."""
+        """Clear tables of programs; raise ``ManagerError`` before that if no name matches a pattern."""
         for pattern in patterns:
             matches = compile_glob(pattern).match
             if not any(matches(table.name) for inserted in chosen for table in inserted.program.tables):
@@ -260,10 +259,10 @@ class Manager:
                 inserted.session.change(cleared)
 
     def _describe_globals(self, first: int, last: int) -> GlobalValues:
-        """Return as many of the global variables as a program has asked for, or as hold something."""
+        """Return the global variables that programs declare, or that are nonzero."""
         count = max((inserted.program.gvars for inserted in self._all()), default=0)
         values = self._cells.view().tolist()
-        # What programs have left that were removed is shown as well.
+        # The values of removed programs are shown as well.
         count = max(count, next((n for n in range(len(values), count, -1) if values[n - 1]), 0))
         return GlobalValues(count, tuple(values[first : min(last + 1, count)]))
 
@@ -275,7 +274,7 @@ class Manager:
         return _answer_targets(self._recording.targets())
 
     def _stop(self, given: StopArguments) -> Stopped:
-        # Nobody waits for a verb that takes its time: this is for emergencies.
+        # This is for emergencies, and does not wait for a verb in progress.
         chosen = self._all()
         for inserted in chosen:
             inserted.stop()
@@ -307,7 +306,7 @@ class Manager:
         return list(chosen)
 
     def _take_away(self, chosen: list[InsertedProgram]) -> list[InsertedProgram]:
-        """End programs, all at the same time; return those that have not ended."""
+        """End programs concurrently; return those that have not ended."""
         for inserted in chosen:
             inserted.stop()
         return [inserted for inserted in chosen if not inserted.wait()]

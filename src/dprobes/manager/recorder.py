@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["TRACE_LIMIT", "ProgramRecords", "Recording"]
 
 TRACE_LIMIT = 256 << 20
-"""Bytes that the trace file and its older part take together."""
+"""Maximum total size in bytes of the trace file and its older part."""
 
 _CLOSING_LIMIT = 10.0
-"""Seconds that log targets have at most, all together, to write what waits when somebody waits for their end."""
+"""Maximum total time in seconds for log targets to write their queues when a client waits for their end."""
 
 
 class Recording:
     """
-    The trace file and the log targets; all threads of programs write to it.
+    The trace file and the log targets; the threads of all programs write to it.
 
-    ``directory`` is where log targets without a path of their own make files.
+    ``directory`` is the place for the files of log targets without a path.
     """
 
     def __init__(self, trace: Path, directory: Path, limit: int = TRACE_LIMIT) -> None:
@@ -60,7 +60,7 @@ class Recording:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the trace file at present."""
+        """The current problem of the trace file."""
         path = self._writer.path
         if self._writer.problem is None and not path.exists():
             return f"'{path}' has been removed: what is recorded from now on cannot be read"
@@ -69,14 +69,14 @@ class Recording:
     # Log targets
 
     def add_target(self, name: str, module: str | None, format_name: str) -> bool:
-        """Add a log target, and return whether that is new; one that is there already stays as it is."""
+        """Add a log target, and return whether it is new; an existing one is not changed."""
         target = parse_target(name)
         if target.kind.name == "console":
             raise ManagerError("the manager has no console", hint="'dprobes run --log-target console' has one")
         return self._targets.add(target, module, SinkOptions(format_name, self._directory))
 
     def remove_target(self, name: str, module: str | None) -> list[TargetStatus]:
-        """Remove log targets, with no ``module`` all of that name; return their states."""
+        """Remove log targets, all of that name if ``module`` is None; return their last status."""
         name = parse_target(name).text
         taken = self._targets.take(name, module)
         if not taken:
@@ -85,20 +85,20 @@ class Recording:
         return close_all(taken, _CLOSING_LIMIT)
 
     def forget_targets_of(self, *modules: str, limit: float = _CLOSING_LIMIT) -> None:
-        """Remove the log targets that are for these programs only; that may take ``limit`` seconds."""
+        """Remove the log targets of these programs; that may take ``limit`` seconds."""
         close_all([target for module in modules for target in self._targets.take_of(module)], limit)
 
     def forget_targets(self, names: Iterable[str], module: str) -> None:
-        """Remove some of the log targets that are for one program only, if they are still there."""
+        """Remove some of the log targets of one program, if they still exist."""
         strings = [parse_target(name).text for name in names]
         close_all([target for text in strings for target in self._targets.take(text, module)], _CLOSING_LIMIT)
 
     def targets(self) -> list[TargetStatus]:
-        """Return how the log targets fare."""
+        """Return the status of the log targets."""
         return self._targets.statuses()
 
     def close(self) -> None:
-        """Write what waits, and give everything up."""
+        """Write the queues, and close everything."""
         self._targets.close(limit=_CLOSING_LIMIT)
         with self._lock:
             self._writer.close()
@@ -106,7 +106,7 @@ class Recording:
     # Records
 
     def open_program(self, source: RecordSource) -> ProgramRecords:
-        """Announce a program, and return where its records go; the number of ``source`` is given here."""
+        """Announce a program, and return the writer for its records; ``source`` gets its number here."""
         with self._lock:
             source = replace(source, number=self._writer.add_program(source.name, source.major, source.details()))
         self._targets.create_event(source)
@@ -120,28 +120,28 @@ class Recording:
         names: RecordedNames,
     ) -> bool:
         """
-        Write records of a program, the places of whose probepoints are ``places``; ``names`` are its own.
+        Write records of a program; ``places`` are those of its probepoints, ``names`` the locator of its addresses.
 
-        Return whether they are in the trace file; log targets see to themselves.
+        Return whether they are in the trace file; log targets report their own failures.
         """
         with self._lock:
             offset = self._clock.look()
         batch = Batch.of(source, records, places, offset)
-        located = names.located(batch.records, batch.places)  # which may take a while, and holds up nobody else
+        located = names.located(batch.records, batch.places)  # without the lock, because it may take long
         with self._lock:
             is_written = self._writer.write(source.number, records, self._names.telling(located))
         self._targets.log_events(batch)
         return is_written
 
     def announce(self, source: RecordSource, places: Sequence[Place]) -> None:
-        """Announce more probepoints of a program, and what else there is to be said of it."""
+        """Announce more probepoints of a program, and update its description."""
         with self._lock:
             self._writer.update_program(source.number, source.details())
             self._writer.add_places(source.number, [PlaceEntry.of(place) for place in places])
         self._targets.create_event(source)
 
     def end(self, source: RecordSource, lost: int, tables: Sequence[TableContents]) -> None:
-        """Forget a program, ``lost`` of whose records never came, and write what its keyed tables hold."""
+        """End a program with ``lost`` further records, and write the contents of its keyed tables."""
         located: Sequence[LocatedCode] = ()
         if tables:
             from dprobes.formatters.table_addresses import ProcessAddresses, names_for
@@ -165,7 +165,7 @@ def _say(target: str, problem: str) -> None:
 
 
 class ProgramRecords:
-    """Take the records of one program."""
+    """A writer for the records of one program."""
 
     def __init__(self, recording: Recording, source: RecordSource) -> None:
         self.places: list[Place] = []
@@ -174,7 +174,7 @@ class ProgramRecords:
         self._names = RecordedNames(source)
 
     def write(self, probes: Sequence[Probepoint], records: Sequence[tuple[int, bytes]]) -> bool:
-        """Write as ``Recording.write``; ``probes`` are those of the session, which may have grown."""
+        """Write records like ``Recording.write``; ``probes`` are the current ones of the session."""
         if len(probes) > len(self.places):
             new = probes[len(self.places) :]
             more = places_of(self._source.module, probes, len(self.places))
@@ -185,5 +185,5 @@ class ProgramRecords:
         return self._recording.write(self._source, records, self.places, self._names)
 
     def end(self, lost: int, tables: Sequence[TableContents] = ()) -> None:
-        """Note that no more records come, and what keyed tables hold in the end."""
+        """Record the end of the records, and the final contents of keyed tables."""
         self._recording.end(self._source, lost, tables)

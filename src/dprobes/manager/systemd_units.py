@@ -1,8 +1,8 @@
 """
-The units with which systemd starts the probe manager: where they are, and where they belong.
+The units with which systemd starts the probe manager: their templates and their installation.
 
-A wheel installs them below the installation prefix, where systemd does not look, and with a command that systemd does
-not find (``docs/manager.md``). An *installed* unit has the path of the command in it.
+A wheel installs them below the installation prefix, where systemd does not search, and with a command that systemd does
+not find (``docs/manager.md``). An *installed* unit contains the path of the command.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ UNIT_NAMES = ("dprobes.service", "dprobes.socket")
 _SYSTEM_DIRECTORY = Path("/etc/systemd/system")
 _START, _OURS = "ExecStart=", "Documentation=man:dprobes(8)"
 _SPECIAL = {"\\": "\\\\", '"': '\\"', "$": "$$", "%": "%%"}
-"""What systemd gives a meaning in a command line (systemd.service(5), systemd.unit(5), "Specifiers")."""
+"""Characters with a special meaning in a command line (systemd.service(5), systemd.unit(5), "Specifiers")."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledUnit:
-    """A unit file with its text as it is to be installed at ``path``."""
+    """A unit file, with its text to be installed at ``path``."""
 
     path: Path
     text: str
 
     def write(self) -> bool:
         """
-        Write the file if it is not there as it should be, and return whether that was so.
+        Write the file unless it is up to date, and return whether it was written.
 
-        Raise ``ManagerError`` for a file that is there and was not made by us, or if it cannot be written.
+        Raise ``ManagerError`` for an existing file that DProbes has not created, or if it cannot be written.
         """
         if self._present_text() == self.text:
             return False
@@ -50,7 +50,7 @@ class InstalledUnit:
         return True
 
     def remove(self) -> bool:
-        """Remove the file, and return whether it was there; raise ``ManagerError`` as ``write``."""
+        """Remove the file, and return whether it existed; raise the same ``ManagerError`` as ``write``."""
         if self._present_text() is None:
             return False
         try:
@@ -74,7 +74,7 @@ class InstalledUnit:
 
 
 def unit_directory(environment: Mapping[str, str], *, of_user: bool) -> Path:
-    """Return the directory of units that an administrator, or a user, adds (systemd.unit(5), "Unit File Load Path")."""
+    """Return the directory for an administrator's or a user's units (systemd.unit(5), "Unit File Load Path")."""
     if not of_user:
         return _SYSTEM_DIRECTORY
     configuration = environment.get("XDG_CONFIG_HOME", "")
@@ -82,7 +82,7 @@ def unit_directory(environment: Mapping[str, str], *, of_user: bool) -> Path:
 
 
 def manager_command() -> Path:
-    """Return the path of ``dprobes-manager`` that belongs to this Python; raise ``ManagerError`` if there is none."""
+    """Return the path of ``dprobes-manager`` that belongs to this Python; raise ``ManagerError`` if it is missing."""
     path = Path(sysconfig.get_path("scripts")) / "dprobes-manager"
     if not path.is_file():
         raise ManagerError(

@@ -1,8 +1,8 @@
 """
-Dataclasses as the schema of the manager's JSON: a field's annotation says what is sent, and what is accepted.
+Dataclasses as the schema of the manager's JSON: a field's annotation determines what is sent, and what is accepted.
 
-``encode`` makes the object of a dataclass, ``decode`` the dataclass of an answer, ``decode_arguments`` that of a
-request, both checked field by field. Both sides of the socket use them, and a test compares the dataclasses with the
+``encode`` converts a dataclass to an object. ``decode`` converts an answer, and ``decode_arguments`` a request, to a
+dataclass, checked field by field. Both sides of the socket use them, and a test compares the dataclasses with the
 tables of docs/manager.md::
 
     str    text        tuple[str, ...]              list of strings
@@ -12,8 +12,8 @@ tables of docs/manager.md::
     bytes  binary      tuple[a dataclass, ...]      list of objects
     enum   text        Range, Codes                 two numbers
 
-With ``| None`` it may be null. ``wire`` writes what else there is to say of a field. Fields that this version does not
-know are skipped in answers, and errors in requests.
+With ``| None`` it may be null. ``wire`` specifies further properties of a field. Unknown fields are skipped in answers,
+and errors in requests.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ Codes = tuple[int, int]
 
 
 class _UnfitError(Exception):
-    """What is wrong with a value: the rest of a sentence about it."""
+    """An invalid value; the message is the rest of a sentence about it."""
 
 
 class _Type(NamedTuple):
-    """A type of value: its name in docs/manager.md, its checked way in, and its way out."""
+    """A type of value: its name in docs/manager.md, its checked decoder, and its encoder."""
 
     name: str
     decode: Callable[[Any], Any]
@@ -79,8 +79,8 @@ class Member(NamedTuple):
     """
     A field of an object.
 
-    ``attribute`` holds it in the dataclass, ``name`` is that in JSON. ``inner`` is the dataclass of an object, or of
-    the objects of a list. ``is_left_out`` says that None is not sent at all.
+    ``attribute`` is its name in the dataclass, ``name`` that in JSON. ``inner`` is the dataclass of an object, or of
+    the objects of a list. ``is_left_out`` means that None is not sent at all.
     """
 
     attribute: str
@@ -98,8 +98,8 @@ def wire(
     """
     Return the metadata of a dataclass field: another name in JSON, a number's bounds.
 
-    With ``is_left_out`` None is not sent at all. With ``is_sent`` False the field is no part of the JSON: ``decode``
-    lets it hold the object as it came.
+    With ``is_left_out`` None is not sent at all. With ``is_sent`` False the field is not part of the JSON: ``decode``
+    sets it to the received object.
     """
     return {"name": name, "bounds": bounds, "is_left_out": is_left_out, "is_sent": is_sent}
 
@@ -110,7 +110,7 @@ NOT_SENT = wire(is_sent=False)
 
 @cache
 def members(kind: Hashable) -> tuple[Member, ...]:
-    """Return the fields that objects of a dataclass have in JSON."""
+    """Return the fields of a dataclass's JSON objects."""
     assert isinstance(kind, type)
     found = []
     for each in fields(kind):
@@ -130,7 +130,7 @@ def members(kind: Hashable) -> tuple[Member, ...]:
 
 
 def _type_of(name: str, names: Mapping[str, Any], bounds: tuple[int, int] | None) -> tuple[_Type, type[Any] | None]:
-    """Return the type that an annotation means, and the dataclass of an object or of a list's objects."""
+    """Return the type for an annotation, and the dataclass of an object or of a list's objects."""
     if name == "int" and bounds is not None:
         return _Type("number", partial(_bounded, *bounds)), None
     if (simple := _TYPES.get(name)) is not None:
@@ -159,7 +159,7 @@ def encode(value: Any) -> dict[str, Any]:
 
 
 def decode(kind: type[_T], message: Any) -> _T:
-    """Return what an answer of the manager says; raise ``ManagerError`` if it is not as this version expects."""
+    """Return the dataclass of an answer of the manager; raise ``ManagerError`` if it does not match."""
     try:
         return _object(kind, message)
     except _UnfitError as error:
@@ -167,7 +167,7 @@ def decode(kind: type[_T], message: Any) -> _T:
 
 
 def decode_arguments(kind: type[_T], verb: str, values: Mapping[str, Any]) -> _T:
-    """Return the arguments of a verb; whatever is not as documented raises ``ManagerError``."""
+    """Return the arguments of a verb; raise ``ManagerError`` for undocumented or invalid ones."""
     known = members(kind)  # type: ignore[arg-type]
     found: dict[str, Any] = {}
     for member in known:
@@ -192,7 +192,7 @@ def decode_arguments(kind: type[_T], verb: str, values: Mapping[str, Any]) -> _T
 
 
 def _check_characters(value: Any) -> None:
-    """Refuse what is no path and no name: a NUL, and half a character, other than those for bytes in names."""
+    """Refuse characters that are invalid in paths and names: NUL, and surrogates that do not represent bytes."""
     for text in value if isinstance(value, tuple) else (value,):
         try:
             is_fine = not isinstance(text, str) or b"\0" not in os.fsencode(text)
@@ -245,7 +245,7 @@ def _enum(kind: type[enum.Enum], value: Any) -> enum.Enum:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a JSON value is a whole number; ``true`` is one to Python."""
+    """Return whether a JSON value is a whole number; ``true`` is an ``int`` in Python."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -330,36 +330,36 @@ _TYPES = {
 }
 
 
-# What client and manager say to each other: one JSON object a line, UTF-8, on a stream socket (docs/manager.md).
+# The protocol between client and manager: one JSON object a line, UTF-8, on a stream socket (docs/manager.md).
 #
 # ::
 #
 #     client   {"dprobes": 1, "verb": VERB, "arguments": {...}}
-#     manager  {"notice": {"message": TEXT, "hint": TEXT or null, "is_warning": BOOL, "details": TEXT}}   any number,
-# then
+#     manager  {"notice": {"message": TEXT, "hint": TEXT or null, "is_warning": BOOL, "details": TEXT}}
+#               (any number of notices), then
 #              {"result": {...}}   or   {"error": {"kind": NAME, "message": TEXT, "hint": TEXT or null}}
 #
 # Binary data is base64 text. A connection carries requests one after the other. The number after "dprobes" is the
-# version of the protocol: a manager answers another one with an error that names both.
+# version of the protocol: a manager answers a different version with an error that contains both.
 
 
 VERSION = 1
 
 LINE_MAX = 64 << 20
-"""Bytes of the longest line."""
+"""Maximum size of a line in bytes."""
 
 _PIECE = 1 << 16
 
 Message = dict[str, Any]
-"""One line."""
+"""The JSON object of one line."""
 
 
 class Connection:
     """
-    Send and receive lines; use it as a context manager.
+    A socket that sends and receives lines; use it as a context manager.
 
-    ``timeout`` of the socket holds for a line that is sent, and for each piece that is received; ``TimeoutError`` is
-    raised then. With ``on_silence`` that is called instead, and the waiting goes on.
+    ``timeout`` of the socket applies to a line that is sent, and to each piece that is received; ``TimeoutError`` is
+    raised then. A callback ``on_silence`` is called instead, and the wait continues.
     """
 
     def __init__(self, end: socket.socket, on_silence: Callable[[], None] | None = None) -> None:
@@ -374,7 +374,7 @@ class Connection:
         self._socket.close()
 
     def send(self, message: Message) -> None:
-        """Send a line; raises ``OSError``."""
+        """Send a line; raise ``OSError`` on failure."""
         if self._on_silence is None:
             self._socket.sendall(line_of(message))
             return
@@ -387,11 +387,11 @@ class Connection:
 
     @property
     def has_more(self) -> bool:
-        """Whether part of a line, at least, has been received."""
+        """True if at least part of a line has been received."""
         return bool(self._buffer)
 
     def receive(self) -> Message | None:
-        """Return the next line, None at the end; raise ``FormatError`` if it is none, and ``OSError``."""
+        """Return the next line, None at the end; raise ``FormatError`` if it is invalid, and ``OSError``."""
         start = 0
         while (end := self._buffer.find(b"\n", start)) < 0:
             start = len(self._buffer)
@@ -421,17 +421,17 @@ class Connection:
 
 
 def line_of(message: Message) -> bytes:
-    """Return a message as it is sent."""
+    """Return a message as an encoded line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def message_of(error: DprobesError) -> Message:
-    """Return the line that reports an error."""
+    """Return the message that reports an error."""
     return {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
 
 
 def error_of(message: Message) -> DprobesError:
-    """Return the error that a line reports; that of a program with errors keeps their text."""
+    """Return the error that a message reports; that of a program with errors contains their text."""
     reported = message["error"]
     text, hint = str(reported.get("message")), reported.get("hint")
     kind = getattr(errors, str(reported.get("kind")), ManagerError)

@@ -1,8 +1,9 @@
 """
 eBPF to machine code, one instruction after the other, as the kernel's JITs do it, on any processor.
 
-The code of a handler has neither a prologue nor an epilogue: it begins with R1 set and R10 at the end of a frame that
-whoever calls has made, and goes to a label at its end. What is known of R1 and R3 at a call decides what that becomes.
+The code of a handler has neither a prologue nor an epilogue. It begins with R1 set and R10 at the end of a frame that
+the caller has allocated, and goes to a label at its end. The translation of a call depends on the known values of R1
+and R3.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ __all__ = ["Translator", "handler_function", "pieces_of", "write_function"]
 _V = VirtualRegister
 _REGISTERS = tuple(VirtualRegister)
 
-# In which pieces an entry of a ring is best copied.
+# The sizes of the pieces in which an entry of a ring is copied fastest.
 #
-# A processor hands on what was stored a moment ago if a load wants a part of what one store has written; else it waits
-# until all of it is in the cache (Intel optimization manual, section 3.6.4, store forwarding).
+# A processor forwards recently stored data if a load reads only bytes of one store. Otherwise the load waits until all
+# of the data is in the cache (Intel optimization manual, section 3.6.4, store forwarding).
 
 
 _FRAME, _SOURCE = Register.R10.value, Register.R2.value
@@ -67,7 +68,7 @@ def pieces_of(code: Sequence[Insn], index: int, size: int) -> tuple[int, ...]:
 
 
 def _start(code: Sequence[Insn], index: int) -> int | None:
-    """Return where in the frame R2 points to before ``index``, if it does."""
+    """Return the offset in the frame that R2 points to before ``index``, or None."""
     for place in range(index - 1, 0, -1):
         insn, before = code[place], code[place - 1]
         if insn.dst != _SOURCE or insn.kind in (Class.ST, Class.STX, Class.JMP, Class.JMP32):
@@ -78,12 +79,12 @@ def _start(code: Sequence[Insn], index: int) -> int | None:
 
 
 LOOP_BUDGET = 1 << 23
-"""How often MAY_GOTO goes on (BPF_MAX_LOOPS)."""
+"""Number of times that MAY_GOTO continues (BPF_MAX_LOOPS)."""
 
 _MODE = 0xE0
 _JUMPS, _LEAVING = (Class.JMP, Class.JMP32), (Jump.CALL, Jump.EXIT)
 _COPIED_MAX = 256
-"""The size of an entry up to which it is copied where it is written, word by word."""
+"""Maximum size of an entry that is copied inline, word by word."""
 
 
 class Translator:
@@ -103,18 +104,18 @@ class Translator:
         self._code = assembled.code
         self._out = out
         self._is_shared = is_shared
-        """Whether threads run it at the same time, on memory that they share."""
+        """True if threads run the code at the same time, on memory that they share."""
         self._references = {reference.index: reference.map for reference in assembled.maps}
         self._labels: dict[int, Label] = {}
         self._budget = 0
-        """Where the frame has the number of passes that are left, if MAY_GOTO is used."""
+        """Frame offset of the number of iterations that are left, if MAY_GOTO is used."""
         self._argument: MapName | None = None
-        """The map that R1 is known to be."""
+        """The map in R1, if it is known."""
         self._length: int | None = None
-        """The number that R3 is known to be."""
+        """The number in R3, if it is known."""
 
     def write(self) -> None:
-        """Write all of it."""
+        """Write the whole handler."""
         code = self._code
         targets = {
             index + 1 + insn.off
@@ -231,7 +232,7 @@ class Translator:
         self._asm.call_at(routine)
 
     def _write_value_address(self, place: MapPlace) -> None:
-        """Let R0 be the address of the value whose index, a u32 that is in bounds, is at R2."""
+        """Set R0 to the address of the value whose index, a u32 within bounds, is at R2."""
         self._asm.read(_V.R0, _V.R2, 0, 4)
         self._asm.alu(Alu.MUL, _V.R0, place.stride)
         move(self._asm, _V.S1, place.address)
@@ -240,9 +241,9 @@ class Translator:
 
 def write_function(asm: VirtualAssembler, assembled: Assembled, around: Surroundings, *, is_shared: bool = True) -> int:
     """
-    Write eBPF as a function, which keeps what calls keep: R6 to R9, and the frame of the caller; return its address.
+    Write eBPF as a function, which keeps the registers that calls keep (R6 to R9), and the caller's frame.
 
-    Routines are for threads that share memory.
+    Return its address. Routines are for threads that share memory.
     """
     check_code(assembled)
     start, out = asm.here, asm.label()
@@ -259,7 +260,7 @@ def handler_function(asm: VirtualAssembler, assembled: Assembled, around: Surrou
     """
     Return a handler as a function, which takes the registers of the hit as its argument.
 
-    Raise ``NotSupportedError`` for what there is no machine code for.
+    Raise ``NotSupportedError`` for instructions without machine code.
     """
     check_code(assembled)
     write_function(asm, trimmed(assembled), around, is_shared=False)

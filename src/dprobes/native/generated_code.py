@@ -1,4 +1,4 @@
-"""Machine code as it comes from a generator, and what it finds around it in the probed process."""
+"""Machine code from a generator, and its environment in the probed process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
 
 class Fixup(NamedTuple):
     """
-    An instruction that may fault, and where the thread goes on if it does; both are addresses.
+    An instruction that may fault, and the place where the thread continues if it does; both are addresses.
 
-    So a load of memory that may not be there costs nothing as long as it is, as with the kernel's exception table.
+    So a load of memory that may be unmapped costs nothing unless it faults, as with the kernel's exception table.
     """
 
     instruction: int
@@ -39,7 +39,7 @@ class Fixup(NamedTuple):
 
 
 class MapShape(enum.Enum):
-    """What a map is made of."""
+    """The structures of maps."""
 
     VALUES = "values"
     """Values of one size in a row: an array."""
@@ -53,7 +53,7 @@ class MapPlace(NamedTuple):
     """
     A map in the memory that the probed process shares with the tool.
 
-    Of VALUES, ``stride`` is the distance of one to the next in bytes.
+    ``stride`` is the distance in bytes between two values, for VALUES.
     """
 
     address: int
@@ -63,9 +63,9 @@ class MapPlace(NamedTuple):
 
 class CodeSwitch(NamedTuple):
     """
-    An instruction that does nothing, and ``off`` in its place, which leaves out what follows up to ``end``.
+    A switch: an instruction that does nothing; the jump ``off`` replaces it to leave out the code up to ``end``.
 
-    What runs there is for handlers alone, the ``parts`` with these numbers.
+    That code serves only the handlers of the ``parts`` with these numbers.
     """
 
     address: int
@@ -86,20 +86,20 @@ class NativeCode:
 
     @property
     def end(self) -> int:
-        """The address after it."""
+        """The address after the code."""
         return self.address + len(self.code)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """
-    What the code of a handler finds around it.
+    The environment of a handler's code.
 
-    ``maps`` are where they are in the process. ``routines`` are what calls of helpers become, and ``map_routines``
-    those of helpers that take a map: addresses within reach of the code. With ``has_rdpid`` the processor has the
-    instruction (CPUID 7, ecx bit 22); ``cpu_place`` is as in ``ProcessFacts``. Where the shape of ``rings`` is known,
-    entries of a known size are written without a call. Handlers do nothing when the ``life_mark`` says that nobody is
-    there any more (``native.process_page``).
+    ``maps`` are the places of maps in the process. ``routines`` are the routines for calls of helpers, ``map_routines``
+    those for helpers that take a map: addresses within reach of the code. ``has_rdpid`` is true if the processor has
+    the instruction (CPUID 7, ecx bit 22); ``cpu_place`` is as in ``ProcessFacts``. With ``rings``, the shape of the
+    rings, entries of a known size are written without a call. Handlers do nothing once the ``life_mark`` shows that the
+    tool has ended (``native.process_page``).
     """
 
     maps: Mapping[MapName, MapPlace]
@@ -112,7 +112,7 @@ class Surroundings:
 
 
 class Part(NamedTuple):
-    """A handler among others at one instruction, and what its code finds around it."""
+    """One of several handlers at one instruction, with the environment of its code."""
 
     assembled: Assembled
     around: Surroundings
@@ -121,12 +121,12 @@ class Part(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """
-    What routines have to know of a process: where its pages are (``native.process_page``).
+    Properties of a process that routines need, and the addresses of its pages (``native.process_page``).
 
-    ``tid_place`` is where its C library has the thread id, and ``cpu_place`` where that has the number of the CPU
-    (``cpu_id`` of struct rseq), in bytes from the thread pointer; None: nobody knows. With ``has_rdpid`` an x86-64
-    processor has the instruction, and needs no ``cpu_place``. ``first_stack`` is where the stack ends that the
-    process began with.
+    ``tid_place`` is the place of the thread id in the C library's data, and ``cpu_place`` that of the CPU's number
+    (``cpu_id`` of struct rseq). Both are in bytes from the thread pointer; None: unknown. With ``has_rdpid`` an x86-64
+    processor has the instruction, and needs no ``cpu_place``. ``first_stack`` is the end of the stack that the process
+    began with.
     """
 
     process_page: int

@@ -1,4 +1,4 @@
-"""The eBPF of handlers before it becomes machine code: what it must be like, what of it is needed, what it touches."""
+"""Analysis of handlers' eBPF before its translation: validity, dead code, and the registers and memory that it uses."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ __all__ = [
     "uses_budget",
 ]
 
-# What eBPF must be like to become machine code, whichever processor it is for.
+# The rules for eBPF that becomes machine code, whichever processor it is for.
 #
-# Nobody verifies it later, as the kernel does: so what is not known by its opcode, goes elsewhere than to the start of
-# an instruction, or reaches beyond the frame by a constant, is refused here. What registers point to is not followed.
+# Unlike in the kernel, no verifier checks the code later. So these are refused here: an unknown opcode, a jump to a
+# place that is not the start of an instruction, and an access beyond the frame by a constant. Pointers in registers are
+# not tracked.
 
 
 FRAME_MAX = 512
-"""The most that the kernel lets a program have (MAX_BPF_STACK)."""
+"""Maximum size of a program's frame in the kernel (MAX_BPF_STACK)."""
 
 _MODE = 0xE0
 _FRAME = Register.R10.value
@@ -81,7 +82,7 @@ _DATA = (LoadImmediate.NUMBER, LoadImmediate.MAP, LoadImmediate.MAP_VALUE)
 
 @lru_cache(64)
 def check_code(assembled: Assembled) -> None:
-    """Raise ``NotSupportedError`` for code that cannot be translated, or that must not be."""
+    """Raise ``NotSupportedError`` for code that cannot or must not be translated."""
     if len(assembled.functions) > 1:
         raise NotSupportedError("a handler with functions of its own cannot be translated to machine code")
     code = assembled.code
@@ -148,7 +149,7 @@ def _check_frame(code: tuple[Insn, ...], index: int) -> None:
             raise NotSupportedError(f"eBPF code has no frame at R10{following.imm:+d}")
 
 
-# How much of a stack frame the code of a handler uses, below R10.
+# The size of the stack frame that the code of a handler uses, below R10.
 
 
 _COPY, _ADDITION, _MAY_GOTO = Class.ALU64 | Alu.MOV | X, Class.ALU64 | Alu.ADD, Class.JMP | Jump.MAY_GOTO
@@ -156,23 +157,23 @@ _BUDGET_SIZE, _ALIGNMENT = 8, 16
 
 
 def uses_budget(code: tuple[Insn, ...]) -> bool:
-    """Return whether code counts how often MAY_GOTO goes on, which takes a word of its frame."""
+    """Return whether code counts the iterations of MAY_GOTO, which takes a word of its frame."""
     return any(insn.opcode == _MAY_GOTO for insn in code)
 
 
 def budget_place(code: tuple[Insn, ...]) -> int:
-    """Return where that word is, in bytes from R10."""
+    """Return the offset of that word, in bytes from R10."""
     return -_depth(code) - _BUDGET_SIZE
 
 
 def frame_size(assembled: Assembled) -> int:
-    """Return how many bytes below R10 the code of a handler needs: a multiple of 16."""
+    """Return the number of bytes below R10 that the code of a handler needs: a multiple of 16."""
     code = assembled.code
     return -(-(_depth(code) + (_BUDGET_SIZE if uses_budget(code) else 0)) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _depth(code: tuple[Insn, ...]) -> int:
-    """Return how far below its end the frame is used by the code itself, in bytes."""
+    """Return the depth in bytes to which the code itself uses the frame."""
     frame = Register.R10.value
     lowest = 0
     for index, insn in enumerate(code):
@@ -191,10 +192,10 @@ def _depth(code: tuple[Insn, ...]) -> int:
     return -lowest
 
 
-# Calculations and loads whose results nobody looks at, on any way.
+# Dead code: calculations and loads whose results are not read on any path.
 #
-# The kernel needs them: for arguments of helpers that routines here do not have, and for what a program returns. Each
-# register less is one less to be saved for the probed program.
+# The kernel needs them, for arguments of helpers that the routines here ignore, and for the program's return value.
+# Each register that is not used need not be saved for the probed program.
 
 
 _SETTING = (Class.ALU, Class.ALU64, Class.LDX)
@@ -218,12 +219,12 @@ _ARGUMENTS = {
     Helper.PROBE_WRITE_USER: 3,
     Helper.RINGBUF_OUTPUT: 3,
 }
-"""How many arguments routines look at; others may look at five."""
+"""Numbers of arguments that routines read; other routines may read five."""
 
 
 @lru_cache(64)  # the probepoints of a definition have the same code, at different addresses
 def trimmed(assembled: Assembled) -> Assembled:
-    """Return the code of a handler without what is not needed; it is well formed, and nobody looks at its result."""
+    """Return the code of a handler without dead code; it is well formed, and its result is not used."""
     code = assembled.code
     live = _live(code)
     dropped = {index for index, insn in _instructions(code) if _is_pure(insn) and not live[index] >> insn.dst & 1}
@@ -232,7 +233,7 @@ def trimmed(assembled: Assembled) -> Assembled:
 
 
 def is_first_argument_used(code: tuple[Insn, ...]) -> bool:
-    """Return whether anybody looks at what R1 is at the beginning."""
+    """Return whether the initial value of R1 is read."""
     looked_at, changed = _effect(code[0])
     behind = _live(code)[0]
     is_needed = not _is_pure(code[0]) or behind >> code[0].dst & 1
@@ -240,7 +241,7 @@ def is_first_argument_used(code: tuple[Insn, ...]) -> bool:
 
 
 def _instructions(code: tuple[Insn, ...]) -> Iterator[tuple[int, Insn]]:
-    """Iterate over instructions with their places; second halves are none."""
+    """Iterate over instructions with their indices; second halves are not instructions."""
     index = 0
     while index < len(code):
         yield index, code[index]
@@ -248,12 +249,12 @@ def _instructions(code: tuple[Insn, ...]) -> Iterator[tuple[int, Insn]]:
 
 
 def _is_pure(insn: Insn) -> bool:
-    """Return whether an instruction does nothing but set its register."""
+    """Return whether an instruction has no other effect than to set its register."""
     return insn.kind in _SETTING or insn.opcode == WIDE_LOAD
 
 
 def _live(code: tuple[Insn, ...]) -> list[int]:
-    """Return for each instruction the registers, as bits, that somebody looks at after it."""
+    """Return for each instruction the registers, as bits, that are read after it."""
     before, behind = [_NONE] * (len(code) + 1), [_NONE] * len(code)
     order = [
         (
@@ -284,7 +285,7 @@ def _goes(insn: Insn) -> bool:
 
 
 def _effect(insn: Insn) -> tuple[int, int]:
-    """Return the registers, as bits, that an instruction looks at, and those that it changes."""
+    """Return the registers, as bits, that an instruction reads, and those that it changes."""
     dst, src = 1 << insn.dst, 1 << insn.src
     kind = insn.kind
     if insn.opcode == CALL:
@@ -301,7 +302,7 @@ def _effect(insn: Insn) -> tuple[int, int]:
         return dst, _NONE
     if kind == Class.STX and insn.opcode & _MODE == Mode.ATOMIC:
         looks_at = dst | src | (1 if insn.imm == Atomic.CMPXCHG else _NONE)
-        return looks_at, _NONE  # what it changes, it has looked at
+        return looks_at, _NONE  # it has read all that it changes
     if kind == Class.STX:
         return dst | src, _NONE
     if insn.opcode in (EXIT, Class.JMP | Jump.JA, Class.JMP | Jump.MAY_GOTO):
@@ -335,11 +336,11 @@ def _without(assembled: Assembled, dropped: set[int]) -> Assembled:
     )
 
 
-# What the code of a handler touches: eBPF registers, and the registers of the hit that it reads and writes.
+# The footprint of a handler's code: eBPF registers, and the registers of the hit that it reads and writes.
 
 
 CONTEXT_WORDS = range(0, 168, 8)
-"""Where ``struct pt_regs`` of x86-64 has its words."""
+"""Offsets of the words of ``struct pt_regs`` of x86-64."""
 
 _MOVE = Class.ALU64 | Alu.MOV | X
 
@@ -349,7 +350,7 @@ class Footprint:
     """
     The numbers of the eBPF registers that are used, and the words of the context that are read and written.
 
-    ``calls`` says whether helpers are called, which may change all registers that calls do not keep.
+    ``calls`` is true if helpers are called, which may change all registers that calls do not keep.
     """
 
     registers: frozenset[int]
@@ -360,7 +361,7 @@ class Footprint:
 
 @lru_cache(64)
 def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint:
-    """Return what code touches; where it passes the context on, that is all of it, which has words at ``context``."""
+    """Return the footprint of code; if it passes the context on, all of the words at ``context`` are included."""
     code = assembled.code
     contexts = {Register.R1.value} if is_first_argument_used(code) else set()
     used = 0b1

@@ -1,17 +1,16 @@
 """
-The way from a probed instruction to its handler and back, with everything as it was.
+The way from a probed instruction to its handler and back, which restores the complete state of the thread.
 
 ::
 
-    open a frame ─► save flags, and what handlers change or look at ─► a trial ─► the handlers
+    open a frame ─► save flags, and the registers that handlers change or read ─► a trial ─► the handlers
     ─► restore ─► close the frame ─► the displaced instructions ─► jump back
 
-Handlers of several programs are its parts, one after the other; each sees what those before it have changed. A switch
-before each, an instruction that does nothing, can be replaced by a jump that leaves it out: so one program can go while
-the others stay.
+Handlers of several programs are its parts, one after the other; each sees the changes of those before it. A switch
+before each, an instruction that does nothing, can be replaced by a jump that leaves the handler out: so one program can
+be removed while the others stay.
 
-The frame begins with the registers of the hit, the handler's context; of its words only those are filled that the
-handler reads.
+The frame begins with the registers of the hit, the handler's context; only words that the handler reads are filled.
 """
 
 from __future__ import annotations
@@ -37,33 +36,33 @@ _Asm_contra = TypeVar("_Asm_contra", contravariant=True)
 
 
 class Trial(Protocol[_Asm_contra]):
-    """What comes before a handler, in its frame, to find out whether the instruction will complete."""
+    """The trial before a handler, in its frame: the test whether the instruction will complete."""
 
     @property
     def changed(self) -> frozenset[int]:
-        """The numbers of the registers that it changes, besides the first free one, and loads again."""
+        """The numbers of the registers that it changes and reloads, besides the first free one."""
 
     @property
     def tries(self) -> bool:
-        """Whether it is about more than the stack."""
+        """True if it tests more than the stack."""
 
     @property
     def has_endings(self) -> bool:
-        """Whether the handler may end so that the instruction does not follow."""
+        """True if the handler may end so that the instruction does not follow."""
 
     def write_endings(self, asm: _Asm_contra, restore: Callable[[], None], rest: Label) -> None:
         """
-        Write what follows if it has, the free register being how.
+        Write the code for such an ending, whose kind is in the free register.
 
-        ``restore`` writes what restores registers but the stack pointer. If the instruction follows after all it goes
-        on at ``rest``.
+        ``restore`` writes the code that restores registers except the stack pointer. If the instruction follows after
+        all, the code goes to ``rest``.
         """
 
     def touch_stack(self, asm: _Asm_contra) -> None:
-        """Write what finds out whether there is enough of the stack; nothing but the stack pointer has changed."""
+        """Write the test whether the stack has enough room; only the stack pointer has changed so far."""
 
     def write(self, asm: _Asm_contra, *, keeps_flags: bool) -> None:
-        """Write it where the frame is; with ``keeps_flags`` that has all flags."""
+        """Write the trial after the frame is open; with ``keeps_flags`` the frame has all flags."""
 
 
 def make_trampoline(
@@ -78,8 +77,9 @@ def make_trampoline(
     """
     Return the trampoline of the instruction at ``site``, with its handlers one after the other.
 
-    The ``trial`` comes before the first one. ``write_rest`` writes what follows them: the displaced instructions, and
-    the way back. It ``has_switches`` for each of several handlers, and for all of them.
+    The ``trial`` comes before the first one. ``write_rest`` writes the code after the handlers: the displaced
+    instructions, and the jump back. With ``has_switches``, there is a switch for each of several handlers, and one for
+    all of them.
     """
     for part in parts:
         check_code(part.assembled)
@@ -90,7 +90,7 @@ def make_trampoline(
 
 
 class _Code:
-    """The code of one handler, and what it touches."""
+    """The code of one handler, and its footprint."""
 
     def __init__(self, asm: VirtualAssembler, part: Part) -> None:
         self.assembled = trimmed(part.assembled)
@@ -120,19 +120,19 @@ class _Writer(Generic[_Asm]):
         places = asm.layout.registers.items()
         changed = self._changed()
         self._restored = [register for register, place in places if register in changed or place in self._writes]
-        # What the handler writes as well: it may end before.
+        # Registers that the handler writes are included: it may end before it writes them.
         needed = {*self._restored, *(trial.changed if trial is not None else ())}
         self._saved = [register for register, place in places if register in needed or place in self._reads]
 
     def _changed(self) -> frozenset[int]:
-        """Return the registers that the handlers change, and what is taken for words of their context."""
+        """Return the registers that the handlers change, and those that are needed to fill words of their context."""
         layout, changed = self._asm.layout, frozenset[int]().union(*(code.touched.registers for code in self._codes))
         is_watched = any(code.around.life_mark is not None for code in self._codes)
         takes_free = self._saves_flags or is_watched or self._reads & {layout.ip, layout.sp}
         return changed | {layout.free} if takes_free else changed
 
     def switches(self) -> tuple[CodeSwitch, ...]:
-        """Return the switches, once all is written."""
+        """Return the switches, after the whole trampoline has been written."""
         asm, found = self._asm, []
         for address, label, parts in self._switches:
             end = asm.address_of(label)
@@ -179,18 +179,18 @@ class _Writer(Generic[_Asm]):
         asm.close_handler(code.frame)
 
     def _switch(self, parts: Iterable[int], end: Label) -> None:
-        """Write a switch that leaves out what comes before a label, if there are any."""
+        """Write a switch that leaves out the code before a label, if there are switches."""
         if self._has_switches:
             self._switches.append((self._asm.here, end, tuple(parts)))
             self._asm.raw(self._asm.nothing)
 
     def _look_for_life(self, code: _Code, ended: Label) -> None:
-        """Write a jump to a label for when nobody is there any more who has a handler."""
+        """Write a jump to ``ended`` for a handler whose tool has ended."""
         if code.around.life_mark is not None:
             self._asm.branch_if_ended(code.around.life_mark, ended)
 
     def _look_for_any_life(self, ended: Label) -> None:
-        """Write a jump to a label for when there is nobody who has any of the handlers: then nothing is tried."""
+        """Write a jump to ``ended`` for the case that the tools of all handlers have ended: then there is no trial."""
         asm, alive = self._asm, self._asm.label()
         for number, code in enumerate(self._codes):
             following = asm.label()

@@ -1,31 +1,31 @@
 """
-What routines know of the process and the clock without a system call.
+The pages from which routines get data about the process and the clock without a system call.
 
 ::
 
     process page   0 u32 pid         0 in a process that has just been forked: the page is wiped then (MADV_WIPEONFORK),
                                      and the tracer writes it before that process runs
-                   4 u32 is nested   not 0: its threads have other ids in a PID namespace of its own than the tool knows
+                   4 u32 is nested   not 0: its threads have other ids in a PID namespace of its own than the tool uses
                   64 a table of its threads, if that is so
 
-    a thread       0 u32 local id    that of its own namespace; 0: nothing is here
-                   4 u32 id          as the tool knows it
+    a thread       0 u32 local id    that of its own namespace; 0: the place is free
+                   4 u32 id          the id that the tool uses
 
 A thread with the local id N is in one of ``THREAD_WINDOW`` places, from place N % ``THREAD_SLOTS`` of the table on. The
-tracer enters it before it runs, and takes it out when it has ended: so a thread that looks for itself needs no lock.
+tracer enters it before it runs, and removes it when it has ended: so a thread that looks itself up needs no lock.
 
 ::
 
-    clock page     0 u64 version     its lowest bit says which reading is valid
+    clock page     0 u64 version     its lowest bit is the number of the valid reading
                    8 a reading, when that is 0
                   32 a reading, when that is 1
 
     reading        0 u64 counter     the time stamp counter
-                   8 u64 time        CLOCK_MONOTONIC, in nanoseconds, when the counter stood there
+                   8 u64 time        CLOCK_MONOTONIC, in nanoseconds, at that value of the counter
                   16 u64 rate        nanoseconds for each count, times 2**32
 
-Whoever changes the clock writes the other reading first, and then the version: should it be killed meanwhile, the page
-is as good as before.
+A writer of the clock page writes the other reading first, and then the version: if it is killed meanwhile, the page is
+as valid as before.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ __all__ = [
     "thread_window",
 ]
 
-# What handlers look at to know whether the tool lives: a word of 32 bits in the memory that it shares with them.
+# The life mark by which handlers know whether the tool lives: a word of 32 bits in the memory that it shares with them.
 #
 # ::
 #
-#     u32   thread id of the tool; bit 30: it has ended, as the kernel notes it (FUTEX_OWNER_DIED, futex(2))
+#     u32   thread id of the tool; bit 30: it has ended, set by the kernel (FUTEX_OWNER_DIED, futex(2))
 
 
 HAS_ENDED = 1 << 30
@@ -67,7 +67,7 @@ PROCESS_PID, PROCESS_IS_NESTED, PROCESS_THREADS = 0, 4, 64
 THREAD = struct.Struct("=II")
 THREAD_SLOTS, THREAD_WINDOW = 4096, 64
 PROCESS_SIZE = -(-(PROCESS_THREADS + (THREAD_SLOTS + THREAD_WINDOW - 1) * THREAD.size) // PAGE_SIZE) * PAGE_SIZE
-"""Bytes of a process page with its table: only pages with threads in them take memory."""
+"""Size in bytes of a process page with its table: only pages with threads in them take memory."""
 CLOCK_VERSION, CLOCK_READINGS = 0, 8
 CLOCK_COUNTER, CLOCK_TIME, CLOCK_RATE = 0, 8, 16
 CLOCK_READING = struct.Struct("=QQQ")
@@ -75,6 +75,6 @@ CLOCK_SIZE = CLOCK_READINGS + 2 * CLOCK_READING.size
 
 
 def thread_window(local: int) -> range:
-    """Return where a process page may have the thread with a local id, in steps of one place."""
+    """Return the offsets at which a process page may have the thread with a local id, in steps of one place."""
     start = PROCESS_THREADS + local % THREAD_SLOTS * THREAD.size
     return range(start, start + THREAD_WINDOW * THREAD.size, THREAD.size)

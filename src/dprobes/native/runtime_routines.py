@@ -1,16 +1,16 @@
 """
-The routines that handlers of a process call: what the kernel's helpers do, without the kernel.
+The routines that handlers of a process call: replacements of the kernel's helpers, without the kernel.
 
 ::
 
     routines for memory and identities │ those of ``native.routines``, for each shape of a map
 
-They are one piece of code, to which all handlers are near. They take their arguments as the helpers do, change what
-calls change, and S1 and S2.
+They are one block of code within reach of all handlers. They take their arguments as the helpers do, and change the
+registers that calls change, and S1 and S2.
 
-A filter of the process's own may end it for a system call that it does not expect (seccomp(2)). What only the kernel
-knows, the name of a thread and its user, is added to records by who reads them. The one exception is a signal, which
-the process gets because a handler wants it stopped.
+A seccomp filter of the process may kill it for an unexpected system call (seccomp(2)). So the name of a thread and its
+user, which only the kernel has, are added to records by their reader. The one exception is a signal, which the process
+gets because a handler wants it stopped.
 """
 
 from __future__ import annotations
@@ -103,15 +103,16 @@ def _return(asm: VirtualAssembler, number: int) -> None:
     asm.ret()
 
 
-# Who hits a probe, and when.
+# Identities of a hit, and its time.
 
 
 def write_ids(asm: VirtualAssembler, process_page: int, tid_place: int | None) -> None:
     """
     Write GET_CURRENT_PID_TGID: the process id in the upper half, the thread id in the lower one.
 
-    ``tid_place`` is where the C library has the thread id, in bytes from the thread pointer; None: it is given as 0.
-    Where that is the id of a nested PID namespace, the process page has the other one; 0 if it is not there.
+    ``tid_place`` is the place of the thread id in the C library's data, in bytes from the thread pointer; None: the id
+    is given as 0. If that is the id of a nested PID namespace, the process page has the other one; 0 if it is not
+    there.
     """
     move(asm, _V.S1, process_page)
     asm.read(_V.R0, _V.S1, PROCESS_PID, 4)
@@ -144,9 +145,9 @@ def write_ids(asm: VirtualAssembler, process_page: int, tid_place: int | None) -
 
 def write_stack_end(asm: VirtualAssembler, first_stack: int | None) -> list[Fixup]:
     """
-    Write GET_CURRENT_TASK: the end of the stack that the address in R1 is in, as far as anybody knows; else 0.
+    Write GET_CURRENT_TASK: the end of the stack that the address in R1 is in, as far as it is known; else 0.
 
-    Above the stack of a thread the C libraries have what the thread pointer points to; the one that the process began
+    Above the stack of a thread the C libraries have the data at the thread pointer. The stack that the process began
     with ends at ``first_stack``. The end is the first of both that is above the address. Before there is a thread
     pointer, the load may fault.
     """
@@ -155,7 +156,7 @@ def write_stack_end(asm: VirtualAssembler, first_stack: int | None) -> list[Fixu
     asm.read_thread_pointer(_V.R0)
     asm.place(looked)
     if first_stack is not None:
-        # Of two distances that are counted without a sign, that to what lies below is the greater one.
+        # Of two unsigned distances, the one to an address below is the greater one.
         move(asm, _V.R3, first_stack)
         move(asm, _V.R4, _V.R0)
         asm.alu(Alu.SUB, _V.R4, _V.R1)
@@ -194,8 +195,8 @@ def write_clock(asm: VirtualAssembler, clock_page: int) -> None:
 
         time + (counter - CLOCK_COUNTER) * rate / 2**32, signed, of the valid reading of the clock page
 
-    A counter that stands a little before that of the page, on another CPU, gives an earlier time: the difference is
-    signed. It begins anew if the page has changed meanwhile, which happens some times in a second.
+    A counter that is a little below that of the page, on another CPU, gives an earlier time: the difference is signed.
+    The routine starts again if the page has changed meanwhile, which happens some times in a second.
     """
     again, page, reading, version = asm.label(), _V.S1, _V.S2, _V.R5
     move(asm, page, clock_page)
@@ -213,9 +214,9 @@ def write_clock(asm: VirtualAssembler, clock_page: int) -> None:
     asm.ret()
 
 
-# Copies between the program's memory, which may not be there, and ours. They return 0 or EFAULT.
+# Copies between the program's memory, which may be unmapped, and the tool's. They return 0 or EFAULT.
 #
-# They use no string instructions, which depend on the direction flag of x86, and read nothing that was not asked for.
+# They use no string instructions, which depend on the direction flag of x86, and read no bytes that were not requested.
 
 
 _WORD = 8
@@ -254,7 +255,7 @@ def _copy(asm: VirtualAssembler, faulting: list[tuple[int, Label]], fault: Label
 
 
 def _clear(asm: VirtualAssembler, fault: Label) -> None:
-    """Write what follows a fault of a read: R2 bytes at _START are cleared, and EFAULT is returned."""
+    """Write the code for a fault of a read: it clears R2 bytes at _START, and returns EFAULT."""
     cleared = asm.label()
     asm.place(fault)
     asm.branch(Jump.JEQ, _V.R2, 0, cleared)
@@ -268,9 +269,9 @@ def _clear(asm: VirtualAssembler, fault: Label) -> None:
 
 def write_read(asm: VirtualAssembler) -> list[Fixup]:
     """
-    Write the routine that reads: R2 bytes at R3 to R1. If one cannot be read all are cleared.
+    Write the routine that reads R2 bytes at R3 to R1. If one cannot be read, all are cleared.
 
-    A word, the most frequent size, takes the shortest way.
+    A word, the most frequent size, takes the shortest path.
     """
     faulting: list[tuple[int, Label]] = []
     fault, any_size = asm.label(), asm.label()
@@ -305,8 +306,8 @@ def write_read_string(asm: VirtualAssembler) -> list[Fixup]:
     """
     Write the routine that reads a string at R3 to R1, R2 bytes with its NUL at most.
 
-    R0 is its length with the NUL. A string that is longer is cut, and ends with a NUL all the same. Words are read
-    whole only where they do not reach into another page: so what follows the string is never asked for.
+    R0 is its length with the NUL. A longer string is cut, and ends with a NUL all the same. Whole words are read only
+    where they do not cross into another page: so memory after the string is never accessed.
     """
     faulting: list[tuple[int, Label]] = []
     again, byte, ended, cut, fault, empty = (asm.label() for _ in range(6))
@@ -314,7 +315,7 @@ def write_read_string(asm: VirtualAssembler) -> list[Fixup]:
     move(asm, _START, _V.R1)
     move(asm, _LEFT, _V.R2)
     asm.place(again)
-    # A word at once, if there is room for nine bytes, and it lies in one page.
+    # Read a word at once, if there is room for nine bytes, and it lies in one page.
     asm.branch(Jump.JLE, _LEFT, _WORD, byte)
     asm.add(_V.R0, _V.R3, _WORD - 1)
     asm.alu(Alu.XOR, _V.R0, _V.R3)
@@ -361,10 +362,10 @@ def _advance(asm: VirtualAssembler, width: int) -> None:
 
 def fault_entry(asm: VirtualAssembler, fixups: Sequence[Fixup], otherwise: int) -> bytes:
     """
-    Return the code of a handler with SA_SIGINFO for SIGSEGV and SIGBUS: a thread goes on at a fix-up.
+    Return the code of an SA_SIGINFO handler for SIGSEGV and SIGBUS: the thread continues at the target of a fix-up.
 
-    ``otherwise`` is the address of the handler for all other faults. That is for a process of our own; in a probed one
-    it is the tracer who does this, who sees a signal before the program does.
+    ``otherwise`` is the address of the handler for all other faults. This is for a process of the tool. In a probed one
+    the tracer does it, because it sees a signal before the program does.
     """
     context, fault, other = _V.R3, _V.R0, _V.S1
     asm.read(fault, context, asm.fault_place)

@@ -1,8 +1,8 @@
 """
-What code for handlers consists of on every processor: operations on virtual registers.
+The operations on virtual registers of which handlers' code consists on every processor.
 
 The translator, the routines and the trampoline are written once, with a ``VirtualAssembler``. A processor has an
-assembler for its instructions, and a class that makes them of these operations.
+assembler for its instructions, and a class that implements these operations with them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Label = int
 
 class VirtualRegister(enum.IntEnum):
     """
-    The registers of operations: those of eBPF, and two that eBPF has no use for.
+    The registers of operations: those of eBPF, and two that eBPF does not have.
 
     An instruction of eBPF may change S1 and S2, and so may calls.
     """
@@ -61,7 +61,7 @@ CALL_KEPT = (VirtualRegister.R6, VirtualRegister.R7, VirtualRegister.R8, Virtual
 
 
 class MemoryWord(NamedTuple):
-    """A word of 64 bits at a register plus a displacement, which is loaded before all that comes later."""
+    """A word of 64 bits at a register plus a displacement; it is loaded before all later accesses."""
 
     base: VirtualRegister
     place: int
@@ -83,8 +83,8 @@ class ContextLayout:
     """
     The frame of a trampoline, which begins with the registers of the hit as the kernel shows them.
 
-    ``registers`` are the places of the processor's general registers, by their numbers; ``words`` are all places. The
-    register ``free`` is the first to be saved. ``fixed`` are words that never change. The frame is ``frame`` bytes
+    ``registers`` are the offsets of the processor's general registers, by their numbers; ``words`` are all offsets. The
+    register ``free`` is the first to be saved. ``fixed`` are words that never change. The frame extends ``frame`` bytes
     below the program's stack pointer.
     """
 
@@ -99,14 +99,14 @@ class ContextLayout:
 
 
 class Touched(NamedTuple):
-    """The general registers that code changes, by the processor's numbers, and whether the flags have to be saved."""
+    """The general registers that code changes, by number; ``flags`` is true if the flags must be saved."""
 
     registers: frozenset[int]
     flags: bool
 
 
 class LabeledCode:
-    """Code that will stand at ``address``, with labels; a processor's assembler adds instructions."""
+    """Code for the address ``address``, with labels; a processor's assembler adds instructions."""
 
     def __init__(self, address: int = 0) -> None:
         self.address = address
@@ -121,17 +121,17 @@ class LabeledCode:
         return self.address + len(self)
 
     def label(self) -> Label:
-        """Return a new label, which is still to be placed."""
+        """Return a new label, which is not placed yet."""
         self._places.append(None)
         return len(self._places) - 1
 
     def place(self, label: Label) -> None:
-        """Let a label stand for the next instruction."""
+        """Place a label at the next instruction."""
         assert self._places[label] is None, "a label is placed twice"
         self._places[label] = len(self)
 
     def address_of(self, label: Label) -> int:
-        """Return where a label was placed."""
+        """Return the address of a label that is placed."""
         return self.address + self._place_of(label)
 
     def _place_of(self, label: Label) -> int:
@@ -144,8 +144,8 @@ class VirtualAssembler(Protocol):
     """
     The operations; ``wide`` ones work on 64 bits, and others clear the upper half.
 
-    Only flags and what an operation says is changed. With ``is_shared`` threads use memory at the same time: what they
-    store is seen in its order.
+    An operation changes only flags and the operands that it documents. With ``is_shared``, threads use memory at the
+    same time: their stores become visible in program order.
     """
 
     address: int
@@ -153,34 +153,34 @@ class VirtualAssembler(Protocol):
     nothing: bytes
     """An instruction that does nothing, as long as a jump."""
     fault_place: int
-    """Where ``ucontext_t`` has the address of the next instruction."""
+    """Offset in ``ucontext_t`` of the address of the next instruction."""
 
     @property
     def here(self) -> int:
         """The address of the next instruction."""
 
     def label(self) -> Label:
-        """Return a new label, which is still to be placed."""
+        """Return a new label, which is not placed yet."""
 
     def place(self, label: Label) -> None:
-        """Let a label stand for the next instruction."""
+        """Place a label at the next instruction."""
 
     def address_of(self, label: Label) -> int:
-        """Return where a label was placed."""
+        """Return the address of a label that is placed."""
 
     def raw(self, data: bytes) -> None:
-        """Append instructions as they are."""
+        """Append encoded instructions unchanged."""
 
     def assemble(self) -> bytes:
-        """Return the code, all labels being placed."""
+        """Return the code; all labels are placed."""
 
     # Values
 
     def alu(self, operation: int, dst: VirtualRegister, operand: Operand, *, wide: bool = True) -> None:
-        """Do what ``Alu`` names; MemoryWord is for ADD and SUB."""
+        """Perform an operation of ``Alu``; a MemoryWord is allowed for ADD and SUB."""
 
     def add(self, dst: VirtualRegister, src: VirtualRegister, number: int) -> None:
-        """Let a register be another one plus a small number."""
+        """Set a register to another one plus a small number."""
 
     def read(
         self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
@@ -198,7 +198,7 @@ class VirtualAssembler(Protocol):
         """Store a number, which for 8 bytes is sign-extended from 32 bits."""
 
     def atomic(self, operation: int, base: VirtualRegister, place: int, src: VirtualRegister, size: int) -> None:
-        """Do what ``Atomic`` names to 4 or 8 bytes."""
+        """Perform an operation of ``Atomic`` on 4 or 8 bytes."""
 
     # Control
 
@@ -208,16 +208,16 @@ class VirtualAssembler(Protocol):
     def branch(
         self, condition: int, register: VirtualRegister, operand: Operand, target: Label, *, wide: bool = True
     ) -> None:
-        """Jump under a condition of ``Jump``; MemoryWord is for JNE."""
+        """Jump under a condition of ``Jump``; a MemoryWord is allowed for JNE."""
 
     def count_down(self, register: VirtualRegister, step: int, again: Label) -> None:
-        """Subtract a number, and jump if something is left."""
+        """Subtract a number, and jump if the result is not 0."""
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Take one from a word of the frame, ``place`` bytes from R10, and jump if it was 0. Takes S1."""
+        """Subtract 1 from a word of the frame, ``place`` bytes from R10, and jump if it was 0. Takes S1."""
 
     def call_at(self, address: int) -> None:
-        """Call a routine near by."""
+        """Call a routine within reach."""
 
     def jump_far(self, address: int) -> None:
         """Jump to any address. Takes R0."""
@@ -225,10 +225,10 @@ class VirtualAssembler(Protocol):
     def ret(self) -> None:
         """Return."""
 
-    # What only the processor knows
+    # Operations that depend on the processor
 
     def read_cpu(self, around: Surroundings) -> None:
-        """Let R0 be the number of the CPU."""
+        """Load the number of the CPU to R0."""
 
     def read_thread(self, dst: VirtualRegister, place: int) -> None:
         """Load 4 bytes at the thread pointer plus a displacement."""
@@ -237,7 +237,7 @@ class VirtualAssembler(Protocol):
         """Load the thread pointer, with one instruction, which faults where there is none."""
 
     def read_counter(self) -> None:
-        """Let R0 be the counter that the clock page goes by. Takes R3."""
+        """Load the counter on which the clock page is based to R0. Takes R3."""
 
     def scale(self, base: VirtualRegister, place: int) -> None:
         """Multiply R0 by a word of memory, signed, and divide it by 2**32. Takes R3."""
@@ -248,30 +248,34 @@ class VirtualAssembler(Protocol):
     # Functions
 
     def open_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Begin a function that keeps registers, with R10 above so many bytes if there are any."""
+        """Begin a function that keeps registers, with R10 above ``frame`` bytes if that is not 0."""
 
     def close_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Return from it."""
+        """Return from the function."""
 
     # Trampolines
 
     def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:
-        """Return what translated code changes, R10 and R1 included where it has a frame and looks at its context."""
+        """
+        Return the registers that translated code changes.
+
+        They include R10 if the code has a frame, and R1 if it reads its context.
+        """
 
     def move_stack(self, distance: int) -> None:
-        """Move the stack pointer; leaves flags alone."""
+        """Move the stack pointer; flags are unchanged."""
 
     def save(self, register: int) -> None:
-        """Store a general register where the frame has it."""
+        """Store a general register at its offset in the frame."""
 
     def restore(self, register: int) -> None:
-        """Load it from there."""
+        """Load a general register from its offset in the frame."""
 
     def save_flags(self, *, is_whole: bool) -> None:
-        """Store the flags that handlers change, or all of them, where the frame has them. Takes the free register."""
+        """Store the flags that handlers change, or all of them, in the frame. Takes the free register."""
 
     def restore_flags(self, *, is_whole: bool) -> None:
-        """Load them from there. Takes the free register."""
+        """Load the flags from the frame. Takes the free register."""
 
     def save_number(self, place: int, number: int) -> None:
         """Store a number in the frame. May take the free register."""
@@ -280,19 +284,19 @@ class VirtualAssembler(Protocol):
         """Store the program's stack pointer in the frame. Takes the free register."""
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Jump if the word at ``life_mark`` has HAS_ENDED; leaves flags that are saved alone. Takes the free one."""
+        """Jump if the word at ``life_mark`` has HAS_ENDED; saved flags are unchanged. Takes the free register."""
 
     def branch_if_set(self, place: int, target: Label) -> None:
-        """Let the free register be a word of the frame, and jump unless it is 0."""
+        """Load a word of the frame to the free register, and jump unless it is 0."""
 
     def open_handler(self, frame: int, *, has_context: bool) -> None:
-        """Let R1 be the address of the frame, and have so many bytes below R10, if there are any."""
+        """Set R1 to the address of the frame, and allocate ``frame`` bytes below R10, if that is not 0."""
 
     def close_handler(self, frame: int) -> None:
-        """Set the stack pointer back."""
+        """Restore the stack pointer."""
 
     def jump_code(self, start: int, end: int) -> bytes:
-        """Return a jump that stands at an address, to another one."""
+        """Return the code of a jump from the address ``start`` to ``end``."""
 
 
 def move(asm: VirtualAssembler, dst: VirtualRegister, operand: VirtualRegister | int, *, wide: bool = True) -> None:

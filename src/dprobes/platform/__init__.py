@@ -1,1 +1,1 @@
-"""The machine that engines work on: Linux's interfaces, processors' code, core dumps, programs of other processors."""
+"""The machine below the engines: interfaces of Linux, code of processors, core dumps, and other users' files."""

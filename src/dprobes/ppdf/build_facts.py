@@ -1,4 +1,4 @@
-"""What is known of each kernel, or of each build of a kernel's module: areas, symbols, and the probed instructions."""
+"""The facts about each kernel, or each build of a kernel's module: areas, symbols, and the probed instructions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_builds(out: Writer, builds: Sequence[CarriedBuild]) -> None:
 
 
 def read_builds(reader: Reader, definitions: int) -> tuple[CarriedBuild, ...]:
-    """Return all builds; ``definitions`` is how many definitions the program has."""
+    """Return all builds; ``definitions`` is the number of definitions in the program."""
     builds: dict[str, CarriedBuild] = {}
     for _ in range(reader.count(_BUILD_SIZE, "builds of the module")):
         at = reader.offset
@@ -88,7 +88,12 @@ def _place(reader: Reader, definitions: int) -> CarriedPlace:
 _KERNEL_SIZE, _AREA_SIZE, _KERNEL_SYMBOL_SIZE, _KERNEL_PLACE_SIZE = 24, 20, 13, 17
 
 _NAME = re.compile(r"[^\s/]+\Z")
-"""What names a symbol, a section or a module: the list of symbols has blanks between its fields, sysfs a directory."""
+"""
+A valid name of a symbol, a section or a module.
+
+It has no blanks, which separate the fields of the list of symbols, and no slashes, because sysfs has a directory of
+that name.
+"""
 
 
 def write_kernels(out: Writer, kernels: Sequence[CarriedKernel]) -> None:
@@ -108,7 +113,7 @@ def write_kernels(out: Writer, kernels: Sequence[CarriedKernel]) -> None:
 
 
 def read_kernels(reader: Reader, definitions: int) -> tuple[CarriedKernel, ...]:
-    """Return all kernels; ``definitions`` is how many definitions the program has."""
+    """Return all kernels; ``definitions`` is the number of definitions in the program."""
     kernels: dict[str, CarriedKernel] = {}
     for _ in range(reader.count(_KERNEL_SIZE, "kernels")):
         at = reader.offset
@@ -172,7 +177,7 @@ def write_ebpf(out: Writer, codes: Sequence[EbpfCode]) -> None:
 
 
 def read_ebpf(reader: Reader, definitions: int) -> tuple[EbpfCode, ...]:
-    """Return the code of all handlers; ``definitions`` is how many definitions the program has."""
+    """Return the code of all handlers; ``definitions`` is the number of definitions in the program."""
     codes = []
     for _ in range(reader.count(_CODE_SIZE, "eBPF programs")):
         machine = reader.string("a processor")

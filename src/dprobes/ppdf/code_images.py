@@ -1,8 +1,8 @@
 """
-A program's code: its encoding for each word size, and back from the bytes of one of them to instructions.
+A program's code: its encoding for each word size, and the decoding of one encoding into instructions.
 
-What the bytes do not say stands in *notes*: by which name a register was written, that a value is negative, and which
-of several labels at one place was meant.
+*Notes* hold the facts that the bytes lack: the name by which a register was written, that a value is negative, and
+which of several labels at one place was meant.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 HOSTS = ("x86_64", "i386")
-"""The processors that a program is encoded for wherever it was built, if it is right for them."""
+"""The processors for which every program is encoded on any machine, if it suits them."""
 MACHINES = (*HOSTS, "aarch64", "riscv64", "s390", "s390x", "ppc", "ppc64")
-"""All processors that programs are encoded for; the first one that can encode a program is decoded."""
+"""All processors for which programs are encoded; the first one that can encode a program is decoded."""
 
 _RELOCATION_SIZE = 24
 
@@ -54,12 +54,12 @@ class NoteKind(enum.IntEnum):
     NEGATIVE = 2
     """The value is negative: the word is its two's complement. There is no string."""
     LABEL = 3
-    """The string is the label that is meant; without a note it is the first one at the place."""
+    """The string is the label that was written; without a note it is the first one at the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the bytes of an operand do not say."""
+    """A fact about an operand that its bytes lack."""
 
     kind: NoteKind
     text: str | None = None
@@ -71,7 +71,7 @@ Notes = dict[int, Note]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is read of a handler or procedure besides its bytes; ``spans`` are those of the instructions."""
+    """The parts of a handler or procedure besides its bytes; ``spans`` are those of the instructions."""
 
     labels: Mapping[str, int]
     spans: Sequence[Span | None]
@@ -80,7 +80,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """The encoding of a program as it is in the file, and where it is."""
+    """The encoding of a program as stored in the file, and its place there."""
 
     architecture: Architecture
     data: bytes
@@ -156,7 +156,7 @@ def _note_on(operand: Operand, encoded: EncodedInstruction, stored: _Encoded) ->
 
 
 class _Encoded:
-    """The instructions of one block in an encoding, as many as the source has, and their labels."""
+    """The instructions of one block in an encoding, as many as in the source, and their labels."""
 
     def __init__(self, data: bytes, target: Architecture, start: int, count: int, labels: Mapping[str, int]) -> None:
         self._bits = target.word_bits
@@ -187,7 +187,7 @@ class _Encoded:
         tables: Sequence[str],
         target: Architecture,
     ) -> Operand:
-        """Return what the source says for an encoded operand; raise KeyError or ValueError if it can say nothing."""
+        """Return the source operand of an encoded operand; raise KeyError or ValueError if there is none."""
         row, value = encoded.row, encoded.operand
         kind = row.operand_kind if row is not None else None
         expected = {NoteKind.REGISTER: OperandKind.REGISTER, NoteKind.NEGATIVE: OperandKind.VALUE,
@@ -227,8 +227,8 @@ def code_of(
     """
     Iterate over the code of the blocks, each with its number of instructions, handlers first.
 
-    ``names`` are those of the procedures, ``tables`` those of the tables. Raise ``FormatError`` for bytes that are no
-    code of these.
+    ``names`` are the names of the procedures, ``tables`` those of the tables. Raise ``FormatError`` for bytes that are
+    not the code of these blocks.
     """
     starts = (*image.handlers, *image.procedures)
     if len(image.procedures) != len(names) or len(starts) != len(blocks):
@@ -260,7 +260,7 @@ def code_of(
 
 
 def check_images(program: Program, images: Sequence[StoredImage]) -> None:
-    """Raise ``FormatError`` if the encodings are not those of the program."""
+    """Raise ``FormatError`` if the encodings differ from those of the program."""
     for image in images:
         try:
             made = encode(program, image.architecture)

@@ -1,4 +1,4 @@
-"""The bytes of a PPDF to a compiled program; whatever they are, nothing but ``FormatError`` comes out besides."""
+"""Conversion of a compiled program to the bytes of a PPDF and back; invalid bytes raise ``FormatError`` only."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NEEDS_WRITE = 1
 """The flag of a program that changes or stops its target."""
 
 IS_JOINED = 2
-"""The flag of a program that is less without its companions and blocks: who does not know these refuses the file."""
+"""The flag of a program with companions or blocks; a reader that does not know them has to refuse the file."""
 
 STRING_MAX = 1 << 20
-"""How many bytes a string has at most."""
+"""The largest size of a string in bytes."""
 
 
 def encode(ppdf: Ppdf) -> bytes:
-    """Return the bytes of a PPDF, always the same for one value; ``FormatError`` for what the format cannot hold."""
+    """Return the bytes of a PPDF, equal for equal values; raise ``FormatError`` for values beyond the format."""
     program, strings = ppdf.program, Strings()
     spans = Spans(strings)
     machines = [name for name in MACHINES if name in ppdf.machines]
@@ -83,7 +83,7 @@ def encode(ppdf: Ppdf) -> bytes:
 
 
 def _string_table(strings: Strings) -> bytearray:
-    """Return the section of strings; all others name them by their numbers."""
+    """Return the section of strings, to which all other sections refer by number."""
     out = Writer(strings)
     out.u32(len(strings.all))
     for text in strings.all:
@@ -112,10 +112,10 @@ _SECTIONS = {
     "COMP": "companions",
     "TOOL": "blocks of the tool",
 }
-"""All sections of this version and what they hold; each is there, in whatever order."""
+"""All sections of this version and their contents; each is required, in any order."""
 
 _SINCE = {"ISET": 1, "KERN": 2, "COMP": 3, "TOOL": 3}
-"""In which minor version a section came, if not in the first one."""
+"""The minor version that introduced a section, unless it was the first one."""
 
 _TEMPLATE_SIZE, _COMPANION_SIZE = 8, 24
 
@@ -127,11 +127,11 @@ _SHARED = {
     "tvars": "number of thread variables",
     "tables": "tables",
 }
-"""What is the same in the headers of companions."""
+"""The properties that are equal in the headers of companions."""
 
 
 def decode(data: bytes) -> Ppdf:
-    """Return what the bytes of a PPDF hold; raise ``FormatError`` with the byte at which something is wrong."""
+    """Return the contents of a PPDF; raise ``FormatError`` with the offset of the first invalid byte."""
     return _decode(data, is_companion=False)
 
 
@@ -215,7 +215,7 @@ def _reader(sections: dict[str, Section], name: str, strings: Sequence[str] = ()
 
 
 def _check_instruction_set(reader: Reader) -> None:
-    """Refuse code whose instructions a newer dprobes defines; a file of version 1.0 is in version 1 of these."""
+    """Refuse code with instructions of a newer dprobes; a file of version 1.0 has version 1 of the instruction set."""
     at, version = reader.offset, reader.u32("the version of the instruction set")
     if version > instruction_set.VERSION:
         raise FormatError(

@@ -1,4 +1,4 @@
-"""What a PPDF holds, as data."""
+"""The contents of a PPDF as data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["EbpfCode", "EbpfMap", "Ppdf"]
 
 @dataclass(frozen=True, slots=True)
 class EbpfMap:
-    """A load, at instruction ``index``, of the descriptor of a map, or with ``is_value`` of its address."""
+    """A load, at instruction ``index``, of a map's descriptor, or with ``is_value`` of its address."""
 
     index: int
     name: str
@@ -30,8 +30,8 @@ class EbpfCode:
     """
     The eBPF of one handler for one processor and one form of loops; it is for people, and never loaded.
 
-    ``code`` are instructions of 8 bytes, ``origins`` the byte offsets in the encoded program that they come from, -1
-    where they belong to none. ``scratch`` is in bytes. ``problem`` says why there is no code.
+    ``code`` has instructions of 8 bytes; ``origins`` has the byte offset in the encoded program for each of them, -1
+    for none. ``scratch`` is in bytes. ``problem`` is the reason why there is no code.
     """
 
     machine: str
@@ -48,12 +48,13 @@ class EbpfCode:
 @dataclass(frozen=True)
 class Ppdf:
     """
-    A compiled program, and what it needs to know of the builds of its module, or of the ``kernels`` it is about.
+    A compiled program with the facts about the builds of its module, or about the ``kernels`` that it probes.
 
-    ``machines`` are the processors that the program is encoded for, named as in ``arch``. ``needs_write`` says
-    that it changes or stops the target. ``templates`` maps the names of template files to their bytes. ``tool`` names
-    what has made the file. ``companions`` are the programs for other modules that were written with this one: they have
-    no companions themselves, and their templates are here. ``blocks`` is what the tool executes of all.
+    ``machines`` are the processors for which the program is encoded, named as in ``arch``. ``needs_write`` is True if
+    it changes or stops the target. ``templates`` maps the names of template files to their bytes. ``tool`` is the name
+    of the tool that made the file. ``companions`` are the programs for other modules that were written with this one:
+    they have no companions themselves, and their templates are here. ``blocks`` is the program of the tool for all of
+    them.
     """
 
     program: Program

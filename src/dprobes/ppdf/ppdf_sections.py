@@ -1,7 +1,7 @@
 """
-The fields of sections: little-endian numbers, strings by number, and counts that the bytes left can bear out.
+The fields of sections: little-endian numbers, strings by number, and counts limited by the remaining bytes.
 
-Errors give the byte of the file at which they were noticed, what was expected, and what was found.
+An error has the offset in the file, the expectation, and the value found.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ MAGIC = b"\x89PPDF\r\n\x1a"
 MAJOR, MINOR = 1, 3
 
 NEWER_HINT = "update dprobes here, or build the file with an older one"
-"""What to do about a file that this version cannot read."""
+"""The hint for a file that this version cannot read."""
 
 SIZE_MAX = 64 << 20
 SECTION_MAX = 64
-"""How many bytes, and how many sections, a file has at most."""
+"""The largest size of a file in bytes, and the largest number of its sections."""
 
 _START = struct.Struct("<8sHHII")
 _CHECKSUM = struct.Struct("<I")
@@ -66,7 +66,7 @@ _TABLE = _START.size + _CHECKSUM.size
 
 
 class Section(NamedTuple):
-    """The bytes of a section, and where in the file they are."""
+    """The bytes of a section, and their offset in the file."""
 
     data: memoryview
     offset: int
@@ -90,7 +90,7 @@ def pack(sections: dict[str, bytes], minor: int = MINOR, major: int = MAJOR) -> 
 
 
 def unpack(data: bytes) -> tuple[int, dict[str, Section]]:
-    """Return the minor version and the sections of a file; raise ``FormatError`` if its frame is not as it should."""
+    """Return the minor version and the sections of a file; raise ``FormatError`` if its frame is invalid."""
     count, minor, size = _start(data)
     end = _TABLE + _ROW.size * count
     if size < end:
@@ -125,7 +125,7 @@ def unpack(data: bytes) -> tuple[int, dict[str, Section]]:
 
 
 def _start(data: bytes) -> tuple[int, int, int]:
-    """Return the number of sections, the minor version, and the size that the header gives."""
+    """Return the number of sections, the minor version, and the size from the header."""
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
         raise FormatError(f"this is not a PPDF: expected it to begin with {MAGIC.hex(' ')}", offset=0)
     if len(data) < _TABLE:
@@ -159,12 +159,12 @@ NONE = 0xFFFFFFFF
 """The number that stands for no string, no span, no value."""
 
 NO_TEXT = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What no string holds: control characters, which terminals obey, and what is no character."""
+"""Characters that no string has: control characters, which terminals obey, and surrogates."""
 
 _U8, _U16, _U32, _U64 = (struct.Struct(f"<{code}") for code in "BHIQ")
 
 _WIDE_BYTES = 16
-"""The size of a number that may be signed or unsigned with 64 bits."""
+"""The size in bytes of a number with 64 bits, signed or unsigned."""
 
 
 class Strings:
@@ -207,7 +207,7 @@ class Writer:
         self.data += _U64.pack(value)
 
     def wide(self, value: int) -> None:
-        """Write sixteen bytes, in two's complement; raise ``FormatError`` for what has more than 64 bits and a sign."""
+        """Write sixteen bytes in two's complement; raise ``FormatError`` for a magnitude of more than 64 bits."""
         if abs(value) > MAX_VALUE:
             raise FormatError(f"{value:#x} has more than 64 bits")
         self.data += value.to_bytes(_WIDE_BYTES, "little", signed=True)
@@ -217,7 +217,7 @@ class Writer:
         self.u32(NONE if text is None else self.all_strings.number(text))
 
     def row(self, forms: str, *values: Any) -> None:
-        """Write fields, each in its form: ``s`` a string, ``w`` a wide number, ``b`` a block, else as of ``struct``."""
+        """Write fields by their forms: ``s`` a string, ``w`` a wide number, ``b`` a block, else as in ``struct``."""
         writes: dict[str, Callable[[Any], None]] = {
             "s": self.string, "w": self.wide, "b": self.block,
             "B": self.u8, "H": self.u16, "I": self.u32, "Q": self.u64,
@@ -226,24 +226,24 @@ class Writer:
             writes[form](value)
 
     def strings(self, strings: Sequence[str]) -> None:
-        """Write how many strings there are, and their numbers."""
+        """Write the number of strings, then the number of each."""
         self.u32(len(strings))
         for text in strings:
             self.string(text)
 
     def numbers(self, values: Sequence[int]) -> None:
-        """Write how many numbers of 32 bits there are, and them."""
+        """Write the number of values, then each value in 32 bits."""
         self.u32(len(values))
         self.data += struct.pack(f"<{len(values)}I", *values)
 
     def block(self, data: bytes) -> None:
-        """Write how many bytes there are, and them."""
+        """Write the number of bytes, then the bytes."""
         self.u32(len(data))
         self.data += data
 
 
 class Reader:
-    """A reader of the fields of a section, which begins at ``base`` in the file and is ``what`` in errors."""
+    """A reader of the fields of a section that begins at ``base`` in the file; ``what`` is its name in errors."""
 
     def __init__(self, data: memoryview, base: int, what: str, strings: Sequence[str] = ()) -> None:
         self._data = data
@@ -254,19 +254,19 @@ class Reader:
 
     @property
     def offset(self) -> int:
-        """The place of the next field in the file."""
+        """The offset of the next field in the file."""
         return self._base + self._position
 
     def back(self, offset: int) -> None:
-        """Go back to a place in the file that was read."""
+        """Go back to an offset in the file that was read before."""
         self._position = offset - self._base
 
     def fail(self, message: str, offset: int | None = None, hint: str | None = None) -> NoReturn:
-        """Raise the error that something is wrong, by default with the next field."""
+        """Raise ``FormatError``, by default at the next field."""
         raise FormatError(f"{self._what}: {message}", offset=self.offset if offset is None else offset, hint=hint)
 
     def take(self, size: int, what: str) -> memoryview:
-        """Return so many bytes."""
+        """Return the next ``size`` bytes."""
         left = len(self._data) - self._position
         if size > left:
             self.fail(f"expected {what} of {size} bytes, found only {left} bytes")
@@ -291,7 +291,7 @@ class Reader:
         return int.from_bytes(self.take(8, what), "little")
 
     def wide(self, what: str) -> int:
-        """Return a number of sixteen bytes, in two's complement, that has 64 bits with or without a sign."""
+        """Return a number of sixteen bytes in two's complement; raise for a magnitude of more than 64 bits."""
         at = self.offset
         value = int.from_bytes(self.take(_WIDE_BYTES, what), "little", signed=True)
         if abs(value) > MAX_VALUE:
@@ -340,20 +340,20 @@ class Reader:
         return None if number is None else self._strings[number]
 
     def strings(self, what: str) -> tuple[str, ...]:
-        """Return as many strings as the count before them says."""
+        """Return the strings after their count."""
         return tuple(self.string(what) for _ in range(self.count(4, what)))
 
     def numbers(self, what: str) -> tuple[int, ...]:
-        """Return as many numbers of 32 bits as the count before them says."""
+        """Return the 32-bit numbers after their count."""
         count = self.count(4, what)
         return struct.unpack(f"<{count}I", self.take(4 * count, what))
 
     def block(self, what: str) -> bytes:
-        """Return as many bytes as the count before them says."""
+        """Return the bytes after their count."""
         return bytes(self.take(self.count(1, what), what))
 
     def text(self, what: str) -> str:
-        """Return a text of its own, which may have several lines."""
+        """Return a text that is not in the table of strings and may have several lines."""
         data = self.block(what)
         try:
             return data.decode()
@@ -361,7 +361,7 @@ class Reader:
             self.fail(f"expected UTF-8 for {what}, found something else", self.offset - len(data) + error.start)
 
     def count(self, size: int, what: str, limit: int = NONE) -> int:
-        """Return how many things of at least ``size`` bytes each follow; they must fit, and be at most ``limit``."""
+        """Return a count of items of at least ``size`` bytes each, which have to fit; at most ``limit`` are allowed."""
         at = self.offset
         value = self.u32(f"the number of {what}")
         most = min(limit, (len(self._data) - self._position) // size)
@@ -370,7 +370,7 @@ class Reader:
         return value
 
     def end(self) -> None:
-        """Raise if something follows."""
+        """Raise ``FormatError`` if any bytes are left."""
         left = len(self._data) - self._position
         if left:
             self.fail(f"expected the end, found {left} more bytes")

@@ -1,8 +1,8 @@
 """
-A program without its code: the statements of its headers, labels, and where everything was written.
+A program without its code: the statements of its headers, labels, and the places of all of them in the source.
 
-Statements are stored under their keywords, with values in the form that the table of keywords gives them; so a new
-keyword changes nothing for the others. One that a reader does not know is an error: it may matter.
+Statements are stored under their keywords, with values in the form of the table of keywords, so that a new keyword does
+not change the others. A keyword that a reader does not know is an error, because it may be significant.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LOCATIONS", "Spans", "read_program", "read_sources", "write_program"]
 
-# Of source files only lines are carried to which something refers; the others are empty.
+# Only those lines of source files are stored to which a span refers; the others are empty.
 
 LINE_MAX = 1 << 22
-"""The sum of all files' numbers of lines; a higher one would only fill memory."""
+"""The largest total number of lines in all files, a limit of memory."""
 
 DEPTH_MAX = 64
-"""How many macros may lead to each other from one span."""
+"""The largest number of nested macros in one span."""
 
 SPAN_SIZE = 24
 _FILE_SIZE, _LINE_SIZE = 8, 8
@@ -173,10 +173,10 @@ def _read_file(reader: Reader, lines_left: int) -> _File:
 #
 # ::
 #
-#     u32 how many; for each of them: name, kind (strings), u32 room, unit (string), u32 span
-#         behind the kind stands what is kept if that is no word: "last str[64]"
+#     u32 number of tables; for each of them: name, kind (strings), u32 room, unit (string), u32 span
+#         the kind is followed by the kept value unless that is a word: "last str[64]"
 #         u8 whether there is a range; if so, low, high and step as wide numbers
-#         u32 how many keys; for each of them: kind (string), u32 size
+#         u32 number of keys; for each of them: kind (string), u32 size
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _TABLE_SIZE, _KEY_SIZE = 25, 8
@@ -199,7 +199,7 @@ def write_tables(out: Writer, tables: Sequence[Table], spans: Spans) -> None:
 
 
 def read_tables(reader: Reader, spans: Sequence[Span]) -> tuple[Table, ...]:
-    """Return the tables of a program; each is one that a statement can say."""
+    """Return the tables of a program, each one valid as a statement."""
     tables: dict[str, Table] = {}
     for _ in range(reader.count(_TABLE_SIZE, "tables", TABLES_MAX)):
         at = reader.offset
@@ -270,7 +270,7 @@ def _known(reader: Reader, words: type[WordT], text: str, what: str, at: int) ->
 
 
 LOCATIONS = {"offset": 1, "pattern": 2, "address": 3, "range": 4, "sampler": 5, "tracepoint": 6, "usdt": 7}
-"""The first byte of a location says which form it has."""
+"""The first byte of a location, by its form."""
 
 _STATEMENT_SIZE, _DEFINITION_SIZE, _PROCEDURE_SIZE, _LABEL_SIZE, _NOTE_SIZE = 9, 20, 20, 8, 9
 

@@ -1,10 +1,10 @@
 """
-Blocks of the tool, and the functions that they call, in a file: their typed trees as bytes.
+Blocks of the tool and the functions that they call, stored in a file as their typed trees.
 
-``OF_STATEMENTS`` and ``OF_VALUES`` say which fields of a node a file has, in which order and form; writing and reading
-go by them. A type is one byte, what a cell of it holds: its size in bytes, whether it has a sign, and whether it is
-``_Bool``; pointers are unsigned numbers, enumerations those that they are held as. What is read can be executed,
-whatever the bytes are: jumps lead out of something, numbers are those of what there is.
+``OF_STATEMENTS`` and ``OF_VALUES`` define the stored fields of each node, in order and form, for writing and reading. A
+type is one byte that describes its cell: size in bytes, signedness, and whether it is ``_Bool``; pointers are unsigned
+numbers, enumerations have their base type. Any tree that is read can be executed, whatever the bytes are: jumps leave
+an enclosing statement, and numbers refer to existing items.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_KINDS", "OF_STATEMENTS", "OF_VALUES", "StatementKind", "ValueKind", "read_blocks", "write_blocks"]
 
 DEPTH_MAX = 250
-"""How deep statements and values may stand in each other."""
+"""The largest depth of nested statements and values."""
 
 SLOTS_MAX = 1 << 12
-"""How many variables a block or function has at most."""
+"""The largest number of variables in a block or function."""
 
 BLOCK_KINDS = tuple(BlockKind)
 """The kinds of blocks by their numbers."""
@@ -55,7 +55,7 @@ _WORD_SIZES = (4, 8)
 _JMPMAX = 0xFFFF
 
 _VALUE_SIZE, _STATEMENT_SIZE, _TEST_SIZE, _FUNCTION_SIZE, _BLOCK_SIZE = 1, 5, 21, 17, 22
-"""The fewest bytes of what there may be several of."""
+"""The smallest sizes in bytes of repeated items."""
 
 
 class StatementKind(enum.IntEnum):
@@ -81,7 +81,7 @@ class StatementKind(enum.IntEnum):
 
 
 class ValueKind(enum.IntEnum):
-    """The number before a value; before what may be left out, NONE says that it is."""
+    """The number before a value; NONE stands for an omitted optional value."""
 
     NONE = 0
     CONSTANT = 1
@@ -137,14 +137,14 @@ def _byte_of(type_: CType) -> int:
 
 
 def write_blocks(out: Writer, tool: ToolProgram, spans: Spans) -> None:
-    """Write what the tool executes; nothing of functions that no block calls."""
+    """Write the program of the tool, without functions that no block calls."""
     trees = _TreeWriter(Writer(out.all_strings), spans, {name: n for n, name in enumerate(tool.tables)})
     for block in tool.blocks:
         kind, written, span = BLOCK_KINDS.index(block.block.kind), block.block.written, spans.number(block.block.span)
         trees.out.row("BsIQI", kind, written, span, block.block.period, block.slots)
         trees.statement(block.body)
     number = 0
-    while number < len(trees.functions):  # each may call others
+    while number < len(trees.functions):  # each function may call others
         trees.statement(tool.functions[list(trees.functions)[number]].body)
         number += 1
     out.row("IBII", len(tool.blocks), tool.word_size, tool.jmpmax, len(trees.functions))
@@ -157,7 +157,7 @@ def write_blocks(out: Writer, tool: ToolProgram, spans: Spans) -> None:
 
 
 class _TreeWriter:
-    """The trees of a program; ``functions`` are those that are called, by their numbers."""
+    """A writer of the trees of a program; ``functions`` maps the called functions to their numbers."""
 
     def __init__(self, out: Writer, spans: Spans, tables: Mapping[str, int]) -> None:
         self.out = out
@@ -167,7 +167,7 @@ class _TreeWriter:
         self._depth = 0
 
     def statement(self, statement: Statement | None) -> None:
-        """Write a statement; None as one that does nothing."""
+        """Write a statement; None as an empty one."""
         statement = typed_program.Steps(()) if statement is None else statement
         kind = _kind_of_statement(statement)
         self._deeper()
@@ -178,7 +178,7 @@ class _TreeWriter:
         self._depth -= 1
 
     def value(self, value: Argument | None) -> None:
-        """Write a value; ``tool_block.check_block`` refuses what needs a hit."""
+        """Write a value; ``tool_block.check_block`` refuses values that need a hit."""
         self._deeper()
         if value is None:
             self.out.u8(ValueKind.NONE)
@@ -231,11 +231,11 @@ class _TreeWriter:
         self.out.u32(-1 - slot)
 
     def nothing(self, _: object) -> None:
-        """Write nothing of a field that follows from the others."""
+        """Write nothing for a field that follows from the others."""
 
 
 class _Surroundings(NamedTuple):
-    """What values may name: variables and tables of the ``program``, and functions; words have ``word_size`` bytes."""
+    """The context of values: variables and tables of the ``program``, and functions; ``word_size`` is in bytes."""
 
     program: Program
     tables: Mapping[str, Table]
@@ -244,12 +244,12 @@ class _Surroundings(NamedTuple):
     word_size: int
 
     def cells(self, type_: CType) -> int:
-        """Return how many cells a number takes."""
+        """Return the number of cells of a number."""
         return 2 if (size_of(type_) or 0) > self.word_size else 1
 
 
 class _Partial(NamedTuple):
-    """A node that is being read: where it and its fields begin, those ``found`` so far, and the jumps out of it."""
+    """A node that is being read: its offset and that of its fields, the fields ``found`` so far, and allowed jumps."""
 
     kind: StatementKind | ValueKind
     at: int
@@ -269,7 +269,7 @@ class _TreeReader:
         self._depth = 0
 
     def statement(self, leaving: frozenset[Jumping] = frozenset()) -> Statement:
-        """Read a statement from which the jumps ``leaving`` lead."""
+        """Read a statement in which the jumps ``leaving`` are allowed."""
         reader, at = self.reader, self.reader.offset
         number = reader.u8("the kind of a statement")
         if not 1 <= number <= len(StatementKind):
@@ -292,7 +292,7 @@ class _TreeReader:
         return read
 
     def _argument(self) -> Argument:
-        """Read a value, or what is no number."""
+        """Read a value, or an argument that is not a number."""
         reader, at = self.reader, self.reader.offset
         if (kind := self._kind()) in _NO_NUMBERS:
             return self._node(kind, at)
@@ -316,7 +316,7 @@ class _TreeReader:
             self.reader.fail("expected a type of numbers, found another one", byte_at)
         found = {**layout.given, "type": type_}
         partial = _Partial(kind, at, self.reader.offset, found)
-        for name, field in layout.fields.items():  # not in a method, for recursion has its limit
+        for name, field in layout.fields.items():  # inlined to save recursion depth
             found[name] = field.read(self, field.what, partial)
         read: Argument = layout.node(**found)
         return read
@@ -401,7 +401,7 @@ class _TreeReader:
         return found
 
     def _fits(self, key: Key, value: Argument) -> bool:
-        """Return whether a value is one for a key."""
+        """Return whether a value fits a key."""
         match value:
             case typed_values.CommName():
                 return key.kind is KeyKind.COMM
@@ -413,7 +413,7 @@ class _TreeReader:
         return key.kind in _NUMBERS
 
     def tallied(self, _: str, partial: _Partial) -> Argument | None:
-        """Read what is put into a table: the string or call stack that it is to keep, or a number if it takes one."""
+        """Read the argument of a tally: a string or call stack if the table keeps these, a number if it takes one."""
         at, table = self.reader.offset, self._around.tables[partial.found["table"]]
         if table.keeps_bytes:
             kept = self._argument()
@@ -514,7 +514,7 @@ class _TreeReader:
 
 
 class _Field(NamedTuple):
-    """A field of a node in a file: how it is written and read, and what it is in messages."""
+    """A stored field of a node: its writer, its reader, and its name in messages."""
 
     write: Callable[[_TreeWriter, Any], None]
     read: Callable[[_TreeReader, str, _Partial], Any]
@@ -525,12 +525,12 @@ class _Field(NamedTuple):
         return self._replace(what=what)
 
     def read_by(self, read: Callable[[_TreeReader, str, _Partial], Any]) -> _Field:
-        """Return the field read otherwise."""
+        """Return the field with another reader."""
         return self._replace(read=read)
 
 
 class _Layout(NamedTuple):
-    """The fields of a node in a file, in their order, and those that its kind gives."""
+    """The stored fields of a node, in their order, and those that its kind implies."""
 
     node: type[Any]
     fields: dict[str, _Field]
@@ -542,7 +542,7 @@ def _of(node: type[Any], given: dict[str, Any] | None = None, **fields: _Field) 
 
 
 def _plain(kind: str, what: str = "") -> _Field:
-    """Return a field that is what fields of sections are."""
+    """Return a field with a form of sections."""
     writes = {"flag": "u8", "text": "block"}.get(kind, kind)
 
     def write(trees: _TreeWriter, value: Any) -> None:
@@ -693,7 +693,7 @@ def _kind_of_value(value: Argument) -> ValueKind:
 
 
 def read_blocks(reader: Reader, program: Program, spans: Sequence[Span]) -> ToolProgram | None:
-    """Return what the tool executes of a program; None if that is nothing."""
+    """Return the program of the tool; None if there are no blocks."""
     count = reader.count(_BLOCK_SIZE, "blocks")
     if not count:
         reader.end()

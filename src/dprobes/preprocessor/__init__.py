@@ -2,9 +2,9 @@
 The C preprocessor of probe programs, which keeps the origin of every character of the result.
 
 Text without directives takes a fast path: ``clean`` removes comments and joins continued lines, and nothing else is
-imported. ``directives`` and what it needs come on top of that when a directive, a definition or a name like
-``__LINE__`` asks for them. The package knows the rules of C11 5.1.1.2 and 6.10, but nothing about RPN or any other
-language of the result, and it starts no program: another preprocessor is a callable that the caller brings.
+imported. A directive, a definition or a name like ``__LINE__`` requires ``directives`` and its dependencies. The
+package implements the rules of C11 5.1.1.2 and 6.10, but depends on neither RPN nor any other language of the result.
+It starts no program: another preprocessor is a callable from the caller.
 
 It is our own: the library that was used first evaluates ``#if`` in floating point, expands macros recursively without
 limit, loses columns, and ends in an IndexError on a malformed directive. ``--cpp "gcc -E"`` uses the real one.
@@ -42,7 +42,7 @@ _LATE = {
     "external_preprocessor": ("ExternalPreprocessor", "ExternalRequest", "ExternalResult"),
     "source_reader": ("FILE_LIMIT", "read_source"),
 }
-"""What of these modules is there by name, and imported when it is asked for: text on a command line needs none."""
+"""The names that are imported from these modules on first access: text on a command line needs none."""
 
 
 def __getattr__(name: str) -> object:
@@ -67,11 +67,11 @@ def preprocess(
     external: ExternalPreprocessor | None = None,
 ) -> Preprocessed:
     """
-    Return the text of ``source`` after C preprocessing; errors go to ``diagnostics`` and the text is then incomplete.
+    Return the text of ``source`` after C preprocessing, incomplete if errors were reported to ``diagnostics``.
 
-    Every newline of the result ends a statement: a continued line is one line, with the newlines taken out of it after
-    its end, and a block comment outside of directives is a space and its newlines. ``external`` is another
-    preprocessor, such as ``gcc -E``, to call instead of the built-in one.
+    Every newline of the result ends a statement. A continued line becomes one line, followed by the newlines taken out
+    of it. A block comment outside of directives becomes a space and its newlines. ``external`` is another preprocessor,
+    such as ``gcc -E``, to call instead of the built-in one.
     """
     valid = [(name, value) for name, value in defines if _IDENTIFIER.fullmatch(name)]
     for name, _ in defines:

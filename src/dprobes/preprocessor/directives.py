@@ -1,8 +1,8 @@
 """
-The built-in preprocessor: it reads lines, obeys directives (C11 6.10), and writes what macros make of the rest.
+The built-in preprocessor: it reads lines, executes directives (C11 6.10), and expands macros in the other lines.
 
-A line without macro names is copied without being split into tokens. A malformed directive is a diagnostic and is
-otherwise ignored; a limit that is passed ends the text there. It must not know about RPN.
+A line without macro names is copied without being split into tokens. A malformed directive is reported and otherwise
+ignored; an exceeded limit ends the text there. The module must not depend on RPN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
 
 
 def evaluate(directive: str, tokens: list[Token], macros: Macros) -> bool:
-    """Return whether the expression after ``#directive`` is true; raise ``DirectiveError`` if it is wrong."""
+    """Return whether the expression after ``#directive`` is true; raise ``DirectiveError`` if it is malformed."""
     if not tokens:
         raise DirectiveError(f"malformed #{directive} directive", hint=f"write '#{directive} EXPRESSION'")
     try:
@@ -46,7 +46,7 @@ def evaluate(directive: str, tokens: list[Token], macros: Macros) -> bool:
 
 
 def _replace_defined(tokens: list[Token], macros: Macros) -> list[Token]:
-    """Return the tokens without blanks, and 1 or 0 for ``defined NAME``; macros may produce that too, as in GNU C."""
+    """Return the tokens without blanks, with 1 or 0 for ``defined NAME``, which macros may produce as in GNU C."""
     result: list[Token] = []
     rest = [token for token in tokens if token.kind != "blank"][::-1]
     while rest:
@@ -64,7 +64,7 @@ def _replace_defined(tokens: list[Token], macros: Macros) -> list[Token]:
 
 
 class _Number(NamedTuple):
-    """A 64-bit integer; ``unsigned`` if C would make it uintmax_t."""
+    """A 64-bit integer; ``unsigned`` if its type in C is uintmax_t."""
 
     value: int
     unsigned: bool = False
@@ -76,7 +76,7 @@ class _Number(NamedTuple):
 
 
 class _Expression:
-    """A reader that computes an expression; ``live`` says whether its value is needed."""
+    """An evaluator of an expression; ``live`` is False for operands whose value is not needed."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._rest = tokens[::-1]
@@ -171,7 +171,7 @@ def _apply(operator: str, left: _Number, right: _Number) -> _Number:
         case ">" | "<=":
             return _Number(int((a > b) == (operator == ">")))
         case "/" | "%":
-            quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)  # rounded to zero, unlike Python's
+            quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)  # rounded towards zero, unlike Python's
             return _Number.wrap(quotient if operator == "/" else a - quotient * b, unsigned)
     value = {"|": a | b, "^": a ^ b, "&": a & b, "+": a + b, "-": a - b, "*": a * b}[operator]
     return _Number.wrap(value, unsigned)
@@ -198,7 +198,7 @@ class Includes:
         return self._open[-1][1] if self._open else None
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
-        """Return the file that tokens after ``#include`` name, None if it is read once only; or ``DirectiveError``."""
+        """Return the file after ``#include``, None after ``#pragma once``; raise ``DirectiveError`` if not found."""
         strings = [token.text for token in arguments]
         directories = self._directories
         name = ""
@@ -224,12 +224,12 @@ class Includes:
             raise DirectiveError(first.message, notes=first.notes, hint=first.hint) from error
 
     def read_once(self, file: SourceFile) -> None:
-        """Remember ``#pragma once`` in a file."""
+        """Record ``#pragma once`` for a file."""
         self._once.add(os.path.realpath(file.name))
 
     @contextmanager
     def entered(self, source: SourceFile, current: SourceFile, place: Span) -> Iterator[None]:
-        """Count ``source`` as open; raise ``StopError`` if too many files are."""
+        """Count ``source`` as open; raise ``StopError`` if too many files are open."""
         self._open.append((current.name, place))
         if len(self._open) > _INCLUDE_DEPTH:
             names = [name for name, _ in self._open]
@@ -241,15 +241,15 @@ class Includes:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether there is something to read, such as a file or a pipe."""
+    """Return whether a path can be read, such as a file or a pipe."""
     try:
         return path.exists() and not path.is_dir()
-    except (OSError, ValueError):  # such as a directory that may not be searched
+    except (OSError, ValueError):  # such as a directory without search permission
         return False
 
 
 TEXT_LIMIT = 2 << 20
-"""The number of characters, include files and all, beyond which text is refused."""
+"""The largest number of characters of text, include files included."""
 
 _DIRECTIVE = re.compile(r"[ \t\f\v]*#")
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -279,14 +279,14 @@ class _Group:
 
     place: Span
     name: str
-    outer: bool  # whether the text around it is active
+    outer: bool  # state of the text around it
     active: bool
-    taken: bool  # whether a branch was active
+    taken: bool  # True after an active branch
     has_else: bool = False
 
 
 class _File:
-    """How far one file is read, and its open conditionals."""
+    """The reading position in one file, and its open conditionals."""
 
     def __init__(self, cleaned: Cleaned) -> None:
         self.source = cleaned.source
@@ -302,11 +302,11 @@ class _File:
         return not self.groups or self.groups[-1].active
 
     def source_offset(self, position: int) -> int:
-        """Return where a character of the cleaned text stands in the source."""
+        """Return the offset in the source of a character of the cleaned text."""
         return self.cleaned.span(position, position + 1).start
 
     def line(self) -> tuple[int, int]:
-        """Return the range of the next line without its newline, and go on to the one after it."""
+        """Return the range of the next line without its newline, and advance to the following one."""
         start = self.position
         end = self.text.find("\n", start)
         end = len(self.text) if end < 0 else end
@@ -315,7 +315,7 @@ class _File:
 
 
 class _Driver:
-    """Preprocess files."""
+    """The preprocessor of files."""
 
     def __init__(self, source: SourceFile, diagnostics: Diagnostics, include_dirs: Sequence[Path]) -> None:
         self.out = TextBuilder(source)
@@ -325,7 +325,7 @@ class _Driver:
         self._read = 0
 
     def define(self, name: str, value: str) -> None:
-        """Define what ``-D name=value`` says."""
+        """Define a macro as by ``-D name=value``."""
         source = SourceFile("<command line>", f"-D {name}={value}".replace("\n", " "))
         _, text, problems = clean(source)
         for problem in problems:
@@ -373,7 +373,7 @@ class _Driver:
                 self._diagnostics.error(place, problem.message)
 
     def _expand(self, file: _File, start: int) -> None:
-        """Write the line from ``start``, and those after it that a macro takes its arguments from."""
+        """Expand and write the line from ``start``, and following lines with arguments of its macros."""
 
         def more() -> list[Token]:
             if file.position == len(file.text) or _DIRECTIVE.match(file.text, file.position):
@@ -438,7 +438,7 @@ class _Driver:
             raise DirectiveError(f"unknown directive '#{name}'", hint=hint)
 
     def _renumber(self, file: _File, arguments: list[Token]) -> None:
-        """Obey ``#line NUMBER ["FILE"]`` (C11 6.10.4): the next line has that number, in a file of that name."""
+        """Apply ``#line NUMBER ["FILE"]`` (C11 6.10.4): the next line has that number, in a file of that name."""
         words = [token for token in arguments if token.kind != "blank"]
         is_number = bool(words) and words[0].kind == "number" and words[0].text.isdecimal()
         number = int(words[0].text) if is_number and len(words[0].text) <= len(str(_LINE_MAX)) else 0
@@ -470,7 +470,7 @@ class _Driver:
         group.taken = group.taken or group.active
 
     def _holds(self, name: str, arguments: list[Token], place: Span) -> bool:
-        """Return whether the condition is true; report a wrong one and take it for false."""
+        """Return whether the condition is true; report a malformed one, which counts as false."""
         kind = name.removeprefix("el")
         try:
             if kind == "if":

@@ -1,7 +1,7 @@
 """
-What another preprocessor wrote, and the way back from its line markers (``# 12 "file"``) to the source.
+The output of another preprocessor, mapped back to the source by its line markers (``# 12 "file"``).
 
-It must not know which preprocessor that was, nor how it was run.
+The module must not depend on which preprocessor it was, or how it was run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ExternalRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExternalResult:
-    """What the preprocessor wrote and how it ended; ``command`` is its name in messages."""
+    """The output and exit status of the preprocessor; ``command`` is its name in messages."""
 
     command: str
     exit_status: int
@@ -44,16 +44,16 @@ class ExternalResult:
 
 
 ExternalPreprocessor: TypeAlias = Callable[[ExternalRequest], ExternalResult]
-"""Runs another preprocessor; raises ``SourceError`` if it cannot be run."""
+"""A callable that runs another preprocessor; it raises ``SourceError`` if that cannot be run."""
 
 _MARKER = re.compile(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"[ \d]*')
-# Directives that a preprocessor hands on to the compiler; here there is none.
+# Directives that a preprocessor passes on to the compiler; here there is none.
 _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(?:pragma|ident|sccs)\b.*")
 _MESSAGE = re.compile(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|warning): (.*)")
 
 
 def read_result(result: ExternalResult, source: SourceFile, diagnostics: Diagnostics) -> Preprocessed:
-    """Return the text that was made of ``source``; the complaints go to ``diagnostics``."""
+    """Return the text that was made from ``source``; report the messages to ``diagnostics``."""
     files = _Files(source)
     reported = _report(result.stderr, files, diagnostics)
     if result.exit_status != 0 and not reported:
@@ -63,7 +63,7 @@ def read_result(result: ExternalResult, source: SourceFile, diagnostics: Diagnos
 
 
 class _Files:
-    """The source file that a name in the preprocessor's output means."""
+    """The source files by their names in the preprocessor's output."""
 
     def __init__(self, source: SourceFile) -> None:
         self._known = {"<stdin>": source, "-": source, "": source, source.name: source}
@@ -83,7 +83,7 @@ class _Files:
 
 
 def _report(output: str, files: _Files, diagnostics: Diagnostics) -> bool:
-    """Turn the messages into diagnostics and return whether one is an error."""
+    """Report the messages as diagnostics, and return whether one is an error."""
     found = False
     for line in output.splitlines():
         matched = _MESSAGE.fullmatch(line)
@@ -117,7 +117,7 @@ def _map(output: str, files: _Files) -> Preprocessed:
         marker = _MARKER.fullmatch(line)
         if marker is not None:
             name, number = re.sub(r"\\(.)", r"\1", marker.group(2)), int(marker.group(1))
-            # Of a file that is not there (#line may name any) the lines that the preprocessor wrote are all there is.
+            # The text of a missing file (#line may name any) consists of the lines that the preprocessor wrote.
             file = files[name] if files.has(name) else written.renamed(name.removeprefix("./"), position, number)
             continue
         span = _line_span(file, number) if file.text is not output else Span(file, start, start + len(line))

@@ -1,8 +1,8 @@
 """
 One macro: its definition (C11 6.10.3) and the replacement of its parameters (6.10.3.1 to 6.10.3.3).
 
-The body is checked and classified once, when the macro is defined, so that replacing parameters fails at a limit only.
-Other macros are not known here; arguments are expanded by a callable.
+The body is checked and classified once, when the macro is defined, so that the replacement of parameters fails at a
+limit only. A macro does not depend on others: a callable expands its arguments.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Macros", "Token", "strip", "tokenize", "would_join"]
 
-# A token never changes its place: the character range in the file, or in the definition, where it was written.
+# The place of a token never changes: the character range in the file, or in the definition, where it was written.
 
-# A comment sign is a token because two tokens that are put together must not become one.
+# A comment sign is a token, so that two adjacent tokens cannot form one by accident.
 _LEXEME = re.compile(
     r"""(?P<blank>[ \t\f\v]+|\n)
     |(?P<character>L?'(?:[^'\\\n]|\\.){1,64}')
@@ -38,7 +38,7 @@ _LEXEME = re.compile(
 
 
 class Use(NamedTuple):
-    """The macro that a token came out of, where that was used, and out of which macro that use came."""
+    """The use of a macro that produced a token: its name, its place, and the use that produced it in turn."""
 
     name: str
     place: Span
@@ -46,7 +46,7 @@ class Use(NamedTuple):
 
 
 BODY = Use("", Span(SourceFile("", ""), 0, 0), None)
-"""Stands for the use of a macro in the tokens of its definition, which tells them from arguments."""
+"""The placeholder for the use of a macro in the tokens of its definition, which differ by it from arguments."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Token:
         return place
 
     def span(self) -> Span:
-        """Return the place of use, leading to the definitions."""
+        """Return the place of use, with the expansions down to the definitions."""
         span, use = self.place, self.use
         while use is not None:
             span = Span(use.place.file, use.place.start, use.place.end, Expansion(use.name, span))
@@ -99,7 +99,7 @@ def strip(tokens: list[Token]) -> list[Token]:
 
 
 def would_join(first: Token, second: Token) -> bool:
-    """Return whether two tokens that are not neighbours in the source would read as others when put together."""
+    """Return whether two tokens that are not adjacent in the source would form other tokens without a blank."""
     if "blank" in (first.kind, second.kind):
         return False
     if first.use is None and second.use is None and first.place.end == second.place.start:
@@ -109,9 +109,9 @@ def would_join(first: Token, second: Token) -> bool:
 
 
 DYNAMIC = frozenset({"__LINE__", "__FILE__", "__COUNTER__"})
-"""The macros whose text depends on where or when they are used; nobody can define them."""
+"""The macros whose text depends on the place or time of use; they cannot be defined."""
 
-_PASTE_LIMIT = 1024  # characters, or a long chain of '##' takes quadratic time
+_PASTE_LIMIT = 1024  # characters, because a long chain of '##' takes quadratic time
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUOTED = re.compile(r'["\\]')
 
@@ -121,8 +121,8 @@ class Macro:
     """
     A macro; ``parameters`` is None for one without parentheses, and the last takes the rest if ``variadic``.
 
-    To the kinds of tokens a body adds ``parameter``, ``stringise`` (a parameter after ``#``), ``paste`` (``##``), and
-    ``optional`` and ``end`` around what ``__VA_OPT__`` has in its parentheses.
+    A body has further kinds of tokens: ``parameter``, ``stringise`` (a parameter after ``#``), ``paste`` (``##``), and
+    ``optional`` and ``end`` around the contents of the parentheses of ``__VA_OPT__``.
     """
 
     name: Token
@@ -131,7 +131,7 @@ class Macro:
     body: tuple[Token, ...]
 
     def same_as(self, other: Macro) -> bool:
-        """Return whether the definitions are the same, as C11 6.10.3 (2) means it: blanks are all alike."""
+        """Return whether the definitions are equal in the sense of C11 6.10.3 (2): all blanks are equal."""
         mine, others = ([(t.kind, t.kind == "blank" or t.text) for t in m.body] for m in (self, other))
         return (self.parameters, self.variadic, mine) == (other.parameters, other.variadic, others)
 
@@ -139,9 +139,9 @@ class Macro:
         self, arguments: Mapping[str, list[Token]], expand: Callable[[list[Token]], list[Token]]
     ) -> list[Token]:
         """
-        Return the body with the arguments in it; ``expand`` makes of one what replaces a parameter without operator.
+        Return the body with the arguments in it; ``expand`` expands the argument of a parameter without an operator.
 
-        As in GNU C, ``, ## __VA_ARGS__`` pastes nothing, and the comma goes if the variable arguments are left out.
+        As in GNU C, ``, ## __VA_ARGS__`` pastes nothing, and the comma is removed without variable arguments.
         """
         out: list[Token] = []
         expanded: dict[str, list[Token]] = {}
@@ -173,7 +173,7 @@ class Macro:
     def _body_for(
         self, arguments: Mapping[str, list[Token]], expand: Callable[[list[Token]], list[Token]]
     ) -> Sequence[Token]:
-        """Return the body with ``__VA_OPT__(...)`` decided: what is in it, or a placemarker (C23 6.10.5.2)."""
+        """Return the body with each ``__VA_OPT__(...)`` replaced by its contents or a placemarker (C23 6.10.5.2)."""
         if not any(token.kind == "optional" for token in self.body):
             return self.body
         assert self.parameters is not None
@@ -201,7 +201,7 @@ class Macro:
 
 
 def parse_definition(tokens: list[Token]) -> Macro:
-    """Return the macro that the tokens after ``#define`` define; raise ``DirectiveError`` if they are wrong."""
+    """Return the macro that the tokens after ``#define`` define; raise ``DirectiveError`` if they are malformed."""
     if not tokens or tokens[0].kind != "name":
         raise DirectiveError("malformed #define directive", hint="write '#define NAME TEXT'")
     name, rest = tokens[0], tokens[1:]
@@ -263,7 +263,7 @@ def _parse_body(tokens: list[Token], parameters: tuple[str, ...] | None) -> list
 
 
 def _mark_optional(body: list[Token]) -> list[Token]:
-    """Return the body with ``optional`` and ``end`` in place of ``__VA_OPT__``, its parentheses and blanks in them."""
+    """Return the body with ``optional`` and ``end`` around the contents of ``__VA_OPT__``, without its parentheses."""
     marked: list[Token] = []
     index = 0
     while index < len(body):
@@ -283,7 +283,7 @@ def _mark_optional(body: list[Token]) -> list[Token]:
 
 
 def _parenthesised(body: list[Token], start: int, name: Token) -> tuple[list[Token], int]:
-    """Return the tokens between the parentheses that follow ``start``, and the index behind them."""
+    """Return the tokens between the parentheses that follow ``start``, and the index after them."""
     while start < len(body) and body[start].kind == "blank":
         start += 1
     depth = 0
@@ -309,7 +309,7 @@ def _stringise(argument: list[Token], operator: Token) -> Token:
 
 
 def _paste(left: Token, right: Token, place: Span) -> list[Token]:
-    """Return what both together read as; in C more than one token is undefined, in assembler programs it is usual."""
+    """Return the tokens of the joined text; more than one is undefined in C, but common in assembler programs."""
     if not right.text or not left.text:
         return [left if left.text else right]
     text = left.text + right.text
@@ -318,8 +318,8 @@ def _paste(left: Token, right: Token, place: Span) -> list[Token]:
     return [Token(kind, text, place, BODY, left.hide & right.hide) for kind, text in lex(text)]
 
 
-# Prosser's algorithm (the one that C11 6.10.3.4 was written from): what a macro produces goes back in front of what is
-# to be read, and remembers the macros that must not expand it again. So it always ends; limits keep the end near.
+# Prosser's algorithm (from which C11 6.10.3.4 was written): the replacement of a macro is put back in front of the
+# unread tokens, and records the macros that must not expand it again. So it always ends; limits bound its time.
 
 _MACRO_DEPTH = 200
 _ARGUMENT_DEPTH = 50
@@ -327,7 +327,7 @@ _EXPANSION_LIMIT = 4 << 20  # characters that macros may produce; a token counts
 
 
 class Macros:
-    """The macros of one program, and their expansion; uses with a wrong number of arguments go to ``diagnostics``."""
+    """The macros of one program, and their expansion; ``diagnostics`` receives calls with wrong arguments."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
@@ -340,7 +340,7 @@ class Macros:
         return name in self._macros or name in DYNAMIC
 
     def define(self, tokens: list[Token]) -> None:
-        """Define a macro from the tokens after ``#define``; raise ``DirectiveError`` if they are wrong."""
+        """Define a macro from the tokens after ``#define``; raise ``DirectiveError`` if they are malformed."""
         macro = parse_definition(tokens)
         name, before = macro.name, self._macros.get(macro.name.text)
         if before is not None and not before.same_as(macro):
@@ -349,11 +349,11 @@ class Macros:
         self._macros[name.text] = macro
 
     def undefine(self, name: str) -> None:
-        """Forget the macro, if there is one."""
+        """Remove a macro, if it is defined."""
         self._macros.pop(name, None)
 
     def expand(self, tokens: list[Token], more: Callable[[], list[Token]] | None = None) -> list[Token]:
-        """Return the tokens after expansion, or raise ``StopError``; ``more`` gives the tokens of the next line."""
+        """Return the tokens after expansion, or raise ``StopError``; ``more`` returns the tokens of the next line."""
         stack = tokens[::-1]
         out: list[Token] = []
         while stack:
@@ -385,7 +385,7 @@ class Macros:
         return result
 
     def _push(self, stack: list[Token], body: list[Token], name: Token, place: Span, hide: frozenset[str]) -> None:
-        """Put the replaced body of the macro ``name``, used at ``place``, back in front of the rest."""
+        """Push the replaced body of the macro ``name``, used at ``place``, in front of the unread tokens."""
         hide |= {name.text}
         if len(hide) > _MACRO_DEPTH:
             raise StopError(f"macros nest more than {_MACRO_DEPTH} deep", name.outermost())
@@ -400,7 +400,7 @@ class Macros:
     def _call(
         self, stack: list[Token], macro: Macro, name: Token, more: Callable[[], list[Token]] | None
     ) -> tuple[list[list[Token]], Token] | None:
-        """Take the arguments of a call and its ')' off the stack; without '(' return None."""
+        """Take the arguments of a call and its ')' off the stack; return None without '('."""
         blanks: list[Token] = []
         while not stack or stack[-1].kind == "blank":
             if stack:
@@ -434,7 +434,7 @@ class Macros:
                 arguments[-1].append(token)
 
     def _bind(self, macro: Macro, found: list[list[Token]], name: Token) -> dict[str, list[Token]] | None:
-        """Return the arguments by parameter, without variable ones left out; report a wrong number and return None."""
+        """Return the arguments by parameter, without omitted variable ones; report a wrong number and return None."""
         assert macro.parameters is not None
         arguments = [strip(argument) for argument in found]
         wanted = len(macro.parameters)

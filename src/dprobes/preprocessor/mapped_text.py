@@ -1,7 +1,7 @@
 """
 Preprocessed text, and the map from its characters to the source.
 
-The pieces of a text cover it without gaps, in order. Where they came from is all that is known here; no rule of C.
+The pieces of a text cover it without gaps, in order. The module records their origins only, without any rule of C.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Cleaned", "DirectiveError", "Piece", "Preprocessed", "StopError", "T
 
 
 class Problem(NamedTuple):
-    """An error of ``clean``, kept until it is known that its line is not skipped by an ``#if``."""
+    """An error from ``clean``, kept until it is known that no ``#if`` skips its line."""
 
     offset: int
     span: Span
@@ -29,7 +29,7 @@ class Problem(NamedTuple):
 
 
 class PreprocessError(Exception):
-    """Carry the parts of a diagnostic to where it is reported."""
+    """The parts of a diagnostic on the way to the code that reports it."""
 
     def __init__(
         self, message: str, span: Span | None = None, *, notes: tuple[Note, ...] = (), hint: str | None = None
@@ -45,15 +45,15 @@ class PreprocessError(Exception):
 
 
 class DirectiveError(PreprocessError):
-    """What is wrong with a directive; the lines after it are still read."""
+    """An error in a directive; the lines after it are still read."""
 
 
 class StopError(PreprocessError):
-    """The reason why preprocessing ends here."""
+    """The reason why preprocessing ends."""
 
 
 class Piece(NamedTuple):
-    """The origin of characters from ``start`` on: ``file.text[source:]``, or all of them ``span``."""
+    """The origin of the characters from ``start`` on: ``file.text[source:]``, or ``span`` for all of them."""
 
     start: int
     file: SourceFile
@@ -63,9 +63,9 @@ class Piece(NamedTuple):
 
 class Preprocessed:
     """
-    A preprocessed text that knows where its characters came from.
+    A preprocessed text with the origins of its characters.
 
-    All pieces of a text that has a ``presented_as`` come from one file, and messages show that one in its place.
+    All pieces of a text that has a ``presented_as`` come from one file, which messages show under that name.
     """
 
     __slots__ = ("_pieces", "_presented_as", "_starts", "text")
@@ -74,21 +74,21 @@ class Preprocessed:
         self.text = text
         self._pieces = pieces
         self._presented_as = presented_as
-        self._starts: list[int] | None = None  # made when a place is asked for: most programs have no errors
+        self._starts: list[int] | None = None  # made at the first request for a place: most programs have no errors
 
     @classmethod
     def copy_of(cls, source: SourceFile, end: int | None = None) -> Preprocessed:
-        """Return the text of ``source`` up to ``end`` as it is."""
+        """Return the text of ``source`` up to ``end`` unchanged."""
         return cls(source.text[:end], [Piece(0, source, 0, None)])
 
     def presented_as(self, file: SourceFile) -> Preprocessed:
-        """Return the same text, whose places are in ``file``: another view of the file that all of it comes from."""
+        """Return the same text with places in ``file``, another view of the only file from which it comes."""
         text = Preprocessed(self.text, self._pieces, file)
         text._starts = self._starts
         return text
 
     def pieces(self, start: int, end: int) -> Iterator[tuple[Piece, int, int]]:
-        """Yield each piece that overlaps the range, with the part of the range that it covers."""
+        """Iterate over the pieces that overlap the range, each with the part of the range that it covers."""
         index = self._index(start)
         while start < end:
             stop = min(end, self._end(index))
@@ -97,7 +97,7 @@ class Preprocessed:
             index += 1
 
     def span(self, start: int, end: int) -> Span:
-        """Return the place from which the characters ``start`` to ``end`` of the text came."""
+        """Return the origin of the characters ``start`` to ``end`` of the text."""
         first = self._index(start)
         last = self._index(max(start, end - 1))
         if first == last:
@@ -128,7 +128,7 @@ class Preprocessed:
 
 
 class TextBuilder:
-    """Put a preprocessed text together from its start to its end; ``source`` is where an empty text comes from."""
+    """A builder of a preprocessed text, from start to end; ``source`` is the origin of an empty text."""
 
     def __init__(self, source: SourceFile) -> None:
         self.size = 0
@@ -142,13 +142,13 @@ class TextBuilder:
             self._add(text.text[first:last], piece.file, piece.source + first - piece.start, piece.span)
 
     def put(self, text: str, span: Span) -> None:
-        """Append ``text``, which came from ``span``."""
+        """Append ``text``, whose origin is ``span``."""
         if text:
             copied = span.expansion is None and span.end - span.start == len(text) and span.text == text
             self._add(text, span.file, span.start, None if copied else span)
 
     def last_line(self) -> str:
-        """Return what follows the last newline."""
+        """Return the text after the last newline."""
         parts: list[str] = []
         for part in reversed(self._parts):
             _, newline, rest = part.rpartition("\n")
@@ -195,11 +195,11 @@ def _join(first: Span, last: Span) -> Span:
     return joined
 
 
-# Each line of the source keeps its number: newlines that must leave a line follow at its end.
+# Each line of the source keeps its number: newlines that are removed from a line follow at its end.
 
 _NEEDS_JOINING = re.compile(r"\A\ufeff|\\[ \t]*\n|\r")
 _LINE_END = re.compile(r"(?P<continued>\\[ \t]*\r?\n)|\r?\n|\r")
-# A character constant is short, so that an apostrophe does not make every search run to the end of its line.
+# The length of a character constant is limited, so that an apostrophe does not make searches run to the end of a line.
 _EVENT = re.compile(
     r"""(?P<line>//[^\n]*)
     |(?P<block>/\*)
@@ -211,7 +211,7 @@ _EVENT_OR_NEWLINE = re.compile(_EVENT.pattern + r"|(?P<newline>\n)", re.VERBOSE)
 
 
 class Cleaned(NamedTuple):
-    """A file after ``clean``, with the errors found on the way."""
+    """A file after ``clean``, with the errors found in it."""
 
     source: SourceFile
     text: Preprocessed
@@ -222,7 +222,7 @@ def clean(source: SourceFile) -> Cleaned:
     """
     Return the text without comments, with continued lines joined.
 
-    A block comment becomes a space and its newlines; those of a comment within a directive, and those of continued
+    A block comment becomes a space and its newlines. The newlines of a comment within a directive, and of continued
     lines, follow at the end of the joined line.
     """
     base = _join_lines(source)
@@ -264,7 +264,7 @@ def clean(source: SourceFile) -> Cleaned:
 
 
 def _join_lines(source: SourceFile) -> Preprocessed:
-    """Return the text with continued lines joined, every line end a newline, and no byte order mark."""
+    """Return the text with continued lines joined, with every line end as a newline, and without a byte order mark."""
     base = Preprocessed.copy_of(source)
     text = base.text
     if _NEEDS_JOINING.search(text) is None:
@@ -279,7 +279,7 @@ def _join_lines(source: SourceFile) -> Preprocessed:
         plain = end.end()
         if end.lastgroup == "continued":
             owed += 1
-        elif text[plain - 1] == "\r":  # alone, it ends no line
+        elif text[plain - 1] == "\r":  # a lone carriage return ends no line
             out.put(" ", Span(source, plain - 1, plain))
         else:
             out.put("\n" * (owed + 1), Span(source, plain - 1, plain))

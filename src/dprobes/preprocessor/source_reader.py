@@ -1,4 +1,4 @@
-"""Reading source files; nothing else in the package opens a file."""
+"""Reader of source files, the only module of the package that opens files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["FILE_LIMIT", "STANDARD_INPUT", "read_source"]
 
 FILE_LIMIT = 16 << 20
-"""The size in bytes beyond which a file is refused."""
+"""The largest accepted size of a file in bytes."""
 
 STANDARD_INPUT = "-"
-"""The path that means standard input."""
+"""The path that stands for standard input."""
 
 _PLACE = re.compile(r"[\w./+-]+:[\w.*+]+")
 """A module and a place in it."""
 _PIECE = 1 << 16
 _SHOWN = 60
-"""Characters of a path that are shown where it is no file's."""
+"""The number of characters shown of a path that is not a file's."""
 
 
 def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
@@ -35,7 +35,7 @@ def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
     Return the file as text; raise ``SourceError`` if it cannot be read, is not UTF-8, or is too large.
 
     A pipe is read if ``allow_pipe`` is set, for the shell's ``<(...)``; devices, which may never end, are not. The path
-    ``-`` is standard input, whatever that is.
+    ``-`` is standard input, of any kind.
     """
     try:
         if str(path) == STANDARD_INPUT:
@@ -69,7 +69,7 @@ def _source(name: str, data: bytes) -> SourceFile:
 
 
 def _read(file: BinaryIO) -> bytes:
-    """Return the bytes of a file, up to more than FILE_LIMIT; to read them at once takes memory for all of them."""
+    """Return the bytes of a file, up to slightly more than FILE_LIMIT, without memory for all of a larger file."""
     parts, size = [], 0
     while size <= FILE_LIMIT and (part := file.read(_PIECE)):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""The offset from CLOCK_MONOTONIC, which records carry, to the time of day."""
+"""The offset from CLOCK_MONOTONIC, the clock of records, to the wall clock."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 __all__ = ["BOOT_ID", "WallClock", "boot_id", "boot_uuid", "wall_offset", "wall_time"]
 
-# What tells this start of the machine from others.
+# Identification of the current boot of the machine.
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""The file with the number that the kernel makes up at each start (random(4))."""
+"""The file with the random boot id that the kernel generates at each boot (random(4))."""
 
 
 def boot_id() -> str:
-    """Return the number of this start; nothing if the kernel does not say."""
+    """Return the boot id of the current boot; an empty string if the kernel does not provide one."""
     with contextlib.suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii").strip()
     return ""
 
 
 def boot_uuid() -> UUID:
-    """Return the same as a UUID; any other one where the kernel does not say."""
+    """Return the boot id as a UUID; a random UUID if the kernel does not provide one."""
     from uuid import UUID, uuid4
 
     try:
@@ -36,22 +36,22 @@ def boot_uuid() -> UUID:
 
 
 _STEP = 10_000_000
-"""Nanoseconds by which the wall clock has to be set, or to drift, until that is noted."""
+"""Smallest change of the wall clock, in nanoseconds, that counts as a step or a drift."""
 
 
 def wall_offset() -> int:
-    """Return what is to be added to CLOCK_MONOTONIC to get nanoseconds since 1970."""
+    """Return the nanoseconds to add to CLOCK_MONOTONIC to get nanoseconds since 1970."""
     return time.time_ns() - time.monotonic_ns()
 
 
 class WallClock:
-    """Follow the wall clock when it is set; between that, the offset stays the same, so that times stay in order."""
+    """The wall-clock offset, updated only if the clock was set or has drifted; between updates times stay in order."""
 
     def __init__(self) -> None:
         self.offset = wall_offset()
 
     def look(self) -> int:
-        """Return the offset of now."""
+        """Return the current offset."""
         offset = wall_offset()
         if abs(offset - self.offset) > _STEP:
             self.offset = offset
@@ -67,7 +67,7 @@ def wall_time(time_: int | None, wall_offset: int) -> str | None:
     """
     Return a record's time as ISO 8601 has it, in UTC: ``2026-11-22T04:30:00.123456789Z``.
 
-    None if the record has none, or nobody knows the offset to the time of day, so that it is 0.
+    Return None if the record has no time, or if the offset is 0, which means unknown.
     """
     return None if time_ is None or not wall_offset else _iso(time_ + wall_offset)
 

@@ -2,8 +2,8 @@ r"""
 Records as a stream of frames, for lines without files: ``--log-format binary``.
 
 The original sent a header that begins with facility id and header length to COM1 and COM2, then the data, then CR LF
-(recovered reference, 3.2 and 3.3). Its reader could not tell where data ends that holds a CR LF. A frame is that, with
-the length of the data and the record (``log_record``) as it is::
+(recovered reference, 3.2 and 3.3). Its reader could not find the end of data that contains a CR LF. A frame has the
+same parts, preceded by the length of the data; header and data are those of the record (``log_record``)::
 
     offset  size
     0       2    facility id, 1
@@ -13,10 +13,11 @@ the length of the data and the record (``log_record``) as it is::
     8+h     d    the data: the log buffer
     8+h+d   2    CR LF (13, 10)
 
-Lengths are in the record's byte order, and the facility id tells it: 01 00 is little endian, 00 01 big. A frame with
-h = 0 is no record: its data is a u32, the number of records that were lost there.
+Lengths are in the record's byte order, which the facility id indicates: 01 00 is little endian, 00 01 big. A frame with
+h = 0 carries no record: its data is a u32, the number of records that were lost at this place.
 
-What is no frame, as where bytes were lost on the line, is skipped and counted; the next frame is found again.
+The decoder skips and counts bytes that are not part of a frame, such as those after a loss on the line, and
+resynchronizes at the next frame.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ _END = b"\r\n"
 _LOST_SIZE = 4
 
 DATA_MAX = 1 << 16
-"""Bytes of a log buffer at most: ``logmax`` and ``ex_logmax`` are 16-bit numbers."""
+"""Maximum size of a log buffer in bytes: ``logmax`` and ``ex_logmax`` are 16-bit numbers."""
 
 _HEADER_MIN, _HEADER_MAX = 4, 128
-"""The flag word alone; more than all items together."""
+"""Limits of the header's length in bytes: the flag word alone, and more than all items together."""
 
 _KNOWN = sum(Item)
 
@@ -58,7 +59,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Records that were lost at this place."""
+    """A count of records that were lost at this place."""
 
     count: int
 
@@ -71,22 +72,22 @@ class Garbage:
 
 
 def record_frame(record: bytes) -> bytes:
-    """Return the frame of an encoded record; raise ``FormatError`` if it is none."""
+    """Return the frame of an encoded record; raise ``FormatError`` if ``record`` is not a valid record."""
     size = len(decode_record(record).data)
     _, order = flag_word(record)
     return _PREFIX[order].pack(_FACILITY, len(record) - size, size) + record + _END
 
 
 def lost_frame(count: int) -> bytes:
-    """Return the frame that says that ``count`` records were lost."""
+    """Return the frame that reports ``count`` lost records."""
     return _PREFIX["little"].pack(_FACILITY, 0, _LOST_SIZE) + min(count, 0xFFFF_FFFF).to_bytes(4, "little") + _END
 
 
 class FrameDecoder:
     """
-    Decode a stream, in whatever pieces it comes.
+    A decoder of a stream that arrives in pieces of any size.
 
-    No more than one frame is kept. ``finish`` says what is left at the end.
+    It buffers at most one frame. ``finish`` returns the remainder at the end.
     """
 
     def __init__(self) -> None:
@@ -94,12 +95,12 @@ class FrameDecoder:
         self._garbage = 0
 
     def feed(self, data: bytes) -> Iterator[Frame | Lost | Garbage]:
-        """Yield what is complete with more of the stream; it must be asked for all of it."""
+        """Yield the frames that ``data`` completes. The caller must exhaust the iterator."""
         self._data += data
         return self._decode(is_end=False)
 
     def finish(self) -> Iterator[Frame | Lost | Garbage]:
-        """Yield what is left at the end of the stream."""
+        """Yield the remainder at the end of the stream."""
         yield from self._decode(is_end=True)
         yield from self._passed_over()
 
@@ -110,7 +111,7 @@ class FrameDecoder:
                 found = self._frame_at(position)
                 if found is None and not is_end:
                     break
-                what, size = found or (None, 1)  # a frame that does not end is none
+                what, size = found or (None, 1)  # an incomplete frame at the end is garbage
                 position += size
                 if what is None:
                     self._garbage += size
@@ -127,9 +128,9 @@ class FrameDecoder:
 
     def _frame_at(self, start: int) -> tuple[Frame | Lost | None, int] | None:
         """
-        Return what is there and its size, None if more is needed to know it.
+        Return the frame at ``start`` and its size, None if more bytes are needed to decide.
 
-        Where no frame begins, that is None and the number of bytes to be skipped.
+        If no frame begins there, return None and the number of bytes to skip.
         """
         data = self._data
         if len(data) - start < _PREFIX_SIZE:
@@ -142,7 +143,7 @@ class FrameDecoder:
         end = begin + header + size
         if size > DATA_MAX or (size != _LOST_SIZE if header == 0 else not _HEADER_MIN <= header <= _HEADER_MAX):
             return None, 1
-        # What only looks like a beginning must not have to wait for all its alleged data.
+        # A false start of a frame must not make the decoder wait for all the data that its length announces.
         if header and len(data) >= begin + 4 and not _is_header(bytes(data[begin : begin + 4]), order, header):
             return None, 1
         if len(data) < end + len(_END):
@@ -159,13 +160,13 @@ class FrameDecoder:
         return (Frame(body), whole) if is_record else (None, 1)
 
     def _next_candidate(self, start: int) -> int:
-        """Return where a frame may begin next; the last byte may be the first one of it."""
+        """Return the next offset where a frame may begin; the last byte may be the first byte of a frame."""
         found = [place for mark in _ORDERS if (place := self._data.find(mark, start + 1)) >= 0]
         return min(found, default=max(len(self._data) - 1, start + 1))
 
 
 def _is_header(word: bytes, order: ByteOrder, size: int) -> bool:
-    """Return whether a header of a size can begin with a flag word."""
+    """Return whether a header of ``size`` bytes can begin with this flag word."""
     flags, its_order = flag_word(word)
     if its_order != order or flags & ~_KNOWN:
         return False

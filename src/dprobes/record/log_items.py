@@ -2,7 +2,7 @@
 The self-describing items of a log buffer: a token byte, a 16-bit length or count, and the data.
 
 Words that ``log <count>`` wrote have no prefix, so a buffer that holds any is taken to describe itself only if it can
-be cut into items without a remainder. That is a guess; a template knows.
+be cut into items without a remainder. This is a heuristic; a template describes the data exactly.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ KERNEL_STACK, USER_STACK = "kstack", "ustack"
 """The kinds of the items that are call stacks."""
 
 CUT_ITEM = "cut"
-"""The kind of the item, a mark as text, that stands for what the log buffer had no room for."""
+"""The kind of the text item that marks where the log buffer had no room for more."""
 
 UNSEEN = "entry not seen"
-"""The kind of the item that stands for a value at the entry of a call, of which only the return was seen."""
+"""The kind of the item that replaces a value captured at the entry of a call, if only the return was seen."""
 
 _TEXT = "string"
 _BYTES = {Token.MEMORY: "memory", Token.STRING: _TEXT}
@@ -50,19 +50,23 @@ _WORDS = {
     Token.USER_STACK: USER_STACK,
 }
 ITEM_TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
-"""The bytes with which items begin."""
+"""The token bytes that begin items."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """One item: bytes for ``memory`` and ``string``, the address or selector of a fault, words for the rest."""
+    """
+    An item of a log buffer.
+
+    The value is bytes for ``memory`` and ``string``, the address or selector of a fault, and words for other kinds.
+    """
 
     kind: str
     value: bytes | int | tuple[int, ...]
 
     @property
     def text(self) -> str:
-        """The item for people: a string as text, other bytes in hexadecimal, an address or words as numbers."""
+        """The item as readable text: a string as text, other bytes in hexadecimal, an address or words as numbers."""
         match self.value:
             case bytes() as value:
                 return value.decode("utf-8", "backslashreplace") if self.kind in (_TEXT, CUT_ITEM) else value.hex(" ")
@@ -77,7 +81,7 @@ class LogItem:
 
 
 class ItemHead(NamedTuple):
-    """The prefix of an item: what it is, where its data starts, and how many bytes that should have."""
+    """The prefix of an item: its token, the offset of its data, and the announced size of the data in bytes."""
 
     token: Token
     start: int
@@ -85,7 +89,7 @@ class ItemHead(NamedTuple):
 
 
 def is_unseen_entry(address: int, word_size: int) -> bool:
-    """Return whether the address of a fault says that the entry of the call that returns was not seen."""
+    """Return whether a fault's address is the marker for a return whose entry was not seen."""
     return address == UNSEEN_ENTRY % (1 << 8 * word_size)
 
 
@@ -100,7 +104,7 @@ def item_head(data: bytes, position: int, word_size: int, byte_order: ByteOrder)
 
 
 def split_items(data: bytes, word_size: int, byte_order: ByteOrder) -> list[LogItem] | None:
-    """Return the items of a log buffer, or None if it is empty or holds something else."""
+    """Return the items of a log buffer, or None if it is empty or has other contents."""
     items = []
     position = 0
     while position < len(data):

@@ -17,12 +17,12 @@ The binary record of the paper (seed 000, section 5): the one place where its la
     0x0100  sp                      u32, with WIDE u64
     0x0200  time                    u64, nanoseconds of CLOCK_MONOTONIC
     0x0400  process name            up to 15 bytes and a NUL
-    0x2000  thread id (ours)        u32
+    0x2000  thread id               u32, not in the paper
 
 Three flags describe the record instead of an item: 0x0800 WIDE, 8-byte words; 0x1000 STACK_TRACE, the log buffer is a
-stack trace; 0x4000 CUT (ours), the log buffer had no room for what comes after the data. Only the low 16 bits are used,
-so that a reader sees the byte order, which is the target's, in the flag word. A record with no flag at all, which no
-engine makes, is taken to be little-endian.
+stack trace; 0x4000 CUT (not in the paper), the log buffer had no room for what comes after the data. Only the low 16
+bits are used, so that a reader can detect the byte order, which is the target's, from the flag word. A record without
+any flag, which no engine produces, is read as little-endian.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ __all__ = [
 _T = TypeVar("_T")
 
 PROCESS_NAME_MAX = 15
-"""The length of a process name without its NUL, as in the kernel's TASK_COMM_LEN."""
+"""Maximum length of a process name in bytes, without its NUL: TASK_COMM_LEN of the kernel less one."""
 
 
 class Item(IntFlag):
-    """Name the items of a record's header, and what the record is."""
+    """Flags of the items in a record's header, and flags that describe the record."""
 
     MAJOR = 0x0001
     MINOR = 0x0002
@@ -83,7 +83,7 @@ class Item(IntFlag):
 
 
 ABOUT_RECORDS = Item.WIDE | Item.STACK_TRACE | Item.CUT
-"""The flags that are no items, which nobody asks for."""
+"""The flags that describe the record; users cannot request them."""
 
 FIXED_ITEMS = (
     (Item.MAJOR, "major"),
@@ -97,19 +97,19 @@ FIXED_ITEMS = (
     (Item.SP, "sp"),
     (Item.TIME, "time"),
 )
-"""The items before the process name, in the order of the record, with the fields of ``LogRecord`` that hold them."""
+"""The items before the process name, in the order of the record, with their fields of ``LogRecord``."""
 
 _CODES = {Item.IP: "Q", Item.SP: "Q", Item.TIME: "Q"}
 
 
 class LogRecord(NamedTuple):
     """
-    One decoded record; an item that the record lacks is None.
+    A decoded record; an item that the record lacks is None.
 
-    There may be a million of them in a second, and a named tuple is made several times faster than a dataclass.
-    ``time`` is CLOCK_MONOTONIC in nanoseconds. ``is_stack_trace`` records carry a stack trace as ``data``. Of one that
-    ``is_cut`` the log buffer (``logmax``) had no room for what comes after ``data``. ``place`` is
-    not in a record's bytes: it is added where the probepoint is known.
+    There may be a million records per second, and a named tuple is created several times faster than a dataclass.
+    ``time`` is CLOCK_MONOTONIC in nanoseconds. If ``is_stack_trace`` is true, ``data`` is a stack trace. If ``is_cut``
+    is true, the log buffer (``logmax``) had no room for what comes after ``data``. ``place`` is not part of a record's
+    bytes: it is added where the probepoint is known.
     """
 
     major: int | None = None
@@ -133,14 +133,14 @@ class LogRecord(NamedTuple):
 
     @property
     def logged(self) -> LoggedItems:
-        """The header items as what they are, not as what may be missing: an error says that one was not logged."""
+        """The header items with types that exclude None; access to an item that is missing raises ``FormatError``."""
         return LoggedItems(self)
 
     def words(self, size: int | None = None) -> tuple[int, ...]:
         """
-        Return ``data`` as unsigned numbers of ``size`` bytes, by default words, as ``log <count>`` logs them.
+        Return ``data`` as unsigned numbers of ``size`` bytes, by default words, the format of ``log <count>``.
 
-        Bytes at the end that make no whole number are left out.
+        An incomplete number at the end is omitted.
         """
         size = size or self.word_size
         data, order = self.data, self.byte_order
@@ -148,13 +148,13 @@ class LogRecord(NamedTuple):
 
     def to_dict(self) -> dict[str, object]:
         """
-        Return what the record carries, by name: header items, the place, and the values of its data.
+        Return the contents of the record by name: header items, the place, and the values of its data.
 
-        Names are those of the columns of SQL tables, but ``time`` is CLOCK_MONOTONIC in nanoseconds. A value has the
-        name that a template gives it, or that of what the handler has logged: ``arg0``; one that another item has gets
-        a number. Beside an address that is shown by its name is ``NAME_name``, beside a call stack ``NAME_names``: as
-        in other outputs, as far as the process is known by the items ``pid`` and ``time``. Of data of which nothing is
-        known there are ``items``, if it describes itself, and ``data``.
+        Names are those of the columns of SQL tables, but ``time`` is CLOCK_MONOTONIC in nanoseconds. The name of a
+        value comes from a template, or from the logged expression: ``arg0``; a duplicate name gets a number. An address
+        that templates show by name gets a companion ``NAME_name``, a call stack ``NAME_names``. As in other outputs,
+        this needs the process, which the items ``pid`` and ``time`` identify. Data without a description appear as
+        ``data``, and as ``items`` if they describe themselves.
         """
         header: dict[str, object] = {
             name: value for name, value in zip(self._fields[:_DATA], self, strict=False) if value is not None
@@ -180,9 +180,10 @@ class LogRecord(NamedTuple):
 
     def items(self) -> tuple[LogItem, ...]:
         """
-        Return what ``log str``, ``log mrf``, ``log lv`` and their like have logged; nothing if that is not all.
+        Return the items that ``log str``, ``log mrf``, ``log lv`` and similar instructions logged.
 
-        The last one of a record that ``is_cut`` is the mark of that.
+        Return nothing if the data contain anything else. The last item of a record that ``is_cut`` is the mark of the
+        cut.
         """
         from dprobes.record.log_items import CUT_ITEM, LogItem, split_items
 
@@ -199,9 +200,9 @@ _DATA = LogRecord._fields.index("data")
 
 class LoggedItems:
     """
-    The header items of a record, each as what it is when it was logged.
+    The header items of a record, with the types that they have if they were logged.
 
-    Asking for an item that the record lacks raises ``FormatError``: which ones records carry is for the session to say.
+    Access to an item that the record lacks raises ``FormatError``; the session decides which items records carry.
     """
 
     __slots__ = ("_record",)
@@ -211,37 +212,37 @@ class LoggedItems:
 
     @property
     def major(self) -> int:
-        """The major code."""
+        """The major code of the program."""
         return _there(self._record.major, "major")
 
     @property
     def minor(self) -> int:
-        """The minor code."""
+        """The minor code of the probepoint."""
         return _there(self._record.minor, "minor")
 
     @property
     def cpu(self) -> int:
-        """The CPU that was hit."""
+        """The number of the CPU on which the hit occurred."""
         return _there(self._record.cpu, "cpu")
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return _there(self._record.pid, "pid")
 
     @property
     def tid(self) -> int:
-        """The thread."""
+        """The thread id."""
         return _there(self._record.tid, "tid")
 
     @property
     def uid(self) -> int:
-        """The user."""
+        """The user id."""
         return _there(self._record.uid, "uid")
 
     @property
     def cs(self) -> int:
-        """The code segment."""
+        """The code segment selector."""
         return _there(self._record.cs, "cs")
 
     @property
@@ -251,7 +252,7 @@ class LoggedItems:
 
     @property
     def ss(self) -> int:
-        """The stack segment."""
+        """The stack segment selector."""
         return _there(self._record.ss, "ss")
 
     @property
@@ -281,7 +282,7 @@ def _there(value: _T | None, name: str) -> _T:
 
 @cache
 def header_struct(flags: int, byte_order: ByteOrder) -> struct.Struct:
-    """Return the structure of the flag word and the items up to the process name for a flag word."""
+    """Return the structure of the flag word and of the items before the process name, for ``flags``."""
     wide = bool(flags & Item.WIDE)
     codes = "".join(
         _CODES.get(item, "I") if wide or item is Item.TIME else "I" for item, _ in FIXED_ITEMS if flags & item
@@ -318,7 +319,7 @@ def encode_record(record: LogRecord) -> bytes:
 
 
 def decode_record(data: bytes, place: Place | None = None) -> LogRecord:
-    """Return the record in ``data``, which is of the probepoint at ``place``; raise ``FormatError`` if it is none."""
+    """Return the record encoded in ``data``, of the probepoint at ``place``; raise ``FormatError`` if it is invalid."""
     if len(data) < 4:
         raise FormatError(f"a record of {len(data)} bytes has no flag word", offset=0)
     flags, byte_order = flag_word(data)
@@ -351,20 +352,20 @@ _PROCESS_NAME, _TID, _RECORD_DATA, _PLACE = (
 
 
 def flag_word(data: bytes) -> tuple[int, ByteOrder]:
-    """Return the flag word of a record, and the byte order that it tells."""
-    # Only 16 bits are used: the zero half of the word tells the byte order.
+    """Return the flag word of a record, and the byte order that it implies."""
+    # Only 16 bits are used: the half of the word that is zero shows the byte order.
     byte_order: ByteOrder = "little" if data[2:4] == b"\0\0" else "big"
     return int.from_bytes(data[:4], byte_order), byte_order
 
 
 CODES_END = 12
-"""Where the flag word, major and minor code of a record end, if it has them."""
+"""Size in bytes of the flag word, major and minor code at the beginning of a record that has both codes."""
 
 _CODES_WORDS = {"little": struct.Struct("<4xII"), "big": struct.Struct(">4xII")}
 
 
 class BeginCodes(NamedTuple):
-    """The flag word of records that begin alike, and their codes."""
+    """The flag word and codes of records with the same first bytes."""
 
     flags: int
     byte_order: ByteOrder
@@ -373,12 +374,12 @@ class BeginCodes(NamedTuple):
 
     @property
     def word_size(self) -> Literal[4, 8]:
-        """Bytes of a word."""
+        """Size of a word in bytes."""
         return 8 if self.flags & Item.WIDE else 4
 
 
 def codes_in(begin: bytes) -> BeginCodes | None:
-    """Return what the first ``CODES_END`` bytes of a record tell; None if it does not have both codes."""
+    """Return the decoded first ``CODES_END`` bytes of a record; None if it does not have both codes."""
     flags, byte_order = flag_word(begin.ljust(CODES_END, b"\0"))
     if len(begin) < CODES_END or not flags & Item.MAJOR or not flags & Item.MINOR:
         return None
@@ -386,7 +387,7 @@ def codes_in(begin: bytes) -> BeginCodes | None:
 
 
 def time_of(data: bytes) -> int | None:
-    """Return the time of an encoded record without decoding the rest; None if it carries none, or is no record."""
+    """Return the time of an encoded record without decoding the rest; None if it carries none, or is not a record."""
     flags, byte_order = flag_word(data)
     if not flags & Item.TIME or flags & ~_KNOWN:
         return None
@@ -396,9 +397,9 @@ def time_of(data: bytes) -> int | None:
 
 class _Shape(NamedTuple):
     """
-    What a flag word says; worked out once for each flag word that occurs.
+    The layout of records with one flag word, computed once for each flag word that occurs.
 
-    ``fields`` are the indices in a LogRecord of what is unpacked; ``template`` holds all its other values.
+    ``fields`` are the indices in a LogRecord of the unpacked values; ``template`` holds all other values.
     """
 
     layout: struct.Struct

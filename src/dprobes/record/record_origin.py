@@ -1,4 +1,4 @@
-"""The origin of records: the paper's "event" of a module, which a trace daemon is told before its first record."""
+"""The origin of records: the paper's "event" of a module, announced to a trace daemon before its first record."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _DISTANCE = r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z"
 
 @lru_cache(4096)
 def routine_of(symbol: str) -> str:
-    """Return the function in ``function+0x4``; nothing where there is only an offset in a file."""
+    """Return the function in ``function+0x4``; an empty string for an offset in a file."""
     return "" if re.fullmatch(_NUMBER, symbol) else re.sub(_DISTANCE, "", symbol)
 
 
 class DataReader(Protocol):
-    """What the records of a program say (``LogRecord``, which knows this module)."""
+    """A reader of the data of a program's records (``LogRecord``, whose module imports this one)."""
 
     def values(self, record: Any, /) -> Mapping[str, object] | None:
-        """Return the values of a record's data by their names; None if nothing is known of it."""
+        """Return the values of a record's data by their names; None if the data have no description."""
 
     def function(self, record: Any, /) -> str:
-        """Return the function that a record with a place is of; nothing if nobody knows."""
+        """Return the function of a record that has a place; an empty string if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """
-    The place of a probe for people: its module, and the function and offset where it is.
+    The place of a probe, as shown to users: its module, and the function and offset.
 
-    ``function`` is not empty where the probe stands for many functions, so that a record must say which. ``placed`` is
-    the file offset of the breakpoint, if that is not at the place that was written. ``at_return`` says that it is the
-    return of the function that is probed, ``is_paired`` that the program probes both its entry and its return.
-    ``is_code`` says that hits are at ``symbol``; ``99hz`` of a sampler and the variable of a watchpoint are no code.
-    ``reader`` is there where somebody has given the records' data names; places are the same whether or not.
+    ``function`` is not empty if the probe stands for many functions, so that each record must name its own. ``placed``
+    is the file offset of the breakpoint, if it differs from the place in the program. ``at_return`` is true for the
+    return of the probed function, ``is_paired`` if the program probes both entry and return. ``is_code`` is true if
+    hits are at ``symbol``; the ``99hz`` of a sampler and the variable of a watchpoint are not code. ``reader`` is set
+    if the fields of the records' data have names; it does not take part in comparisons.
     """
 
     module: str
@@ -59,30 +59,30 @@ class Place:
 
     @property
     def routine(self) -> str:
-        """The function that the probepoint is in, as far as the program or its symbols say; empty if they do not."""
+        """The function of the probepoint according to the program or its symbols; empty if they do not name it."""
         return self.function or (routine_of(self.symbol) if self.is_code else "")
 
     @property
     def is_at_ip(self) -> bool:
-        """Whether the ip in a record is the address of ``symbol``."""
+        """True if the ip of a record is the address of ``symbol``."""
         return self.is_code and not self.at_return
 
 
 _NAMED = re.compile(rb"%(?:\([^)\"]*\))?[^%\s\"({]{0,12}?[ak]")
-"""``%a`` or ``%k`` of a template, with whatever stands between: a field, flags, a size."""
+"""A ``%a`` or ``%k`` of a template, with the field, flags and size in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSource:
     """
-    An inserted program, as those see it who take its records.
+    An inserted program, as seen by the consumers of its records.
 
-    ``number`` is unique among the sources of one writer, ``name`` what the user calls the program, ``module`` what it
-    is a program of. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal; ``paths``
-    say where these were. ``templates`` maps the names of template files, the directory file among them, to their bytes.
-    ``derived`` has the text of another template file for each size of a word in bytes: made from what handlers log, for
-    records without a template. The word size is in each record: a program may be in modules of both. ``images`` know
-    what processes had mapped that have ended since, where an engine tells.
+    ``number`` is unique among the sources of one writer, ``name`` is the user's name of the program, ``module`` the
+    probed module. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal; ``paths`` are
+    the paths of these files. ``templates`` maps the names of template files, the directory file among them, to their
+    bytes. ``derived`` maps each word size in bytes to the text of another template file: derived from what handlers
+    log, for records without a template. The word size is in each record: a program may be in modules of both.
+    ``images`` are the mappings of processes that have ended since, if the engine reports them.
     """
 
     number: int
@@ -95,16 +95,16 @@ class RecordSource:
     derived: Mapping[int, str] = field(default_factory=dict)
     images: ProcessImages | None = field(default=None, compare=False)
     kernel: Any = field(default=None, compare=False)
-    """The kernel of another machine that records are from, a ``RunningKernel``; None if they are from this one."""
+    """The kernel of another machine that records are from, a ``RunningKernel``; None for this machine."""
 
     @property
     def may_show_addresses(self) -> bool:
-        """Whether a template may print addresses by their names, or call stacks."""
+        """True if a template may print addresses by their names, or call stacks."""
         contents = (*self.templates.values(), *(text.encode() for text in self.derived.values()))
         return any(_NAMED.search(text) is not None for text in contents)
 
     def details(self) -> dict[str, Any]:
-        """Return everything but number, name and major as data for JSON."""
+        """Return all attributes but number, name and major as data for JSON."""
         return {
             "module": self.module,
             "build_ids": list(self.build_ids),
@@ -116,9 +116,9 @@ class RecordSource:
     @classmethod
     def from_details(cls, number: int, name: str, major: int, details: Mapping[str, Any]) -> Self:
         """
-        Return the source that ``details`` was made of; what is missing, as in older files, gets its default.
+        Return the source that ``details`` describes; missing keys, as in older files, get their defaults.
 
-        Raise ``ValueError`` if something is there that ``details`` never makes.
+        Raise ``ValueError`` for contents that the ``details`` method never produces.
         """
         module, build_ids = details.get("module", name), details.get("build_ids", [])
         paths = details.get("paths", [])

@@ -6,11 +6,12 @@ A *row* is a record with its probepoint, and has the same size in all records of
     u32 number of the probepoint, little-endian | the record (``log_record``), in which a process name takes 16 bytes
 
 Of a million hits in a row, most bytes of the header are the same; so the bytes at one place of all rows, a *plane*, are
-kept only where they differ. Taking rows apart and putting them together is done by slices with a stride, which takes a
-nanosecond for a byte, and a column of an item is had without looking at the others.
+stored only where they differ. Slices with a stride split and join rows, at a nanosecond per byte. The column of an item
+is available without reading the others.
 
-Several probes log records of different sizes, and so does one that logs strings. What is alike is packed together, and
-a byte for each record tells which of these *parts* it is from: who counts looks at the parts, who prints has the order.
+Several probes log records of different sizes, and so does one that logs strings. Records of one shape are packed
+together as a *part*, and a byte for each record is the number of its part. Counting needs only the parts; printing also
+uses the order.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ __all__ = [
 _T = TypeVar("_T")
 
 PROBE_SIZE = 4
-"""Bytes of a row before the record."""
+"""Size in bytes of the probepoint's number, which precedes the record in a row."""
 
 NAME_SPACE = PROCESS_NAME_MAX + 1
-"""Bytes that a process name takes in a row, zeros after its end included."""
+"""Space in bytes of a process name in a row, including the zeros after its end."""
 
 ITEM_COLUMNS = {name: item for item, name in FIXED_ITEMS} | {
     "tid": Item.TID,
     "stack_trace": Item.STACK_TRACE,
     "word_size": Item.WIDE,
 }
-"""The columns of numbers, with their flags."""
+"""The columns of numbers by name, with the flags of their items."""
 
 _FLAGS = 4
 _KNOWN = sum(Item)
@@ -73,14 +74,14 @@ _WIDE = int(Item.WIDE)
 _TID_SIZE = 4
 
 Column = list[int] | int
-"""The numbers of all rows, or one number that they have in common."""
+"""The numbers of all rows, or the number that all rows share."""
 
 Strings = list[str] | str
-"""The strings of all rows, or one that they have in common."""
+"""The strings of all rows, or the string that all rows share."""
 
 
 class RowShape(NamedTuple):
-    """The places of the parts of a row; ``name`` is None where records carry no process name."""
+    """The offsets of the parts of a row; ``name`` is None if records carry no process name."""
 
     flags: int
     byte_order: ByteOrder
@@ -90,16 +91,16 @@ class RowShape(NamedTuple):
 
     @classmethod
     def of(cls, flags: int, byte_order: ByteOrder) -> RowShape:
-        """Return the shape of rows whose records have this flag word; raise ``FormatError`` if there is none."""
+        """Return the shape of rows whose records have this flag word; raise ``FormatError`` if it is invalid."""
         return _shape(flags, byte_order)
 
     def place(self, item: Item) -> tuple[int, int] | None:
-        """Return where in a row a header item of a fixed size is, and its size; None where records lack it."""
+        """Return offset and size in a row of a header item of fixed size; None if records lack it."""
         return _place(self, item)
 
     @property
     def word_size(self) -> int:
-        """Bytes of a word."""
+        """Size of a word in bytes."""
         return 8 if self.flags & _WIDE else 4
 
 
@@ -129,7 +130,7 @@ def _place(shape: RowShape, item: Item) -> tuple[int, int] | None:
 
 
 class Rows(ABC):
-    """Records of one flag word, each with its probepoint; ``len`` is how many."""
+    """Records with one flag word, each with its probepoint; ``len`` is their number."""
 
     __slots__ = ("shape",)
 
@@ -140,26 +141,30 @@ class Rows(ABC):
 
     @abstractmethod
     def pair(self, row: int) -> tuple[int, bytes]:
-        """Return the probepoint of a record, and the record."""
+        """Return the probepoint of a record, and the encoded record."""
 
     @abstractmethod
     def probes(self) -> Column:
-        """Return the probepoints."""
+        """Return the column of probepoint numbers."""
 
     @abstractmethod
     def item(self, item: Item) -> Column | None:
-        """Return the column of a header item; None where records lack it. Raise ``FormatError`` without room for it."""
+        """
+        Return the column of a header item; None if records lack it.
+
+        Raise ``FormatError`` if a record is too short.
+        """
 
     @abstractmethod
     def names(self) -> list[bytes] | bytes | None:
-        """Return the process names; None where records lack them."""
+        """Return the process names; None if records lack them."""
 
     @abstractmethod
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
-        """Return bytes, and where in them the data of each record starts and ends."""
+        """Return a buffer, and the offsets in it where the data of each record start and end."""
 
     def column(self, name: str) -> Column | Strings | None:
-        """Return what is at one place in all records: a header item by its name; None where records lack it."""
+        """Return the column of a header item by its name; None if records lack it."""
         match name:
             case "name":
                 return self._strings()
@@ -177,16 +182,16 @@ class Rows(ABC):
         return [known[name] for name in names]
 
     def probe_set(self) -> set[int]:
-        """Return the probepoints that occur."""
+        """Return the set of probepoints that occur."""
         probes = self.probes()
         return {probes} if isinstance(probes, int) else set(probes)
 
 
 class PackedRows(Rows):
     """
-    Records of one shape; ``planes`` maps places in a row to the bytes there, where they differ.
+    Records of one shape; ``planes`` maps offsets in a row to the bytes at this offset of all rows, where they differ.
 
-    ``first`` is the first row. The flag word is the same in all rows, and each process name has an end.
+    ``first`` is the first row. The flag word is the same in all rows, and each process name is terminated.
     """
 
     __slots__ = ("_count", "first", "planes")
@@ -207,7 +212,7 @@ class PackedRows(Rows):
 
     @classmethod
     def of_table(cls, table: bytes, stride: int, places: Sequence[int]) -> Self:
-        """Pack what is in a table, of which ``stride`` bytes are a line; ``places`` of a line are a row."""
+        """Pack the rows of a table whose lines have ``stride`` bytes; ``places`` are the offsets of a row in a line."""
         count = len(table) // stride
         first = bytes([table[at] for at in places])
         planes = {}
@@ -219,7 +224,7 @@ class PackedRows(Rows):
 
     @classmethod
     def of_records(cls, records: Sequence[tuple[int, bytes]]) -> Self | None:
-        """Pack records, of which there is one at least; None if they are not of one shape."""
+        """Pack records, at least one; return None if they differ in shape."""
         head = records[0][1][:_FLAGS]
         if any(record[:_FLAGS] != head for _, record in records) or len(head) < _FLAGS:
             return None
@@ -238,7 +243,7 @@ class PackedRows(Rows):
         try:
             return cls.of_table(rows, PROBE_SIZE + size, range(PROBE_SIZE + size))
         except FormatError:
-            return None  # records that are none: they are kept as they are
+            return None  # invalid records: they are kept unpacked
 
     # The rows
 
@@ -247,11 +252,11 @@ class PackedRows(Rows):
 
     @property
     def row_size(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return len(self.first)
 
     def rows(self) -> bytes:
-        """Return all rows."""
+        """Return the bytes of all rows."""
         size = len(self.first)
         rows = bytearray(self.first * self._count)
         for place, plane in self.planes.items():
@@ -259,7 +264,7 @@ class PackedRows(Rows):
         return bytes(rows)
 
     def pair(self, row: int) -> tuple[int, bytes]:
-        """Return the probepoint of a record, and the record."""
+        """Return the probepoint of a record, and the encoded record."""
         return self._split(self._row(range(self._count)[row]))
 
     def __getitem__(self, index: slice) -> Self:
@@ -301,11 +306,11 @@ class PackedRows(Rows):
     # Columns
 
     def is_constant(self, place: int, size: int) -> bool:
-        """Return whether some bytes are the same in all rows."""
+        """Return whether ``size`` bytes at ``place`` are the same in all rows."""
         return self.planes.keys().isdisjoint(range(place, place + size))
 
     def raw(self, place: int, size: int, byte_order: ByteOrder = "little") -> bytearray:
-        """Return the bytes at some place of all rows, one after the other, those of each as little-endian numbers."""
+        """Return the bytes at ``place`` of all rows, concatenated, those of each row as a little-endian number."""
         step = 1 if byte_order == "little" else -1
         values = bytearray(self.first[place : place + size][::step] * self._count)
         for number in range(size):
@@ -314,18 +319,18 @@ class PackedRows(Rows):
         return values
 
     def numbers(self, place: int, size: int, byte_order: ByteOrder = "little") -> Column:
-        """Return the unsigned numbers of 1, 2, 4 or 8 bytes at some place."""
+        """Return the unsigned numbers of 1, 2, 4 or 8 bytes at ``place``."""
         if self.is_constant(place, size):
             return int.from_bytes(self.first[place : place + size], byte_order)
         return numbers_in(self.raw(place, size, byte_order), size)
 
     def item(self, item: Item) -> Column | None:
-        """Return the column of a header item; None where records lack it."""
+        """Return the column of a header item; None if records lack it."""
         place = self.shape.place(item)
         return None if place is None else self.numbers(*place, self.shape.byte_order)
 
     def names(self) -> list[bytes] | bytes | None:
-        """Return the process names; None where records lack them."""
+        """Return the process names; None if records lack them."""
         place = self.shape.name
         if place is None:
             return None
@@ -337,23 +342,23 @@ class PackedRows(Rows):
         return [known[name] for name in padded]
 
     def probes(self) -> Column:
-        """Return the probepoints."""
+        """Return the column of probepoint numbers."""
         return self.numbers(0, PROBE_SIZE)
 
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
-        """Return the rows, and where in them the data of each record starts and ends."""
+        """Return the rows, and the offsets in them where the data of each record start and end."""
         rows, size = self.rows(), self.row_size
         starts = range(self.shape.data, len(rows) + 1, size)[: self._count]
         return rows, list(starts), list(range(size, len(rows) + 1, size))
 
     @property
     def data_size(self) -> int:
-        """Bytes of the data of each record."""
+        """Size in bytes of the data of each record."""
         return len(self.first) - self.shape.data
 
     @property
     def size(self) -> int:
-        """Bytes of all records, without their probepoints and what fills up process names."""
+        """Total size of the records in bytes, without probepoint numbers and the padding of process names."""
         size = (len(self.first) - PROBE_SIZE) * self._count
         match self.names():
             case None:
@@ -364,7 +369,7 @@ class PackedRows(Rows):
                 return size - (NAME_SPACE - 1) * self._count + sum(map(len, names))
 
     def rows_with_stacks(self) -> list[int]:
-        """Return the rows whose data may be items with a call stack among them; the others have none."""
+        """Return the numbers of the rows whose data may contain a call stack item; the others have none."""
         first, end = self.shape.data, self.row_size
         if first >= end:
             return []
@@ -375,7 +380,7 @@ class PackedRows(Rows):
         return [row for row, byte in enumerate(mask.to_bytes(self._count, "little")) if byte] if mask else []
 
     def _rows_with(self, place: int, table: bytes) -> int:
-        """Return what a table has for the bytes at one place of all rows, as one number."""
+        """Return the results of translating the bytes at ``place`` of all rows with ``table``, as one number."""
         plane = self.planes.get(place)
         if plane is None:
             plane = self.first[place : place + 1] * self._count
@@ -383,7 +388,7 @@ class PackedRows(Rows):
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the records of several in a row, which are of one shape and size."""
+        """Return the concatenation of several, which have one shape and size."""
         if len(parts) == 1:
             return parts[0]
         size, same = len(parts[0].first), int.from_bytes(parts[0].first, "little")
@@ -399,13 +404,13 @@ class PackedRows(Rows):
         return cls(sum(map(len, parts)), parts[0].first, planes)
 
     def chosen(self, mask: Sequence[bool]) -> Self:
-        """Return the records for which a mask is true, at least one."""
+        """Return the records whose element of the mask is true; there must be at least one."""
         planes = {place: bytes(compress(plane, mask)) for place, plane in self.planes.items()}
         count, number = sum(mask), list(mask).index(True)
         return type(self)(count, self._row(number), {place: p for place, p in planes.items() if p.strip(p[:1])})
 
     def begins(self, size: int) -> set[bytes]:
-        """Return the first ``size`` bytes of records, as they occur; they are before the process name."""
+        """Return the distinct first ``size`` bytes of records; these bytes must precede the process name."""
         end = PROBE_SIZE + size
         changing = [self.planes[place] for place in range(PROBE_SIZE, end) if place in self.planes]
         if not changing:
@@ -421,7 +426,7 @@ class PackedRows(Rows):
         return found
 
     def renumbered(self, number_of: Callable[[int], int]) -> Self:
-        """Return the same records with other numbers of probepoints."""
+        """Return the same records with renumbered probepoints."""
         probes = self.probes()
         if isinstance(probes, int):
             number = number_of(probes)
@@ -439,7 +444,7 @@ class PackedRows(Rows):
 
 _STACKS = bytes(byte in (Token.KERNEL_STACK, Token.USER_STACK) for byte in range(256))
 _ITEMS = bytes(byte in ITEM_TOKENS for byte in range(256))
-"""Whether a byte can begin a call stack, and an item."""
+"""Translation tables: 1 for bytes that can begin a call stack, and for those that can begin an item."""
 
 
 def _planes_of(values: bytes, size: int) -> dict[int, bytes]:
@@ -448,7 +453,7 @@ def _planes_of(values: bytes, size: int) -> dict[int, bytes]:
 
 
 def numbers_in(values: bytearray, size: int) -> list[int]:
-    """Return the little-endian numbers of 1, 2, 4 or 8 bytes in some bytes."""
+    """Return the little-endian numbers of 1, 2, 4 or 8 bytes in a buffer."""
     if size == 1:
         return list(values)
     found = array({2: "H", 4: "I", 8: "Q"}[size], values)
@@ -458,12 +463,12 @@ def numbers_in(values: bytearray, size: int) -> list[int]:
 
 
 def repeated(column: list[_T] | _T, count: int) -> list[_T]:
-    """Return the values of all rows one by one."""
+    """Return one value per row, repeating a value that all rows share."""
     return column if isinstance(column, list) else [column] * count
 
 
 def _padded(record: bytes, name: int) -> bytes:
-    """Return a record whose process name, at ``name``, takes its whole space; as it is if it has no end."""
+    """Return a record with its process name, at offset ``name``, padded to ``NAME_SPACE``; unchanged without a NUL."""
     end = record.find(b"\0", name, name + NAME_SPACE)
     return record if end < 0 else record[:end] + bytes(name + NAME_SPACE - end) + record[end + 1 :]
 
@@ -473,11 +478,11 @@ def _trimmed(record: bytes, name: int) -> bytes:
 
 
 PARTS_MAX = 256
-"""A byte tells which part a record is of."""
+"""Maximum number of parts: one byte identifies the part of a record."""
 
 
 class RecordTable(Sequence[tuple[int, bytes]]):
-    """Records, each with its probepoint, in ``parts`` of one shape each; ``order`` has the part of each of them."""
+    """Records with their probepoints, in ``parts`` of one shape each; ``order`` has the part number of each record."""
 
     __slots__ = ("order", "parts")
 
@@ -498,7 +503,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @classmethod
     def of_records(cls, records: Sequence[tuple[int, bytes]]) -> Self | None:
-        """Pack records; None if one of them is none, or there are too many shapes."""
+        """Pack records; return None if one of them is invalid, or if there are too many shapes."""
         groups: dict[tuple[bytes, int], list[tuple[int, bytes]]] = {}
         keys = [_key(record) for _, record in records]
         for key, each in zip(keys, records, strict=True):
@@ -516,7 +521,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @classmethod
     def joined(cls, several: Iterable[Self]) -> Iterator[Self]:
-        """Put records together that follow each other, as far as a table has room for their shapes."""
+        """Join successive tables, as far as one table has room for their shapes."""
         known: dict[tuple[RowShape, int], int] = {}
         groups: list[list[PackedRows]] = []
         order: list[bytes] = []
@@ -525,7 +530,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
             if groups and len(known.keys() | set(keys)) > PARTS_MAX:
                 yield cls(list(map(PackedRows.joined, groups)), b"".join(order))
                 known, groups, order = {}, [], []
-            numbers = bytearray(PARTS_MAX)  # those here of the parts of this one
+            numbers = bytearray(PARTS_MAX)  # maps part numbers of this table to those of the result
             for number, (key, part) in enumerate(zip(keys, each.parts, strict=True)):
                 if key not in known:
                     known[key] = len(groups)
@@ -541,7 +546,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @property
     def row_bytes(self) -> int:
-        """How many bytes the rows take."""
+        """Total size of the rows in bytes."""
         return sum([part.row_size * len(part) for part in self.parts])
 
     @overload
@@ -561,7 +566,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
         return self.parts[number].pair(self.order.count(number, 0, at))
 
     def _slice(self, start: int, stop: int) -> Self:
-        """Return the records from ``start`` to ``stop``, in parts of which none is empty if there is one at all."""
+        """Return the records from ``start`` to ``stop``; parts are not empty unless the whole slice is."""
         order = self.order[start:stop]
         if len(self.parts) == 1:
             return type(self)((self.parts[0][start:stop],), order)
@@ -582,7 +587,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
         return in_order(self.order, [part.encoded() for part in self.parts])
 
     def probes(self) -> Column:
-        """Return the probepoints of all records, or the one that they have in common."""
+        """Return the probepoints of all records, or the number that they share."""
         columns = [part.probes() for part in self.parts]
         first = columns[0]
         if len(columns) == 1 or (isinstance(first, int) and all(column == first for column in columns)):
@@ -591,19 +596,19 @@ class RecordTable(Sequence[tuple[int, bytes]]):
         return list(in_order(self.order, spread))
 
     def renumbered(self, number_of: Callable[[int], int]) -> Self:
-        """Return the same records with other numbers of probepoints."""
+        """Return the same records with renumbered probepoints."""
         return type(self)([part.renumbered(number_of) for part in self.parts], self.order)
 
 
 def in_order(order: bytes, columns: Sequence[Iterable[_T]]) -> Iterator[_T]:
-    """Put together what the parts of a table have of something, in the order of the records."""
+    """Merge columns of a table's parts into the order of the records."""
     if len(columns) == 1:
         return iter(columns[0])
     return map(next, map([iter(column) for column in columns].__getitem__, order))
 
 
 def _key(record: bytes) -> tuple[bytes, int]:
-    """Return what records of one shape have in common: the flag word, and their size without a process name."""
+    """Return the key that records of one shape share: the flag word, and the size without the process name."""
     head = record[:_FLAGS]
     name = _name_place(head)
     return head, len(record) if name is None else len(record) - record.find(0, name)
@@ -611,7 +616,7 @@ def _key(record: bytes) -> tuple[bytes, int]:
 
 @lru_cache(64)
 def _name_place(head: bytes) -> int | None:
-    """Return where in records with this flag word a process name is; None if they have none, or are no records."""
+    """Return the offset of the process name in records with this flag word; None if they have none, or are invalid."""
     flags, byte_order = flag_word(head)
     try:
         place = RowShape.of(flags, byte_order).name
@@ -620,7 +625,7 @@ def _name_place(head: bytes) -> int | None:
     return None if place is None else place - PROBE_SIZE
 
 
-# What is seen of a table by those who look at records one by one: their bytes, and their places.
+# Sequence views of a table for consumers that take records one by one: their bytes, and their places.
 
 
 class TableBytes(Sequence[bytes]):
@@ -654,12 +659,12 @@ class TableBytes(Sequence[bytes]):
 
     @property
     def size(self) -> int:
-        """How many bytes the records take."""
+        """Total size of the records in bytes."""
         return sum([part.size for part in self.table.parts])
 
 
 class TablePlaces(Sequence["Place"]):
-    """The place of each record of a table; ``places`` are those of all probepoints."""
+    """The place of each record of a table; ``places`` is indexed by probepoint number."""
 
     __slots__ = ("places", "table")
 
@@ -688,5 +693,5 @@ class TablePlaces(Sequence["Place"]):
         return iter([self.places[probe] for probe in probes])
 
     def distinct(self) -> list[Place]:
-        """Return the places that occur."""
+        """Return the distinct places that occur."""
         return [self.places[probe] for probe in set[int]().union(*(part.probe_set() for part in self.table.parts))]

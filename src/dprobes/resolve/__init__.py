@@ -1,7 +1,8 @@
 """
-Resolution: a program against the files of its module, or the kernel, gives probepoints.
+Resolution: from a program and the files of its module, or the kernel, to probepoints.
 
-``probed_space`` says what a program is about, and ``local_module`` puts the rest together. Each kind of probepoint has
-a function that finds it, in ``breakpoints`` (with returns), ``usdt_probes`` or ``codeless_probes``; those of kernels
-are in ``kernel_places``. A new kind is a member of ``ProbeKind``, the data that only it has, and such a function.
+``probed_space`` has the kinds of targets of a program, and ``local_module`` combines the other modules. Each kind of
+probepoint has a function that finds it, in ``breakpoints`` (with returns), ``usdt_probes`` or ``codeless_probes``;
+those of kernels are in ``kernel_places``. A new kind needs a member of ``ProbeKind``, a class for its own data, and
+such a function.
 """

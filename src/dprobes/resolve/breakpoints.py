@@ -1,8 +1,8 @@
 """
-The breakpoints and returns of a program: where its definitions are in a module's file, and what stands there.
+The breakpoints and returns of a program: the places of its definitions in a module's file, and the code there.
 
-Works on the file only. What is wrong becomes a diagnostic at the statement of the program that says so; what a pattern
-matches and is no place for a probepoint is left out, with the reason.
+Resolution uses only the file. An error becomes a diagnostic at the program's statement. A match of a pattern that
+cannot have a probepoint is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = ["GoConventions", "inlined_places", "movable_probes", "resolve_breakpo
 
 
 def movable_probes(resolved: ResolvedModule) -> list[Probepoint]:
-    """Return the probepoints whose breakpoints may stand at a neighbouring instruction, if that is cheaper."""
+    """Return the probepoints whose breakpoints may move to a neighbouring instruction if that is faster."""
     breakpoints = resolved.of(ProbeKind.BREAKPOINT)
     return [probe for probe in breakpoints if probe.state is ProbeState.COMPILED and _is_named(probe)]
 
@@ -77,10 +77,10 @@ _STACK_HINT = "push what is on the stack: 'push r, sp', 'push 8', 'add', 'push m
 
 class GoConventions:
     """
-    The conventions of the functions that a program probes; ``is_go`` says whether the module is one of Go.
+    The calling conventions of the functions that a program probes; ``is_go`` is true for a Go module.
 
-    In a Go program ``arg0`` and so on are registers of Go's, and of C's in what is C. Where a function takes its
-    arguments in no register, a handler that asks for one is refused, or a match left out.
+    In a Go program ``arg0`` and so on are Go's registers, and C's in C functions. If a function takes no arguments in
+    registers, a handler that uses one is refused, or a match left out.
     """
 
     def __init__(self, program: Program, *, is_go: bool) -> None:
@@ -89,11 +89,11 @@ class GoConventions:
 
     @property
     def moves_stacks(self) -> bool:
-        """Whether a function may be on another stack when it returns than at its entry."""
+        """True if a function may be on another stack at its return than at its entry."""
         return self._is_go
 
     def reason_against(self, definition: ProbeDefinition, function: str) -> str | None:
-        """Return why a match of a pattern is not for a handler that asks for arguments; None if it is."""
+        """Return the reason why a match of a pattern cannot have a handler that uses arguments; None if it can."""
         if not self._is_go or not self._asked(definition):
             return None
         match convention_of(function):
@@ -107,7 +107,11 @@ class GoConventions:
     def definitions_of_c(
         self, module: Module, probes: Iterable[Probepoint], diagnostics: Diagnostics
     ) -> frozenset[int]:
-        """Return the definitions whose handlers see the arguments of C; add errors for those on Go's stack."""
+        """
+        Return the numbers of the definitions whose handlers use C's arguments.
+
+        Add errors for functions with Go's ABI0 whose handlers use arguments.
+        """
         found: set[int] = set()
         for probe in probes if self._is_go else ():
             definition = probe.definition
@@ -131,7 +135,7 @@ class GoConventions:
         return frozenset(found)
 
     def _asked(self, definition: ProbeDefinition) -> list[Instruction]:
-        """Return the instructions with arguments by their numbers that a handler executes."""
+        """Return the executed instructions of a handler with an argument as their operand."""
         return [
             each
             for each in executed_instructions(self._program, definition)
@@ -155,13 +159,13 @@ _LISTED = 4
 
 
 def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetError:
-    """Return an error that says where a function was inlined; the ``error`` that there is if it was not."""
+    """Return an error with the places where a function was inlined; if it was not inlined, return ``error``."""
     if module.symbols.lookup(name) or module.symbols.imports(name):
         return error
     try:
         places = inlined_places(module, name)
     except TargetError:
-        return error  # the debug information is damaged: nothing is known of the function
+        return error  # the debug information is damaged
     if not places:
         return error
     clones = clones_in(module.symbols, name)
@@ -173,7 +177,7 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
 
 
 def inlined_places(module: Module, name: str) -> list[str]:
-    """Return where calls of a function were inlined; raise ``TargetError`` if the debug information is damaged."""
+    """Return the places of a function's inlined calls; raise ``TargetError`` if the debug information is damaged."""
     from dprobes.dwarf.debug_file import debug_file_of
     from dprobes.dwarf.inlined_calls import inlined_calls_of
 
@@ -191,12 +195,12 @@ def inlined_places(module: Module, name: str) -> list[str]:
 
 
 def _written(path: Path) -> str:
-    """Return a path as a place of a program in C has it."""
+    """Return a path as it is written in a probepoint of DProbes C."""
     return str(path) if re.fullmatch(r"[\w./+-]+", str(path)) else f'"{path}"'
 
 
 _Places = dict[tuple[int, bool], Probepoint]
-"""The probepoints found so far by file offset, and whether it is the return from there."""
+"""The probepoints found so far, by file offset and ``at_return``."""
 
 _MOVES = "Go moves the stacks of goroutines while their functions are executed"
 
@@ -206,7 +210,7 @@ _GOES_BACK = "it jumps to its own first instruction, which is then executed with
 def resolve_breakpoints(
     program: Program, module: Module, diagnostics: Diagnostics, conventions: GoConventions
 ) -> tuple[list[Probepoint], list[LeftOutProbe]]:
-    """Return the breakpoints and returns of a program, and what patterns match that can be neither."""
+    """Return the breakpoints and returns of a program, and the matches of patterns that are left out."""
     frames = CallFrames(module.elf)
     places: _Places = {}
     for number, definition in enumerate(program.definitions):
@@ -220,7 +224,7 @@ def resolve_breakpoints(
         if (probe := resolver.probepoint()) is not None:
             _check_unique(probe, places, diagnostics)
             places.setdefault((probe.offset, probe.at_return), probe)
-    # What is written out has its place; a pattern gets what is left.
+    # Written places come first; patterns get the remaining ones.
     left_out: list[LeftOutProbe] = []
     for is_pattern in (False, True):
         for number, definition in enumerate(program.definitions):
@@ -251,7 +255,7 @@ def _check_unique(probe: Probepoint, earlier: _Places, diagnostics: Diagnostics)
 
 
 def _exits_difference(module: Module, exits: Exits) -> str:
-    """Return how the first differing exit of a function differs from what is expected there, empty if none does."""
+    """Return the difference of the first exit of a function that is not the expected one, "" without one."""
     for leaving in exits.exits:
         if (difference := module.difference_at(leaving.offset)) is not None:
             return f"at offset {leaving.offset:#x}, where it is left: {difference}"
@@ -282,7 +286,7 @@ class _Matches:
     mismatches: list[tuple[str, str]] = field(default_factory=list)
 
     def add_to(self, places: _Places, left_out: list[LeftOutProbe]) -> None:
-        """Add a probepoint for each matching function, and what else matches."""
+        """Add a probepoint for each matching function, and the other matches to ``left_out``."""
         from dprobes.target.matching_functions import matching_functions
 
         functions, others = matching_functions(self.module, self.pattern)
@@ -312,7 +316,7 @@ class _Matches:
         self.names = [name for name, _ in refused]
 
     def check(self, diagnostics: Diagnostics) -> None:
-        """Add an error if nothing that matches has a probepoint, and a warning if something has not the right code."""
+        """Add an error if no match has a probepoint, and a warning if one has unexpected code."""
         if self.mismatches:
             name, difference = self.mismatches[0]
             more = f"; and {len(self.mismatches) - 1} more" if len(self.mismatches) > 1 else ""
@@ -333,7 +337,7 @@ class _Matches:
         diagnostics.error(span, f"{quoted} matches no function of '{self.module.path}'", hint=hint)
 
     def _exits(self, function: Function) -> tuple[Exits, str | None]:
-        """Return the exits of a function, and why a probepoint cannot be there."""
+        """Return the exits of a function, and the reason why it cannot have a probepoint, or None."""
         try:
             exits = function_exits(self.module, self.frames, function.address, function.size)
         except TargetError as error:
@@ -355,7 +359,7 @@ class _Matches:
 
 @dataclass(slots=True)
 class _Resolver:
-    """The probepoint of a definition whose place is written out."""
+    """The probepoint of a definition with a written place."""
 
     program: Program
     number: int
@@ -397,7 +401,7 @@ class _Resolver:
         return probepoint_in_code(self.number, self.definition, path, where, code, state, detail=detail)
 
     def _mismatch(self, offset: int, difference: str) -> Probepoint | None:
-        """Return the probepoint at a place where other code is than was expected; nothing else is asked there."""
+        """Return the probepoint at a place with unexpected code; nothing else is checked there."""
         try:
             decoded = decode_at(self.module, offset)
         except TargetError as error:
@@ -436,7 +440,7 @@ class _Resolver:
         name, distance = symbol
         written = self._symbol()
         if written is not None and written != name and written in self.module.names_at(offset - distance):
-            name = written  # of several names of a function the one that the user knows
+            name = written  # the name that the user wrote, of several names of the function
         return f"{name}+{distance:#x}" if distance else name
 
     def _symbol(self) -> str | None:
@@ -472,7 +476,7 @@ class _Resolver:
         return decoded
 
     def _is_vouched_for(self, decoded: DecodedInstruction) -> bool:
-        """Return whether 'opcode' says that there is code at a place of which nothing else is known; say so."""
+        """Return whether 'opcode' confirms code at a place where no function is known; add a warning or an error."""
         what = f"no function is known at offset {decoded.offset:#x}"
         if self.definition.opcode is None:
             self.diagnostics.error(
@@ -486,7 +490,7 @@ class _Resolver:
         return True
 
     def _note_semaphore(self, offset: int) -> None:
-        """Add a note if the program does not come by the place as long as nobody asks for its USDT probe."""
+        """Add a note if the program skips the place while its USDT probe has no users."""
         if (site := guards(self.module, offset)) is not None:
             self.diagnostics.note(
                 self._span,

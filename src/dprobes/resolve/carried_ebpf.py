@@ -1,4 +1,4 @@
-"""The eBPF of handlers that a compiled file carries: for each processor and each form of loops."""
+"""The eBPF of handlers in a compiled file, for each processor and each form of loops."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["EBPF_MAX", "INSTRUCTIONS_MAX", "ebpf_codes"]
 
 EBPF_MAX = 1 << 20
-"""How many bytes of code a file carries: it is for reading, and to make that of thousands of handlers takes long."""
+"""Maximum size in bytes of the code in a file: it is for reading, and that of thousands of handlers is slow to make."""
 
 INSTRUCTIONS_MAX = 5000
-"""How many instructions a handler may have whose code is carried."""
+"""Maximum number of instructions of a handler whose code is carried."""
 
 
 def ebpf_codes(program: Program, machines: Sequence[str]) -> tuple[EbpfCode, ...]:
     """
-    Return the eBPF of all handlers, for the processors whose kernels the ebpf engine knows.
+    Return the eBPF of all handlers, for the processors whose kernels the ebpf engine supports.
 
-    What only a kernel or a process knows is open in it: maps have their names, and symbols the address 0.
+    Values that depend on a kernel or a process are missing in it: maps have their names, and symbols the address 0.
     """
     return tuple(_codes(program, machines))
 
@@ -88,7 +88,7 @@ def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
 
 
 def _omission(program: Program, definition: ProbeDefinition) -> str | None:
-    """Return why a handler's code is not made, as a sentence; None if it is."""
+    """Return the reason why a handler's code is not carried, as a sentence; None if it is."""
     location = definition.location
     if isinstance(location, Tracepoint) and (location.is_system_call or traced_fields(program, definition)):
         return f"only the kernel that runs tells where the fields of '{location}' are"
@@ -126,7 +126,7 @@ def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, sym
 
 
 def _placement(definition: ProbeDefinition, *, in_kernel: bool) -> Placement:
-    """Return how a handler comes to run, on every kernel: ftrace, which some have, calls the same code."""
+    """Return the way in which a handler is called, for every kernel: ftrace, which some have, calls the same code."""
     location = definition.location
     if isinstance(location, Tracepoint):
         return Placement.TRACEPOINT

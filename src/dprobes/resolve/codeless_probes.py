@@ -1,7 +1,7 @@
 """
-The watchpoints, samplers and tracepoints of a program: those that leave the code as it is.
+The watchpoints, samplers and tracepoints of a program, which leave the code unchanged.
 
-A symbol gives a link address, which becomes another address in each process; a number is an address in the process.
+A symbol stands for a link address, which has another run-time address in each process; a number is a run-time address.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def resolve_samplers(program: Program, path: str) -> tuple[Probepoint, ...]:
 
 
 def length_problem(access: Access, address: int, length: int) -> str | None:
-    """Return why the processor cannot watch ``length`` bytes at ``address``, or None if it can."""
+    """Return the reason why the processor cannot watch ``length`` bytes at ``address``, or None if it can."""
     if access is Access.EXECUTE:
         return None if length == 1 else "an execute watchpoint is one byte long, the first one of the instruction"
     if length not in WATCHPOINT_LENGTHS:
@@ -58,7 +58,7 @@ def length_problem(access: Access, address: int, length: int) -> str | None:
 def resolve_watchpoints(
     program: Program, space: SymbolSpace, diagnostics: Diagnostics, most: int = WATCHPOINTS
 ) -> tuple[Probepoint, ...]:
-    """Return the watchpoints of a program, of which ``most`` can be; what is wrong is added to ``diagnostics``."""
+    """Return the watchpoints of a program; more than ``most`` are refused. Errors are added to ``diagnostics``."""
     found: list[Probepoint] = []
     for number, definition in enumerate(program.definitions):
         if definition.watchpoint is not None and isinstance(definition.location, Address):
@@ -150,10 +150,10 @@ class _Resolver:
 
 
 def _suggestion(access: Access, low: Expression, address: int, length: int) -> str:
-    """Return the statement for the widest range at, or around, the lower address that the processor can watch."""
+    """Return the statement for the widest range at or around the lower address that the processor can watch."""
     if access is Access.EXECUTE:
         return f"address = {low}"
-    # The smallest block that holds the range, or the widest one that begins where it does.
+    # The smallest block that contains the range, or the widest one with the same start.
     for size in WATCHPOINT_LENGTHS:
         start = address // size * size
         if start + size >= address + length:
@@ -167,7 +167,7 @@ def _suggestion(access: Access, low: Expression, address: int, length: int) -> s
 
 
 def resolve_tracepoints(program: Program, path: str, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:
-    """Return the tracepoints of a program; add an error for each that the running kernel lacks, or a field of it."""
+    """Return the tracepoints of a program; add an error for each that the kernel lacks, and for each missing field."""
     if not any(isinstance(definition.location, Tracepoint) for definition in program.definitions):
         return ()
     from dprobes.target.kernel.tracepoints import KernelTracepoints
@@ -199,7 +199,7 @@ def _find(
     location: Tracepoint,
     diagnostics: Diagnostics,
 ) -> TracedEvent:
-    """Return a tracepoint with the fields that it has of those that a handler names; the others are errors."""
+    """Return a tracepoint with those fields of a handler that exist; add errors for the others."""
     from dprobes.target.kernel.tracepoints import FieldError
 
     places = {str(each.operand): each.operand_place for each in reversed(traced_fields(program, definition))}

@@ -1,10 +1,9 @@
 """
 The probepoints of a program in the running kernel or in one of its modules.
 
-Places are addresses of the running kernel; offsets count from ``_text``, or from where a module was loaded. What stands
-there is read from the kernel's memory where this machine shows it, or else from the kernel's files. Where neither
-tells, the kernel alone checks that a breakpoint would stand at the start of an instruction, and nobody checks
-``opcode``.
+Places are addresses of the running kernel; offsets count from ``_text``, or from the address of a module. The code
+there is read from the kernel's memory if this machine allows that, or else from the kernel's files. If neither is
+readable, only the kernel checks that a breakpoint is at the start of an instruction, and ``opcode`` is not checked.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ __all__ = [
 _BITS = 64
 
 KERNEL_CODE = 1 << 63, (1 << 64) - 1
-"""The addresses of all that is the kernel's and its modules', the last one excluded."""
+"""Address range of the kernel and its modules, with the end excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +71,12 @@ class KernelModule:
 
     @property
     def path(self) -> Path:
-        """What takes the place of a file's name in messages and records."""
+        """The name that replaces a file's name in messages and records."""
         return Path(self.name or KERNEL_NAMES[0])
 
     @property
     def word_size(self) -> int:
-        """How many bytes an address has."""
+        """Size of an address in bytes."""
         return _BITS // 8
 
     @property
@@ -86,12 +85,12 @@ class KernelModule:
         return self.kernel.base_of(self.name)
 
     def check(self) -> None:
-        """Raise ``TargetError`` if the kernel does not show where the module is."""
+        """Raise ``TargetError`` if the kernel does not show the module's address."""
         self.kernel.base_of(self.name)
 
     @property
     def code(self) -> tuple[int, int]:
-        """The addresses of the module, or of all that is the kernel's; the last one is excluded."""
+        """The address range of the module, or of the kernel and its modules, with the end excluded."""
         if not self.name:
             return KERNEL_CODE
         module = self.kernel.modules[self.name]
@@ -99,7 +98,7 @@ class KernelModule:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is in memory; else addresses are made up from its file."""
+        """True if it is in memory; else addresses are invented from its file."""
         return self.kernel.is_loaded
 
     def address_of(self, symbol: str) -> int:
@@ -113,7 +112,7 @@ class KernelModule:
         return address
 
     def pushed(self, symbol: str) -> int:
-        """Return the address of a symbol as handlers push it, also of one that each CPU has a copy of."""
+        """Return the address of a symbol as handlers push it, also of a per-CPU variable."""
         if self.is_loaded:
             return self.kernel.symbol(symbol, self.name).address
         self.address_of(symbol)
@@ -124,7 +123,7 @@ class KernelModule:
 
 
 _END = "_etext"
-"""The symbol after the last function of the kernel."""
+"""Symbol after the last function of the kernel."""
 
 _CHANGED = "the kernel replaces this instruction when it loads the module"
 
@@ -132,7 +131,7 @@ _CHANGED = "the kernel replaces this instruction when it loads the module"
 @dataclass(frozen=True, slots=True)
 class ResolvedKernel:
     """
-    The kernel or a module with the program's code and the probepoints in it; addresses are those of the running kernel.
+    The kernel or a module with the program's code and the probepoints in it; addresses are run-time ones.
 
     The fields have the meaning of those of ``ResolvedModule``.
     """
@@ -147,7 +146,7 @@ class ResolvedKernel:
 
     @property
     def per_cpu(self) -> tuple[int, frozenset[int]]:
-        """Where the offsets of the CPUs' copies are, and which addresses in ``symbols`` mean such copies."""
+        """The address of the CPUs' offsets, and the addresses in ``symbols`` that are of per-CPU variables."""
         kernel = self.module.kernel
         if self.module.name:
             return 0, frozenset()
@@ -167,9 +166,9 @@ class ResolvedKernel:
 
 def module_named_by(program: Program, called: Sequence[str] = KERNEL_NAMES) -> str:
     """
-    Return the module that a program names, "" for the kernel; raise ``TargetError`` if that is nothing there.
+    Return the module that a program names, "" for the kernel; raise ``TargetError`` for an invalid name.
 
-    ``called`` is what stands for the kernel.
+    ``called`` are the names of the kernel.
     """
     if program.modtype is ModuleType.KMOD:
         return module_name(program.name)
@@ -182,7 +181,7 @@ def module_named_by(program: Program, called: Sequence[str] = KERNEL_NAMES) -> s
 
 
 def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
-    """Return what a program for the kernel names; raise ``TargetError`` if it can be nothing in the kernel."""
+    """Return the kernel or module that a program names; raise ``TargetError`` if it does not exist."""
     name = module_named_by(program, kernel.called)
     if name and name not in kernel.modules:
         from dprobes.target.kernel.kernel_image import open_unloaded_module
@@ -195,7 +194,7 @@ def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
 
 
 def needs_addresses(program: Program) -> bool:
-    """Return whether a program is about places that have addresses: neither tracepoints, nor samples of the kernel."""
+    """Return whether a program needs addresses: it does for all but tracepoints, and samplers of the kernel."""
     if program.modtype is ModuleType.TRACEPOINT:
         return False
     return program.modtype is ModuleType.KMOD or not all(
@@ -212,9 +211,10 @@ def resolve_kernel(
     with_tracepoints: bool = True,
 ) -> ResolvedKernel:
     """
-    Find the places of a program; add to ``diagnostics`` what is wrong.
+    Resolve the places of a program; add errors and warnings to ``diagnostics``.
 
-    Tracepoints are those of the kernel that runs here, whichever ``module`` is of: without them they are left out.
+    Tracepoints are those of the running kernel, also if ``module`` belongs to another one; without ``with_tracepoints``
+    they are left out.
     """
     resolver = _Resolver(program, module, diagnostics)
     in_code = resolver.in_code()
@@ -245,7 +245,7 @@ class _Resolver:
         self.left_out: list[LeftOutProbe] = []
 
     def in_code(self) -> list[Probepoint]:
-        """Return the breakpoints and returns: first those that are written out, then what patterns match."""
+        """Return the breakpoints and returns: first those with written places, then the matches of patterns."""
         for number, definition in enumerate(self._program.definitions):
             if definition.watchpoint is not None or isinstance(definition.location, Tracepoint):
                 continue
@@ -323,12 +323,16 @@ class _Resolver:
         return None
 
     def _function(self, address: int) -> KernelSymbol | None:
-        """Return the function of the module at an address."""
+        """Return the function of the module at an address, None without one."""
         symbol = self._kernel.symbols.covering(address)
         return symbol if symbol is not None and symbol.module == self._module.name else None
 
     def _linked_place(self, address: int) -> str | None:
-        """Return a hint if an address is one of the kernel's files, and code has been moved from there."""
+        """
+        Return a hint if an address is a link address of the kernel, and the kernel runs elsewhere (KASLR).
+
+        Return None for other addresses.
+        """
         shift = self._kernel.text.shift
         if not shift or self._module.name or (function := self._function(address + shift)) is None:
             return None
@@ -368,11 +372,11 @@ class _Resolver:
         raise TargetError(f"no instruction is at {self._kernel.name_of(address)}")
 
     def _unknown(self, address: int) -> DecodedInstruction:
-        """Return what stands for an instruction that is not looked at."""
+        """Return a placeholder for an instruction that is not read."""
         return DecodedInstruction(address, 0, b"", "?", 0, "?", address - self._module.base)
 
     def _say_unverified(self, definition: ProbeDefinition, problem: str) -> None:
-        """Say once that instructions are not verified here; 'opcode' is then worth a warning."""
+        """Add a note, once, that instructions are not verified here; with 'opcode' it is a warning."""
         if definition.opcode is not None:
             self._diagnostics.warning(definition.span("opcode"), f"the opcode is not verified: {problem}")
         elif not self._has_said_unverified and self._kernel.checks_places:
@@ -453,21 +457,21 @@ class _Resolver:
 
 
 def _patched(origin: str, instruction: DecodedInstruction) -> str:
-    """Return as a clause why an instruction of a file of the kernel need not be the one that runs."""
+    """Return, as a clause, the reason why an instruction of a kernel's file may not be the running one."""
     return f"the kernel patches such code when it runs, and {origin} has '{instruction.text}' there"
 
 
-# Programs that are compiled for builds of the kernel: what is carried of each, and which of them runs here. A build is
-# resolved as the running kernel is; the answers that its symbols give on the way are carried.
+# Programs that are compiled for builds of the kernel: the data of each build, and the selection of the running one.
+# A build is resolved as the running kernel is, and the symbols that are used on the way are carried.
 
 
 def build_kernel(
     program: Program, path: Path, diagnostics: Diagnostics, extra_symbols: Path | None = None
 ) -> CarriedKernel:
     """
-    Return what a program needs to know of the kernel or module in a file; KALLSYMS stands for what runs here.
+    Return the data that a program needs about the kernel or module in a file; KALLSYMS stands for the running one.
 
-    Add to ``diagnostics`` what is wrong with the program for it; raise ``TargetError`` for a file that is neither.
+    Add errors and warnings for the program to ``diagnostics``; raise ``TargetError`` for another kind of file.
     """
     from dprobes.target.kernel.kernel_image import KernelFile, running_areas
 
@@ -501,9 +505,9 @@ def kernel_here(
     program: Program, carried: Sequence[CarriedKernel], running: RunningKernel, diagnostics: Diagnostics
 ) -> RunningKernel:
     """
-    Return the running kernel with what is carried of it, or as it is if nothing is, which is noted.
+    Return the running kernel with its carried data, or unchanged with a note if there is none.
 
-    Raise ``TargetError`` if this is a carried build, and nothing shows where it lies.
+    Raise ``TargetError`` if this is a carried build, and its address is not known.
     """
     name = module_named_by(program)
     if not carried or (name and name not in running.modules):
@@ -535,7 +539,7 @@ def kernel_here(
 
 
 def _addresses(program: Program) -> Iterator[Span | None]:
-    """Give the places where a program names an address in code, which has no symbol."""
+    """Iterate over the spans of addresses in code without a symbol in a program."""
     for definition in program.definitions:
         match definition.location:
             case Address(Expression(_, None)) if definition.watchpoint is None:
@@ -543,7 +547,7 @@ def _addresses(program: Program) -> Iterator[Span | None]:
 
 
 def _numbers(program: Program) -> Iterator[Span | None]:
-    """Give the places where a program names an offset that counts from no symbol."""
+    """Iterate over the spans of offsets without a symbol in a program."""
     for definition in program.definitions:
         match definition.location:
             case Offset(Expression(_, None)):

@@ -1,4 +1,4 @@
-"""A program with the module that it is about: checked for the processor, with its probepoints in the file here."""
+"""A program with its module: checked for the processor, with its probepoints in the file on this machine."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ __all__ = [
 
 def architecture_of(elf: ElfFile) -> Architecture:
     """
-    Return the architecture of a module's file, in which Go has its own arguments.
+    Return the architecture of a module's file; that of a Go program has Go's argument registers.
 
-    Raise ``TargetError`` if we know nothing of the processor.
+    Raise ``TargetError`` if the processor is not supported.
     """
     machine = elf.machine
     if passes_in_registers(elf):
@@ -64,7 +64,7 @@ def architecture_of(elf: ElfFile) -> Architecture:
 
 
 def check_with_extensions(program: Program, arch: Architecture, diagnostics: Diagnostics, *, allow_write: bool) -> None:
-    """Check a program for a processor, and that the extensions it calls are there."""
+    """Check a program for a processor, and that the extensions that it calls exist."""
     check(program, arch, diagnostics, allow_write=allow_write)
     if calls_extensions(program):
         from dprobes.extensions.extension_registry import check_extensions
@@ -73,7 +73,7 @@ def check_with_extensions(program: Program, arch: Architecture, diagnostics: Dia
 
 
 def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow_write: bool = False) -> ResolvedModule:
-    """Check a program for a module's processor and find its places; raise ``SourceError`` if something is wrong."""
+    """Check a program for a module's processor and find its places; raise ``SourceError`` for errors."""
     arch = architecture_of(module.elf)
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
     checked = len(diagnostics)
@@ -101,13 +101,13 @@ def _events(program: Program, module: Module, diagnostics: Diagnostics) -> tuple
 
 
 def encode_for(program: Program, arch: Architecture, of_c: frozenset[int]) -> CodeImage:
-    """Return a program's code, in which the handlers of some definitions name the registers of C."""
+    """Return a program's code; the handlers of the definitions ``of_c`` use C's argument registers."""
     return encode(program, arch, dict.fromkeys(of_c, architecture(arch.name)))
 
 
 def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:
     """
-    Return the probepoints that a program has without any file; raise ``SourceError`` if something is wrong.
+    Return the probepoints that a program has without any file; raise ``SourceError`` for errors.
 
     They are the same for all programs of a processor. A program about a module has none.
     """
@@ -129,11 +129,11 @@ def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagno
 @dataclass(frozen=True)
 class Compiled:
     """
-    A checked program, and where its probepoints are if its module was found.
+    A checked program, and its probepoints if its module was found.
 
-    ``diagnostics`` holds no errors: those have been raised. ``everywhere`` are the probepoints of a program without a
-    module, in every process or in the whole system, ``kernel`` is what was found for one about the kernel,
-    ``obstacle`` why nothing was.
+    ``diagnostics`` has no errors: those have been raised. ``everywhere`` are the probepoints of a program without a
+    module, in every process or in the whole system. ``kernel`` is the result for a program about the kernel,
+    ``obstacle`` the reason why there is none.
     """
 
     program: Program
@@ -164,12 +164,12 @@ def resolve_here(
     has_kernel: bool = True,
 ) -> Compiled:
     """
-    Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
+    Find the module of a program and resolve its probes; raise ``SourceError`` with all errors.
 
-    ``refuse`` adds an error for what the engine that is to run the program cannot do. For a program about a kernel
-    ``processor`` gives what that runs on, None if it is what we run on; after ``refuse`` ``kernel`` returns what
-    gives it, None if it is the one that runs here. Without ``has_kernel`` a program about a kernel is about one that is
-    not here.
+    ``refuse`` adds errors for features that the chosen engine lacks. For a program about a kernel ``processor`` returns
+    a context with that kernel's processor; None means the processor of this machine. After ``refuse``, ``kernel``
+    returns a context with the kernel; None means the running one. Without ``has_kernel`` a program about a kernel is
+    for one that is not here.
     """
     if space_of(program) is Space.KERNEL and not has_kernel:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
@@ -203,7 +203,7 @@ def resolve_here(
 
 
 def _narrow_processor(program: Program) -> str | None:
-    """Return the processor that runs programs of 32 bits here, for a program that is for such words only."""
+    """Return the processor of 32-bit programs on this machine, for a program for 32-bit words only; else None."""
     return "i386" if program.word_size == 4 and host_architecture().name == "x86_64" else None
 
 
@@ -218,9 +218,10 @@ def _resolve_in_kernel(
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None,
 ) -> Compiled:
     """
-    Resolve a program for a kernel; what cannot be known here is a note, and the engine's business.
+    Resolve a program for a kernel; data that is not available here is a note, and left to the engine.
 
-    ``carried`` are the builds of it that the program was compiled for, ``other`` gives one that does not run here.
+    ``carried`` are the builds of it that the program was compiled for; ``other`` returns a context with a kernel that
+    does not run here, or None.
     """
     from dprobes.target.kernel.running_kernel import RunningKernel
 
@@ -257,7 +258,7 @@ def _resolved_in(
 
 
 def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:
-    """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is no module."""
+    """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is not a module."""
     try:
         elf = ElfFile.open(path)
         architecture_of(elf)
@@ -300,7 +301,7 @@ def _find_module(
 
 
 def _advice_on_tracepoints(program: Program) -> str | None:
-    """Return how tracepoints are probed, where the module that a program names is a subsystem of the kernel."""
+    """Return advice on probing tracepoints, if the module's name is a subsystem of the kernel; else None."""
     from dprobes.target.kernel.tracefs import open_trace_files
 
     if not program.name.isidentifier():

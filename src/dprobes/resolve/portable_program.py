@@ -1,7 +1,7 @@
 """
-Programs for other machines: a ``Ppdf`` carries what their resolution needs to know of the module's symbols.
+Programs for other machines: a ``Ppdf`` carries the symbols of the module that their resolution needs.
 
-Each file is resolved as in a run; the answers that its symbols give on the way are carried.
+Each file is resolved as in a run, and the symbols that are used on the way are carried.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["build_joined", "build_ppdf", "files_of_modules", "needs_write", "selected"]
 
 _NEIGHBOURHOOD = 64
-"""Bytes after a probepoint whose symbols are carried: they tell engines where code may be entered."""
+"""Bytes after a probepoint whose symbols are carried: they are possible entries into the code for engines."""
 
 
 def build_ppdf(
@@ -52,10 +52,10 @@ def build_ppdf(
     templates: Mapping[str, bytes] | None = None,
 ) -> Ppdf:
     """
-    Return a program compiled for builds of its module, or of the kernel, which are in the files ``modules``.
+    Return a program compiled for builds of its module, or of the kernel, in the files ``modules``.
 
-    ``extra_symbols`` is what ``--sym`` names. What is doubtful goes to ``diagnostics``. Raise ``SourceError`` if the
-    program is wrong for one of the files, and ``TargetError`` for a file that is no module.
+    ``extra_symbols`` is the file of ``--sym``. Warnings are added to ``diagnostics``. Raise ``SourceError`` if the
+    program is wrong for one of the files, and ``TargetError`` for a file that is not a module.
     """
     builds: dict[str, CarriedBuild] = {}
     kernels: dict[str, CarriedKernel] = {}
@@ -95,10 +95,11 @@ def module_here(program: Program, advice: str, *, has_kernel: bool = True) -> Se
     """
     Return the file of a program's module on this machine, nothing for a program that needs none.
 
-    KALLSYMS stands for the kernel that runs, if it shows its symbols and is what the program is about; without
-    ``has_kernel`` that is another one.
-    Raise ``TargetError`` if there is none; ``advice`` is what to do about it. Raise ``SourceError`` if the file that
-    the name stands for is no module.
+    KALLSYMS stands for the running kernel, if it shows its symbols and the program is about it; without ``has_kernel``
+    the program is about another one.
+
+    Raise ``TargetError`` with the hint ``advice`` if there is none. Raise ``SourceError`` if the named file is not a
+    module.
     """
     if space_of(program) is Space.KERNEL:
         return _running_kernel(program) if has_kernel else ()
@@ -136,7 +137,7 @@ def _build(
     try:
         resolved = resolve(program, module, found, allow_write=allow_write)
     finally:
-        known = set(diagnostics)  # what is wrong with the program alone shows with each file
+        known = set(diagnostics)  # errors of the program alone occur with each file
         diagnostics.extend(diagnostic for diagnostic in found if diagnostic not in known)
     symbols = module.symbols
     assert isinstance(symbols, NeededSymbols)
@@ -160,7 +161,7 @@ def _machines(
     program: Program, machines: Sequence[str], diagnostics: Diagnostics, *, allow_write: bool
 ) -> tuple[str, ...]:
     """
-    Return the processors of modules, and those of hosts for which the program is right as well.
+    Return the processors of modules, and those of hosts for which the program is valid as well.
 
     A program for modules of other processors alone is for those.
     """
@@ -208,7 +209,7 @@ def build_joined(
     """
     Return programs that are inserted as one, each compiled for the builds in its ``files``.
 
-    ``blocks`` are those of the tool. All else is as with ``build_ppdf``.
+    ``blocks`` are those of the tool. The other arguments are as for ``build_ppdf``.
     """
     first, *others = [
         build_ppdf(
@@ -229,10 +230,10 @@ def files_of_modules(
     programs: Sequence[Program], named: Sequence[Path], advice: str, *, has_kernel: bool = True
 ) -> list[Sequence[Path]]:
     """
-    Return the files to compile each program for: those ``named`` that are of its module, or else that on this machine.
+    Return the files for which each program is compiled: the ``named`` ones of its module, or else that of this machine.
 
-    Files that are named are for the only program, if there is only one. Raise ``TargetError`` for one that is of no
-    module; else as ``module_here``, which knows what it means that the program's kernel is not here (``has_kernel``).
+    Named files are for the only program, if there is only one. Raise ``TargetError`` for one that belongs to no module,
+    and the errors of ``module_here``, to which ``has_kernel`` is passed.
     """
     if len(programs) == 1:
         return [list(named) or module_here(programs[0], advice, has_kernel=has_kernel)]
@@ -259,7 +260,7 @@ def _is_file_of(path: Path, program: Program) -> bool:
 
 
 def selected(ppdf: Ppdf, program: Program, chosen: Program) -> Ppdf:
-    """Return the file of a part of its program: some definitions, with what is carried for them."""
+    """Return the compiled file of a part of its program: some definitions, and the data that they need."""
     kept = [n for n, each in enumerate(program.definitions) if any(each is other for other in chosen.definitions)]
     numbers = {old: new for new, old in enumerate(kept)}
     builds = tuple(

@@ -1,4 +1,4 @@
-"""The states of a probepoint, from the file that it is found in to its removal."""
+"""The states of a probepoint, from its resolution to its removal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ProbeState(Enum):
 
     @property
     def is_obstacle(self) -> bool:
-        """Whether a probepoint in this state has never been there."""
+        """True if a probepoint in this state was never inserted."""
         return self not in (ProbeState.COMPILED, ProbeState.ACTIVE, ProbeState.DISABLED, ProbeState.REMOVED)
 
     def line(self, reason: str, where: str = "", outcome: str = "not inserted") -> str:
-        """Return the line that says why there is no probepoint: its state, ``where`` that is, and what follows."""
+        """Return a line with the state, ``where``, the reason why there is no probepoint, and the outcome."""
         return f"{self.value}{where and ' '}{where}: {reason}; {outcome}"
 
 
 def impossible_address(address: int) -> str:
-    """Return why a watchpoint's address, as it is in a process, is an INVALID_OFFSET."""
+    """Return the reason why a watchpoint's run-time address is an INVALID_OFFSET."""
     return f"no program can have the address {address:#x}"

@@ -1,7 +1,7 @@
 """
-What the probepoints of a program are in: the files of a module, every process, or the whole system.
+The spaces of probepoints: the files of a module, every process, the whole system, or the kernel.
 
-The space of a program decides who finds its probepoints: ``local_module`` has a case for each.
+The space of a program selects the functions that find its probepoints: ``local_module`` has a case for each.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def check_skip(
 
 
 ANYWHERE = "*"
-"""The module's name in programs whose samplers run the handler wherever they interrupt."""
+"""Module name in programs whose samplers run the handler wherever they interrupt."""
 MACHINE = "machine"
-"""The module's name in programs about a machine as such, whatever runs on it."""
+"""Module name in programs about the machine itself, for any software on it."""
 
 
 class Space(Enum):
-    """The places of a program's probepoints, as text for users."""
+    """The spaces of a program's probepoints; the values are text for users."""
 
     MODULE = "the files of a module"
     PROCESSES = "every process"
@@ -73,7 +73,7 @@ class Space(Enum):
 
 
 def space_of(program: Program) -> Space:
-    """Return where the probepoints of a program are."""
+    """Return the space of a program's probepoints."""
     if program.name == ANYWHERE:
         return Space.SYSTEM
     if watches_user_addresses(program) and program.name != MACHINE:
@@ -86,11 +86,11 @@ class SymbolSpace(Protocol):
 
     @property
     def path(self) -> Path:
-        """Its file, or what names it in messages."""
+        """Its file, or its name in messages."""
 
     @property
     def word_size(self) -> int:
-        """How many bytes an address has."""
+        """Size of an address in bytes."""
 
     def address_of(self, symbol: str) -> int:
         """Return the link address of a symbol; raise ``TargetError`` if there is none."""
@@ -104,14 +104,14 @@ class EveryProcess:
 
     @property
     def path(self) -> Path:
-        """What takes the place of a file's name in messages."""
+        """The name that replaces a file's name in messages."""
         return Path(f"{self.architecture.name} programs")
 
     @property
     def word_size(self) -> int:
-        """How many bytes an address has."""
+        """Size of an address in bytes."""
         return self.architecture.word_size
 
     def address_of(self, symbol: str) -> int:
-        """Raise ``TargetError``: a symbol is one of a file."""
+        """Raise ``TargetError``: symbols belong to files."""
         raise TargetError(f"'{symbol}' is not an address of every program")

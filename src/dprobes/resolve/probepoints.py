@@ -1,4 +1,4 @@
-"""The result of resolution: probepoints, all of one type, and a description of their module."""
+"""The result of resolution: probepoints and a description of their module."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class ProbeKind(Enum):
 
     @property
     def is_on_each_cpu(self) -> bool:
-        """Whether the kernel has something of its own on each CPU for it, which comes and goes with the CPU."""
+        """True for kinds that occupy a resource on each CPU, which comes and goes with the CPU."""
         return self in (ProbeKind.WATCHPOINT, ProbeKind.SAMPLER)
 
 
 _IN_CODE = (ProbeKind.BREAKPOINT, ProbeKind.RETURN)
 
 NO_EXITS = Exits((), ())
-"""Those of a breakpoint, and of a function that is not what was expected."""
+"""Exits of a breakpoint, and of a function that was not recognised."""
 
 NEVER_RETURNS = "it never returns"
-"""Why a probepoint at the return of a function is nowhere, as a clause about the function."""
+"""Reason why a function has no probepoint at its return, as a clause about the function."""
 
 TAKEN = "it is the place of another probe definition"
-"""Why what a pattern matches has no probepoint of its own."""
+"""Reason why a match of a pattern has no separate probepoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class ProbedCode:
     The code of a breakpoint or of a return.
 
     ``instruction`` is the one at a breakpoint, or the first one of the function that a return leaves by its ``exits``.
-    ``moved`` is by how many bytes an engine has placed the breakpoint further. ``usdt`` is the site of the USDT probe
-    that it is there for.
+    ``moved`` is the distance in bytes by which an engine has moved the breakpoint forward. ``usdt`` is the site of a
+    USDT probe.
     """
 
     instruction: DecodedInstruction
@@ -115,11 +115,11 @@ class Probepoint:
     """
     A place where the handler of a probe definition runs.
 
-    ``number`` is that of the definition. ``path`` names the file that the place is in, or what takes its place
-    (``probed_space``). ``where`` names the place in it for people: a function and an offset, if a symbol is known.
-    ``subject`` is what only probepoints of this ``kind`` have. ``state`` is COMPILED, or says why the probepoint will
-    not be inserted; ``detail`` says what differs in a MISMATCH. ``function`` is the name of the function where a
-    pattern or 'return = yes' was written, else empty.
+    ``number`` is that of the definition. ``path`` is the file that contains the place, or a name in place of a file
+    (``probed_space``). ``where`` is the name of the place in it for people: a function and an offset, if a symbol is
+    known. ``subject`` has the data that only probepoints of this ``kind`` have. ``state`` is COMPILED, or the reason
+    why the probepoint will not be inserted; ``detail`` is the difference of a MISMATCH. ``function`` is the name of the
+    function where a pattern or 'return = yes' was written, else empty.
     """
 
     kind: ProbeKind
@@ -160,44 +160,44 @@ class Probepoint:
 
     @property
     def is_in_code(self) -> bool:
-        """Whether it is a breakpoint or return: engines put breakpoints into the code for it."""
+        """True for a breakpoint or return, for which engines put breakpoints into the code."""
         return self.kind in _IN_CODE
 
     @property
     def instruction(self) -> DecodedInstruction:
-        """The instruction of its ``code``."""
+        """The instruction of ``code``."""
         return self.code.instruction
 
     @property
     def offset(self) -> int:
-        """The file offset of its instruction."""
+        """The file offset of the instruction."""
         return self.code.instruction.offset
 
     @property
     def placed(self) -> int:
-        """The file offset where its breakpoint stands."""
+        """The file offset of the breakpoint."""
         return self.offset + self.code.moved
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """Where the arguments of the USDT probe are, for one of those."""
+        """The locations of a USDT probe's arguments; empty for other probepoints."""
         site = self.code.usdt if self.is_in_code else None
         return site.arguments if site is not None else ()
 
     @property
     def at_return(self) -> bool:
-        """Whether the return from a function hits it, or the end of a system call."""
+        """True if the return from a function, or the end of a system call, hits it."""
         return self.kind is ProbeKind.RETURN or (self.kind is ProbeKind.TRACEPOINT and self.definition.at_return)
 
     @property
     def never_returns(self) -> bool:
-        """Whether it would be hit by the return from a function whose code has been read, and has none."""
+        """True for the return from a function whose code has been read and contains no exit."""
         exits = self.code.exits if self.kind is ProbeKind.RETURN else NO_EXITS
         return bool(exits.ranges) and exits.are_missing
 
     @property
     def place(self) -> tuple[str, int, bool]:
-        """File, offset and ``at_return``: what no two probepoints in code may have in common."""
+        """File, offset and ``at_return``, unique among the probepoints in code."""
         return self.path, self.offset, self.at_return
 
 
@@ -211,13 +211,17 @@ def probepoint_in_code(
     function: str = "",
     detail: str = "",
 ) -> Probepoint:
-    """Return the breakpoint or return of a definition; of a return ``where`` is the function, if no other one is."""
+    """
+    Return the breakpoint or return of a definition.
+
+    The function of a return is ``where`` unless ``function`` is given.
+    """
     kind, named = (ProbeKind.RETURN, function or where) if definition.at_return else (ProbeKind.BREAKPOINT, function)
     return Probepoint(kind, number, definition, path, where, code, state, named, detail)
 
 
 def opcode_state(definition: ProbeDefinition, found: DecodedInstruction, diagnostics: Diagnostics) -> ProbeState:
-    """Return MISMATCH, with a warning, if 'opcode' says that another instruction is at a place; else COMPILED."""
+    """Return MISMATCH, with a warning, if 'opcode' differs from the first byte at a place; else COMPILED."""
     expected = definition.opcode
     if expected is None or expected == found.opcode_byte:
         return ProbeState.COMPILED
@@ -231,7 +235,7 @@ def opcode_state(definition: ProbeDefinition, found: DecodedInstruction, diagnos
 
 @dataclass(frozen=True, slots=True)
 class LeftOutProbe:
-    """Something in a file that matches the pattern of a definition and has no probepoint, with the reason."""
+    """A match of a definition's pattern without a probepoint, and the reason."""
 
     number: int
     path: str
@@ -245,8 +249,8 @@ class ResolvedModule:
     A module with the program's code for its processor and the probepoints in it.
 
     ``probepoints`` are in the order of their definitions: first those in code, then watchpoints, then samplers.
-    ``symbols`` are the link addresses of those that handlers push. ``warnings`` are those that are due to the file and
-    not to the program alone.
+    ``symbols`` are the link addresses of the symbols that handlers push. ``warnings`` are those that the file causes,
+    not the program alone.
     """
 
     module: Module
@@ -257,11 +261,11 @@ class ResolvedModule:
     left_out: tuple[LeftOutProbe, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
     of_c: frozenset[int] = frozenset()
-    """In a Go module the definitions that probe a function of C, and see its arguments."""
+    """In a Go module, the numbers of the definitions that probe a C function and take its arguments from the C ABI."""
 
     @property
     def per_cpu(self) -> tuple[int, frozenset[int]]:
-        """Nothing: programs have no such copies."""
+        """Address 0 and no symbols: programs have no per-CPU variables."""
         return 0, frozenset()
 
     def of(self, kind: ProbeKind) -> tuple[Probepoint, ...]:
@@ -275,12 +279,12 @@ class ResolvedModule:
 
     @property
     def events(self) -> tuple[Probepoint, ...]:
-        """The others, which leave the code as it is: a debug register or a clock interrupts it."""
+        """The probepoints outside of code, such as watchpoints and samplers, for which no code is changed."""
         return tuple(probe for probe in self.probepoints if probe.kind not in _IN_CODE)
 
 
 def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list[Place]:
-    """Return the places of the probepoints of the module's program, from one of them on."""
+    """Return the places of the probepoints of the module's program, from the one numbered ``first`` on."""
     known: set[tuple[str, int, bool]] = set()
     if any(probe.at_return for probe in probes):
         known = {probe.place for probe in probes if probe.is_in_code}
@@ -296,11 +300,11 @@ def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]])
 
 
 def with_files(source: RecordSource, probes: Iterable[Probepoint]) -> RecordSource:
-    """Return a source that knows also the files that these probepoints are in; some files have no build-id."""
+    """Return a copy of a source with the files of these probepoints added; some files have no build-id."""
     build_ids, paths = dict.fromkeys(source.build_ids), dict.fromkeys(source.paths)
     for path in dict.fromkeys(probe.path for probe in probes if probe.is_in_code):
         paths[path] = None
-        with contextlib.suppress(TargetError):  # it may be gone already
+        with contextlib.suppress(TargetError):  # the file may be deleted already
             if (build_id := ElfFile.open(path).build_id) is not None:
                 build_ids[build_id] = None
     return replace(source, build_ids=tuple(build_ids), paths=tuple(paths))

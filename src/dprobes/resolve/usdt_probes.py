@@ -1,8 +1,7 @@
 """
-The probepoints of USDT probes: one for each site that a file's notes have for the probes that a definition names.
+The probepoints of USDT probes: one for each site in a file's notes of the probes that a definition names.
 
-A site that cannot serve the handler, because it lacks an argument that this pushes, is left out with the reason; that
-none remains is an error.
+A site without an argument that the handler pushes is left out with the reason; it is an error if no site remains.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def arguments_used(program: Program, definition: ProbeDefinition) -> tuple[int, 
 
 
 def argument_symbols(program: Program, module: Module, probes: Iterable[Probepoint]) -> dict[str, int]:
-    """Return the link addresses of the symbols at which arguments are that handlers push."""
+    """Return the link addresses of the symbols in the locations of arguments that handlers push."""
     found: dict[str, int] = {}
     for probe in probes:
         if probe.is_in_code and (site := probe.code.usdt) is not None and probe.state is ProbeState.COMPILED:
@@ -64,7 +63,7 @@ def argument_symbols(program: Program, module: Module, probes: Iterable[Probepoi
 
 
 def guards(module: Module, offset: int) -> UsdtSite | None:
-    """Return the USDT site at a file offset that is reached only while somebody has raised its semaphore."""
+    """Return the USDT site at a file offset if it is reached only while its semaphore is raised; else None."""
     return next((site for site in usdt_sites(module.elf) if site.offset == offset and site.semaphore), None)
 
 
@@ -82,7 +81,7 @@ class _Resolver:
 
     def resolve(self, taken: Container[int]) -> tuple[list[Probepoint], list[LeftOutProbe]]:
         if not all(1 <= int(str(push.operand)) <= ARGUMENTS_MAX for push in self._pushes):
-            return [], []  # the checker has said so
+            return [], []  # the checker has reported it
         sites = matching_sites(self._module.elf, self._location.provider, self._location.name)
         if not sites:
             self._refuse_name()
@@ -113,7 +112,7 @@ class _Resolver:
         self._diagnostics.warning(self._span, f"{left_out[0].name} is left out, because {left_out[0].reason}{more}")
 
     def _where(self, site: UsdtSite, *, is_alone: bool) -> str:
-        """Return the name of a site for people: that of the probe, and where several have it, the place."""
+        """Return the name of a site for people: that of the probe, and the place if the probe has several sites."""
         if is_alone or site.offset is None:
             return f"usdt:{site.probe}"
         symbol = self._module.symbol_at(site.offset)
@@ -180,7 +179,7 @@ class _Resolver:
         self._diagnostics.error(self._span, f"'{self._path}' has no USDT probe '{self._location}'", hint=hint)
 
     def _refuse_all(self, sites: Sequence[UsdtSite], left_out: Sequence[LeftOutProbe]) -> None:
-        """Add the error that no site can serve the handler; at the argument, if that is what all of them lack."""
+        """Add the error that no site fits the handler; it is at the argument, if all of them lack that."""
         most = max(len(site.arguments) for site in sites)
         places = f"'{self._location}' has {_counted(len(sites), 'site')} in '{self._path}', with "
         for push in self._pushes:

@@ -1,15 +1,17 @@
 """
 The RPN probe language: text to ``Program`` and back, static checks, and the byte encoding.
 
-Only the language lives here. What instructions do is in ``vm``; what modules and symbols are is in ``target``.
+Only the language is here. ``vm`` defines the effects of instructions; ``target`` defines modules and symbols.
 
 ``instruction_set`` has one row for each instruction. The parser matches statements against its syntax, the checker
-computes stack depths from its effect, the encoder takes widths from the operand kind, ``docs/language.md`` is
+computes stack depths from its effect, the encoder takes widths from the operand kind, and ``docs/language.md`` is
 generated from it. A test fails if a row lacks a rule, a case, or a line of documentation. ``word_arithmetic`` defines
-what operators do to words of each size; interpreter, translation and lowering read it. ``;`` separates statements
-(ours): a macro expands to one line, and so can contain several.
+the results of operators on words of each size; interpreter, translation and lowering read it. ``;`` separates
+statements (ours): a macro expands to one line, and so can contain several statements.
 
-Left out on purpose: IA-64 registers and a Java-like language (the processor is gone, and C is what people who probe
-know), rules for emulated FPUs (no kernel that this runs on emulates one), and ``suspend``, ``resume``, ``alloc gv``
-and ``free gv``, reserved numbers that no version ever executed.
+Omitted on purpose:
+
+* IA-64 registers and a Java-like language: the processor is gone, and people who probe know C.
+* Rules for emulated FPUs: no kernel on which dprobes runs emulates one.
+* ``suspend``, ``resume``, ``alloc gv`` and ``free gv``: reserved numbers that no version ever executed.
 """

@@ -1,5 +1,5 @@
 """
-From a file to a checked program: the passes in their order.
+The passes from a file to a checked program, in their order.
 
     read_source  →  preprocess  →  parse  →  check
 """
@@ -23,7 +23,7 @@ __all__ = ["CompileOptions", "check_program", "parse_file", "parse_source"]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """What the command line says about compilation; ``cpp`` runs another preprocessor than the built-in one."""
+    """The compilation options of the command line; ``cpp`` replaces the built-in preprocessor."""
 
     defines: tuple[tuple[str, str], ...] = ()
     include_dirs: tuple[Path, ...] = field(default=())
@@ -32,15 +32,15 @@ class CompileOptions:
 
 
 def parse_file(path: Path, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()) -> Program:
-    """Return the program in a file; raise ``SourceError`` if it has errors of form."""
+    """Return the program in a file; raise ``SourceError`` for syntax errors."""
     from dprobes.preprocessor import read_source
 
     return parse_source(read_source(path), diagnostics, options)
 
 
 def parse_source(source: SourceFile, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()) -> Program:
-    """Return the program in a text; raise ``SourceError`` if it has errors of form."""
-    # Compiled programs need neither of them.
+    """Return the program in a text; raise ``SourceError`` for syntax errors."""
+    # Compiled programs need neither preprocessor nor parser.
     from dprobes.preprocessor import preprocess
     from dprobes.rpn.rpn_parser import parse
 
@@ -57,7 +57,7 @@ def parse_source(source: SourceFile, diagnostics: Diagnostics, options: CompileO
 def check_program(
     program: Program, architecture: Architecture, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()
 ) -> None:
-    """Check a parsed program for a processor; raise ``SourceError`` if it has errors of meaning."""
+    """Check a parsed program for a processor; raise ``SourceError`` for semantic errors."""
     from dprobes.rpn.program_checker import check
 
     check(program, architecture, diagnostics, allow_write=options.allow_write)

@@ -1,8 +1,8 @@
 """
-Control flow of one piece of code, and what follows from it: reachability and stack depth.
+Control flow of one piece of code, and the results of its analysis: reachability and stack depth.
 
-Depths are upper bounds, counted in cells that the current hit has written: where even the upper bound is too small,
-a pop certainly reads a cell that nothing wrote. UNKNOWN is no bound at all.
+Depths are upper bounds, counted in cells that the current hit has written. If even the upper bound is too small, a pop
+certainly reads a cell that was never written. UNKNOWN means that there is no bound.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["UNKNOWN", "StackEffect", "depths", "procedure_gains", "stack_effect"
 @dataclass(frozen=True, slots=True)
 class StackEffect:
     """
-    Count the cells that an instruction pops and pushes.
+    The numbers of cells that an instruction pops and pushes.
 
-    ``popped`` counts those that it certainly reads; ``exact`` is False if it pops or pushes a number of cells, or moves
-    TSP to a place, that only the running program knows.
+    ``popped`` counts the cells that are certainly read. ``exact`` is False if the number of cells, or the place to
+    which the instruction moves TSP, is known only at run time.
     """
 
     popped: int
@@ -39,9 +39,9 @@ class StackEffect:
 
 
 _EFFECTS = 4096
-"""Effects are kept for so many instructions and numbers: of the rows there are some hundreds."""
+"""The number of cached effects; the table has some hundreds of rows, and operands vary."""
 
-# Instructions that move TSP to a place that the program computes, or that an extension chooses.
+# Instructions that move TSP to a place that the program computes or an extension chooses.
 _MOVES_TSP = frozenset({"restore tsp", "callk", "callk <name>"})
 
 
@@ -105,7 +105,7 @@ def _count(side: str, times: int, cells: int) -> tuple[int, bool]:
 
 @cache
 def _memory_cells(syntax: str, word_size: int) -> int:
-    """Return how many cells a value of the width in ``syntax`` takes; 64 bits where none is written."""
+    """Return the number of cells of a value whose width is in ``syntax``; 64 bits if it has none."""
     if syntax == "push comm":
         return -(-PROCESS_NAME_SIZE // word_size)
     width = re.search(r"u(8|16|32|64)\b", syntax)
@@ -113,14 +113,14 @@ def _memory_cells(syntax: str, word_size: int) -> int:
 
 
 UNKNOWN = 1 << 30
-"""The depth about which nothing is known."""
+"""The depth of a stack without a known bound."""
 
 _ENDS = (Flow.RETURN, Flow.RAISE, Flow.END)
 
 
 @dataclass(frozen=True, slots=True)
 class Underflow:
-    """An instruction, at ``index``, that pops ``needed`` cells where at most ``depth`` were pushed."""
+    """An instruction, at ``index``, that pops ``needed`` cells after at most ``depth`` were pushed."""
 
     index: int
     needed: int
@@ -140,7 +140,7 @@ def successors(code: Code, index: int) -> Iterator[int]:
 
 
 def _exception_handler(code: Code, index: int) -> int | None:
-    """Return the instruction that an ``sx`` at ``index`` names."""
+    """Return the index of the instruction that an ``sx`` at ``index`` names; None for other instructions."""
     instruction = code.instructions[index]
     if instruction.row.syntax != "sx <label>":
         return None
@@ -177,7 +177,7 @@ def depths(
     """
     Return the stack depth before each reachable instruction, and the certain underflows.
 
-    ``gains`` gives for each procedure how many cells a call leaves more than it found; ``entry`` is the depth at the
+    ``gains`` maps a procedure to the number of cells that a call adds to the stack; ``entry`` is the depth at the
     start, and ``tables`` are those of the program.
     """
     before: dict[int, int] = {}
@@ -217,7 +217,7 @@ def _depth_after(
 
 
 def procedure_gains(program: Program, architecture: Architecture) -> dict[str, int]:
-    """Return for each procedure how many cells a call leaves more than it found; UNKNOWN for recursive ones."""
+    """Return for each procedure the number of cells that a call adds to the stack; UNKNOWN for recursive ones."""
     procedures = {procedure.name: procedure.code for procedure in program.procedures}
     gains: dict[str, int] = {}
 

@@ -1,7 +1,7 @@
 """
-The ``key = value`` statements of a probe program: their values, and which header they belong to.
+The ``key = value`` statements of a probe program: their values, and the header to which each belongs.
 
-Which keywords exist is in ``keywords``.
+``program_text`` lists the keywords.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeaderValue", "find_keyword", "is_keyword", "parse_table", "parse_value", "starts_definition"]
 
-# The statement ``table =``: its words to a ``Table``.
+# The statement ``table =``: from words to a ``Table``.
 #
 # ::
 #
@@ -69,7 +69,7 @@ _FORM = "write 'table = NAME, KIND, KEY, ...'"
 
 
 def parse_table(tokens: Words) -> Table:
-    """Return the table that the tokens behind ``table =`` describe; raise ``StatementError`` if they describe none."""
+    """Return the table described after ``table =``; raise ``StatementError`` if the tokens describe none."""
     parts = _split(tokens)
     if len(parts) < 2:
         raise StatementError("'table =' needs a name and a kind", tokens, _FORM)
@@ -207,7 +207,7 @@ def _number(tokens: Words, part: Words) -> int:
 HeaderValue = int | bool | str | tuple[str, ...] | tuple[Table, ...] | ModuleType | Access | Location
 
 _NAME_MAX = 4095
-"""The length of the longest path, without its NUL (PATH_MAX)."""
+"""The length in bytes of the longest path, without its NUL (PATH_MAX)."""
 
 _TRACEPOINT = re.compile(r"([A-Za-z_]\w*):([A-Za-z_]\w*)", re.ASCII)
 
@@ -218,7 +218,7 @@ _GLOB = re.compile(r"[A-Za-z0-9_$.@*?\[\]!:~<>,-]+")
 
 
 def find_keyword(token: WordToken, header: Header) -> Keyword:
-    """Return the keyword that ``token`` names in ``header``; raise ``StatementError`` if it belongs elsewhere."""
+    """Return the keyword that ``token`` names in ``header``; raise ``StatementError`` for any other word."""
     word = KEYWORD_ALIASES.get(token.word, token.word)
     keyword = keywords_of(header).get(word)
     if keyword is not None:
@@ -230,7 +230,7 @@ def find_keyword(token: WordToken, header: Header) -> Keyword:
 
 
 def _misplaced(token: WordToken, word: str, header: Header) -> StatementError:
-    # Example 6 of the man page writes "type =" where it must mean "typedef =".
+    # Example 6 of the man page writes "type =" where "typedef =" is correct.
     twin = {"type": "typedef", "group": "groupdef", "typedef": "type", "groupdef": "group"}.get(word)
     if header is Header.FILE:
         hint = f"did you mean '{twin}'?" if twin else "write it below 'offset =', which starts a probe definition"
@@ -308,7 +308,7 @@ def _module_name(tokens: Sequence[WordToken]) -> str:
 
 
 def _adjacent(tokens: Sequence[WordToken]) -> str:
-    """Return the text of tokens with a blank wherever there was white space."""
+    """Return the text of tokens, with one blank for any white space between two of them."""
     text = tokens[0].text
     for before, token in itertools.pairwise(tokens):
         text += (" " if token.start > before.end else "") + token.text
@@ -332,7 +332,8 @@ def _location(tokens: Sequence[WordToken]) -> Location:
         if (usdt := _USDT.fullmatch(text)) is None:
             raise StatementError(f"'{text[:40]}' is no USDT probe", tokens, "write 'offset = usdt:PROVIDER:NAME'")
         return Usdt(*usdt.groups())
-    # What starts with a number is one: "4*2" is no pattern. In quotes there may be slashes, as names of Go have.
+    # A text that starts with a number is a number: "4*2" is not a pattern. In quotes, slashes are allowed for names of
+    # Go.
     written = text.replace("/", "") if is_quoted else text
     if tokens[0].kind is not TokenKind.NUMBER and is_pattern(text) and _GLOB.fullmatch(written):
         return Glob(text)

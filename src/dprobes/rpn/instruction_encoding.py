@@ -1,5 +1,5 @@
 """
-``Program`` to bytes: the encoding of section 1.2 of the recovered reference.
+Encoding of a ``Program`` as bytes, as in section 1.2 of the recovered reference.
 
 The handlers come first, in the order of the file, then the procedures. An instruction is its opcode byte and its
 operand, unaligned, in the target's byte order::
@@ -8,8 +8,8 @@ operand, unaligned, in the target's byte order::
     push value (word of 8)     4c | u64
     push lv, i                 29 | u16
 
-Where control can run off the end of a handler an ``exit`` is added, at the end of a procedure a ``ret``; so back ends
-need no rule for it. The offsets of this encoding are what stack traces and INVALID_OPCODE speak of.
+If control can run off the end of a handler, an ``exit`` is added, and at the end of a procedure a ``ret``, so that back
+ends need no rule for this case. Stack traces and INVALID_OPCODE report offsets of this encoding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["CodeImage", "EncodedInstruction", "Relocation", "closed", "decode_al
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A word, at ``offset`` of the image, that is to become the run-time address of ``symbol`` plus ``addend``."""
+    """A word at ``offset`` of the image that is replaced by the run-time address of ``symbol`` plus ``addend``."""
 
     offset: int
     symbol: str
@@ -48,8 +48,8 @@ class CodeImage:
     The encoded code of a program.
 
     ``handlers`` are the start offsets of the handlers, in the order of the definitions; ``procedures`` maps a name to
-    its start. ``instructions`` lists (offset, instruction) in order, added ``exit`` and ``ret`` included.
-    ``labels`` maps an offset to the names that the source gave it. ``tables`` are those that operands number.
+    its start. ``instructions`` lists (offset, instruction) in order, added ``exit`` and ``ret`` included. ``labels``
+    maps an offset to the names in the source. ``tables`` are the tables to which operands refer by number.
     """
 
     data: bytes
@@ -63,7 +63,7 @@ class CodeImage:
     tables: tuple[Table, ...] = ()
 
     def span_of(self, offset: int | None) -> Span | None:
-        """Return where the instruction at an offset was written; None if that is not known."""
+        """Return the source place of the instruction at an offset; None if it is not known."""
         return next((instruction.span for place, instruction in self.instructions if place == offset), None)
 
 
@@ -73,7 +73,7 @@ def encode(
     """
     Return the encoded form of a checked program for a processor.
 
-    ``handlers`` gives the handlers of single definitions another table of names for its registers.
+    ``handlers`` maps the index of a definition to the table of register names for its handler.
 
     Raise KeyError for a label, procedure, register or table that ``check`` would have reported.
     """
@@ -179,11 +179,11 @@ class _Encoder:
                 value = operand
             case _:
                 raise TypeError(f"operand {operand!r} of '{row.syntax}'")
-        # A negative number in "push" is its two's complement, like the distances.
+        # A negative number in "push" is encoded as two's complement, as distances are.
         return opcode + (value & mask_of(8 * width)).to_bytes(width, self._architecture.byte_order)
 
 
-# Bytes are hostile until proven otherwise: an unknown opcode or a cut-off operand decodes to a row of None.
+# Decoded bytes are untrusted: an unknown opcode or a truncated operand decodes to a row of None.
 
 _RELATIVE = (OperandKind.LABEL, OperandKind.PROCEDURE)
 
@@ -194,7 +194,8 @@ class EncodedInstruction:
     A decoded instruction.
 
     ``operand`` is the number as encoded (two's complement resolved for signed kinds), the absolute target offset for
-    jumps, calls and ``sx``, or the name of an extension or a field. ``row`` is None where the bytes are no instruction.
+    jumps, calls and ``sx``, or the name of an extension or a field. ``row`` is None if the bytes are not an
+    instruction.
     """
 
     offset: int
@@ -204,7 +205,7 @@ class EncodedInstruction:
 
 
 def decode_one(data: bytes, offset: int, word_size: int, byte_order: Literal["little", "big"]) -> EncodedInstruction:
-    """Return the instruction at ``offset``; offsets outside ``data`` are no instruction."""
+    """Return the instruction at ``offset``; for an offset outside of ``data``, ``row`` is None."""
     if not 0 <= offset < len(data):
         return EncodedInstruction(offset, None, 0, offset + 1)
     opcode = data[offset]
@@ -230,7 +231,7 @@ def decode_one(data: bytes, offset: int, word_size: int, byte_order: Literal["li
 
 
 def decode_all(data: bytes, word_size: int, byte_order: Literal["little", "big"]) -> Iterator[EncodedInstruction]:
-    """Iterate over the instructions from the first byte on, each starting where the one before ends."""
+    """Iterate over the instructions from the first byte on; each starts at the end of the previous one."""
     offset = 0
     while offset < len(data):
         instruction = decode_one(data, offset, word_size, byte_order)

@@ -1,9 +1,9 @@
 """
 The RPN instruction set: one row for each encoded instruction.
 
-The parser, checker, printer, encoder, interpreter and the language reference all read this table; nothing about an
-instruction is written anywhere else, except what it does (``vm/``). Numbers and operand widths are those of section 1.2
-of the recovered reference; the rows with ``since=OURS`` are ours and use numbers that the original left free.
+The parser, checker, printer, encoder, interpreter and the language reference all read this table. Everything about an
+instruction is here, except its effect (``vm/``). Numbers and operand widths are those of section 1.2 of the recovered
+reference; the rows with ``since=OURS`` are ours and use numbers that the original left free.
 
 A row's *syntax* is the statement as a user writes it. At most one operand is variable, in angle brackets::
 
@@ -62,31 +62,31 @@ __all__ = [
 RPN_STACK_CELLS = 1024
 CALL_DEPTH_MAX = 32
 HANDLER_DISPATCH_MAX = 256
-"""How many exceptions may be dispatched to handlers in one hit (language.md, "Values")."""
+"""The largest number of exceptions that are dispatched to handlers in one hit (language.md, "Values")."""
 
 JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
-"""How many jumps, loops and calls a hit may take, and the bytes of its buffers, where a program does not say."""
+"""The defaults for one hit: the number of jumps, loops and calls, and the sizes of its buffers in bytes."""
 
 KERNEL_FRAMES_MAX = 127
-"""How many frames of a call stack the kernel gives at most (PERF_MAX_STACK_DEPTH)."""
+"""The largest number of frames in a call stack from the kernel (PERF_MAX_STACK_DEPTH)."""
 
 USER_FRAMES_MAX = KERNEL_FRAMES_MAX
-"""How many frames of a program's call stack are looked for where a handler does not say."""
+"""The default number of frames to follow in a program's call stack."""
 
 NAME_MAX = limits(1)[1]
-"""How many characters the name of an extension or a field has: the encoding gives its length a byte."""
+"""The largest length of the name of an extension or a field: the encoding stores the length in one byte."""
 
 TEXT_MAX = 200
-"""How many bytes a text has at most that memory is compared with."""
+"""The largest size in bytes of a text that memory is compared with."""
 
 PROCESS_NAME_SIZE = 16
-"""The bytes of a process name as the kernel keeps it, with the zeros behind it (TASK_COMM_LEN)."""
+"""The size in bytes of a process name in the kernel, trailing zeros included (TASK_COMM_LEN)."""
 
 VERSION = 5
-"""The version of the instruction set: a number higher whenever an encoded instruction is added or changes its meaning."""
+"""The version of the instruction set; it grows by one when an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
-"""The ``since`` of what the original did not have."""
+"""The ``since`` of instructions and keywords that the original did not have."""
 
 
 class ExceptionCode(IntEnum):
@@ -109,20 +109,20 @@ class ExceptionCode(IntEnum):
 
 DEFAULT_EXCEPTION_MASK = 0x0FFF
 NON_MASKABLE = 0x0FFF
-"""The codes that end the handler when they are not enabled; the others are then ignored."""
+"""The codes that end the handler unless they are enabled; the other codes are ignored in that case."""
 
 UNSEEN_ENTRY = -4095
 """
-The address of INVALID_ADDR where a return's entry was not seen, modulo the word.
+The address of INVALID_ADDR if the entry of a returning call was not seen, modulo the word.
 
-Nothing can be there: it is the least of the numbers that the kernel returns as errors in the place of addresses.
+No mapping can have this address: it is the least of the numbers that the kernel returns as errors instead of addresses.
 """
 
 ITEM_PREFIX_SIZE = 3
-"""The bytes in front of a self-describing item in the log: its token, and its length in 16 bits."""
+"""The size in bytes of the prefix of a self-describing log item: its token, and its length in 16 bits."""
 
 LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "log <count>": 0}
-"""The bytes of each number that an instruction logs, by its syntax; 0 is a word."""
+"""The size in bytes of each number that an instruction logs, by the instruction's syntax; 0 stands for a word."""
 
 
 class Token(IntEnum):
@@ -148,29 +148,29 @@ class StackEnd(IntEnum):
     """
     The reason why the call stack of a program ends where it does.
 
-    From NO_TABLE on they stand in a logged stack behind its last address: no code has addresses that low.
+    From NO_TABLE on, the codes follow the last address in a logged stack: no code has addresses that low.
     """
 
     OUTERMOST = 0
     """Nothing called the last frame."""
     LIMIT = 1
-    """There are more frames than were asked for."""
+    """The stack has more frames than requested."""
     NO_TABLE = 2
     """No unwind table covers the last address."""
     BAD_TABLE = 3
-    """The unwind table of the last address cannot be understood."""
+    """The unwind table of the last address is malformed or unsupported."""
     UNREADABLE = 4
     """The stack cannot be read."""
     NOT_RISING = 5
     """The caller's frame is not above that of the function it called."""
     GONE = 6
-    """The process had ended before its stack was followed."""
+    """The process ended before its stack was followed."""
     NO_COPY = 7
     """There was no room for a copy of the stack."""
 
 
 class OperandKind(Enum):
-    """The kinds of variable operand; the value is the spelling in a row's syntax."""
+    """The kinds of variable operand; the enum value is the spelling in a row's syntax."""
 
     LABEL = "label"
     PROCEDURE = "procname"
@@ -198,17 +198,17 @@ class OperandKind(Enum):
 
     @property
     def width(self) -> int:
-        """The encoded width in bytes; 0 is the module's word, -1 a length byte and that many bytes."""
+        """The encoded width in bytes; 0 stands for the module's word, -1 for a length byte and that many bytes."""
         return _WIDTHS[self]
 
     @property
     def is_signed(self) -> bool:
-        """Whether the encoded operand is a two's complement number."""
+        """True if the encoded operand is a two's complement number."""
         return self in (OperandKind.LABEL, OperandKind.PROCEDURE, OperandKind.DISPLACEMENT)
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest operand that can be encoded; only of kinds with a width of their own."""
+        """The smallest and the largest operand that can be encoded; only for kinds with a fixed width."""
         return limits(self.width, is_signed=self.is_signed)
 
 
@@ -240,7 +240,7 @@ _WIDTHS = {
 
 
 class Flow(Enum):
-    """Where control goes after an instruction, exceptions apart."""
+    """The successor of an instruction in the flow of control, exceptions apart."""
 
     NEXT = "the next instruction"
     JUMP = "the label"
@@ -277,7 +277,7 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An instruction, the exceptions that it can raise, and whether it ``writes`` and needs ``--allow-write``."""
+    """An instruction with the exceptions that it can raise; ``writes`` means that it needs ``--allow-write``."""
 
     opcode: int
     syntax: str
@@ -305,7 +305,7 @@ class Row:
         return _operand_kind(self.syntax)
 
     def encoded_size(self, word_size: int, operand: object = None) -> int:
-        """Return the length in bytes for a word of 4 or 8 bytes; ``operand`` matters to names only."""
+        """Return the length in bytes for a word of 4 or 8 bytes; ``operand`` matters only for names and strings."""
         kind = self.operand_kind
         if kind is None:
             return 1
@@ -316,7 +316,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An old spelling, and the row that it means; ``since`` is the version that renamed it, if it is known."""
+    """An old spelling and the row that it means; ``since`` is the version that renamed it, empty if unknown."""
 
     syntax: str
     canonical: str
@@ -350,7 +350,7 @@ def _variable_rows(
     first: int, operator: str, name: str, kind: str, immediate: str, popped: str, group: Group, doc: str,
     faults: tuple[ExceptionCode, ...], since: str = "3.6",
 ) -> tuple[Row, Row]:  # fmt: skip
-    """Return the two forms of a variable instruction: index in the instruction, and index popped from the stack."""
+    """Return the two forms of a variable instruction: index as the operand, and index popped from the stack."""
     return (
         Row(first, f"{operator} {name}, <{kind}>", immediate, group, doc, since=since),
         Row(first + 1, f"{operator} {name}", popped, group, f"{doc} The index is popped.", faults, since=since),
@@ -625,7 +625,7 @@ RESERVED: tuple[tuple[range, str], ...] = (
     (range(0x1C, 0x1F), "the original's 'alloc gv' and 'free gv', which were never executed"),
     (range(0xF1, 0x100), "the first bytes of two-byte codes"),
 )
-"""The opcodes without a row that no row may get, and what they are for (recovered reference 1.2)."""
+"""The opcodes without a row that must not be assigned, with the reason (recovered reference 1.2)."""
 
 ALIASES: tuple[Alias, ...] = (
     Alias("log arf", "log str"),
@@ -654,11 +654,11 @@ REJECTED: tuple[tuple[str, str], ...] = (
     ("alloc gv", "'alloc gv' was reserved and never executed; write gvars = <n> in the file header"),
     ("free gv", "'free gv' was reserved and never executed; global variables outlive the programs"),
 )
-"""Statements that some version knew and that are refused with a reason of their own."""
+"""Statements of some version of the original that are refused, each with the error message."""
 
 
 def text_problem(text: str) -> str | None:
-    """Return why memory cannot be compared with a text; None if it can."""
+    """Return the error message for a text that memory cannot be compared with; None if the text is valid."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -671,7 +671,7 @@ def text_problem(text: str) -> str | None:
 
 
 def free_opcodes() -> list[int]:
-    """Return the opcodes that the next instruction may get: 0xb0 to 0xdf are for what only some machines have."""
+    """Return the opcodes for new instructions; 0xb0 to 0xdf are for instructions that only some machines have."""
     taken = {row.opcode for row in ROWS}.union(*(opcodes for opcodes, _ in RESERVED))
     return [opcode for opcode in range(0x100) if opcode not in taken]
 

@@ -1,8 +1,8 @@
 """
-Keyed tables as data: what ``table =`` in a file header says, and the statement that says it.
+Keyed tables as data: the model of the header statement ``table =``, and its text form.
 
-A table maps keys to a value that is kept where the hit is. How keys and values lie in memory is in
-``dprobes.keyed.table_layout``.
+A table maps keys to values and is updated at the hit. ``dprobes.keyed.table_layout`` defines the layout of keys and
+values in memory.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ __all__ = [
 ]
 
 TABLES_MAX, KEYS_MAX = 64, 8
-"""How many tables a program may have, and a table keys."""
+"""The largest number of tables in a program, and of keys in a table."""
 
 FAULTS = "__faults"
-"""The table of a program in DProbes C in which handlers count the exceptions that have ended them."""
+"""The table of a DProbes C program in which handlers count the exceptions that end them."""
 
 UNNAMED = "_"
-"""The name of the table that needs none: it is shown as "@"."""
+"""The name of the unnamed table; it is shown as "@"."""
 
 ROOM, ROOM_MAX = 4096, 1 << 20
-"""How many keys a table has room for where it does not say, and at most."""
+"""The default and the largest number of keys for which a table has room."""
 
 STRING_SIZE, STRING_SIZE_MAX = 64, 512
-"""How many bytes of a string count where a key does not say, and at most."""
+"""The default and the largest size of a string key in bytes; longer strings are cut."""
 
 BYTES_SIZE = 16
-"""How many bytes of memory count where a key does not say."""
+"""The default size of a ``bytes`` key in bytes."""
 
 BUCKETS_MAX = 1000
-"""How many buckets a linear histogram may have, apart from those below and above its range."""
+"""The largest number of buckets of a linear histogram, without the two for values below and above its range."""
 
 HIST_BUCKETS = 128
-"""The buckets of a histogram by powers of two: 64 of negative numbers, that of 0, 63 of positive ones."""
+"""The number of buckets of a power-of-two histogram: 64 for negative numbers, one for 0, 63 for positive numbers."""
 
 KEY_SIZE_MAX = 4096
-"""How many bytes the keys of a table may take together."""
+"""The largest total size of the keys of a table in bytes."""
 
 MEMORY_MAX = 64 << 20
-"""How many bytes the entries of a table may take when it is full."""
+"""The largest size of the entries of a full table in bytes."""
 
 
 class TableKind(Enum):
-    """What a table keeps for a key; the value is the word in the statement."""
+    """The value that a table keeps for a key; the enum value is the word in the statement."""
 
     COUNT = "count"
     SUM = "sum"
@@ -91,66 +91,66 @@ class TableKind(Enum):
 
     @property
     def takes_value(self) -> bool:
-        """Whether ``tally`` pops a value."""
+        """True if ``tally`` pops a value."""
         return self is not TableKind.COUNT
 
 
 class KeyKind(Enum):
-    """The kind of a key; the value is the word in the statement."""
+    """The kind of a key; the enum value is the word in the statement."""
 
     WORD = "word"
     SIGNED = "signed"
-    """A word with a sign, which it has in the 64 bits of the table too."""
+    """A word with a sign, which is extended to the 64 bits of the table."""
     ADDRESS = "address"
     STRING = "str"
     BYTES = "bytes"
-    """Bytes of memory, as many as are said."""
+    """Bytes of memory, as many as the size in brackets."""
     COMM = "comm"
     USER_STACK = "ustack"
     KERNEL_STACK = "kstack"
     LONG = "long"
-    """A number of 64 bits: of two cells, the low word on top, in programs of 32."""
+    """A number of 64 bits; in programs with 32-bit words it takes two cells, the low word on top."""
     SIGNED_LONG = "slong"
-    """The same, with a sign."""
+    """A signed number of 64 bits, in cells as ``LONG``."""
     TEXT = "text"
-    """A string whose bytes stand in cells, the first ones in the low bits of the top one."""
+    """A string in cells, the first bytes in the low bits of the top cell."""
     CUT_STRING = "cutstr"
-    """A string in memory that says so where it is cut: of one that fills its room the last byte only tells that."""
+    """A string in memory that marks truncation: if it fills its room, the last byte only marks that it is cut."""
     CUT_TEXT = "cuttext"
-    """The same of a string whose bytes stand in cells."""
+    """A string in cells that marks truncation as ``CUT_STRING`` does."""
     FRAMES = "frames"
-    """A call stack of the kernel whose addresses stand in cells, the innermost on top."""
+    """A call stack of the kernel as addresses in cells, the innermost on top."""
     USER_FRAMES = "uframes"
-    """A call stack of a program in cells: the process on top, and its addresses, the innermost first."""
+    """A call stack of a program in cells: the process on top, then the addresses, the innermost first."""
 
     @property
     def is_string(self) -> bool:
-        """Whether it is bytes up to a NUL."""
+        """True if the key is bytes up to a NUL."""
         return self is KeyKind.COMM or self.is_string_in_memory or self.is_string_in_cells
 
     @property
     def is_string_in_memory(self) -> bool:
-        """Whether it is read up to a NUL at an address."""
+        """True if the key is read at an address, up to a NUL."""
         return self in (KeyKind.STRING, KeyKind.CUT_STRING)
 
     @property
     def is_string_in_cells(self) -> bool:
-        """Whether its bytes stand in cells."""
+        """True if the bytes of the key stand in cells."""
         return self in (KeyKind.TEXT, KeyKind.CUT_TEXT)
 
     @property
     def is_in_memory_order(self) -> bool:
-        """Whether its bytes stand in a table as in memory, and make no numbers."""
+        """True if a table keeps the bytes in the order of memory, and not as numbers."""
         return self.is_string or self is KeyKind.BYTES
 
     @property
     def is_kernel_stack(self) -> bool:
-        """Whether it is addresses of the kernel."""
+        """True if the key is a call stack of the kernel."""
         return self in (KeyKind.KERNEL_STACK, KeyKind.FRAMES)
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """The default and the largest number in brackets behind the word; None if there is none."""
+        """The default and the largest number in brackets after the word; None if the kind takes no size."""
         return _SIZES.get(self)
 
 
@@ -178,11 +178,11 @@ VALUE_KINDS = (
     KeyKind.FRAMES,
     KeyKind.USER_FRAMES,
 )
-"""What values of a table may be, but words."""
+"""The kinds that a kept value may have, apart from a word."""
 
 
 class Unit(Enum):
-    """The unit of the values of a table, for people."""
+    """The unit of a table's values in output for people."""
 
     NONE = ""
     NANOSECONDS = "ns"
@@ -191,14 +191,14 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A part of what a table is keyed by, or what it keeps; ``size`` is bytes, or frames of a stack."""
+    """A part of a table's key, or the value that it keeps; ``size`` is in bytes, or in frames for a call stack."""
 
     kind: KeyKind
     size: int = 0
 
     @classmethod
     def parsed(cls, text: str) -> Self:
-        """Return the key of a text as ``str`` makes it; raise ``ValueError`` if it is none."""
+        """Return the key whose ``str`` is ``text``; raise ``ValueError`` if the text describes no key."""
         word, bracket, size = text.removesuffix("]").partition("[")
         kind = KeyKind(word)
         least, largest = (1, kind.sizes[1]) if kind.sizes is not None else (0, 0)
@@ -209,7 +209,7 @@ class Key:
 
     @property
     def bytes(self) -> int:
-        """How many bytes of an entry it takes: a multiple of 8; a string has room for its NUL."""
+        """The size in an entry in bytes: a multiple of 8; a string has room for its NUL."""
         match self.kind:
             case KeyKind.STRING | KeyKind.TEXT | KeyKind.CUT_STRING | KeyKind.CUT_TEXT:
                 return (self.size // 8 + 1) * 8
@@ -227,13 +227,17 @@ class Key:
                 assert_never(kind)
 
     def can_be_kept_by(self, kind: TableKind) -> bool:
-        """Return whether a table of a kind may have it for ``value =``: of numbers all may be 64 bits."""
+        """
+        Return whether a table of this kind may have the key as ``value =``.
+
+        A 64-bit number suits every kind of table that takes a value; the other ``VALUE_KINDS`` suit ``last`` only.
+        """
         if self.kind is KeyKind.LONG:
             return kind.takes_value
         return kind is TableKind.LAST and self.kind in VALUE_KINDS
 
     def popped(self, word_size: int) -> int:
-        """Return how many cells an instruction pops for it."""
+        """Return the number of cells that an instruction pops for the key."""
         match self.kind:
             case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES | KeyKind.CUT_STRING:
                 return 1
@@ -253,7 +257,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The range of a linear histogram: buckets of ``step`` from ``low`` up to ``high``, which is not in it."""
+    """The range of a linear histogram: buckets of ``step`` from ``low`` up to, but not including, ``high``."""
 
     low: int
     high: int
@@ -261,13 +265,13 @@ class Range:
 
     @property
     def buckets(self) -> int:
-        """How many buckets there are between those for what is below and above."""
+        """The number of buckets, without the two for values below and above the range."""
         return -(-(self.high - self.low) // self.step)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A keyed table with ``room`` for keys; ``value`` is what ``tally`` pops and keeps where that is not a word."""
+    """A keyed table with room for ``room`` keys; ``value`` describes the value that ``tally`` pops, None for a word."""
 
     name: str
     kind: TableKind
@@ -280,51 +284,51 @@ class Table:
 
     @property
     def parts(self) -> tuple[Key, ...]:
-        """The keys, and behind them what is kept, where that is not a word."""
+        """The keys, followed by the kept value unless it is a word."""
         return self.keys if self.value is None else (*self.keys, self.value)
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether values are strings or call stacks, and no numbers."""
+        """True if the values are strings or call stacks, not numbers."""
         return self.value is not None and self.value.kind is not KeyKind.LONG
 
     @property
     def kept_bytes(self) -> int:
-        """How many bytes of a value are no number."""
+        """The size in bytes of a value that is a string or a call stack; 0 if it is a number."""
         return self.value.bytes if self.value is not None and self.keeps_bytes else 0
 
     def key_cells(self, word_size: int) -> int:
-        """Return how many cells the keys take on the RPN stack."""
+        """Return the number of cells that the keys take on the RPN stack."""
         return sum(key.popped(word_size) for key in self.keys)
 
     def tallied_cells(self, word_size: int) -> int:
-        """Return how many cells ``tally`` pops for a value."""
+        """Return the number of cells that ``tally`` pops for a value."""
         if self.value is not None:
             return self.value.popped(word_size)
         return int(self.kind.takes_value)
 
     def shown_cells(self, word_size: int) -> int:
-        """Return how many cells ``push table`` pushes."""
+        """Return the number of cells that ``push table`` pushes."""
         return 1 if self.value is None else self.value.bytes // word_size
 
     @property
     def capacity(self) -> int:
-        """How many keys there can be."""
+        """The largest number of entries."""
         return self.room if self.keys else 1
 
     @property
     def has_user_stack(self) -> bool:
-        """Whether a key, or what is kept, is the call stack of a program."""
+        """True if a key or the kept value is the call stack of a program."""
         return any(part.kind is KeyKind.USER_STACK for part in self.parts)
 
     @property
     def key_size(self) -> int:
-        """How many bytes all keys take."""
+        """The size of all keys in bytes."""
         return sum(key.bytes for key in self.keys)
 
     @property
     def value_cells(self) -> int:
-        """How many 64-bit cells the value takes."""
+        """The number of 64-bit cells that the value takes."""
         match self.kind:
             case TableKind.LAST:
                 return max(self.kept_bytes // 8, 1)
@@ -344,11 +348,11 @@ class Table:
 
     @property
     def memory(self) -> int:
-        """How many bytes the entries take when it is full."""
+        """The size in bytes of the entries of a full table."""
         return self.capacity * (8 + self.key_size + 8 * self.value_cells)
 
     def __str__(self) -> str:
-        """Return what stands behind ``table =``."""
+        """Return the text after ``table =``."""
         kind = self.kind.value
         if self.range is not None:
             kind += f"({self.range.low}, {self.range.high}, {self.range.step})"
@@ -375,7 +379,7 @@ def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
 
 
 def table_of(operand: object, tables: Sequence[Table]) -> Table | None:
-    """Return the table that an operand names, by its name or its number; None if there is none."""
+    """Return the table that an operand names by its name or number; None if there is none."""
     match operand:
         case int():
             return tables[operand] if 0 <= operand < len(tables) else None

@@ -1,7 +1,7 @@
 """
-A statement's words to a row of the instruction table, and its operand to a value.
+Match of a statement's words with a row of the instruction table, and of its operand with a value.
 
-``instruction_set`` has the spellings; ``program_checker`` decides which values make sense (indices, registers).
+``instruction_set`` has the spellings; ``program_checker`` decides which values are valid (indices, registers).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
     "split_type",
 ]
 
-# The old "push b|w|d, value" says how wide the value is.
+# The old "push b|w|d, value" includes the width of the value.
 _OLD_PUSH_BITS = {"push b, <value>": 8, "push w, <value>": 16, "push d, <value>": 32}
 
-# "push eax" is from times when there were these; a lone name of a younger processor's register is a symbol.
+# "push eax" dates from these processors only; for later processors a lone register name is a symbol.
 _OF_THE_MAN_PAGE = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64")
 
 _NAMED = {
@@ -51,18 +51,18 @@ _NAMED = {
 }
 
 _ANY, _NOTHING = "*", ""
-"""What an operand without a telling word says about the form of an instruction, and one that is not there."""
+"""The signature of an operand without a literal word of the instruction table, and that of a missing operand."""
 
 _SIGNATURES = 4096
-"""Forms are kept for so many operators and words: programs may have any number of them, and need few."""
+"""The number of cached forms; programs may contain any number of operators and words, but use few."""
 
 _COMMA = WordToken(TokenKind.PUNCTUATION, ",", 0, 0)
 _SHORT = 16
-"""Statements of more words are not looked at for a missing comma: none of the table has as many."""
+"""The largest number of words for which a missing comma is searched: no statement of the table has more."""
 
 
 class StatementError(Exception):
-    """What is wrong with a statement; ``tokens`` are the ones to underline (empty: all of it)."""
+    """An error in a statement; ``tokens`` are the ones to underline, empty for the whole statement."""
 
     def __init__(self, message: str, tokens: Sequence[WordToken] = (), hint: str | None = None) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class StatementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The meaning of a statement; ``alias`` is the old spelling that it has, if any."""
+    """The meaning of a statement; ``alias`` is its old spelling, if it has one."""
 
     row: Row
     operand: Operand
@@ -113,7 +113,7 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
 
 
 def like_statement(operator: str, word: str) -> str | None:
-    """Return a hint with the statement of ``operator`` and a plain word like ``word``, such as 'push pid'."""
+    """Return a hint with a statement of ``operator`` whose operand resembles ``word``, such as 'push pid'."""
     words = [row.operands[0] for row in instruction_set.ROWS if row.operator == operator and len(row.operands) == 1]
     near = nearest(word, [word for word in words if isinstance(word, str)])
     return f"did you mean '{operator} {near}'?" if near is not None else None
@@ -135,7 +135,7 @@ def _forms() -> dict[str, list[Row | Alias]]:
 
 
 def _is_register(word: str) -> bool:
-    # Most programs are for this machine's processor: the tables of others are read for other words.
+    # The host's processor comes first, because most programs are for it; other tables are read only for other words.
     return word in host_architecture().register_names or (word != _NOTHING and word in _register_names())
 
 
@@ -160,9 +160,9 @@ def _split_at_commas(tokens: Sequence[WordToken]) -> list[list[WordToken]]:
 
 @lru_cache(_SIGNATURES)
 def _form(operator: str, signature: tuple[str, ...]) -> Row | Alias | None:
-    """Return the form of an instruction whose operands have these meanings; None if there is none."""
+    """Return the form of an instruction for a signature of its operands; None if there is none."""
     # The form with the most literal words wins: "push lv" is the variable instruction, not a symbol called lv. Among
-    # equals it is the old spelling: "push eax" is the register, not a symbol called eax.
+    # equals the old spelling wins: "push eax" is the register, not a symbol called eax.
     return max(
         (form for form in _forms()[operator] if _fits(form.operands, signature)),
         key=lambda f: (sum(isinstance(o, str) for o in f.operands), isinstance(f, Alias)),
@@ -183,7 +183,7 @@ def _fits(pattern: Sequence[str | OperandKind], signature: Sequence[str]) -> boo
 
 
 def _meaning(tokens: Sequence[WordToken]) -> str:
-    """Return what an operand may say about the form: a lone word that forms tell apart, else ANY, or NOTHING."""
+    """Return the signature of an operand: a lone word that distinguishes forms, else ANY, or NOTHING."""
     if not tokens:
         return _NOTHING
     if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME and _is_telling(word := tokens[0].word):
@@ -208,7 +208,7 @@ def _reject_known(tokens: Sequence[WordToken]) -> None:
 
 
 def _missing_comma(tokens: Sequence[WordToken], forms: Sequence[Row | Alias]) -> StatementError | None:
-    """Return the error of a statement that has a meaning with one or two more commas, None for any other."""
+    """Return the error for a statement that becomes valid with one or two more commas; None for any other."""
     if len(tokens) > _SHORT:
         return None
     gaps = range(2, len(tokens))
@@ -230,7 +230,7 @@ def _missing_comma(tokens: Sequence[WordToken], forms: Sequence[Row | Alias]) ->
 
 
 def _is_written(pattern: Sequence[str | OperandKind], operands: Sequence[Sequence[WordToken]]) -> bool:
-    """Return whether the operands are of a pattern, their values included."""
+    """Return whether the operands match a pattern, including their values."""
     if not _fits(pattern, tuple(map(_meaning, operands))):
         return False
     with contextlib.suppress(StatementError):
@@ -260,7 +260,7 @@ def _no_form(
 
 
 def _refuse_half_an_instruction(operator: WordToken, operand: Sequence[WordToken]) -> None:
-    """Raise if the only operand begins as a longer form: "push mem" would else push a symbol called mem."""
+    """Raise if the only operand is the start of a longer form: otherwise "push mem" would push a symbol called mem."""
     if (first := _meaning(operand[:1])) == _ANY:
         return
     rows = [form for form in _forms()[operator.word] if isinstance(form, Row)]
@@ -338,12 +338,13 @@ def _narrow(value: Expression, bits: int, tokens: Sequence[WordToken]) -> Expres
     return Expression(value.addend & mask_of(bits))
 
 
-# ``push r, retval:s32`` is a spelling: ``pbl`` or ``pzl`` behind it extends the low bits. Programs are printed so.
+# ``push r, retval:s32`` is shorthand: a ``pbl`` or ``pzl`` after the push extends the low bits. Programs are printed
+# so.
 
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """The width of a number, and whether it has a sign: ``s32``."""
+    """The width of a number in bits, and its signedness: ``s32``."""
 
     bits: int
     is_signed: bool
@@ -353,21 +354,21 @@ class NumberType:
 
     @property
     def extension(self) -> str:
-        """The syntax of the instruction that extends the low bits of a cell; its operand is their number."""
+        """The syntax of the instruction that extends the low bits of a cell; its operand is the number of bits."""
         return "pbl <bits>" if self.is_signed else "pzl <bits>"
 
 
 NUMBER_TYPES = {
     str(each): each for each in (NumberType(bits, sign) for sign in (False, True) for bits in (8, 16, 32, 64))
 }
-"""The types by their names."""
+"""The types keyed by name."""
 
 _TYPED = (OperandKind.REGISTER, OperandKind.FIELD, OperandKind.ARGUMENT)
-"""Operands behind which a type may stand."""
+"""The kinds of operand that a type may follow."""
 
 
 def split_type(tokens: Sequence[WordToken]) -> tuple[Sequence[WordToken], NumberType | None]:
-    """Return an instruction without the type of what it pushes, and that; raise ``StatementError`` for none."""
+    """Return an instruction without the type of its value, and the type; raise ``StatementError`` if unknown."""
     if tokens[0].word != "push" or len(tokens) < 3:
         return tokens, None
     *before, sign, last = tokens
@@ -384,7 +385,7 @@ def split_type(tokens: Sequence[WordToken]) -> tuple[Sequence[WordToken], Number
 
 
 def check_typed(row: Row, tokens: Sequence[WordToken]) -> None:
-    """Raise ``StatementError`` if what an instruction pushes cannot have a type."""
+    """Raise ``StatementError`` if the value that an instruction pushes cannot have a type."""
     if row.operand_kind not in _TYPED and not row.syntax.startswith(("push mem", "push phys")):
         hint = "registers, fields and 'push mem' have types"
         raise StatementError(f"'{row.syntax}' takes no type", tokens[-2:], hint)

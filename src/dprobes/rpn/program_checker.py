@@ -1,7 +1,7 @@
 """
-Static checks of a parsed program for one processor. What only the module or an engine knows is checked there.
+Static checks of a parsed program for one processor, apart from those that need the module or the engine.
 
-Each ``_check_*`` function looks at one thing; ``check`` lists them in the order of their messages.
+Each ``_check_*`` function checks one property; ``check`` lists them in the order of their messages.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "check_flow"]
 
-# What is certain is said; where bounds are open, nothing is.
+# Only certain faults are reported; open bounds cause no message.
 
 
 def check_flow(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
-    """Add to ``diagnostics`` what is doubtful about the order in which a program's instructions are executed."""
+    """Add warnings about the order of execution of a program's instructions to ``diagnostics``."""
     gains = control_flow.procedure_gains(program, architecture)
     writes_below = any(_writes_below_top(i) for code in program.bodies() for i in code.instructions)
     for definition in program.definitions:
@@ -73,7 +73,7 @@ def _writes_below_top(instruction: Instruction) -> bool:
 
 def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) -> None:
     """
-    Warn of a read of a cell that nothing has written, or that was popped (language.md, "Values").
+    Warn of a read of a cell that was never written, or that was popped (language.md, "Values").
 
     ``depth`` is an upper bound: the cells TSP+0 to TSP+depth-1 may be written, and in a handler, where SBP is the end
     of the stack, SBP-depth to SBP-1.
@@ -96,7 +96,7 @@ def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) 
 
 
 def _check_room(logmax: int, code: Code, word_size: int, diagnostics: Diagnostics) -> None:
-    """Warn of the first instruction that logs more than there is room for, whatever is found at the hit."""
+    """Warn of the first instruction that certainly logs more than the buffer holds."""
     least: dict[int, int] = {}
     todo = [(0, 0)] if code.instructions else []
     while todo:
@@ -121,7 +121,7 @@ def _check_room(logmax: int, code: Code, word_size: int, diagnostics: Diagnostic
 
 
 def _least_logged(instruction: Instruction, word_size: int) -> int:
-    """Return how many bytes an instruction logs at least, if there is room."""
+    """Return the smallest number of bytes that an instruction logs if there is room."""
     row = instruction.row
     if row.operator != "log" or row.syntax == "log st":
         return 0
@@ -138,12 +138,12 @@ def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
     for run in control_flow.unreachable(code):
         first = code.instructions[run.start]
         if first.row.flow in (Flow.END, Flow.RETURN) and len(run) == 1:
-            continue  # an "exit" or "ret" behind a jump or another "exit" is a habit, not a mistake
+            continue  # an "exit" or "ret" after a jump or another "exit" is a habit, not a mistake
         diagnostics.warning(first.span, f"'{first}' is never reached")
 
 
 class _HeaderChecks:
-    """Checks of the header of a definition: where its probepoint is to be, and what the header says of that."""
+    """Checks of the header of a definition: the location of its probepoint and the statements about it."""
 
     def __init__(self, program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
         self._program = program
@@ -284,7 +284,7 @@ _OUTSIDE = "a program of the type 'user' is hit outside of the kernel"
 _X86_ONLY = (Group.IO, Group.SEGMENT)
 
 _EXTENSION_WORD = "kmod"
-"""The paper calls the instruction for extensions "call kmod"; it was ``callk`` in all versions that were released."""
+"""The operator in the paper, "call kmod"; all released versions call the instruction ``callk``."""
 
 _VARIABLES = {
     OperandKind.LV: ("local", "vars"),
@@ -295,7 +295,7 @@ _VARIABLES = {
 
 
 def check(program: Program, architecture: Architecture, diagnostics: Diagnostics, *, allow_write: bool = False) -> None:
-    """Add to ``diagnostics`` what is wrong or doubtful about ``program`` on ``architecture``."""
+    """Add errors and warnings about ``program`` on ``architecture`` to ``diagnostics``."""
     if not _is_for_words_of(program, architecture, diagnostics):
         return
     for table in program.tables:
@@ -331,7 +331,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
 
 
 def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> bool:
-    """Return whether a program is for words of the processor; what else is wrong there is due to that."""
+    """Return whether the program's word size is the processor's; if not, any further error would follow from it."""
     compiled, found = program.word_size, architecture.word_size
     if compiled in (None, found):
         return True
@@ -342,7 +342,7 @@ def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: 
 
 
 def _handler_titles(program: Program) -> list[str]:
-    """Return how messages call the handler of each definition: by its minor code, and its line if others have that."""
+    """Return the names of handlers in messages: the minor code, with the line if the code is not unique."""
     minors = Counter(definition.minor for definition in program.definitions)
     titles = []
     for definition in program.definitions:
@@ -419,7 +419,7 @@ def _check_table(program: Program, table: Table, diagnostics: Diagnostics) -> No
         mebibytes = -(-table.memory >> 20)
         message = f"table '{table.name}' would take {mebibytes} MiB, more than {MEMORY_MAX >> 20}"
         diagnostics.error(table.span, message, hint="give it a smaller 'room ='")
-    # One of several programs that were written as one declares the tables of all, and need not use each.
+    # A companion declares the tables of all programs that were written as one, and need not use each of them.
     if (
         any(part.kind is KeyKind.KERNEL_STACK for part in table.parts)
         and not _sees_kernel(program)
@@ -492,7 +492,7 @@ def _check_value(architecture: Architecture, instruction: Instruction, diagnosti
     ):
         diagnostics.warning(instruction.operand_place, f"a shift by {operand} of a {bits}-bit word always gives 0")
     span = instruction.span
-    is_compiled = span is not None and span.file.wording is not None  # and so spelt by a compiler
+    is_compiled = span is not None and span.file.wording is not None  # a compiler chose the spelling
     if row.syntax == "log d, <count>" and architecture.word_size == 4 and not is_compiled:
         diagnostics.note(instruction.span, f"'log d, {operand}' is written 'log {operand}' since version 3.4.0")
     if row.group in _X86_ONLY and architecture.name not in ("i386", "x86_64"):

@@ -1,4 +1,4 @@
-"""The needs of a program: the instructions that need ``--allow-write``, the codes of its records."""
+"""Requirements of a program: the instructions that need ``--allow-write``, the codes of its records."""
 
 from __future__ import annotations
 
@@ -40,43 +40,47 @@ __all__ = [
 ]
 
 ELAPSED, ENTRY = "push elapsed", "push entry, <register>"
-"""The instructions that ask for the entry of the call that returns."""
+"""The instructions that read the entry of the returning call."""
 
 USER_STACKS = ("log ustack", "log ustack, <frames>")
-"""Those that log call stacks of the program."""
+"""The instructions that log call stacks of the program."""
 
 CORE_DUMP = 3
-"""The operand of ``exit`` that asks for a core of the process."""
+"""The operand of ``exit`` that requests a core of the process."""
 
 _ACCESSES = frozenset({ExceptionCode.INVALID_ADDR, ExceptionCode.SEG_FAULT})
 _TARGETS = (
     *("skip", "remove", "exit <code>", "callk", "push usdt", "push tp", "push task"),
     *("log str", "log mrf", "log kstack", "match str", "vfyr", "seg2lin", "vsa"),
 )
-"""How instructions begin that have to do with the target beside those that may fault."""
+"""The first words of instructions that use the target, in addition to instructions that may fault."""
 
 
 def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
-    """Return whether an instruction stops the target to hand it over; a user program has no crash dump (``exit 2``)."""
+    """
+    Return whether an instruction stops the target for a debugger or a crash dump.
+
+    A user program has no crash dump, so that ``exit 2`` does not count there.
+    """
     codes = (1,) if modtype is ModuleType.USER else (1, 2)
     return instruction.row.syntax == "exit <code>" and instruction.operand in codes
 
 
 def dumps_core(program: Program) -> bool:
-    """Return whether a handler asks for a core of the process (``exit 3``)."""
+    """Return whether a handler requests a core of the process (``exit 3``)."""
     instructions = (instruction for code in program.bodies() for instruction in code.instructions)
     return any(each.row.syntax == "exit <code>" and each.operand == CORE_DUMP for each in instructions)
 
 
 def takes_user_stacks(program: Program) -> bool:
-    """Return whether handlers log call stacks of the program, or have them as keys."""
+    """Return whether handlers log call stacks of the program or use them as keys."""
     if any(table.has_user_stack for table in program.tables):
         return True
     return any(i.row.syntax in USER_STACKS for code in program.bodies() for i in code.instructions)
 
 
 def writing_instructions(program: Program) -> tuple[Instruction, ...]:
-    """Return the instructions that change or stop the target; what extensions do is not among them."""
+    """Return the instructions that change or stop the target, extensions excluded."""
     return tuple(
         instruction
         for code in program.bodies()
@@ -86,7 +90,7 @@ def writing_instructions(program: Program) -> tuple[Instruction, ...]:
 
 
 def makes_records(program: Program) -> bool:
-    """Return whether a hit may leave a record: of an exception that nobody caught it always may."""
+    """Return whether a hit may leave a record, apart from the record of an exception without a handler."""
     ending = rows_by_syntax()["exit"]
     handlers = (closed(definition.handler, ending) for definition in program.definitions)
     codes = (*handlers, *(procedure.code for procedure in program.procedures))
@@ -102,7 +106,7 @@ def logs_user_stacks(program: Program) -> bool:
 
 
 def record_majors(program: Program) -> frozenset[int] | None:
-    """Return the major codes that a program's records may have, None if it computes them."""
+    """Return the major codes that a program's records may have; None if the program computes them."""
     majors = {program.major}
     for code in program.bodies():
         for instruction in code.instructions:
@@ -115,7 +119,7 @@ def record_majors(program: Program) -> frozenset[int] | None:
 
 
 def sets_codes(program: Program) -> bool:
-    """Return whether records may have other codes than those in the headers."""
+    """Return whether records may have codes other than those in the headers."""
     return any(
         instruction.row.syntax.startswith(("setmaj", "setmin"))
         for code in program.bodies()
@@ -124,24 +128,24 @@ def sets_codes(program: Program) -> bool:
 
 
 def traced_fields(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
-    """Return the instructions with fields of a tracepoint that a handler, or a procedure that it calls, executes."""
+    """Return the instructions with tracepoint fields that a handler, or a procedure that it calls, executes."""
     return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.FIELD)
 
 
 def usdt_arguments(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
-    """Return the instructions with arguments of a USDT probe that a handler, or a procedure that it calls, executes."""
+    """Return the instructions with USDT arguments that a handler, or a procedure that it calls, executes."""
     return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.ARGUMENT)
 
 
 def entry_instructions(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
-    """Return the instructions that a handler, or a procedure that it calls, executes and that ask for the entry."""
+    """Return the instructions of a handler, or of a procedure that it calls, that read the entry of a call."""
     return tuple(i for i in executed_instructions(program, definition) if i.row.syntax in (ELAPSED, ENTRY))
 
 
 def entry_registers(
     program: Program, definition: ProbeDefinition, architecture: Architecture
 ) -> tuple[Register, ...] | None:
-    """Return the registers that are to be kept from the entry of a call to its return; None if the entry is unasked."""
+    """Return the registers to keep from the entry of a call to its return; None if no instruction reads the entry."""
     if not definition.at_return or not (asking := entry_instructions(program, definition)):
         return None
     names = (each.operand for each in asking if each.row.syntax == ENTRY)
@@ -155,7 +159,7 @@ def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instr
 
 
 def needs_target(program: Program, definition: ProbeDefinition, architecture: Architecture) -> bool:
-    """Return whether a handler looks at more of the target than general registers, or does anything to it."""
+    """Return whether a handler reads more of the target than general registers, or changes it."""
     if takes_user_stacks(program):
         return True
     for instruction in executed_instructions(program, definition):
@@ -172,7 +176,7 @@ def needs_target(program: Program, definition: ProbeDefinition, architecture: Ar
 
 
 def executed_instructions(program: Program, definition: ProbeDefinition) -> Iterator[Instruction]:
-    """Iterate over the instructions of a handler, and of the procedures that it calls, each once."""
+    """Iterate over the instructions of a handler and of the procedures that it calls, each once."""
     procedures = {procedure.name: procedure.code for procedure in program.procedures}
     waiting, seen = [definition.handler], set[str]()
     while waiting:
@@ -185,14 +189,14 @@ def executed_instructions(program: Program, definition: ProbeDefinition) -> Iter
 
 
 _KERNEL_HALF = 1 << 63
-"""From here on addresses are the kernel's."""
+"""The lowest address of the kernel's half of the address space."""
 
 
 def watches_user_addresses(program: Program) -> bool:
     """
-    Return whether a program for the kernel only watches addresses of user programs, and names nothing in the kernel.
+    Return whether a kernel program watches only addresses of user programs and names nothing in the kernel.
 
-    Such a program is about every process, whatever that maps.
+    Such a program applies to every process, whatever the process maps.
     """
     if program.modtype is not ModuleType.KERNEL:
         return False
@@ -208,7 +212,7 @@ def watches_user_addresses(program: Program) -> bool:
 
 
 def shared_tables(program: Program) -> frozenset[int]:
-    """Return the numbers of the tables that CPUs share: with a last value, or at which a handler looks."""
+    """Return the numbers of the tables that CPUs share: those of kind ``last``, and those that a handler reads."""
     if not program.tables:
         return frozenset()
     looked_at = {

@@ -38,23 +38,23 @@ __all__ = [
 ]
 
 LOGMAX_MAX = 0xFFFF
-"""Bytes of the largest log buffer."""
+"""The size of the largest log buffer in bytes."""
 
 TVARS_MAX = 1024
-"""How many variables a thread has at most: an engine has room for some thousands of threads at once."""
+"""The largest number of variables of a thread: an engine has room for some thousands of threads at once."""
 
 U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
 
 
 class Header(Enum):
-    """The header that a keyword stands in."""
+    """The header to which a keyword belongs."""
 
     FILE = "the file header"
     POINT = "a probepoint header"
 
 
 class ValueKind(Enum):
-    """The forms of a value; the text is what an error message says was expected."""
+    """The forms of a value; the enum value is the expectation in an error message."""
 
     MODULE = "a module name, in double quotes unless it is made of letters and digits only"
     MODTYPE = "user, kernel, kmod or tracepoint"
@@ -75,8 +75,8 @@ class Keyword:
     """
     A statement of headers.
 
-    ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that holds the value; ``default`` is what holds
-    when the statement is absent. ``minimum`` and ``maximum`` bound a number.
+    ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that holds the value; ``default`` is the value
+    without the statement. ``minimum`` and ``maximum`` bound a number.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Keyword:
     since: str = "3.6"
     field: str = ""
     is_repeated: bool = False
-    """Whether each statement adds to the value, a tuple."""
+    """True if each statement adds to the value, a tuple."""
 
     @property
     def attribute(self) -> str:
@@ -156,7 +156,7 @@ KEYWORD_ALIASES = {
     "exlogmax": "ex_logmax",
     "log_on_fault": "logonfault",
 }
-"""Spellings of other versions; the printer writes the one on the right."""
+"""Spellings of other versions, keyed by the old one; the printer writes the value."""
 
 LOCATION_KEYWORDS = ("offset", "address", "sampler")
 """The keywords that start a probe definition."""
@@ -208,7 +208,7 @@ def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]
 
 
 def location_keyword(location: Location) -> str:
-    """Return the keyword of the statement that gives a location."""
+    """Return the keyword of the statement that sets a location."""
     match location:
         case Address():
             return "address"
@@ -229,7 +229,7 @@ def _text(value: object) -> str:
         case tuple():
             return " ".join(value)
         case Offset(Expression(0, str(symbol))) if is_pattern(symbol):
-            return f"({quoted(symbol)})"  # the parentheses say that it is a symbol, not a pattern
+            return f"({quoted(symbol)})"  # the parentheses mark a symbol, not a pattern
         case Offset(expression):
             return _expression(expression)
         case Glob(pattern):
@@ -255,7 +255,7 @@ def _expression(expression: Expression) -> str:
 
 
 def _operand_expression(expression: Expression) -> str:
-    # Parentheses keep a symbol that is called like a register or a literal operand (say, "pid") a symbol.
+    # Parentheses mark a symbol that has the name of a register or a literal operand, such as "pid".
     text = _expression(expression)
     return text if expression.symbol is None else f"({text})"
 

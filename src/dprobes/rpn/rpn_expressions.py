@@ -6,7 +6,7 @@ Expressions over numbers and symbols: operands of ``push``, header values, count
     expression  = operand { operator operand }         C's operators and precedences:  | ^ & << >> + - * / %
     operand     = [ "+" | "-" | "~" ] operand | number | 'c' | symbol | "symbol" | "(" expression ")"
 
-A symbol may only be added to or subtracted from: its address is not known before the program runs.
+A symbol may only be an operand of addition and subtraction: its address is not known before the program runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ __all__ = [
     "unquote",
 ]
 
-# A statement ends with its line, or with ``;`` (ours: a macro, which expands to one line, can hold several).
+# A statement ends with its line, or with ``;`` (ours: a macro expands to one line, and can so contain several
+# statements).
 
 
 class TokenKind(Enum):
@@ -71,7 +72,7 @@ class WordToken:
 
 Statement = list[WordToken]
 
-# A name may hold the characters of ELF symbols: '.' (foo.cold), '$', and '@' (memcpy@GLIBC_2.14).
+# A name may contain the characters of ELF symbols: '.' (foo.cold), '$', and '@' (memcpy@GLIBC_2.14).
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r\f\v]+)
       | (?P<end>[\n;])
@@ -87,11 +88,11 @@ _TOKEN = re.compile(
 _KINDS = {kind.value: kind for kind in TokenKind}
 
 MAX_WORDS = 10_000
-"""How many tokens a statement may have: a line of megabytes is no probe program."""
+"""The largest number of tokens in a statement: a line of megabytes is not a probe program."""
 
 
 class Lexer:
-    """The statements of a preprocessed text; ``report`` is told of characters that no token starts with."""
+    """The statements of a preprocessed text; ``report`` receives characters that start no token."""
 
     def __init__(self, text: Preprocessed, report: Callable[[Span, str], None]) -> None:
         self._preprocessed = text
@@ -102,7 +103,7 @@ class Lexer:
         return self._preprocessed.span(first.start, (last or first).end)
 
     def written(self, first: WordToken, last: WordToken) -> str:
-        """Return the tokens ``first`` to ``last`` as written, macros expanded and white space reduced to a blank."""
+        """Return the tokens ``first`` to ``last`` as written, macros expanded, with white space reduced to a blank."""
         return " ".join(self._preprocessed.text[first.start : last.end].split())
 
     def start_span(self) -> Span:
@@ -110,12 +111,12 @@ class Lexer:
         return self._preprocessed.span(0, 0)
 
     def end_span(self) -> Span:
-        """Return the place just behind the last character."""
+        """Return the place after the last character."""
         end = len(self._preprocessed.text)
         return self._preprocessed.span(end, end)
 
     def statements(self) -> Iterator[Statement]:
-        """Iterate over the statements; empty ones are left out, and so is one that is in error here."""
+        """Iterate over the statements, without empty ones and those with lexical errors."""
         statement: Statement = []
         bad = False
         for match in _TOKEN.finditer(self._preprocessed.text):
@@ -127,7 +128,7 @@ class Lexer:
                     yield statement
                 statement, bad = [], False
             elif group == "bad":
-                if not bad:  # one error a statement is enough
+                if not bad:  # report one error for each statement
                     self._report_bad(match.start(), match.group())
                 bad = True
             elif len(statement) == MAX_WORDS:
@@ -168,7 +169,7 @@ _ESCAPES = {"n": 10, "t": 9, "r": 13, "0": 0, "a": 7, "b": 8, "f": 12, "v": 11}
 
 
 class ExpressionError(Exception):
-    """What is wrong with an expression, and with which of its tokens (None: its end)."""
+    """An error in an expression, and the token at fault (None: the end of the expression)."""
 
     def __init__(self, message: str, token: WordToken | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -178,7 +179,7 @@ class ExpressionError(Exception):
 
 
 def parse_expression(tokens: Sequence[WordToken]) -> Expression:
-    """Return the value of ``tokens``; raise ``ExpressionError`` if they are not one expression."""
+    """Return the value of ``tokens``; raise ``ExpressionError`` if they are not exactly one expression."""
     reader = _Reader(tokens)
     value = reader.expression(0)
     if (extra := reader.peek()) is not None:
@@ -198,7 +199,7 @@ def parse_readable(text: str) -> Expression | None:
 
 
 def parse_number(token: WordToken) -> int:
-    """Return the value of a number or character token; C's notations, so a leading 0 means octal."""
+    """Return the value of a number or character token in C's notations; a leading 0 means octal."""
     if token.kind is TokenKind.CHARACTER:
         body = token.text[1:-1]
         return ord(body) if len(body) == 1 else _ESCAPES.get(body[1], ord(body[1]))
@@ -219,7 +220,7 @@ def parse_number(token: WordToken) -> int:
 
 
 def unquote(token: WordToken) -> str:
-    """Return the contents of a string token, its escapes resolved."""
+    """Return the contents of a string token with its escapes resolved."""
     return re.sub(r"\\(.)", r"\1", token.text[1:-1])
 
 

@@ -1,5 +1,5 @@
 """
-Text of a probe program to ``Program``: recursive descent over statements, one error each, then on with the next.
+Parser from the text of a probe program to ``Program``: recursive descent over statements, at most one error each.
 
 ::
 
@@ -8,7 +8,7 @@ Text of a probe program to ``Program``: recursive descent over statements, one e
     procedure   = "proc" name  { [ label ":" ] [ instruction ] }  "endproc"
     header      = keyword "=" value
 
-Names are resolved and values judged in ``check``.
+``check`` resolves names and judges values.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["parse"]
 COMMENT_HINT = "a comment is written '// ...' or '/* ... */'"
 
 MAX_ERRORS = 20
-"""After so many errors the rest of the text is not read: it is most likely not a probe program."""
+"""The number of errors after which the parser stops: the text is most likely not a probe program."""
 
 
 def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
-    """Return the program in a preprocessed text, meaningless with errors; None if it has no module name."""
+    """Return the program in a preprocessed text, meaningless after errors; None if it has no module name."""
     return _Parser(text, diagnostics).program()
 
 
@@ -54,7 +54,7 @@ class _Block:
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self.label_spans: dict[str, Span] = {}
-        self.is_broken = False  # an instruction is missing because it was in error
+        self.is_broken = False  # an instruction with an error is missing
 
     def code(self) -> Code:
         return Code(tuple(self.instructions), self.labels)
@@ -71,7 +71,7 @@ class _Section:
 
 
 class _TooManyErrorsError(Exception):
-    """End the reading: what follows would only add to what was said."""
+    """The end of parsing after too many errors; more messages would not help."""
 
 
 class _Parser:
@@ -80,7 +80,7 @@ class _Parser:
         self._diagnostics = diagnostics
         self._errors = 0
         self._instructions = 0
-        self._tried_name = False  # there is a statement for the name, right or wrong
+        self._tried_name = False  # a statement for the name exists, right or wrong
         self._file = _Section(Header.FILE)
         self._section = self._file
         self._definitions: list[_Section] = []
@@ -113,7 +113,8 @@ class _Parser:
             if len(statement) > 1 and statement[1].is_punctuation("="):
                 self._header(statement)
             elif self._is_header_with_colon(statement):
-                # Its value counts all the same: without the definition that it begins, every line below were wrong.
+                # The value is used all the same: without the definition that it begins, every following line would be
+                # an error.
                 message = f"expected '=' after '{statement[0].text}', found ':'"
                 self._error(self._lexer.span(statement[1]), message)
                 self._header(statement)
@@ -139,7 +140,7 @@ class _Parser:
     # Headers
 
     def _is_header_with_colon(self, statement: Statement) -> bool:
-        """Return whether a statement is a header that is written with ':', and not a label with an instruction."""
+        """Return whether a statement is a header written with ':', and not a label with an instruction."""
         if len(statement) < 3 or not statement[1].is_punctuation(":") or not is_keyword(statement[0].word):
             return False
         if self._section.header is Header.POINT and statement[2].word in operators():
@@ -171,7 +172,7 @@ class _Parser:
             )
             return
         if keyword is not None and starts_definition(keyword):
-            # A definition in error is one all the same: what follows belongs to it.
+            # A definition with an error remains a definition: the following statements belong to it.
             self._section = _Section(Header.POINT)
             self._definitions.append(self._section)
             value = parse_value(keyword, values)
@@ -196,7 +197,7 @@ class _Parser:
         self._section.spans[keyword.name] = span
 
     def _repeated(self, keyword: Keyword, value: HeaderValue, span: Span) -> None:
-        """Add what a statement says to what those before it said."""
+        """Add a repeated statement's value to those of the previous statements."""
         before, (table,) = self._section.values.get(keyword.attribute, ()), value if isinstance(value, tuple) else ()
         tables = [each for each in before if isinstance(each, Table)] if isinstance(before, tuple) else []
         assert isinstance(table, Table)
@@ -213,7 +214,7 @@ class _Parser:
         self._section.spans.setdefault(keyword.name, span)
 
     def _location_beside(self, keyword: Keyword) -> str | None:
-        """Return the other keyword that says already where the probepoint is whose header goes on."""
+        """Return the keyword of another location that the current header already has; None if there is none."""
         if not starts_definition(keyword) or self._section.handler.instructions:
             return None
         return next((name for name in LOCATION_KEYWORDS if name != keyword.name and name in self._section.spans), None)

@@ -1,8 +1,8 @@
 """
-A probe program as data: the hub between the languages, the compiled file, the interpreter and the code generators.
+Probe programs as data, shared by the languages, the compiled file, the interpreter and the code generators.
 
-Everything is frozen and compares by value; spans are carried along for messages and do not take part in comparisons, so
-that ``parse(print(program)) == program``. Registers and labels are names here; numbers come with ``encode``.
+All classes are frozen and compare by value. Spans exist for messages and do not take part in comparisons, so that
+``parse(print(program)) == program``. Registers and labels are names here; ``encode`` turns them into numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 MAX_INSTRUCTIONS = 100_000
-"""How many instructions a program may have; a text with more is not one that a person or compiler wrote for a probe."""
+"""The largest number of instructions in a program; no person or compiler writes more for a probe."""
 
 
 class ModuleType(Enum):
@@ -74,7 +74,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A number, or the run-time address of ``symbol`` plus ``addend`` where ``symbol`` is not None."""
+    """A number, or the run-time address of ``symbol`` plus ``addend`` if ``symbol`` is not None."""
 
     addend: int
     symbol: str | None = None
@@ -89,21 +89,21 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Place a probepoint in the module: a file offset, or a symbol of the module plus or minus a number."""
+    """The place of a probepoint in the module: a file offset, or a symbol of the module plus or minus a number."""
 
     expression: Expression
 
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """Place a probepoint at every function of the module whose name matches ``pattern`` (ours)."""
+    """A pattern that places a probepoint at every function of the module whose name matches it (ours)."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Place a probepoint at an absolute address; ``high`` is the last byte of the range of a watchpoint."""
+    """An absolute address of a probepoint; ``high`` is the last byte of the range of a watchpoint."""
 
     low: Expression
     high: Expression | None = None
@@ -111,18 +111,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A place that is hit ``frequency`` times a second on each CPU that executes the module (ours)."""
+    """A sampler that hits ``frequency`` times a second on each CPU that executes the module (ours)."""
 
     frequency: int
 
 
 SYSTEM_CALLS = "syscall"
-"""The subsystem of a ``Tracepoint`` that is a system call."""
+"""The subsystem of a ``Tracepoint`` that stands for a system call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracepoint:
-    """A tracepoint of the kernel, or, in the subsystem SYSTEM_CALLS, at a system call (ours)."""
+    """A tracepoint of the kernel, or a system call if the subsystem is SYSTEM_CALLS (ours)."""
 
     subsystem: str
     name: str
@@ -132,13 +132,13 @@ class Tracepoint:
 
     @property
     def is_system_call(self) -> bool:
-        """Whether it is the entry of a system call, or with 'return = yes' its end."""
+        """True if it stands for the entry of a system call, or for its exit with 'return = yes'."""
         return self.subsystem == SYSTEM_CALLS
 
 
 @dataclass(frozen=True, slots=True)
 class Usdt:
-    """Place probepoints at every site of the module's USDT probes with this name; both may be patterns (ours)."""
+    """The sites of the module's USDT probes with this provider and name; both may be patterns (ours)."""
 
     provider: str
     name: str
@@ -148,14 +148,14 @@ class Usdt:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether several probes may be meant."""
+        """True if the provider or the name is a pattern, so that several probes may match."""
         return is_pattern(self.provider) or is_pattern(self.name)
 
 
 Location = Offset | Glob | Address | Sampler | Tracepoint | Usdt
 
 MANY_PLACES = (Glob, Usdt)
-"""The locations that stand for any number of places, each a probepoint of its own."""
+"""The kinds of location that stand for any number of places, each a separate probepoint."""
 
 Operand = None | int | str | Expression
 """None, a number, a name (label, procedure, register, extension), or the value of ``push``."""
@@ -163,7 +163,7 @@ Operand = None | int | str | Expression
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """A row of the instruction table with its variable operand, whose place alone is ``operand_span``."""
+    """A row of the instruction table with its variable operand; ``operand_span`` is the place of the operand alone."""
 
     row: Row
     operand: Operand = None
@@ -172,7 +172,7 @@ class Instruction:
 
     @property
     def operand_place(self) -> Span | None:
-        """The place to underline where the operand is wrong: that of the operand, else of the whole instruction."""
+        """The place to underline if the operand is wrong: the operand, else the whole instruction."""
         return self.operand_span or self.span
 
     def __str__(self) -> str:
@@ -208,8 +208,8 @@ class ProbeDefinition:
     """
     A header of probepoints with its handler.
 
-    ``maxhits`` 0 means without limit. ``logonfault`` and ``heap`` are None where the file header decides. ``spans``
-    maps a keyword to the place of its statement.
+    ``maxhits`` 0 means no limit. ``logonfault`` and ``heap`` are None if the file header decides. ``spans`` maps a
+    keyword to the place of its statement.
     """
 
     location: Location
@@ -229,11 +229,11 @@ class ProbeDefinition:
 
     @property
     def is_in_code(self) -> bool:
-        """Whether hits are at the instruction that it names: not so of samples, accesses and tracepoints."""
+        """True if hits happen at the named instruction, unlike those of samplers, watchpoints and tracepoints."""
         return self.watchpoint is None and not isinstance(self.location, Sampler | Tracepoint)
 
     def span(self, keyword: str) -> Span | None:
-        """Return the place of a header statement, or of the definition's first one."""
+        """Return the place of a header statement, else of the first statement of the definition."""
         return self.spans.get(keyword) or next(iter(self.spans.values()), None)
 
 
@@ -242,9 +242,9 @@ class Program:
     """
     A whole probe program file.
 
-    ``word_size`` is that of the processors that it is for, in bytes; None if it is for those of both sizes.
-    ``jmpmax`` counts jumps, ``logmax`` and ``ex_logmax`` and ``heapmax`` bytes. ``spans`` maps a keyword to the place
-    of its statement in the file header.
+    ``word_size`` is the word size in bytes of the processors that the program is for; None if it is for both sizes.
+    ``jmpmax`` counts jumps; ``logmax``, ``ex_logmax`` and ``heapmax`` count bytes. ``spans`` maps a keyword to the
+    place of its statement in the file header.
     """
 
     name: str
@@ -277,40 +277,40 @@ class Program:
             yield procedure.code
 
     def keeps_log_on_fault(self, definition: ProbeDefinition) -> bool:
-        """Return whether a record is kept when the probed instruction faults."""
+        """Return whether a record is kept if the probed instruction faults."""
         return self.logonfault if definition.logonfault is None else definition.logonfault
 
     def heap_size(self, definition: ProbeDefinition) -> int:
-        """Return the size in bytes of the heap of one hit."""
+        """Return the size in bytes of the heap for one hit."""
         return self.heapmax if definition.heap is None else definition.heap
 
 
 def quoted(text: str) -> str:
-    """Return a text as a string of the language."""
+    """Return a text as a quoted string of the language."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def calls_extensions(program: Program) -> bool:
-    """Return whether an instruction of a program calls an extension; those of most programs do not."""
+    """Return whether an instruction of the program calls an extension; those of most programs do not."""
     return any(i.row.operator == "callk" for code in program.bodies() for i in code.instructions)
 
 
 def joined_program(programs: Sequence[Program]) -> Program:
-    """Return a program with the definitions of all: its probepoints are in several modules."""
+    """Return the first program with the definitions of all, for probepoints in several modules."""
     first, *others = programs
     if not others:
         return first
     return replace(first, definitions=tuple(each for program in programs for each in program.definitions))
 
 
-# A group binds stronger than a type (man page, "--group", "--type").
+# A group binds more strongly than a type (man page, "--group", "--type").
 
 
 def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = ()) -> Program:
     """
-    Return the program with the definitions of these groups and types only; without names all stay.
+    Return the program with only the definitions of these groups and types; without names all remain.
 
-    Upper and lower case do not differ. Raise ``SourceError`` for an unknown name, and if nothing is left.
+    Names are case-insensitive. Raise ``SourceError`` for an unknown name, and if no definition remains.
     """
     return select_all((program,), groups, types)[0]
 
@@ -319,15 +319,15 @@ def select_all(
     programs: Sequence[Program], groups: Iterable[str] = (), types: Iterable[str] = ()
 ) -> tuple[Program, ...]:
     """
-    Return programs that were written as one with the definitions of these groups and types only, as ``select`` does.
+    Return companions with only the definitions of these groups and types, as ``select`` does.
 
-    Some may have none left, but not all.
+    The programs were written as one. Some of the programs may end up without definitions, but not all.
     """
     wanted_groups = tuple(dict.fromkeys(name.lower() for name in groups))
     wanted_types = tuple(dict.fromkeys(name.lower() for name in types))
     if not wanted_groups and not wanted_types:
         return tuple(programs)
-    program = programs[0]  # all have the same names
+    program = programs[0]  # all programs declare the same names
     diagnostics = Diagnostics()
     for keyword, definer, wanted, known in (
         ("group", "groupdef", wanted_groups, program.groups),
@@ -375,7 +375,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def without_opcodes(program: Program) -> Program:
-    """Return the program without ``opcode =``, except where that chooses among the matches of a pattern."""
+    """Return the program without ``opcode =``, except where it chooses among the matches of a pattern."""
     return replace(
         program,
         definitions=tuple(
@@ -387,7 +387,7 @@ def without_opcodes(program: Program) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a machine needs to know of the probepoint; ``offset`` is that in the module."""
+    """The facts about a probepoint that an RPN machine needs; ``offset`` is the offset in the module."""
 
     module: str = ""
     offset: int = 0
@@ -401,7 +401,7 @@ class Point:
     exception_mask: int = DEFAULT_EXCEPTION_MASK
     autostacktrace: bool = False
     arguments: tuple[Argument, ...] = ()
-    """Where the arguments of a USDT probe are."""
+    """The places of the arguments of a USDT probe."""
 
     @classmethod
     def of(

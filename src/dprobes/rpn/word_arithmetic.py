@@ -1,15 +1,15 @@
 """
-Words and what the instructions of arithmetic make of them: the one definition, which every back end reads.
+Words and the results of arithmetic instructions on them: the single definition for every back end.
 
-A word is an unsigned number of 32 or 64 bits. What a function returns counts modulo the word: who stores it cuts it.
-The interpreter calls the functions, the translation writes the operators' text, and what the lowering to eBPF knows
-beforehand it works out by them. Parameters are named by what they mean, not by where they are on the stack.
+A word is an unsigned number of 32 or 64 bits. The result of a function counts modulo the word, and the caller that
+stores it truncates it. The interpreter calls the functions, the translation writes the operators' text, and the
+lowering to eBPF folds constants with them. Parameters are named by their meaning, not by their place on the stack.
 
 =============  =====================  =======================================================================
 ``BINARY``     (val1, val2)           val1 is the top of the stack; the same for every width
-``COMPARISONS``  (val1, val2, bits)     1 if they compare so, else 0
-``SHIFTS``     (value, count, bits)   counts are unsigned; one of the width or more shifts all bits out, and
-                                      rotates by what is left modulo the width
+``COMPARISONS``  (val1, val2, bits)     1 if the comparison holds, else 0
+``SHIFTS``     (value, count, bits)   counts are unsigned; a count of the width or more shifts all bits out, and
+                                      rotates by its remainder modulo the width
 ``FILLS``      (value, n, bits)       n is from 1 to the width; bit n-1 or zeros fill one side
 ``DIVISIONS``  (dividend, divisor)    quotient and remainder; the divisor is not 0. A signed quotient is cut towards
                                       zero, so that the remainder has the sign of the dividend
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def mask_of(bits: int) -> int:
-    """Return the largest unsigned number of so many bits."""
+    """Return the largest unsigned number of ``bits`` bits."""
     return (1 << bits) - 1
 
 
@@ -60,7 +60,7 @@ def signed(value: int, bits: int) -> int:
 
 
 MIN_VALUE, MAX_VALUE = limits(8, is_signed=True)[0], limits(8)[1]
-"""The bounds of what is written for a word, signed or unsigned, whatever the module's width."""
+"""The smallest and the largest number that may be written for a word, signed or unsigned, for any word size."""
 
 
 def complement(value: int) -> int:
@@ -69,7 +69,7 @@ def complement(value: int) -> int:
 
 
 class Binary(NamedTuple):
-    """An operation on two words; ``wraps`` says that its result may be no word yet, ``symbol`` is C's and Python's."""
+    """An operation on two words; ``wraps``: its result may exceed a word; ``symbol`` is C's and Python's operator."""
 
     symbol: str
     function: Callable[[int, int], int]
@@ -88,14 +88,14 @@ BINARY = {
 
 
 class Comparison(NamedTuple):
-    """A comparison of two words; ``is_signed`` says that it takes them as two's complement numbers."""
+    """A comparison of two words; ``is_signed``: it reads them as two's complement numbers."""
 
     symbol: str
     is_signed: bool
     function: Callable[[int, int], bool]
 
     def of_words(self, val1: int, val2: int, bits: int) -> int:
-        """Return 1 if it holds, else 0."""
+        """Return 1 if the comparison holds, else 0."""
         return int(
             self.function(signed(val1, bits), signed(val2, bits)) if self.is_signed else self.function(val1, val2)
         )
@@ -109,15 +109,15 @@ COMPARISONS = {
 
 
 def divided(dividend: int, divisor: int) -> tuple[int, int]:
-    """Return quotient, cut towards zero, and remainder of two signed numbers of any size, as C divides."""
+    """Return the quotient, cut towards zero, and the remainder of two signed numbers of any size, as in C."""
     quotient, remainder = divmod(dividend, divisor)
-    if remainder and (dividend < 0) != (divisor < 0):  # Python's is cut downwards
+    if remainder and (dividend < 0) != (divisor < 0):  # Python rounds the quotient down
         return quotient + 1, remainder - divisor
     return quotient, remainder
 
 
 class Division(NamedTuple):
-    """A division of numbers; ``is_signed`` says that it takes words as two's complement numbers."""
+    """A division of numbers; ``is_signed``: it reads words as two's complement numbers."""
 
     function: Callable[[int, int], tuple[int, int]]
     is_signed: bool

@@ -1,7 +1,7 @@
 """
-An attachment that a thread of ours follows: records are handed on, and what becomes of probepoints is remembered.
+Attachment with a thread of ours that reads its events: records are passed on, and states of probepoints are kept.
 
-The thread takes records and states as they come; everything else may be asked by any thread.
+The thread handles records and states as they arrive; any thread may call everything else.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["GONE", "FollowedProgram", "settled_counts"]
 
 _NOTICES_MAX = 50
-"""How many of the latest notices are kept."""
+"""Maximum number of notices that are kept, the latest ones."""
 
 GONE = (ProbeState.DISABLED, ProbeState.REMOVED)
-"""The states of probepoints that were inserted and are not any more."""
+"""States of probepoints that were inserted and are not any more."""
 
 _BEGINNING = 20.0
-"""Seconds that an insertion waits until what is there has been probed."""
+"""Seconds that an insertion waits until everything in scope at the beginning is probed."""
 
 _END_PATIENCE = 20.0
 """Seconds that a session may take to end."""
 
 _LOOK = 0.005
-"""Seconds between two looks whether records have been taken."""
+"""Seconds between two checks whether records have been taken."""
 
 
 class FollowedProgram(ABC):
     """
-    A program that was attached; ``start`` begins to follow it.
+    Attached program whose events a thread reads from ``start`` on.
 
-    What becomes of records is a subclass's business.
+    Subclasses process the records.
     """
 
     def __init__(self, name: str, program: Program, session: Attachment) -> None:
@@ -62,15 +62,15 @@ class FollowedProgram(ABC):
         self._begun = threading.Event()
         self._failure: DprobesError | None = None
         self._taken = 0
-        """How many records have been taken."""
+        """The number of records that have been taken."""
         self._pauses = 0
-        """How often all that had come was taken."""
+        """The number of pauses, at each of which all records so far had been taken."""
         self._thread = threading.Thread(target=self._follow, name=f"program {name}", daemon=True)
 
     # The thread
 
     def start(self, patience: float = _BEGINNING) -> None:
-        """Begin to follow the session, and wait until it has begun; raise the error that has kept it from that."""
+        """Start the thread, and wait until the session has begun; raise the error that has prevented that."""
         self._thread.start()
         self._begun.wait(patience)
         if self._failure is not None:
@@ -82,7 +82,7 @@ class FollowedProgram(ABC):
 
     @abstractmethod
     def take_end(self, lost: int) -> None:
-        """Take notice of the end of the records, ``lost`` of which were lost on the way; called by the thread."""
+        """Handle the end of the records, ``lost`` of which were lost on the way; called by the thread."""
 
     def _follow(self) -> None:
         try:
@@ -124,7 +124,7 @@ class FollowedProgram(ABC):
         with self._lock:
             for probe in event.probes:
                 known = self._states.get(probe)
-                # What keeps a probepoint out of one process does not end it in the others.
+                # An obstacle in one process does not end a probepoint in the others.
                 if known in GONE or (known is ProbeState.ACTIVE and event.pid and event.state not in GONE):
                     continue
                 self._states[probe] = event.state
@@ -141,35 +141,35 @@ class FollowedProgram(ABC):
             self._problem = self._problem or f"internal error: {type(error).__name__}: {error}"
         self.take_end(sum(count.lost for count in self._finished.counts) if self._finished is not None else 0)
 
-    # What others ask
+    # Queries by other threads
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it is inserted any more."""
+        """True if no probepoint of the program is inserted any more."""
         return not self._thread.is_alive()
 
     @property
     def problem(self) -> str | None:
-        """Why it ended, if not because it was asked to or its processes have ended."""
+        """The reason why the run ended, unless it was asked to end or its processes have ended."""
         return self._problem
 
     @property
     def finished(self) -> Finished | None:
-        """What the session said at its end."""
+        """The last event of the session, None before it."""
         return self._finished
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """Its probepoints; they keep their numbers."""
+        """The program's probepoints; they keep their numbers."""
         return self.session.probes
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
+        """The places that match a pattern and have no probepoint."""
         return self.session.left_out
 
     def states(self) -> list[tuple[ProbeState, str]]:
-        """Return the state of each probepoint, and what there is to say about it."""
+        """Return the state of each probepoint, with its details."""
         probes = self.probes
         ended = self.has_ended
         with self._lock:
@@ -183,20 +183,20 @@ class FollowedProgram(ABC):
         return found
 
     def counts(self) -> Sequence[Counts]:
-        """Return what happened at each probepoint so far."""
+        """Return the counts of each probepoint so far."""
         return self.seen(self.session_counts())
 
     def seen(self, counts: Sequence[Counts]) -> Sequence[Counts]:
-        """Return counts of the session as others are to see them: a subclass may know what became of records."""
+        """Return the counts of the session as callers see them; a subclass may account for later losses of records."""
         return counts
 
     def session_counts(self) -> Sequence[Counts]:
-        """Return what the session has counted."""
+        """Return the counts of the session."""
         return self._finished.counts if self._finished is not None else self.session.counts()
 
     @property
     def taken(self) -> tuple[int, int]:
-        """How many records were taken, and how often that was all that had come."""
+        """The number of records taken, and the number of pauses, at each of which all records had been taken."""
         return self._taken, self._pauses
 
     def notices(self) -> list[Notice]:
@@ -215,19 +215,19 @@ class FollowedProgram(ABC):
         self.session.stop()
 
     def wait(self, patience: float | None = _END_PATIENCE) -> bool:
-        """Wait until nothing of it is inserted any more; return whether that is so."""
+        """Wait until no probepoint of the program is inserted any more; return whether that is so."""
         self._thread.join(patience)
         return self.has_ended
 
 
 class _Settlement:
-    """The counts of a program at a moment, until their records have been taken."""
+    """Counts of a program at one moment, until their records have been taken."""
 
     def __init__(self, program: FollowedProgram) -> None:
         self._program = program
         self._counts = program.session_counts()
         self._records = _records_of(self._counts)
-        # What had come by now is taken before the second pause: the first one may be about to begin.
+        # Records that had arrived by now are taken before the second pause; the first one may be about to begin.
         self._pauses = program.taken[1] + 2
 
     def is_reached(self) -> bool:
@@ -236,7 +236,7 @@ class _Settlement:
             self._counts = self._program.session_counts()
             self._records = taken
         elif taken < self._records and _records_of(now := self._program.session_counts()) < self._records:
-            # Records of instructions that have turned out to fault will not come.
+            # Records of instructions that turned out to fault will not arrive.
             self._counts, self._records = now, _records_of(now)
         return self._program.has_ended or (taken >= self._records and pauses >= self._pauses)
 
@@ -247,10 +247,10 @@ class _Settlement:
 
 def settled_counts(programs: Sequence[FollowedProgram], until: float) -> list[tuple[Sequence[Counts], int]]:
     """
-    Return the counts of programs as they are now, each with how many of its records have not been taken yet.
+    Return the current counts of programs, each with the number of its records that have not been taken yet.
 
-    Wait for these, and for what has become of probepoints until now, but not beyond the time ``until`` of the monotonic
-    clock.
+    Wait for these records, and for the state changes of probepoints until now, but not beyond the time ``until`` of the
+    monotonic clock.
     """
     settlements = [_Settlement(program) for program in programs]
     waiting = dict(zip(programs, settlements, strict=True))

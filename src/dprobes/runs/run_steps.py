@@ -1,7 +1,7 @@
 """
-The steps of a run, from what somebody asks for to a program in its targets.
+Steps of a run, from a user's request to a program in its targets.
 
-``carry_out`` takes them; a ``Face`` loads the program, follows what happens, and speaks between the other steps. Each
+``carry_out`` executes them. A ``Face`` loads the program, follows the events, and reports between the other steps. Each
 step may refuse, by an error of ours. Until ``attach`` nothing is changed.
 """
 
@@ -51,7 +51,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Present(Protocol):
-    """A program that its owner has inserted already, with its attachment and the name of its engine."""
+    """Program that its owner has inserted already, with its attachment and the name of its engine."""
 
     engine: str
     session: Attachment
@@ -60,11 +60,11 @@ class Present(Protocol):
 @dataclass(frozen=True, slots=True)
 class Request:
     """
-    What is to be probed, and how: all but the program.
+    Options of a run, except the program.
 
-    ``engine`` is the name of one, or AUTO. ``allow_self`` allows a process of dprobes, which one that is about to
-    execute a program may be. ``replaces`` is the program whose place the new one takes, by the same engine unless one
-    is named. ``beside`` are the attachments of the same owner, whose programs share ``globals``.
+    ``engine`` is the name of an engine, or AUTO. ``allow_self`` allows a process of dprobes; one that is about to
+    execute a program is always allowed. ``replaces`` is the program that the new one replaces, by the same engine
+    unless one is named. ``beside`` are the attachments of the same owner, whose programs share ``globals``.
     """
 
     engine: str
@@ -79,9 +79,9 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Vantage:
     """
-    A request that can be made, and from whose point of view modules are looked for.
+    Valid request, with the point of view for the lookup of modules.
 
-    That is a thread's, or that of a command; else this process's.
+    That is a thread's, or a command's; else this process's.
     """
 
     request: Request
@@ -92,10 +92,10 @@ class Vantage:
 @dataclass(frozen=True, slots=True)
 class ProgramInput:
     """
-    A program as it was read, or several that were written as one (``is_group``), for which ``symbols`` are known.
+    Program as it was read, or several that were written as one (``is_group``), with their ``symbols``.
 
-    ``source`` describes it to those who show its records, which carry ``items``. Handlers are executed for the hits
-    that all ``filters`` hold for. ``allow_write`` allows what the options of the request do not.
+    ``source`` describes the program to readers of its records, which have ``items``. Handlers run only for hits that
+    all ``filters`` accept. ``allow_write`` allows writes even if the options of the request do not.
     """
 
     programs: tuple[Program, ...]
@@ -110,7 +110,7 @@ class ProgramInput:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A program that was resolved, and the selection of its engine."""
+    """Resolved program, and the selection of its engine."""
 
     compiled: Compiled
     selection: Selection
@@ -127,17 +127,17 @@ class Resolution:
 
     @property
     def compiled(self) -> tuple[Compiled, ...]:
-        """Each program as it was resolved."""
+        """The resolved programs."""
         return tuple(each.compiled for each in self.members)
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """
-    What is going to be attached, all by the same engine.
+    Plan for the attachment of all programs, by the same engine.
 
-    ``reason`` says why ``auto`` takes that; it is None if the engine was named. ``compiled`` is the first program as it
-    was resolved, with the definitions of all.
+    ``reason`` is the reason for the choice of ``auto``; None if the engine was named. ``compiled`` is the first program
+    as resolved, with the definitions of all.
     """
 
     members: tuple[Plan, ...]
@@ -153,28 +153,28 @@ class RunPlan:
 
 
 class Face(Generic[ResultT]):
-    """What those who have a program run add to the steps, and make of it."""
+    """User interface of a run: its part of the steps, and its use of the result."""
 
     def load(self, vantage: Vantage) -> ProgramInput:
-        """Return the program, and what is known of it."""
+        """Return the program, and the information about it."""
         raise NotImplementedError
 
     def check(self, resolution: Resolution) -> None:
-        """Refuse a program whose places are known."""
+        """Raise an error to refuse a program whose places are known."""
 
     def announce(self, planned: RunPlan) -> None:
-        """Tell what is going to happen, or refuse it."""
+        """Report the plan to the user, or raise an error to refuse it."""
 
     def ready(self, group: AttachmentGroup) -> None:
-        """Take notice that all programs of a group are inserted, and that a command is about to begin."""
+        """Handle the insertion of all programs of a group, before a command begins."""
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> ResultT:
-        """See to what happens, and close the attachment in the end."""
+        """Handle the events, and close the attachment in the end."""
         raise NotImplementedError
 
 
 def carry_out(request: Request, face: Face[ResultT]) -> ResultT:
-    """Take the steps of a run; return what the face makes of it."""
+    """Execute the steps of a run; return the result of the face."""
     vantage = look_around(request)
     given = face.load(vantage)
     resolution = resolve(given, vantage)
@@ -190,7 +190,7 @@ def carry_out(request: Request, face: Face[ResultT]) -> ResultT:
 
 def look_around(request: Request) -> Vantage:
     """
-    Return the point of view of a request; raise an error of ours if no engine can be asked for that.
+    Return the point of view of a request; raise an error of ours if no engine can serve it.
 
     A thread stands for its process.
     """
@@ -219,7 +219,7 @@ def look_around(request: Request) -> Vantage:
 
 
 def _members_of(attachment: Attachment) -> Sequence[Attachment]:
-    """Return the attachments of single programs that one consists of."""
+    """Return the attachments of single programs in an attachment."""
     from dprobes.engines.attachment_group import AttachmentGroup
 
     return attachment.members if isinstance(attachment, AttachmentGroup) else (attachment,)
@@ -233,14 +233,14 @@ def _point_of_view(scope: Scope, *, allow_self: bool) -> tuple[int | None, str |
         executable_of(scope.command[0])
         return None, scope.command[0]
     if scope.pid is None or scope.endpoint is not None:
-        return None, None  # a process behind an endpoint is none of this machine
+        return None, None  # a process behind an endpoint does not run on this machine
     from dprobes.engines.refusals import check_process
     from dprobes.platform.linux.procfs import living_thread
     from dprobes.target.module_lookup import root_of
 
     check_process(scope.pid, allow_self=allow_self or scope.program is not None)
     if scope.program is not None and not root_of(scope.pid):
-        return None, scope.program  # what the process has mapped now says nothing about that
+        return None, scope.program  # its current mappings are irrelevant for that program
     return living_thread(scope.pid), None
 
 
@@ -256,9 +256,9 @@ def record_source(
     names_addresses: bool = False,
 ) -> RecordSource:
     """
-    Describe a program to those who show its records, by the name that a user gave it.
+    Return the description of a program for readers of its records, with the name that a user gave it.
 
-    It follows what processes map if templates show addresses, or with ``names_addresses``.
+    The source records the mappings of processes if templates show addresses, or with ``names_addresses``.
     """
     derived = derived_templates(program)
     source = RecordSource(
@@ -272,7 +272,7 @@ def record_source(
 
 
 def tool_error(tool: ToolProgram) -> EngineError:
-    """Return the error that nobody executes the blocks of a program here."""
+    """Return the error that no code here executes the blocks of a program."""
     written = tool.blocks[0].block.written
     return EngineError(
         f"the program has a block '{written}', which only 'dprobes run' executes",
@@ -281,7 +281,7 @@ def tool_error(tool: ToolProgram) -> EngineError:
 
 
 def resolve(given: ProgramInput, vantage: Vantage) -> Resolution:
-    """Find the modules of programs, and their probepoints; raise ``SourceError`` with everything that is wrong."""
+    """Find the modules of programs, and their probepoints; raise ``SourceError`` with all errors."""
     diagnostics = given.diagnostics
     if given.is_group:
         if vantage.request.replaces is not None:
@@ -331,7 +331,7 @@ def _resolved(
 
 
 def plan(resolution: Resolution) -> RunPlan:
-    """Settle the engine, and how it does what is to be done; raise an error of ours if none can."""
+    """Return the plan of the final engine; raise an error of ours if there is none."""
     members = _plans(resolution)
     reasons = {
         each.engine.name: member.selection.reason for each, member in zip(members, resolution.members, strict=True)
@@ -373,7 +373,7 @@ def _plans(resolution: Resolution) -> tuple[Plan, ...]:
 def _planned_by_one(
     resolution: Resolution, reasons: Mapping[str, str | None]
 ) -> tuple[Resolution, tuple[Plan, ...], str | None]:
-    """Return the plans of one engine for programs for which several were chosen: best the one that only some need."""
+    """Return the plans of one engine for programs with different choices: preferably the one that only some need."""
     problem: DprobesError | None = None
     vantage = resolution.vantage
     able = [each for row in reversed(candidates()) for each in (faster_row(row.name), row) if each is not None]
@@ -391,7 +391,7 @@ def _planned_by_one(
 
 
 def attach(planned: RunPlan, face: Face[ResultT]) -> Attachment:
-    """Have the programs inserted, as one attachment."""
+    """Insert the programs, and return their attachment."""
     if not planned.is_group:
         (member,) = planned.members
         return member.engine.attach(member)

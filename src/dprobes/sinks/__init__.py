@@ -1,4 +1,4 @@
-"""Sinks: where records go. What a log target of another package needs is here (docs/sinks.md, "Plug-ins")."""
+"""Sinks: the code behind log targets, and the interface for those of other packages (docs/sinks.md, "Plug-ins")."""
 
 from __future__ import annotations
 

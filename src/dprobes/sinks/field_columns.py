@@ -1,9 +1,9 @@
 """
-The fields of many records at once, as ``--count`` and ``--hist`` want them, and filters of trace files.
+The fields of many records at once, for ``--count`` and ``--hist``, and for filters of trace files.
 
-There is a column wherever a field is at one place in all of the records: items of the header, what is known of the
-probepoint and the program, words of the data, and what a template takes from data that holds strings and numbers.
-Values are those of ``FieldValues.find``.
+A field has a column if it is at the same offset in all records: items of the header, attributes of the probepoint and
+the program, words of the data, and the fields of a template in data that consists of strings and numbers. Values are
+those of ``FieldValues.find``.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
 __all__ = ["FieldColumns", "NoColumnError", "RecordData"]
 
 Column = list[Any] | int | str | None
-"""The values of all records, or one that they have in common."""
+"""The values of all records, or the value that all share."""
 
 
 _Codes = tuple[int, int]
-"""A major and a minor code, 0 for one that records lack."""
+"""A major and a minor code, 0 for a missing one."""
 
 
 class NoColumnError(Exception):
-    """A field without a column: the records have to be looked at one by one."""
+    """An error: a field without a column, so that records must be decoded one by one."""
 
 
 class _Absent(enum.Enum):
-    """The column of a field that no template has."""
+    """The column of a field that is in no template."""
 
     ABSENT = enum.auto()
 
 
 class FieldColumns:
     """
-    The columns of records of one program; ``place`` returns what is known of a probepoint.
+    The columns of records of one program; ``place`` returns the place of a probepoint.
 
-    With ``mask`` only the records are meant for which it is true.
+    With ``mask`` only the records whose element is true are included.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class FieldColumns:
         return list(compress(column, self._mask))
 
     def of_place(self, text: Callable[[Place], str | None]) -> Column:
-        """Return what is said of the probepoints."""
+        """Return the column of an attribute of the probepoints, which ``text`` returns."""
         probes = self._probes
         if isinstance(probes, int):
             return text(self._place(probes))
@@ -99,7 +99,7 @@ class FieldColumns:
         if name in HEADER_FIELDS:
             return self._chosen(self._rows.column(name))  # type: ignore[no-any-return]
         if name == "function" and not self._are_in_code():
-            raise NoColumnError  # each record has one of its own
+            raise NoColumnError  # each record has its own
         if name in PLACE_FIELDS:
             return self.of_place(lambda place: self._fields.of_place(place, name))
         if (found := self._of_data(name)) is not _Absent.ABSENT:
@@ -113,7 +113,7 @@ class FieldColumns:
     # The fields of the data
 
     def _of_data(self, name: str) -> Column | _Absent:
-        """Return the column of a field of templates: where it is in all records, else by walking each."""
+        """Return the column of a template's field: by its offset if that is the same in all, else record by record."""
         if self._rows.column("stack_trace"):
             return _Absent.ABSENT
         if isinstance(self._rows, PackedRows):
@@ -122,7 +122,7 @@ class FieldColumns:
         return self._ragged(name)
 
     def _codes(self) -> list[_Codes] | _Codes:
-        """Return the major and minor codes of each record, or those that all have in common."""
+        """Return the major and minor code of each record, or the codes that all share."""
         majors, minors = (self._rows.item(code) or 0 for code in (Item.MAJOR, Item.MINOR))
         if isinstance(majors, int) and isinstance(minors, int):
             return majors, minors
@@ -130,14 +130,14 @@ class FieldColumns:
         return list(zip(repeated(majors, count), repeated(minors, count), strict=True))
 
     def _template_of(self, major: int, minor: int) -> tuple[Template | None, bool]:
-        """Return the template of records, and whether it was derived from a handler."""
+        """Return the template for codes, and whether it was derived from a handler."""
         templates = self._fields.templates
         if (written := templates.written.find(major, minor)) is not None:
             return written, False
         return templates.derived(self._word_size, major, minor), True
 
     def _ragged(self, name: str) -> list[Any] | _Absent:
-        """Return the column of a field of records of various layouts; absent if no template or word is called so."""
+        """Return the column of a field of records with various layouts; absent if no template or word has this name."""
         rows, word_size = self._rows, self._word_size
         numbered = NUMBERED.match(name)
         if numbered is not None and numbered[1] != "word":
@@ -170,7 +170,7 @@ class FieldColumns:
         return found if is_there else _Absent.ABSENT
 
     def _in_templates(self, packed: PackedRows, name: str) -> Column | _Absent:
-        """Return the column of a field of templates of packed records; raise ``NoColumnError`` if places differ."""
+        """Return the column of a template's field in packed records; raise ``NoColumnError`` if its offset varies."""
         codes = self._codes()
         if not isinstance(codes, list):
             return self._in_template(packed, *codes, name)
@@ -183,7 +183,7 @@ class FieldColumns:
         return [columns[key][row] for row, key in enumerate(codes)]
 
     def _in_template(self, packed: PackedRows, major: int, minor: int, name: str) -> Column | _Absent:
-        """Return the column as if all records had these codes; raise ``NoColumnError`` if it has no place in all."""
+        """Return the column as if all records had these codes; raise ``NoColumnError`` if its offset varies."""
         word_size = self._word_size
         template, is_derived = self._template_of(major, minor)
         if template is None or name not in (names := names_of(template, word_size)):
@@ -192,7 +192,7 @@ class FieldColumns:
         if found is None:
             raise NoColumnError
         places, end = found
-        if is_derived and end != packed.data_size:  # it is that of records only if it takes all of their data
+        if is_derived and end != packed.data_size:  # a derived template must cover all of the data
             return _Absent.ABSENT
         place = places[names.index(name)]
         if place.start + place.size > packed.data_size:
@@ -213,7 +213,7 @@ class FieldColumns:
 
 
 def _groups(codes: list[_Codes] | _Codes, count: int) -> dict[_Codes, Sequence[int]]:
-    """Return which of so many rows have the same codes."""
+    """Return the indices of the ``count`` rows by their codes."""
     if not isinstance(codes, list):
         return {codes: range(count)}
     groups: dict[_Codes, list[int]] = {}
@@ -223,7 +223,7 @@ def _groups(codes: list[_Codes] | _Codes, count: int) -> dict[_Codes, Sequence[i
 
 
 def _numbers(packed: PackedRows, start: int, size: int, *, is_signed: bool = False) -> Column:
-    """Return the numbers at some place of the data."""
+    """Return the numbers at an offset of the data."""
     column = packed.numbers(packed.shape.data + start, size, packed.shape.byte_order)
     if not is_signed:
         return column
@@ -233,31 +233,31 @@ def _numbers(packed: PackedRows, start: int, size: int, *, is_signed: bool = Fal
     return [value - span if value >= top else value for value in column]
 
 
-# The fields of records' data as filters of trace files name them, by columns wherever that is possible.
+# The fields of records' data in filters of trace files, as columns if possible.
 
 
 class RecordData:
-    """The fields of records of trace files (``trace.trace_filter.DataColumns``), named as ``--count`` does."""
+    """The fields of records of trace files (``trace.trace_filter.DataColumns``), with the names of ``--count``."""
 
     def __init__(self) -> None:
         self._values: dict[TraceProgram, tuple[object, FieldValues]] = {}
         self._names: dict[str, Name] = {}
-        """The fields that filters name."""
+        """The fields that filters name, by name."""
         self._known: set[str] = set()
-        """Those that records of some program may have."""
+        """The names of fields that records of some program may have."""
         self._there: dict[str, None] = {}
-        """The fields that there are in programs that lack one of them."""
+        """The fields that exist in programs that lack a named field, for the error message."""
 
     def note(self, name: Name) -> None:
-        """Take note of a field that a filter names."""
+        """Register a field that a filter names."""
         self._names.setdefault(name.name, name)
 
     def see(self, rows: BlockRows) -> None:
-        """Take note of the program of some records."""
+        """Register the program of some records."""
         self._values_of(rows.block.program)
 
     def check(self) -> None:
-        """Raise ``SourceError`` if there were records, and those of no program can have a field that was named."""
+        """Raise ``SourceError`` if records were seen, but no program's records can have some named field."""
         for name in self._names.values() if self._values else ():
             if name.name not in self._known:
                 known = [*FILTER_NAMES, *self._there]
@@ -265,7 +265,7 @@ class RecordData:
                 fail(name.span, f"records have no field '{name.name}'", hint)
 
     def column(self, rows: BlockRows, name: Name, *, as_text: bool) -> DataColumn:
-        """Return a column of numbers and strings as they are, or of the strings that are shown."""
+        """Return a column of numbers and strings unchanged, or of the strings that are displayed."""
         program = rows.block.program
         values = self._values_of(program)
         item = "name" if name.name == "comm" else name.name
@@ -296,7 +296,7 @@ class RecordData:
         return values
 
     def _one_by_one(self, rows: BlockRows, values: FieldValues, name: str, *, as_text: bool) -> list[Any]:
-        """Return the column of what has no place of its own in all records."""
+        """Return the column of a field whose offset differs between records."""
         found: list[Any] = []
         is_named = as_text and (values.is_named(name) or name == "function")
         for row in range(len(rows)):
@@ -317,7 +317,7 @@ def _is_code(rows: BlockRows) -> bool:
 
 
 def _plain(column: Any) -> Any:
-    """Return a column with numbers and strings alone; strings as they are shown."""
+    """Return a column of numbers and displayed strings only."""
     if not isinstance(column, list):
         return _plain_value(column)
     if all(isinstance(value, int) for value in column[:1]) and set(map(type, column)) == {int}:
@@ -335,7 +335,7 @@ def _plain_value(value: Any) -> int | str | None:
 
 
 def _typed(column: Any, known: NumberType | None) -> DataColumn:
-    """Return a column of which only the low bits count that a type says."""
+    """Return a column whose numbers are truncated to the bits of a type."""
     if known is None or column is None:
         return column  # type: ignore[no-any-return]
     mask, top = (1 << known.bits) - 1, 1 << known.bits - 1

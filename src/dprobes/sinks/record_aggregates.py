@@ -1,7 +1,7 @@
 """
 Histograms and sums of a number in records, for each place or for each combination of other fields.
 
-What is counted elsewhere, in tables at the hit, is added with the same result.
+Counts from tables at the hit are added with the same result.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ __all__ = [
 ]
 
 GROUPS_MAX = 10_000
-"""Groups that are kept one by one; what comes beyond them is one group."""
+"""Maximum number of groups that are kept separately; further ones are merged into one group."""
 
 OTHERS = "others"
-"""What the group of all further ones is called."""
+"""The name of the merged group."""
 
 Group = tuple[str, ...]
-"""The values of the fields that numbers are measured by, or a place."""
+"""The values of the fields that group the numbers, or a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """
-    The numbers of a field by buckets (``bucket_of``); empty ones between them are there.
+    The numbers of a field by buckets (``bucket_of``); empty buckets in between are included.
 
-    ``where`` tells of which records: at which place, or with which values. ``odd`` records had no number there.
+    ``where`` is the place or the values of the group of records. ``odd`` records had no number in this field.
     """
 
     field: str
@@ -65,7 +65,7 @@ class Histogram:
 
 
 class Sum(NamedTuple):
-    """What numbers come to: how many there are, their sum, the least and the largest one."""
+    """Summary of numbers: their count, sum, minimum and maximum."""
 
     numbers: int
     total: int
@@ -73,7 +73,7 @@ class Sum(NamedTuple):
     largest: int
 
     def plus(self, other: Sum) -> Sum:
-        """Return what both come to."""
+        """Return the summary of both."""
         return Sum(
             self.numbers + other.numbers,
             self.total + other.total,
@@ -84,7 +84,7 @@ class Sum(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SumTable:
-    """What the numbers of a field come to in each group, the greatest sum first; ``odd`` records had no number."""
+    """The sums of a field's numbers by group, the greatest sum first; ``odd`` records had no number."""
 
     field: str
     by: tuple[str, ...]
@@ -93,7 +93,7 @@ class SumTable:
 
 
 class Measures:
-    """Measure the fields ``measured`` in histograms, and sum up the fields ``summed``; all by the fields ``by``."""
+    """Histograms of the fields ``measured`` and sums of the fields ``summed``, grouped by the fields ``by``."""
 
     def __init__(self, measured: Sequence[str], summed: Sequence[str] = (), by: Sequence[str] = ()) -> None:
         self.measured, self.summed, self.by = tuple(measured), tuple(summed), tuple(by)
@@ -106,16 +106,16 @@ class Measures:
         return bool(self.measured or self.summed)
 
     def check(self, values: FieldValues) -> None:
-        """Raise ``FormatError`` if the records of a program can have none of the fields."""
+        """Raise ``FormatError`` if the records of a program have none of the fields."""
         for field in self.by:
             values.check(field)
         for field in (*self.measured, *self.summed):
             values.check(field, is_number=True)
 
-    # Records, one by one or by columns
+    # Input from records, one by one or by columns
 
     def log(self, values: FieldValues, record: LogRecord, place: Place) -> None:
-        """Take the numbers of a record."""
+        """Add the numbers of a record."""
         group = tuple(values.text(record, place, field) for field in self.by) if self.by else (place_text(place),)
         for n, field in enumerate(self.measured):
             self._add_numbers(n, group, _numbers(values.find(record, place, field)))
@@ -129,7 +129,7 @@ class Measures:
         return by, measured, [columns.values(field) for field in self.summed]
 
     def log_columns(self, columns: tuple[list[Any], list[Any], list[Any]], count: int) -> None:
-        """Take the numbers of so many records by what ``columns`` has returned."""
+        """Add the numbers of ``count`` records, from the result of ``columns``."""
         by, measured, summed = columns
         if not count:
             return
@@ -145,7 +145,7 @@ class Measures:
     def _log_measured(self, n: int, by: list[Any], numbers: Any, count: int) -> None:
         is_one = not any(isinstance(column, list) for column in by)
         if is_one and isinstance(numbers, list) and set(map(type, numbers)) == {int}:
-            bucket = int.bit_length if min(numbers) >= 0 else bucket_of  # the first is much faster
+            bucket = int.bit_length if min(numbers) >= 0 else bucket_of  # int.bit_length is much faster
             self._of_group(n, self._texts(tuple(by))).update(map(bucket, numbers))
             return
         for group, found in self._grouped(by, numbers, count):
@@ -155,7 +155,7 @@ class Measures:
             self.add_odd(n, group, len(found) - len(there))
 
     def _grouped(self, by: list[Any], numbers: Any, count: int) -> Iterator[tuple[Group, Sequence[Any]]]:
-        """Give the numbers of each group."""
+        """Yield the numbers of each group."""
         every = numbers if isinstance(numbers, list) else [numbers] * count
         if not any(isinstance(column, list) for column in by):
             yield self._texts(tuple(by)), every
@@ -171,28 +171,28 @@ class Measures:
             yield self._texts(key), each
 
     def _texts(self, key: tuple[Any, ...]) -> Group:
-        """Return the values of a group as they are shown."""
+        """Return the displayed values of a group."""
         return tuple(map(_measured_text, self.by or ("",), key))
 
-    # What somebody else has counted, and what is added for each group
+    # Input from counts made elsewhere, by group
 
     def add_bucket(self, n: int, group: Group, bucket: int, count: int) -> None:
-        """Add so many numbers to a bucket of histogram ``n`` (``bucket_of``)."""
+        """Add ``count`` numbers to a bucket of histogram ``n`` (``bucket_of``)."""
         self._of_group(n, group)[bucket] += count
 
     def add_odd(self, n: int, group: Group, count: int) -> None:
-        """Add so many records without a number to histogram ``n``."""
+        """Add ``count`` records without a number to histogram ``n``."""
         if count:
             self._odd[n][self._kept(group, self._odd[n])] += count
 
     def add_sum(self, n: int, group: Group, found: Sum) -> None:
-        """Add what numbers come to, to sum ``n``."""
+        """Add a summary of numbers to sum ``n``."""
         sums = self._sums[n]
         group = self._kept(group, sums)
         sums[group] = found if (known := sums.get(group)) is None else known.plus(found)
 
     def add_unsummed(self, n: int, count: int) -> None:
-        """Add so many records without a number to sum ``n``."""
+        """Add ``count`` records without a number to sum ``n``."""
         self._unsummed[n] += count
 
     def _add_numbers(self, n: int, group: Group, numbers: Sequence[int]) -> None:
@@ -212,12 +212,12 @@ class Measures:
         return buckets.setdefault(self._kept(group, buckets), Counter())
 
     def _kept(self, group: Group, known: Iterable[Group]) -> Group:
-        """Return a group that there is room for."""
+        """Return the group itself if there is room for it, else the merged group."""
         if isinstance(known, dict) and group not in known and len(known) >= GROUPS_MAX:
             return (OTHERS, *[""] * (len(group) - 1))
         return group
 
-    # What has come of it
+    # Results
 
     def histograms(self) -> Iterator[Histogram]:
         """Iterate over the histograms, for each field those of all groups."""
@@ -236,14 +236,14 @@ class Measures:
         return "where " + ", ".join(f"{name} = {text}" for name, text in zip(self.by, group, strict=True))
 
     def sums(self) -> Iterator[SumTable]:
-        """Iterate over the sums, in the order in which they were asked for."""
+        """Iterate over the sums, in the order of the requested fields."""
         for field, by_group, odd in zip(self.summed, self._sums, self._unsummed, strict=True):
             rows = sorted(by_group.items(), key=lambda item: (-item[1].total, item[0]))
             yield SumTable(field, self.by or ("place",), tuple(rows), odd)
 
 
 def place_text(place: Place) -> str:
-    """Return what histograms call a place."""
+    """Return the name of a place in histograms."""
     return f"{place.function or place.symbol}{' (return)' if place.at_return else ''}"
 
 
@@ -261,18 +261,18 @@ def _numbers(value: Value) -> tuple[int, ...]:
             return ()
 
 
-# Summaries of records: how often each value of a field occurs, and histograms and sums of numbers (``measures``).
+# Summaries of records: counts of each value of a field, and histograms and sums of numbers (``Measures``).
 
 VALUES_MAX = 100_000
-"""Distinct values that are counted one by one; what comes beyond them is counted together."""
+"""Maximum number of distinct values that are counted separately; further ones are counted together."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountTable:
     """
-    How often each combination of values of ``fields`` has occurred, the most frequent first.
+    Counts of the combinations of values of ``fields``, the most frequent first.
 
-    ``others`` records had values that are not listed, because there were too many different ones.
+    ``others`` records had values that are not listed, because there were too many distinct ones.
     """
 
     fields: tuple[str, ...]
@@ -282,7 +282,7 @@ class CountTable:
 
 class Aggregates:
     """
-    Count the records of all programs: each of ``counted`` are fields of one table.
+    A sink that counts the records of all programs: each of ``counted`` is the list of fields of one table.
 
     Each of ``measured`` is the field of histograms, each of ``summed`` of sums, for each combination of fields ``by``.
     """
@@ -296,7 +296,7 @@ class Aggregates:
     ) -> None:
         self._counted = [(fields, Counter[tuple[str, ...]]()) for fields in counted]
         self._values: list[Counter[Any]] = [Counter() for _ in counted]
-        """The same with values that are not strings yet: of one field, or tuples of those of several."""
+        """Counts of raw values, not converted to strings yet: of one field, or tuples of several."""
         self._others = [0] * len(self._counted)
         self.measures = Measures(measured, summed, by)
         self._fields: dict[int, FieldValues] = {}
@@ -304,16 +304,16 @@ class Aggregates:
     # The sink
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program; raise ``FormatError`` if its records can have none of the fields asked for."""
+        """Register a program; raise ``FormatError`` if its records have none of the requested fields."""
         self.create_event_of(source, os.uname().nodename, AddressSymboliser(source, live=True))
 
     def create_event_of(self, source: RecordSource, host: str, symboliser: AddressSymboliser | None = None) -> None:
-        """Take note of a program whose records may be of another machine; raises as ``create_event``."""
+        """Register a program whose records may be of another machine; raise the same errors as ``create_event``."""
         self._fields[source.number] = values = FieldValues(source, host, symboliser)
         self._check(values)
 
     def check(self, source: RecordSource) -> None:
-        """Raise as ``create_event``, without knowing the program afterwards."""
+        """Raise the same errors as ``create_event``, without registering the program."""
         self._check(FieldValues(source))
 
     def _check(self, values: FieldValues) -> None:
@@ -322,7 +322,7 @@ class Aggregates:
         self.measures.check(values)
 
     def log_events(self, batch: Batch) -> None:
-        """Count records."""
+        """Count the records of a batch."""
         values = self._fields[batch.source.number]
         if (packed := batch.packed) is not None:
             for part in packed.table.parts:
@@ -344,11 +344,11 @@ class Aggregates:
             self.measures.log(values, record, place)
 
     def fields_of(self, source: RecordSource) -> FieldValues:
-        """Return what finds the fields of a program that is known."""
+        """Return the field values of a registered program."""
         return self._fields[source.number]
 
     def log_columns(self, columns: FieldColumns) -> bool:
-        """Count records by their columns; return False, having counted none, if some field has no column."""
+        """Count records by their columns; return False, without counting any, if some field has no column."""
         try:
             counted = [[columns.values(field) for field in fields] for fields, _ in self._counted]
             measured = self.measures.columns(columns)
@@ -360,7 +360,7 @@ class Aggregates:
         return True
 
     def _count(self, n: int, found: Counter[Any], count: int) -> None:
-        """Add up how often values occur, ``count`` times in all."""
+        """Add ``found``, the counts of ``count`` records, to table ``n``."""
         values, strings = self._values[n], self._counted[n][1]
         room = VALUES_MAX - len(values) - len(strings)
         if room >= len(found):
@@ -371,36 +371,36 @@ class Aggregates:
             values.update({key: found[key] for key in new})
             for key in new:
                 count -= found.pop(key)
-        # Sets are compared without a look at each value here: mostly there is no room for millions of them.
+        # Set operations avoid a loop over the values: there may be millions of them, most of which have no room.
         for key in values.keys() & found.keys():
             values[key] += found[key]
             count -= found[key]
         self._others[n] += count
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program, but not what was counted."""
+        """Drop the state of a program, but not its counts."""
         self._fields.pop(source.number, None)
 
     def flush(self) -> None:
-        """Do nothing: what was counted is asked for at the end."""
+        """Do nothing: the counts are read at the end."""
 
     def close(self) -> None:
         """Do nothing."""
 
-    # What somebody else has counted
+    # Input from counts made elsewhere
 
     def add_count(self, n: int, key: tuple[str, ...], count: int) -> None:
-        """Add so many records with these values of the fields of table ``n``."""
+        """Add ``count`` records with these values of the fields of table ``n``."""
         self._counted[n][1][key] += count
 
     def add_others(self, n: int, count: int) -> None:
-        """Add so many records to those of table ``n`` that are counted together."""
+        """Add ``count`` records to the remainder of table ``n``."""
         self._others[n] += count
 
-    # What has come of it
+    # Results
 
     def tables(self) -> Iterator[CountTable]:
-        """Iterate over the tables, in the order in which they were asked for."""
+        """Iterate over the tables, in the order of the requested fields."""
         for (fields, strings), values, others in zip(self._counted, self._values, self._others, strict=True):
             counter = Counter(strings)
             for value, count in values.items():
@@ -411,7 +411,7 @@ class Aggregates:
 
 
 def _counts_of(columns: Sequence[Any], count: int) -> Counter[Any]:
-    """Return how often each value occurs in a column, or each combination of those of several; the first ones first."""
+    """Return the counts of values in a column, or of combinations in several columns, in order of first occurrence."""
     if not any(isinstance(column, list) for column in columns):
         key = columns[0] if len(columns) == 1 else tuple(columns)
         return Counter({key: count} if count else {})

@@ -1,8 +1,8 @@
 """
-What waits for a log target: batches of records, and what is to be said of programs between them, in order.
+The queue of a log target: batches of records, and announcements of programs between them, in order.
 
-It is bounded in records and in bytes; what finds no room is counted as lost, and the next batch of the same program
-tells so. Its users hold a lock.
+It is bounded in records and in bytes; records without room are counted as lost, and the next batch of the same program
+reports their number. Users must hold a lock.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 __all__ = ["Created", "Destroyed", "Message", "Pace", "Problems", "RecordQueue", "Tables"]
 
 RECORDS_MAX = 1 << 16
-"""Records that wait for a target at most."""
+"""Maximum number of records in the queue of a target."""
 
 BYTES_MAX = 128 << 20
-"""Bytes of records that wait for a target at most: a record may have 64 KiB."""
+"""Maximum size in bytes of records in the queue of a target: a record may have 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """A program that is there, or more of it."""
+    """The announcement of a program, or an update of its description."""
 
     source: RecordSource
 
 
 @dataclass(frozen=True, slots=True)
 class Destroyed:
-    """A program of which no more records will come."""
+    """The end of a program, after which it has no more records."""
 
     source: RecordSource
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the keyed tables of a program hold at a moment."""
+    """The contents of a program's keyed tables at some time."""
 
     source: RecordSource
     contents: Sequence[TableContents]
@@ -57,7 +57,7 @@ Message = Batch | Created | Destroyed | Tables
 
 
 class RecordQueue:
-    """Messages; ``waiting`` counts records in it, ``lost`` those that had no room or were given up."""
+    """A queue of messages; ``waiting`` counts the records in it, ``lost`` those without room or given up."""
 
     def __init__(self, records_max: int = RECORDS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._records_max = records_max
@@ -65,17 +65,17 @@ class RecordQueue:
         self._messages: deque[Message] = deque()
         self._bytes = 0
         self._lost_before: dict[int, int] = {}
-        """Records of each source that were lost since its last batch in the queue."""
+        """Number of records of each source that were lost since its last batch in the queue."""
         self.is_given_up = False
         self._last: Message | None = None
-        """The first message when all was given up, which a sink may be writing."""
+        """The first message at the time of ``give_up``, which a sink may be writing."""
         self.waiting = self.lost = 0
 
     def __bool__(self) -> bool:
         return bool(self._messages)
 
     def put(self, batch: Batch) -> None:
-        """Add the records of a batch that find room."""
+        """Add the records of a batch for which there is room."""
         number, count = batch.source.number, len(batch.records)
         taken = self._room(batch)
         if taken:
@@ -105,7 +105,7 @@ class RecordQueue:
         return count
 
     def tell(self, messages: Iterable[Created | Destroyed]) -> None:
-        """Add what is to be said of programs; before the end of one, how many of its last records were lost."""
+        """Add announcements of programs; before the end of a program, the number of its records lost at the end."""
         if self.is_given_up:
             return
         for message in messages:
@@ -114,10 +114,10 @@ class RecordQueue:
             self._messages.append(message)
 
     def put_tables(self, tables: Tables) -> None:
-        """Add tables, in the place of earlier ones of the program that still wait."""
+        """Add tables; they replace earlier ones of the program in the queue."""
         if self.is_given_up:
             return
-        # The first message may be on its way.
+        # The first message may be in use by the sink.
         for at in range(len(self._messages) - 1, 0, -1):
             message = self._messages[at]
             if isinstance(message, Tables) and message.source.number == tables.source.number:
@@ -126,10 +126,10 @@ class RecordQueue:
 
     def first(self, count: int) -> Message:
         """
-        Return the first message; it stays until it is taken or dropped.
+        Return the first message; it stays in the queue until it is taken or dropped.
 
-        Of a batch these are ``count`` records at most, and if it has less, those of the next batches of the same
-        program as well: what costs a sink a request is not to be done for each handful of records.
+        A batch is limited to ``count`` records. A smaller one is joined with the next batches of the same program, so
+        that a sink with a request per batch does not need one for each handful of records.
         """
         message = self._messages[0]
         if not isinstance(message, Batch):
@@ -143,7 +143,7 @@ class RecordQueue:
         return message
 
     def _joined(self, first: Batch, count: int) -> Batch:
-        """Put batches into one of up to ``count`` records, as long as there is nothing to be said between them."""
+        """Join batches into one of up to ``count`` records, as long as no other message is between them."""
         records, places = list(first.records), list(first.places)
         self._messages.popleft()
         while (room := count - len(records)) and self._messages and _goes_on(first, self._messages[0]):
@@ -158,7 +158,7 @@ class RecordQueue:
         return joined
 
     def take(self, message: Message, count: int) -> bool:
-        """Take away the first message, or ``count`` records of it; return False if it is not there any more."""
+        """Remove the first message, or ``count`` records of it; return False if it is no longer in the queue."""
         if message is self._last:
             self._last = None
             self.lost -= count
@@ -175,7 +175,7 @@ class RecordQueue:
         return True
 
     def keep(self, message: Message, left: Sequence[int]) -> bool:
-        """Take the first message away but for the records at some positions; return as ``take`` does."""
+        """Reduce the first message to the records at some positions; return the same as ``take``."""
         assert isinstance(message, Batch)
         if message is self._last:
             return self.take(message, len(message.records) - len(left))
@@ -192,7 +192,7 @@ class RecordQueue:
         return True
 
     def drop(self, message: Message) -> None:
-        """Lose the first message."""
+        """Remove the first message, and count its records as lost."""
         count = len(message.records) if isinstance(message, Batch) else 0
         if self.take(message, count):
             self.lost += count
@@ -201,7 +201,7 @@ class RecordQueue:
                 self._lost_before[number] = self._lost_before.get(number, 0) + count + message.lost
 
     def mark_lost(self, source: RecordSource, count: int) -> None:
-        """Have what comes next of a program say that ``count`` records more were lost before."""
+        """Add ``count`` to the lost records that the next message of a program reports."""
         for at, message in enumerate(self._messages):
             match message:
                 case Batch() if message.source.number == source.number:
@@ -214,9 +214,9 @@ class RecordQueue:
 
     def give_up(self) -> None:
         """
-        Lose everything that waits, and whatever comes.
+        Lose all records in the queue, and those put later.
 
-        What a sink has taken of the first message may still be said, until it is settled what is lost.
+        Records of the first message that a sink has taken may still be reported, until ``settle``.
         """
         self.is_given_up = True
         self._last = self._messages[0] if self._messages else self._last
@@ -225,12 +225,12 @@ class RecordQueue:
         self.waiting = self._bytes = 0
 
     def settle(self) -> None:
-        """Let what was given up be lost for good."""
+        """End the time in which records of the first message may still be reported as taken."""
         self._last = None
 
 
 def _goes_on(batch: Batch, message: Message) -> bool:
-    """Return whether a message has nothing but more records for a batch."""
+    """Return whether a message contains nothing but more records for a batch."""
     return (
         isinstance(message, Batch)
         and message.source is batch.source
@@ -242,51 +242,55 @@ def _goes_on(batch: Batch, message: Message) -> bool:
 # The pace of a sink: the size of its batches, the retries after a failure, and the reports of a problem.
 
 _RETRY = 1.0
-"""Seconds between two tries of a target that fails, at first and at the end; up to which they double is below."""
+"""Seconds between attempts to open a failing target, initially and at the end; they double up to ``_RETRY_MAX``."""
 
 _RETRY_MAX = 60.0
 
 _WAIT_MAX = 3600.0
-"""Seconds that a target is left alone at most when it asks for that."""
+"""Maximum number of seconds for which a target may ask not to be retried."""
 
 _PIECE_FIRST, _PIECE_MIN, _PIECE_MAX = 64, 8, 1 << 14
-"""Records that a sink gets at once: so many that it takes about as long as below, so that its progress can be seen."""
+"""
+Records per batch: initial, minimum, maximum.
+
+A batch should take about ``_PIECE_TIME``, so that progress is visible.
+"""
 
 _PIECE_TIME = 0.5
 
 _BY_RECORD = 1.5
-"""Of twice as many records: how much longer they take if it is they that take the time, and not the call."""
+"""Ratio of the times for twice as many records from which on the records take the time, and not the call."""
 
 _FADING = 0.5
-"""By what a time is reduced each time that more records are not tried for it: sinks change."""
+"""Factor for a stored time whenever larger batches are not tried because of it: sinks change."""
 
 _SAY_AGAIN = 600.0
-"""Seconds after which the same problem, if it has gone meanwhile and is back, is reported once more."""
+"""Seconds after which a problem that has disappeared and occurs again is reported once more."""
 
 _SAID_MAX = 100
-"""Problems to remember: there may be a changing number in them."""
+"""Maximum number of remembered problems: their messages may contain a changing number."""
 
 
 class Pace:
-    """Follow how fast a sink is, and how often it fails."""
+    """The speed of a sink, and its failures."""
 
     def __init__(self) -> None:
         self._piece = _PIECE_FIRST
         self._seconds: dict[int, float] = {}
-        """How long a piece of each size took, when it was last tried."""
+        """Seconds that a batch of each size took last."""
         self._tried = 0.0
         self._failures = 0
 
     def piece(self, sink: Sink | None) -> int:
-        """Return how many records a sink is to get at once; one whose progress can be seen anyway gets many."""
+        """Return the number of records for the next batch; large if the sink shows progress within a call."""
         return self._piece if getattr(sink, "steps", None) is None else _PIECE_MAX
 
     def took(self, count: int, seconds: float) -> None:
         """
-        Note how long ``count`` records took.
+        Record the duration of a batch of ``count`` records.
 
-        If they took long, half as many are tried. Where that takes as long, as with a server that is far away, it is
-        the call that costs time: then more records at once are better, not less.
+        If it was long, half as many are tried. If those take as long, as with a distant server, the call itself costs
+        the time: then larger batches are better, not smaller ones.
         """
         if count != self._piece:
             if seconds > _PIECE_TIME:
@@ -299,7 +303,7 @@ class Pace:
             self._piece = min(2 * count, _PIECE_MAX)
 
     def _better(self, count: int, seconds: float) -> int:
-        """Return how many records to try if ``count`` of them take long."""
+        """Return the number of records to try if ``count`` of them take long."""
         half, double = self._seconds.get(count // 2), self._seconds.get(2 * count)
         if count > _PIECE_MIN and (half is None or seconds > _BY_RECORD * half):
             return count // 2
@@ -309,19 +313,19 @@ class Pace:
         return min(2 * count, _PIECE_MAX)
 
     def tried(self) -> None:
-        """Note that the sink is opened."""
+        """Record an attempt to open the sink."""
         self._tried = time.monotonic()
 
     def succeeded(self) -> None:
-        """Note that the sink works."""
+        """Record a success of the sink."""
         self._failures = 0
 
     def failed(self, wait: float, *, at_end: bool) -> float:
         """
-        Note that the sink does not work; return how many seconds to wait until the next try.
+        Record a failure of the sink; return the seconds to wait until the next attempt.
 
-        One that has worked for a while is tried again at once: a connection that is closed in order is no trouble.
-        ``wait`` is for how many seconds it asks to be left alone. ``at_end`` there is no time for long pauses.
+        After a success it is retried at once: an orderly close of a connection is not a problem. ``wait`` is the number
+        of seconds for which the sink asks not to be retried. ``at_end`` pauses are short.
         """
         self._failures += 1
         if self._failures == 1:
@@ -332,13 +336,13 @@ class Pace:
 
 
 class Problems:
-    """Remember which problems were said."""
+    """The problems that were reported recently."""
 
     def __init__(self) -> None:
         self._said: dict[str, float] = {}
 
     def is_new(self, problem: str) -> bool:
-        """Return whether a problem is to be said, which then it is."""
+        """Return whether a problem is to be reported, and count it as reported."""
         now = time.monotonic()
         if now - self._said.get(problem, -_SAY_AGAIN) < _SAY_AGAIN:
             return False

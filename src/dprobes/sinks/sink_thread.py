@@ -1,10 +1,10 @@
 """
-A log target: a sink, a thread that feeds it, and a bounded queue before that.
+A log target: a sink, a thread that feeds it, and a bounded queue in front of it.
 
-So a slow or broken sink never holds up a program. What finds no room is counted as lost. A sink that fails is closed,
-and opened again after a while that gets longer; records that it had not taken wait for that. A batch that a sink
-cannot take for a mistake of its own is given up: it would make the same mistake again. Records that are refused by
-what is behind a sink are lost, and are no failure.
+So a slow or broken sink never delays a program. Records without room in the queue are counted as lost. A failed sink is
+closed, and opened again after a growing pause; records that it has not taken stay in the queue. A batch that triggers a
+bug in a sink is dropped: it would trigger the bug again. Records that the receiver behind a sink refuses are lost, and
+not a failure.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 __all__ = ["LogTarget", "LogTargets", "TargetStatus", "close_all"]
 
 _FLUSH_INTERVAL = 0.2
-"""Seconds after which what was taken is made visible, if more is coming all the time."""
+"""Seconds after which taken records are flushed, even if more arrive continuously."""
 
 _PATIENCE = 10.0
-"""Seconds that a sink may take nothing at the end, until what waits is given up."""
+"""Seconds without progress at the end, after which the records in the queue are given up."""
 
 _ABORTING = 1.0
-"""Seconds that a sink which hangs has to see that it was aborted."""
+"""Seconds for a blocked sink to react to ``abort``."""
 
 _SILENCE = 1.0
-"""Seconds after which it is said that there is still something to be written."""
+"""Seconds after which the user is told that records are still being written."""
 
 _LOOK = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """The state of a log target, in records; ``problem`` is what is wrong with it at present."""
+    """The state of a log target; counts are in records, ``problem`` is its current problem."""
 
     name: str
     module: str | None
@@ -60,11 +60,11 @@ class TargetStatus:
 
 class LogTarget:
     """
-    Own a sink and the thread that feeds it.
+    A log target: a sink and the thread that feeds it.
 
-    ``module`` limits it to the records of one program. ``open_sink`` is called at once, and by the thread after a
-    failure. ``on_problem`` is called by the thread when the sink begins to fail; not for each time that the same
-    happens again.
+    ``module`` limits it to the records of one program. ``open_sink`` is called by the constructor, and by the thread
+    after a failure. The thread calls ``on_problem`` when the sink begins to fail, but not for repetitions of the same
+    problem.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class LogTarget:
         self._format_name = format_name
         self._open = open_sink
         self._on_problem = on_problem
-        self._sink: Sink | None = open_sink()  # what is wrong at once is an error of who asked for it
+        self._sink: Sink | None = open_sink()  # an error at the start belongs to the caller
         self._takes_tables = hasattr(self._sink, "log_tables")
         self._has_refused_tables = False
         self._active: dict[int, RecordSource] = {}
-        """What the sink was told of, or would be if it were open; the thread's own."""
+        """The programs announced to the sink, or to be announced when it is opened again; used by the thread only."""
         self._queue = RecordQueue()
         self._written = 0
         self._problem: str | None = None
@@ -97,31 +97,31 @@ class LogTarget:
         """Guards the queue, the counts and the problem."""
         self._closing = False
         self._is_down = False
-        """Whether the thread waits until it opens a sink again that has failed."""
+        """True if the thread waits to open a failed sink again."""
         self._steps = 0
-        """Counts what the thread gets done."""
+        """Counter of the thread's progress."""
         self._ended = threading.Event()
-        """Not ``Thread.is_alive``, which an interrupted ``join`` makes untrue (before Python 3.13)."""
+        """Used instead of ``Thread.is_alive``, which is wrong after an interrupted ``join`` (before Python 3.13)."""
         self._thread = threading.Thread(target=self._run, name=f"log target {name}", daemon=True)
         self._thread.start()
 
-    # What programs say
+    # Input from programs
 
     def takes(self, source: RecordSource) -> bool:
         """Return whether records of a program are for this target."""
         return self.module is None or self.module == source.name
 
     def create(self, sources: Iterable[RecordSource]) -> None:
-        """Announce programs, or more of them."""
+        """Announce programs, or update their descriptions."""
         self._tell([Created(source) for source in sources if self.takes(source)])
 
     def destroy(self, source: RecordSource) -> None:
-        """Tell that no more records of a program will come."""
+        """Announce the end of a program."""
         if self.takes(source):
             self._tell([Destroyed(source)])
 
     def put(self, batch: Batch) -> None:
-        """Queue records of a program; what finds no room is counted as lost."""
+        """Queue records of a program; those without room are counted as lost."""
         if not self.takes(batch.source):
             return
         with self._changed:
@@ -129,7 +129,7 @@ class LogTarget:
             self._changed.notify_all()
 
     def put_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Queue what keyed tables hold, if the sink takes that; of a program that has to wait only the latest."""
+        """Queue the contents of keyed tables, if the sink accepts them, instead of queued tables of the program."""
         if not self.takes(source):
             return
         if not self._takes_tables:
@@ -146,10 +146,10 @@ class LogTarget:
             self._queue.tell(messages)
             self._changed.notify_all()
 
-    # What people ask
+    # Status and end
 
     def status(self) -> TargetStatus:
-        """Return how the target fares."""
+        """Return the status of the target."""
         with self._changed:
             queue = self._queue
             return TargetStatus(
@@ -157,7 +157,7 @@ class LogTarget:
             )
 
     def finish(self) -> None:
-        """Have the sink closed when everything that waits is written; ``close`` waits for that."""
+        """Close the sink once the queue is written, without waiting; ``close`` waits for that."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -169,11 +169,11 @@ class LogTarget:
         on_wait: Callable[[TargetStatus], None] | None = None,
     ) -> TargetStatus:
         """
-        Write what waits, as long as the sink takes something, and give it up; return the last status.
+        Write the queue as long as the sink makes progress, release the sink and return the last status.
 
-        ``patience`` is how many seconds it may take nothing, and how many it may be out of order in all; ``limit`` how
-        many all that may take. What then still waits is lost. To be interrupted is to run out of patience. ``on_wait``
-        is called if this takes its time.
+        ``patience`` is the maximum number of seconds without progress, and the maximum total time out of order;
+        ``limit`` is the maximum total time in seconds. The records left in the queue are lost. An interrupt ends the
+        wait like the end of ``patience``. ``on_wait`` is called once if the wait takes more than ``_SILENCE`` seconds.
         """
         self.finish()
         try:
@@ -189,7 +189,7 @@ class LogTarget:
         return self.status()
 
     def _abort(self) -> None:
-        """Have a sink fail that hangs, if it knows how, so that it leaves nothing behind."""
+        """Make a blocked sink fail, if it has ``abort``, so that it leaves nothing behind."""
         abort = getattr(self._sink, "abort", None)
         if abort is not None:
             with contextlib.suppress(Exception):
@@ -203,7 +203,7 @@ class LogTarget:
             now = time.monotonic()
             if (found := self._progress()) != steps:
                 steps, last = found, now
-            down += _LOOK if self._is_down else 0.0  # one that comes back for a moment again and again is not repaired
+            down += _LOOK if self._is_down else 0.0  # brief recoveries do not reset this time
             if on_wait is not None and now - begun > _SILENCE:
                 on_wait(self.status())
                 on_wait = None
@@ -211,7 +211,7 @@ class LogTarget:
                 break
 
     def _progress(self) -> tuple[int, int]:
-        """Return what changes when something gets done, also within a call of the sink if that can be seen."""
+        """Return numbers that change with progress, also within a call of the sink if it shows that."""
         return self._steps, getattr(self._sink, "steps", 0)
 
     # The thread
@@ -225,7 +225,7 @@ class LogTarget:
             self._ended.set()
 
     def _serve(self, message: Message) -> None:
-        """Have the sink take a message; after a failure, wait until it can be tried again."""
+        """Pass a message to the sink; after a failure, wait until the next attempt."""
         try:
             sink = self._opened()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's mistake must not be ours
@@ -302,24 +302,24 @@ class LogTarget:
             self._queue.drop(message)
 
     def _wait_after(self, error: BaseException, message: Message | None = None) -> None:
-        """Note a failure, close the sink, and wait until the next try."""
+        """Record a failure, close the sink, and wait until the next attempt."""
         self._note(error, message)
         self._give_up()
         wait = error.wait if isinstance(error, SinkError) else 0.0
         with self._changed:
             was_closing = self._closing
             if was_closing and not self._queue.waiting:
-                self._queue.give_up()  # there is nothing to wait for
+                self._queue.give_up()  # no reason to wait
             self._is_down = True
             self._changed.wait_for(
-                # At the end it is tried at once, unless there is nobody who would want that.
+                # At the end it is tried at once, unless the target was given up.
                 lambda: self._queue.is_given_up or (self._closing and not was_closing and not wait),
                 self._pace.failed(wait, at_end=was_closing),
             )
             self._is_down = False
 
     def _note(self, error: BaseException, message: Message | None = None) -> None:
-        """Note what is wrong, and what a sink has taken of a message, or lost of earlier ones, all the same."""
+        """Record a problem, and how many records of the message the sink took, or lost of earlier ones."""
         said = _text_of(error)
         with self._changed:
             self._problem = said
@@ -337,7 +337,7 @@ class LogTarget:
         return error.taken > 0 and self._queue.take(message, error.taken)
 
     def _lose_written(self, error: SinkError) -> None:
-        """Count records as lost that were taken for written before, and have it said where they are missing."""
+        """Count records as lost that were counted as written, and report them at the right place."""
         count = min(error.lost, self._written)
         self._written -= count
         self._queue.lost += count
@@ -366,16 +366,16 @@ def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# All log targets of a run or of the manager: what every program's records go through.
+# All log targets of a run or of the manager, which receive the records of all programs.
 
 TargetKey = tuple[str, str | None]
-"""The name of a target, and the program that it is for; None is for all."""
+"""The name of a target, and the program that it is for; None stands for all programs."""
 
 
 def close_all(
     targets: Sequence[LogTarget], limit: float | None = None, on_wait: Callable[[TargetStatus], None] | None = None
 ) -> list[TargetStatus]:
-    """Close targets, all in the same time, as ``LogTargets.close`` does."""
+    """Close targets concurrently, like ``LogTargets.close``."""
     for target in targets:
         target.finish()
     until = None if limit is None else time.monotonic() + limit
@@ -390,14 +390,14 @@ def close_all(
 
 class LogTargets:
     """
-    Hand records to log targets, which come and go meanwhile; a late one is told of all programs that are active.
+    The log targets of records, which may be added and removed at any time.
 
-    All methods may be called by any thread.
+    A new target gets the announcements of all active programs. Any thread may call the methods.
     """
 
     def __init__(self, on_problem: Callable[[str, str], None] | None = None) -> None:
         self._lock = threading.Lock()
-        """Held while something is queued, so that all targets get everything in one order."""
+        """Held during queuing, so that all targets get the same order."""
         self._targets: dict[TargetKey, LogTarget] = {}
         self._active: dict[int, RecordSource] = {}
         self._on_problem = on_problem
@@ -405,7 +405,7 @@ class LogTargets:
     # Targets
 
     def add(self, name: LogTargetName, module: str | None, options: SinkOptions) -> bool:
-        """Add a target; return False if it is there already. Raise ``SinkError`` if its sink cannot be opened."""
+        """Add a target; return False if it exists already. Raise ``SinkError`` if its sink cannot be opened."""
         key = (name.text, module)
         with self._lock:
             if key in self._targets:
@@ -419,7 +419,7 @@ class LogTargets:
             on_problem=None if say is None else lambda problem: say(name.text, problem),
         )
         with self._lock:
-            if key in self._targets:  # somebody else was faster
+            if key in self._targets:  # another thread has added it
                 target.close()
                 return False
             self._targets[key] = target
@@ -427,13 +427,13 @@ class LogTargets:
         return True
 
     def take(self, name: str, module: str | None) -> list[LogTarget]:
-        """Remove targets, with no ``module`` all of that name; ``close`` releases them."""
+        """Remove targets, all of that name if ``module`` is None; ``close_all`` releases them."""
         with self._lock:
             chosen = [key for key in self._targets if key[0] == name and module in (None, key[1])]
             return [self._targets.pop(key) for key in chosen]
 
     def take_of(self, module: str) -> list[LogTarget]:
-        """Remove the targets that are for one program only."""
+        """Remove the targets of one program."""
         with self._lock:
             return [self._targets.pop(key) for key in list(self._targets) if key[1] == module]
 
@@ -443,7 +443,7 @@ class LogTargets:
             return sorted({key[0] for key in self._targets})
 
     def statuses(self) -> list[TargetStatus]:
-        """Return how the targets fare."""
+        """Return the status of each target."""
         with self._lock:
             return [target.status() for target in self._targets.values()]
 
@@ -451,38 +451,38 @@ class LogTargets:
         self, limit: float | None = None, on_wait: Callable[[TargetStatus], None] | None = None
     ) -> list[TargetStatus]:
         """
-        Write what waits, as long as sinks take something, give everything up, and return how the targets fared.
+        Write the queues as long as sinks make progress, release all targets, and return their last status.
 
-        ``limit`` is how many seconds that may take. An interrupt (Ctrl-C) ends the patience. ``on_wait`` is called for
-        each target that takes its time.
+        ``limit`` is the maximum total time in seconds. An interrupt (Ctrl-C) ends the wait. ``on_wait`` is called for
+        each target that takes long.
         """
         with self._lock:
             targets, self._targets = list(self._targets.values()), {}
         return close_all(targets, limit, on_wait)
 
-    # Programs
+    # Input from programs
 
     def create_event(self, source: RecordSource) -> None:
-        """Announce a program, or more of it."""
+        """Announce a program, or update its description."""
         with self._lock:
             self._active[source.number] = source
             for target in self._targets.values():
                 target.create([source])
 
     def log_events(self, batch: Batch) -> None:
-        """Hand over records."""
+        """Queue records."""
         with self._lock:
             for target in self._targets.values():
                 target.put(batch)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Hand over what the keyed tables of a program hold."""
+        """Queue the contents of a program's keyed tables."""
         with self._lock:
             for target in self._targets.values():
                 target.put_tables(source, contents)
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Tell that no more records of a program will come."""
+        """Announce the end of a program."""
         with self._lock:
             self._active.pop(source.number, None)
             for target in self._targets.values():

@@ -1,11 +1,10 @@
 """
 The data of a record as named, typed values, for log targets that have types.
 
-A template names them. Without one there is ``data``, the bytes, and what of it describes itself. A field whose value
-could not be read when the record was made is replaced by ``NAME_fault``, the address where that failed; one that the
-data ended before is left out; bytes that no field takes are ``rest``, and ``cut`` is a mark where the log buffer had no
-room for all. Addresses that a template prints by name have
-their names after all that (``formatters.address_fields``).
+A template names the values. Without one there is ``data``, the bytes, and the self-describing items of them. A field
+whose value could not be read at the hit is replaced by ``NAME_fault``, the address of the fault. A field beyond the end
+of the data is omitted. Bytes without a field are ``rest``, and ``cut`` is a mark where the log buffer had no room. The
+names of addresses that a template prints by name follow (``formatters.address_fields``).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ __all__ = [
     "value_text",
 ]
 
-# A record as names and strings, for logs with structured data: syslog and the systemd journal.
+# Records as names and strings, for logs with structured data: syslog and the systemd journal.
 
 _NUMBERS = ("major", "minor", "cpu", "pid", "tid", "uid")
 _ADDRESSES = ("cs", "ip", "ss", "sp")
@@ -55,11 +54,11 @@ _ADDRESSES = ("cs", "ip", "ss", "sp")
 
 class KnownRecord(NamedTuple):
     """
-    A record, the items of its header as strings, and the fields that its template or its handler names.
+    A record, the items of its header as strings, and the fields of its template or its handler.
 
-    A last field, ``rest``, is the bytes that no other takes.
-    ``names`` are those of the fields' addresses, by fields of their own. ``function`` is where a sampler or a
-    watchpoint hit, as far as somebody knows; of other places ``place_items`` tells.
+    A last field, ``rest``, is the bytes without a field. ``names`` are those of the fields' addresses, as separate
+    fields. ``function`` is where a sampler or a watchpoint hit, if known; ``place_items`` returns the function of other
+    places.
     """
 
     record: LogRecord
@@ -70,7 +69,7 @@ class KnownRecord(NamedTuple):
 
 
 class FieldReader:
-    """Read the records of programs with their templates; addresses are named while their processes may still run."""
+    """A decoder of programs' records by their templates; addresses are named while their processes may still run."""
 
     def __init__(self) -> None:
         self._templates: dict[int, ProgramTemplates] = {}
@@ -78,20 +77,20 @@ class FieldReader:
         self._fields: dict[tuple[Template, int], tuple[Field, ...]] = {}
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program, or more of it."""
+        """Register a program, or update it."""
         self._templates[source.number] = ProgramTemplates.of_source(source)
         if source.number not in self._symbolisers:
             self._symbolisers[source.number] = AddressSymboliser(source, live=True)
         self._symbolisers[source.number].know(source)
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
+        """Drop the state of a program."""
         self._templates.pop(source.number, None)
         self._symbolisers.pop(source.number, None)
         self._fields.clear()
 
     def read(self, source: RecordSource, data: bytes, place: Place) -> KnownRecord:
-        """Return what is known of a record; raise ``FormatError`` if it is none."""
+        """Return the decoded record; raise ``FormatError`` if it is invalid."""
         record = decode_record(data, place)
         template = self._templates[source.number].of(record)
         symboliser = self._symbolisers[source.number]
@@ -117,46 +116,46 @@ class FieldReader:
 
 
 class DescribedRecords:
-    """The records of batches as strings, each with what is known of it beside."""
+    """The records of batches as strings, together with their decoded forms."""
 
     def __init__(self, format_name: str) -> None:
         self._strings = BatchFormatter(format_name, has_items=True)
         self._fields = FieldReader()
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program, or more of it."""
+        """Register a program, or update it."""
         self._strings.create_event(source)
         self._fields.create_event(source)
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
+        """Drop the state of a program."""
         self._strings.destroy_event(source)
         self._fields.destroy_event(source)
 
     def of_batch(self, batch: Batch) -> Iterator[tuple[str, Place, bytes, KnownRecord | None]]:
-        """Give the text of each record, its place and its bytes; nothing is known of what is no record."""
+        """Yield text, place, bytes and decoded form of each record; the latter is None if the record is invalid."""
         strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
         for text, data, place in zip(strings, batch.records, batch.places, strict=True):
             try:
                 known = self._fields.read(batch.source, data, place)
-            except FormatError:  # the text tells it
+            except FormatError:  # the text reports it
                 yield text, place, data, None
             else:
                 yield text, place, data, known
 
 
 def lost_text(batch: Batch) -> str:
-    """Return what is said of records that were lost before a batch."""
+    """Return the message about records that were lost before a batch."""
     return f"{batch.lost} records of '{batch.source.name}' were lost here"
 
 
 def _rest_field(fields: Sequence[tuple[Field, Value]]) -> Field:
-    """Return the field of the bytes that no other one takes, of which there are some if a dump was cut."""
+    """Return the field for the bytes without another field; there are some if a dump was cut."""
     return _bytes_field("rest", {field.name for field, _ in fields})
 
 
 def place_items(source: RecordSource, place: Place) -> list[tuple[str, str]]:
-    """Return what is known of where records come from, names as all formats have them."""
+    """Return the attributes of a record's place, with the names that all formats use."""
     items = [("program", source.name), ("module", place.module), ("symbol", place.symbol)]
     if place.routine:
         items.append(("function", place.routine))
@@ -166,7 +165,7 @@ def place_items(source: RecordSource, place: Place) -> list[tuple[str, str]]:
 
 
 def _items(record: LogRecord) -> list[tuple[str, str]]:
-    """Return the items of a record's header; a name has no character that would disturb a line."""
+    """Return the items of a record's header; characters that would disturb a line are escaped."""
     items = [(name, str(value)) for name in _NUMBERS if (value := getattr(record, name)) is not None]
     if record.process_name is not None:
         items.append(("name", escaped(record.process_name)))
@@ -194,7 +193,7 @@ def value_text(field: Field, value: Value) -> str | None:
 
 
 def names_text(names: str | tuple[str, ...]) -> str:
-    """Return the name of an address, or those of several, as one text."""
+    """Return the name of an address, or of several, as one text."""
     return escaped(names if isinstance(names, str) else "; ".join(names))
 
 
@@ -216,7 +215,7 @@ ArgumentValue = int | str | bytes | tuple[int, ...] | tuple[str, ...]
 _BYTE_ORDERS: tuple[ByteOrder, ...] = ("little", "big")
 
 _SHAPES_MAX = 64
-"""Shapes of the records with one template. Data that may be anything can have any number; the others stay bytes."""
+"""Maximum number of record shapes of one template; records of further shapes are logged as bytes."""
 
 _ITEM_KINDS = {
     "string": FieldKind.STRING,
@@ -230,14 +229,14 @@ _ITEM_KINDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """The fields of records that are alike; compared by identity, so that it is a quick key."""
+    """The fields of records with the same layout; compared by identity, so that it is a fast dictionary key."""
 
     fields: tuple[Field, ...]
 
 
 class ArgumentReader:
     """
-    Read the data of the records with one template (None: there is none) and one word size.
+    A decoder of the data of records with one template (None: without a template) and one word size.
 
     ``symboliser`` names addresses.
     """
@@ -260,7 +259,7 @@ class ArgumentReader:
         self._others: dict[tuple[str, ...], Shape] = {}
 
     def read(self, record: LogRecord, place: Place) -> tuple[Shape, Sequence[ArgumentValue]]:
-        """Return the values in a record's data, and what they are."""
+        """Return the values in a record's data, and their shape."""
         shape, values = self._read(record)
         if not self._named or shape in (self._raw, self._stack_trace) or self._symboliser is None:
             return shape, values
@@ -348,7 +347,7 @@ class ArgumentReader:
 
 
 def _mark(value: Value) -> str:
-    """Return what makes the shape of a record with this value another one."""
+    """Return the mark by which a value makes the shape of its record differ."""
     match value:
         case None:
             return "missing"

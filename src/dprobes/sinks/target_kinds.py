@@ -1,4 +1,4 @@
-"""The log targets by name: one row for each kind that comes with DProbes, and the plug-ins that are installed."""
+"""The log targets by name: one row for each kind that comes with DProbes, and the installed plug-ins."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ __all__ = ["ALIASES", "KINDS", "LogTargetName", "SinkKind", "compression_of", "i
 
 
 def is_trace_name(name: str) -> bool:
-    """Return whether the name of a file that is to be written asks for a trace file."""
+    """Return whether a name for an output file is that of a trace file."""
     return name.endswith((".dpt", ".dptz"))
 
 
 def compression_of(name: str) -> Literal["zstd"] | None:
-    """Return how the trace file of this name is to be compressed."""
+    """Return the compression of a trace file of this name."""
     return "zstd" if name.endswith(".dptz") else None
 
 
 PLUGINS = "dprobes.sinks"
-"""The group of entry points; each is called as the functions ``open`` of our own modules are."""
+"""The group of entry points; each is called like the functions ``open`` of the sinks of DProbes."""
 
 
 _METHODS = ("create_event", "log_events", "destroy_event", "flush", "close")
-"""What a sink has."""
+"""The required methods of a sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkKind:
     """
-    Describe a kind of log target.
+    A kind of log target.
 
-    ``syntax`` is how it is written, ``module`` has its function ``open``. ``takes_path`` says that the argument is a
-    path, ``has_structure`` that it takes records as they are, and wants all items of their header.
+    ``syntax`` is its written form, ``module`` the module with its function ``open``. ``takes_path`` is true if the
+    argument is a path, ``has_structure`` if it takes structured records, and needs all items of their header.
     """
 
     name: str
@@ -57,7 +57,7 @@ class SinkKind:
 
     @property
     def is_plug_in(self) -> bool:
-        """Whether it is of another package."""
+        """True if it is from another package."""
         return ":" in self.module
 
 
@@ -85,7 +85,7 @@ KINDS = (
     SinkKind("otlp", "otlp:http://HOST:4318", "an OpenTelemetry collector, over HTTP or HTTPS",
              "dprobes.sinks.otlp.otlp_target", has_structure=True),
 )  # fmt: skip
-"""What comes with DProbes."""
+"""The kinds that come with DProbes."""
 
 ALIASES = {
     "KLOG": "klog:",
@@ -94,19 +94,19 @@ ALIASES = {
     "LTT": "ctf:",
     "EVL": "journal:",
 }
-"""The original's names, in any case, and what they mean."""
+"""The original's names, matched case-insensitively, with their equivalents."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogTargetName:
-    """What the name of a log target means; ``text`` is the one way to write it."""
+    """A parsed name of a log target; ``text`` is its canonical form."""
 
     kind: SinkKind
     argument: str
 
     @property
     def text(self) -> str:
-        """The name, for people and as a key; the original's names stay what they are."""
+        """The name, displayed and used as a key; the original's names are kept."""
         written = f"{self.kind.name}:{self.argument}"
         for alias, meaning in ALIASES.items():
             if written == meaning:
@@ -114,7 +114,7 @@ class LogTargetName:
         return written if self.argument else self.kind.name
 
     def absolute(self, directory: Path) -> LogTargetName:
-        """Return the same with its path, if it has one, as seen from elsewhere."""
+        """Return the same target with its path, if it has one, made absolute from ``directory``."""
         if not self.kind.takes_path or not self.argument:
             return self
         return LogTargetName(self.kind, os.path.normpath(directory / self.argument))
@@ -131,7 +131,7 @@ class LogTargetName:
 
 
 def _opener(kind: SinkKind) -> Callable[[str, SinkOptions], Any]:
-    """Import what opens sinks of a kind; what a plug-in does wrong is an error of that log target."""
+    """Import the function that opens sinks of a kind; errors of a plug-in become errors of the log target."""
     if not kind.is_plug_in:
         return importlib.import_module(kind.module).open  # type: ignore[no-any-return]
     entries = [entry for entry in _plug_ins() if entry.name == kind.name]
@@ -149,7 +149,7 @@ def _opener(kind: SinkKind) -> Callable[[str, SinkOptions], Any]:
 
 
 def _open_plug_in(name: LogTargetName, opener: Callable[[str, SinkOptions], Any], options: SinkOptions) -> Sink:
-    """Call a plug-in; whatever it does wrong is a ``SinkError``."""
+    """Call a plug-in; any error in it becomes a ``SinkError``."""
     try:
         sink = opener(name.argument, options)
     except SinkError:
@@ -166,13 +166,13 @@ def _open_plug_in(name: LogTargetName, opener: Callable[[str, SinkOptions], Any]
 
 
 def _plug_ins() -> Iterator[EntryPoint]:
-    from importlib.metadata import entry_points  # takes 10 ms to import, and few have plug-ins
+    from importlib.metadata import entry_points  # the import takes 10 ms, and plug-ins are rare
 
     yield from entry_points(group=PLUGINS)
 
 
 def kinds() -> Iterator[SinkKind]:
-    """Iterate over all kinds of log targets; a plug-in cannot take the name of one of ours."""
+    """Iterate over all kinds of log targets; a plug-in cannot replace one that comes with DProbes."""
     yield from KINDS
     known = {kind.name for kind in KINDS}
     for entry in _plug_ins():
@@ -182,8 +182,8 @@ def kinds() -> Iterator[SinkKind]:
 
 
 def parse_target(text: str) -> LogTargetName:
-    """Return what the name of a log target means; raise ``SinkError`` if it is none."""
-    if "\0" in text:  # neither paths nor words of commands can have one
+    """Return the parsed name of a log target; raise ``SinkError`` if it is invalid."""
+    if "\0" in text:  # neither paths nor command arguments can contain it
         raise SinkError(f"there is no log target {text!r}")
     meaning = ALIASES.get(text.upper(), text)
     name, colon, argument = meaning.partition(":")

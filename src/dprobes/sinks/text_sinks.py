@@ -1,4 +1,4 @@
-"""Sinks for text: each record as a formatter shows it, to whatever takes lines."""
+"""Sinks for text: the records in the output of a formatter, written to an outlet."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchFormatter", "TextSink", "byte_sink", "refuse_binary", "write_parts"]
 
-# Write records to a descriptor that may take its time: a line, a pipe, a file.
+# Writing of records to a descriptor that may block: a line, a pipe, a file.
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The parts that were written as a whole, the bytes of the next one, and the problem, if there was any."""
+    """The number of parts written completely, the bytes written of the next one, and the problem, if any."""
 
     parts: int
     extra: int
@@ -36,7 +36,7 @@ class Written:
 
 
 def write_parts(descriptor: int, parts: Sequence[bytes], patience: float) -> Written:
-    """Write parts to a descriptor that does not block; it is a problem if it takes nothing for ``patience`` seconds."""
+    """Write parts to a nonblocking descriptor; it is a problem if nothing can be written for ``patience`` seconds."""
     data = memoryview(b"".join(parts))
     written = 0
     while written < len(data):
@@ -53,7 +53,7 @@ def write_parts(descriptor: int, parts: Sequence[bytes], patience: float) -> Wri
 def _has_room(descriptor: int, patience: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(patience * 1000))  # also if nobody is at the other end any more: writing says so
+    return bool(poll.poll(patience * 1000))  # true also if the reader has closed its end: the write reports that
 
 
 def _written(parts: Sequence[bytes], written: int, problem: str) -> Written:
@@ -66,10 +66,10 @@ def _written(parts: Sequence[bytes], written: int, problem: str) -> Written:
 
 class BatchFormatter:
     """
-    Format the records of batches, those of each program with its templates.
+    A formatter of batches, which applies the templates of each program to its records.
 
-    ``live`` says that they are of processes of this machine that may still run. ``columns`` are those of a terminal.
-    ``has_items`` says that header items are written beside the text, which need not have them all.
+    ``live`` is true for records of processes of this machine that may still run. ``columns`` is the width of a
+    terminal. With ``has_items`` header items are written beside the text, which need not contain them all.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class BatchFormatter:
         self._formatters: dict[int, Formatter] = {}
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program, or more of it."""
+        """Register a program, or update it."""
         self._formatters[source.number] = formatter(
             self._format_name,
             wall_offset=0,
@@ -99,7 +99,7 @@ class BatchFormatter:
         )
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
+        """Drop the state of a program."""
         self._formatters.pop(source.number, None)
 
     def strings(self, batch: Batch) -> list[str]:
@@ -118,11 +118,11 @@ class BatchFormatter:
         return strings
 
     def heading(self, source: RecordSource) -> str:
-        """Return what is to stand before all records, without its line end, or nothing."""
+        """Return the text before all records, without its line end, or an empty string."""
         return self._formatters[source.number].heading
 
     def _text_of(self, found: Formatter, record: bytes, place: Place, source: RecordSource) -> str:
-        """Return the text of what may be no record: it must not hold up the others, and is shown."""
+        """Return the text of a record that may be invalid: it is shown as such, and does not stop the others."""
         try:
             return found.encoded(record, place)
         except FormatError as error:
@@ -141,7 +141,7 @@ class BatchFormatter:
             case "json":
                 return json_text({"lost": batch.lost, "program": batch.source.name})
             case "csv":
-                return ""  # each of its lines is a record
+                return ""  # each line of such a text is a record
         return f"<{batch.lost} records of '{escaped(batch.source.name)}' were lost here>"
 
 
@@ -149,24 +149,28 @@ _Part_contra = TypeVar("_Part_contra", str, bytes, contravariant=True)
 
 
 class Outlet(Protocol[_Part_contra]):
-    """The way of records out of here: as strings, each without its line end, or as bytes. All raise ``SinkError``."""
+    """
+    The destination of records: as strings, each without its line end, or as bytes.
+
+    All methods raise ``SinkError``.
+    """
 
     def write(self, parts: Sequence[_Part_contra], /) -> None:
-        """Write records, each a part; ``SinkError.taken`` says how many have been written."""
+        """Write records, each a part; ``SinkError.taken`` is the number of written ones."""
 
     def flush(self) -> None:
-        """Make visible what was written."""
+        """Make written records visible."""
 
     def close(self) -> None:
-        """Flush and give up."""
+        """Flush and close the outlet."""
 
 
 class TextSink:
     """
-    Write formatted records to an outlet.
+    A sink that writes formatted records to an outlet.
 
-    ``goes_on`` says that there are records in it already. ``columns`` are its own if it is a terminal. Without
-    ``has_tables`` keyed tables are left to others.
+    ``goes_on`` is true if the outlet already contains records. ``columns`` is the width of the outlet's terminal.
+    Without ``has_tables`` keyed tables are not written.
     """
 
     def __init__(
@@ -187,7 +191,7 @@ class TextSink:
         self._formatter = BatchFormatter(format_name, columns=columns)
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program."""
+        """Register a program."""
         self._formatter.create_event(source)
 
     def log_events(self, batch: Batch) -> None:
@@ -206,7 +210,7 @@ class TextSink:
         self._outlet.write(strings)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Write keyed tables, in the formats that have a form for them."""
+        """Write keyed tables, if the format can represent them."""
         if not self._has_tables:
             return
         from dprobes.formatters.table_addresses import names_for
@@ -226,24 +230,24 @@ class TextSink:
             self._outlet.write(["\n".join(map(escaped, lines))])
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
+        """Drop the state of a program."""
         self._formatter.destroy_event(source)
 
     def flush(self) -> None:
-        """Make visible what was written."""
+        """Make written records visible."""
         self._outlet.flush()
 
     @property
     def is_holding(self) -> bool:
-        """Whether some of what was flushed may still turn out to be lost."""
+        """True if flushed records may still turn out to be lost."""
         return getattr(self._outlet, "is_holding", False)
 
     def close(self) -> None:
-        """Give up the outlet."""
+        """Close the outlet."""
         self._outlet.close()
 
 
-# Sinks for whatever takes bytes: files, serial lines, commands. They get lines of text, or records in frames.
+# Sinks for byte streams: files, serial lines, commands. They get lines of text, or records in frames.
 
 
 def byte_sink(
@@ -256,7 +260,7 @@ def byte_sink(
     columns: TerminalColumns | None = None,
     has_tables: bool = True,
 ) -> Sink:
-    """Return the sink that writes to an outlet what the options say; all else as in ``TextSink``."""
+    """Return the sink that writes to an outlet in the format of ``options``; other arguments are as in ``TextSink``."""
     if options.format_name == "binary":
         return _FrameSink(outlet)
     lines = _Lines(outlet, line_end, encoding)
@@ -264,7 +268,7 @@ def byte_sink(
 
 
 def refuse_binary(target: str, options: SinkOptions) -> None:
-    """Raise ``SinkError`` if a target that takes text is to get bytes."""
+    """Raise ``SinkError`` if binary records are requested for a text target."""
     if options.format_name == "binary":
         raise SinkError(
             f"log target '{target}' takes text, not the format 'binary'",
@@ -273,7 +277,7 @@ def refuse_binary(target: str, options: SinkOptions) -> None:
 
 
 class _Lines:
-    """Make bytes of text."""
+    """An outlet that encodes text for an outlet of bytes."""
 
     def __init__(self, outlet: Outlet[bytes], line_end: str, encoding: str) -> None:
         self._outlet = outlet
@@ -286,13 +290,13 @@ class _Lines:
     def write(self, strings: Sequence[str]) -> None:
         end, encoding = self._line_end, self._encoding
         lines = [text + "\n" for text in strings]
-        if end != "\n":  # the lines of CSV end as those of a serial line do already
+        if end != "\n":  # lines of CSV already end in CR LF
             lines = [line.replace("\r\n", "\n").replace("\n", end) for line in lines]
         self._outlet.write([line.encode(encoding, "backslashreplace") for line in lines])
 
 
 class _FrameSink:
-    """Write records as frames (``record.line_frames``)."""
+    """A sink that writes records as frames (``record.line_frames``)."""
 
     def __init__(self, outlet: Outlet[bytes]) -> None:
         self._outlet = outlet
@@ -301,7 +305,7 @@ class _FrameSink:
         self.abort = getattr(outlet, "abort", None)
 
     def create_event(self, source: RecordSource) -> None:
-        """Do nothing: a record has its major and minor code."""
+        """Do nothing: each record has its major and minor code."""
 
     def destroy_event(self, source: RecordSource) -> None:
         """Do nothing."""
@@ -317,4 +321,4 @@ def _frame(record: bytes) -> bytes:
     try:
         return record_frame(record)
     except FormatError:
-        return lost_frame(1)  # what is no record can be in no frame, and must not hold up the others
+        return lost_frame(1)  # an invalid record cannot be framed, and must not stop the others

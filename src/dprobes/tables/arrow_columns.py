@@ -1,9 +1,9 @@
 """
-Rows of records as tables, column by column: what is the same in all rows is repeated, the rest is bytes as they are.
+Conversion of records to Arrow tables, column by column: common values are repeated, others copied as bytes.
 
-The header of records that stand one after the other is packed first. Data is bytes as they are where a template has its
-fields at fixed places, and is walked part by part where it takes nothing but strings and numbers. All other data is
-decoded record by record.
+The headers of adjacent records are packed first. Data are copied as bytes if a template has its fields at fixed
+offsets, and are walked part by part if it consists of strings and numbers only. All other data are decoded record by
+record.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PLACE_COLUMNS = ("module", "symbol", "function", "placed", "at_return")
 def rows_table(
     rows: Rows, wanted: Sequence[int], names: NameColumns, template: Template | None, wall_offset: int
 ) -> pa.Table:
-    """Return the table of the records ``wanted``, which have one major and minor code; packed ones are all wanted."""
+    """Return the table of the ``wanted`` records, which have one major and minor code; packed rows are all wanted."""
     import pyarrow as pa
 
     headers = rows if isinstance(rows, PackedRows) else headers_of(rows, wanted)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def rows_table(
 
 
 def headers_of(rows: RaggedRows, wanted: Sequence[int]) -> PackedRows:
-    """Return records that stand one after the other as packed ones without data."""
+    """Return the headers of adjacent records as packed rows without data."""
     body, starts, _ = rows.data_bounds()
     tid = 4 if rows.shape.flags & Item.TID else 0
     heads = [(rows.start(row), starts[row]) for row in wanted]
@@ -129,14 +129,14 @@ def _place_columns(program: TraceProgram, rows: PackedRows) -> dict[str, pa.Arra
 
 
 def clean(strings: Iterable[str | None]) -> list[str | None]:
-    """Return names as all formats have them: with escapes for what cannot be printed."""
+    """Return names with unprintable characters escaped, as in all formats."""
     strings = list(strings)
     known = {text: text if text is None else escaped(text) for text in set(strings)}
     return [known[text] for text in strings]
 
 
 def sparse(values: Mapping[int, int], count: int) -> pa.Array:
-    """Return a column with few values."""
+    """Return a column from the few values that are not null."""
     import pyarrow as pa
 
     parts, end = [], 0
@@ -147,7 +147,7 @@ def sparse(values: Mapping[int, int], count: int) -> pa.Array:
 
 
 def _numbers(rows: PackedRows, place: tuple[int, int] | None, kind: pa.DataType, *, signed: bool = False) -> Any:
-    """Return a column of the numbers at some place of the rows; of nothing where there is no place."""
+    """Return a column of the numbers at an offset in the rows; nulls if ``place`` is None."""
     import pyarrow as pa
 
     if place is None:
@@ -163,7 +163,7 @@ def _numbers(rows: PackedRows, place: tuple[int, int] | None, kind: pa.DataType,
 
 
 def _times(rows: PackedRows, wall_offset: int) -> pa.Array:
-    """Return the column of the time of day; null for times that it cannot have."""
+    """Return the column of wall-clock times; null for times outside the range of the type."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -192,8 +192,8 @@ def _names(rows: PackedRows) -> pa.Array:
     return shown.take(pa.array([numbers[name] for name in names], pa.int32()))
 
 
-# The names of addresses that templates print by name, and the functions where samples and accesses hit. They come with
-# the records in their trace file, and from processes of this machine that still run.
+# The names of addresses that templates print by name, and the functions where samples and accesses hit. They come from
+# the trace file of the records, or from processes of this machine that are still running.
 
 
 class NameColumns:
@@ -206,7 +206,7 @@ class NameColumns:
     def of_fields(
         self, template: Template, rows: PackedRows, values: Sequence[Sequence[Value] | Value]
     ) -> dict[str, pa.Array]:
-        """Return the columns beside those of a template's fields, whose ``values`` are given by columns."""
+        """Return the columns of names for those of a template's fields; ``values`` are the columns of the fields."""
 
         def shown(record: LogRecord, place: Place, value: Value, *, is_stack: bool) -> str | list[str | None] | None:
             names = code_names(value, record, place, self._symboliser, is_stack=is_stack)
@@ -218,7 +218,7 @@ class NameColumns:
         }
 
     def functions(self, rows: PackedRows) -> dict[str, pa.Array]:
-        """Return the column of functions if some hits may have been in any; else nothing."""
+        """Return the column of functions if the function may differ by hit; otherwise nothing."""
         import pyarrow as pa
 
         addresses = rows.item(Item.IP)
@@ -237,7 +237,7 @@ class NameColumns:
         name: Callable[[LogRecord, Place, Value], str | list[str | None] | None],
         kind: pa.DataType,
     ) -> pa.Array:
-        """Return the column of what ``name`` gives for the values of records; like records are named once."""
+        """Return the column of the results of ``name`` for values of records; equal records are named once."""
         import pyarrow as pa
 
         columns = [values, rows.probes(), rows.item(Item.PID), rows.names()]
@@ -281,12 +281,12 @@ def _offsets(count: int, size: int) -> array[int]:
 
 
 _TOKENS = bytes(byte in frozenset(Token) for byte in range(256))
-"""For each byte whether an item may begin with it."""
+"""Translation table: 1 for each byte that may begin an item."""
 _NO_TOKEN = _TOKENS.index(0)
 
 
 def _item_columns(rows: Rows, wanted: Sequence[int]) -> dict[str, pa.Array]:
-    """Return the items of data that describes itself; nothing if none does."""
+    """Return the column of items of self-describing data; nothing if there are none."""
     import pyarrow as pa
 
     if rows.shape.flags & Item.CUT:
@@ -322,14 +322,14 @@ def _items(rows: Rows, wanted: Sequence[int]) -> list[list[dict[str, str]] | Non
 
 
 def _with_token(begins: bytes) -> Iterator[int]:
-    """Iterate over the places of bytes with which an item may begin."""
+    """Iterate over the positions of bytes that may begin an item."""
     return compress(range(len(begins)), begins.translate(_TOKENS))
 
 
 def _field_columns(
     rows: Rows, wanted: Sequence[int], template: Template, names: NameColumns, headers: PackedRows
 ) -> dict[str, pa.Array]:
-    """Return the columns of a template: its fields and their names, what is wrong, and what is left of the data."""
+    """Return the columns of a template: its fields and their names, problems, and the rest of the data."""
     import pyarrow as pa
 
     if rows.shape.flags & Item.STACK_TRACE:
@@ -348,7 +348,7 @@ def _field_columns(
 
 
 def _fixed_columns(rows: PackedRows, template: Template, names: NameColumns) -> dict[str, pa.Array] | None:
-    """Return the columns of fields at fixed places that take all of the data; None if they do not."""
+    """Return the columns of fields at fixed offsets that cover all of the data; None if they do not."""
     found = fixed_places(template, rows.shape.word_size)
     described, start = field_columns(template), rows.shape.data
     is_simple = not any(field.kind is FieldKind.CHARACTER for _, field in described)
@@ -367,7 +367,7 @@ def _fixed_columns(rows: PackedRows, template: Template, names: NameColumns) -> 
 def _decoded_columns(
     rows: Rows, wanted: Sequence[int], template: Template
 ) -> tuple[list[list[Any]], dict[str, pa.Array]]:
-    """Return the values of fields by columns, and the columns of what is wrong with them, and of what is left."""
+    """Return the values of fields by columns, and the columns of their problems and of the rest of the data."""
     import pyarrow as pa
 
     names = [name for name, _ in field_columns(template)]
@@ -390,7 +390,7 @@ def _decoded_columns(
 
 
 def _shown(described: Field, column: Sequence[Any]) -> Sequence[Any]:
-    """Return the values of a column; characters are text."""
+    """Return the displayed values of a column: characters are text."""
     if described.kind is not FieldKind.CHARACTER:
         return column
     return [None if v is None else _characters(v if isinstance(v, tuple) else (v,)) for v in column]

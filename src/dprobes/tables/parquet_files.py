@@ -1,8 +1,8 @@
 """
-A directory of Parquet files, and how files get there: whole, all those of a trace file at once.
+A directory of Parquet files, and the atomic conversion of a trace file to such files.
 
-A file is written as ``.part-STAMP-N.parquet.tmp``, which readers ignore, and renamed when all are written. Its name
-follows from that of the trace file, so what is written a second time takes the place of the first.
+A file is written as ``.part-STAMP-N.parquet.tmp``, which readers ignore, and renamed when all are written. Its name is
+derived from that of the trace file, so a repeated conversion replaces the files of the first.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 __all__ = ["convert", "description_of", "files_of", "locked", "write_tables"]
 
 _METADATA_KEY = "dprobes"
-"""The key in a file's metadata of what JSON says of its table."""
+"""The key in a file's metadata for the JSON description of its table."""
 
 _FILES = "program=*/major=*/minor=*/*.parquet"
 
 _ALIKE = frozenset(HEADER_COLUMNS) - {"time", "monotonic", "ip", "sp", "data"}
-"""Columns with few different values. To look for the same values in others takes as long as all the rest."""
+"""Columns with few distinct values, which get a dictionary. In other columns it would take as long as all the rest."""
 
 _OPEN_MAX = 64
-"""Files that are open at a time; of a table that comes back later there is one more file."""
+"""Maximum number of open files; a table whose file was closed gets another file."""
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Have a directory alone: nobody adds files meanwhile, or takes a trace file away whose records are in them."""
+    """Lock a directory: no other process adds files meanwhile, or removes a trace file whose records are in them."""
     file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -60,9 +60,9 @@ def files_of(directory: Path) -> list[Path]:
 
 def convert(trace: Path, directory: Path, stamp: str) -> None:
     """
-    Turn the records of a trace file into Parquet files, and remove it.
+    Convert the records of a trace file to Parquet files, and remove it.
 
-    Raises OSError, or ``FormatError`` at damage; then the directory is as it was.
+    Raise OSError, or ``FormatError`` at damage; the directory is unchanged then.
     """
     written = write_tables(trace, directory, stamp)
     with locked(directory):
@@ -72,7 +72,7 @@ def convert(trace: Path, directory: Path, stamp: str) -> None:
 
 
 def description_of(path: Path) -> dict[str, Any]:
-    """Return what a file says of its table: program, major, minor, the template's description, the zone of times."""
+    """Return the description of a file's table: program, codes, the template's description, the time zone."""
     import pyarrow.parquet as pq
 
     try:
@@ -94,13 +94,13 @@ def write_tables(
     """
     Write the records of a trace file as temporary Parquet files, and return their paths.
 
-    Those that are not ``lasting`` are made faster. ``on_lost`` is told of records that no table tells of, and
-    ``on_damage`` of what is skipped; without, damage is an error.
+    Files that are not ``lasting`` are written faster. ``on_lost`` is called for lost records that no table row counts,
+    and ``on_damage`` for skipped bytes; without it, damage is an error.
     """
     writers = _Writers(directory, stamp, lasting=lasting)
     reader = TraceReader(trace, on_damage)
     collects = gc.isenabled()
-    gc.disable()  # it would look through all records again and again, and find nothing
+    gc.disable()  # the collector would repeatedly scan all records in vain
     try:
         for piece in pieces_of(reader.blocks(), on_lost):
             writers.write(piece)
@@ -119,7 +119,7 @@ def _final(path: Path) -> Path:
 
 
 def _with_file_times(rows: pa.Table) -> pa.Table:
-    """Return rows with times as files have them: in microseconds, cut, and beside them in nanoseconds."""
+    """Return rows with the time columns of files: truncated to microseconds, and another one in nanoseconds."""
     import pyarrow as pa
 
     time, schema = rows.column("time"), file_schema(rows.schema)
@@ -129,12 +129,12 @@ def _with_file_times(rows: pa.Table) -> pa.Table:
 
 
 def _is_text(field: pa.Field) -> bool:
-    """Return whether a column is of strings: to look for the same numbers takes longer than to write them."""
+    """Return whether a column has strings: building dictionaries of numbers takes longer than writing them."""
     return str(field.type) == "string"
 
 
 class _File:
-    """Write one temporary Parquet file. The file object is Python's, for errors that say what the system says."""
+    """A temporary Parquet file. It uses a file object of Python, so that errors have the system's messages."""
 
     def __init__(self, path: Path, schema: pa.Schema, description: dict[str, Any], *, lasting: bool) -> None:
         import pyarrow.parquet as pq
@@ -168,7 +168,7 @@ class _File:
         self._file.close()
 
     def abandon(self) -> None:
-        # The disk may be full; what is not written is not wanted.
+        # The disk may be full, and an incomplete file is discarded anyway.
         with contextlib.suppress(Exception):
             self._writer.close()
         with contextlib.suppress(OSError, ValueError):
@@ -178,7 +178,7 @@ class _File:
 
 
 class _Writers:
-    """Write pieces of tables to the files that they belong to."""
+    """The open files, by the tables whose pieces they receive."""
 
     def __init__(self, directory: Path, stamp: str, *, lasting: bool) -> None:
         self._directory = directory

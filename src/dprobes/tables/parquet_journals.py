@@ -5,9 +5,9 @@ The journals of a directory of Parquet files: trace files of records that are in
 
     .journal-STAMP.dpt     a trace file, which readers of Parquet ignore
     .journal-STAMP.lock    locked by the writer of the journal, and then by its converter
-    damaged-STAMP.dpt      a journal that could not be read to its end, for a person to look at
+    damaged-STAMP.dpt      a journal that was unreadable, for manual inspection
 
-A journal whose lock nobody holds was left behind by a process that was killed. The next sink has it converted.
+An unlocked journal was left behind by a killed process. The next sink starts its conversion.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TEMPORARIES = "program=*/major=*/minor=*/.part-*.parquet.tmp"
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A journal that is locked; the lock goes with ``lock``, an open file, and with those that inherit it."""
+    """A locked journal; the lock is held by ``lock``, an open file, and by processes that inherit it."""
 
     directory: Path
     stamp: str
@@ -45,7 +45,7 @@ class Journal:
 
     @classmethod
     def begin(cls, directory: Path) -> Self:
-        """Lock a new journal, whose file is not there yet."""
+        """Lock a new journal, whose file does not exist yet."""
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         with locked(directory):
             journal = cls.locked(directory, f"{now}-{secrets.token_hex(4)}")
@@ -54,7 +54,11 @@ class Journal:
 
     @classmethod
     def locked(cls, directory: Path, stamp: str) -> Self | None:
-        """Lock a journal, if nobody else has; its directory must be locked meanwhile."""
+        """
+        Lock a journal; return None if another process has locked it.
+
+        The caller must hold the lock of the directory.
+        """
         lock = os.open(_lock_path(directory, stamp), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +73,7 @@ class Journal:
         return self.directory / f"{_PREFIX}{self.stamp}.dpt"
 
     def convert(self) -> None:
-        """Turn the journal into Parquet files; raises ``FormatError`` if it is damaged, and keeps it then."""
+        """Convert the journal to Parquet files; if it is damaged, keep it and raise ``FormatError``."""
         try:
             convert(self.path, self.directory, self.stamp)
         except FormatError as error:
@@ -81,7 +85,7 @@ class Journal:
                 _lock_path(self.directory, self.stamp).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         os.close(self.lock)
 
 
@@ -95,12 +99,12 @@ def _stamps(directory: Path) -> list[str]:
 
 
 def journal_paths(directory: Path) -> list[Path]:
-    """Return the journals of a directory, which must be locked."""
+    """Return the journals of a directory, which the caller must have locked."""
     return [directory / f"{_PREFIX}{stamp}.dpt" for stamp in _stamps(directory)]
 
 
 def abandoned(directory: Path) -> list[Journal]:
-    """Lock the journals that were left behind, and remove what else was and belongs to none."""
+    """Lock the journals that were left behind, and remove other leftover files that belong to none."""
     with locked(directory):
         found = [journal for stamp in _stamps(directory) if (journal := Journal.locked(directory, stamp)) is not None]
         stamps = _stamps(directory)
@@ -117,9 +121,9 @@ def abandoned(directory: Path) -> list[Journal]:
 
 def start_converter(journals: Sequence[Journal]) -> subprocess.Popen[str]:
     """
-    Have a process convert journals, and let go of them; what it has to say is on its standard error.
+    Start a process that converts journals, and release them; the process reports problems on its standard error.
 
-    It is a process of its own so that it takes no time from the writer of records, and goes on if that one ends.
+    A separate process takes no time from the writer of records, and continues if the writer ends.
     """
     words = [str(word) for journal in journals for word in (journal.directory, journal.stamp, journal.lock)]
     process = subprocess.Popen(
@@ -130,7 +134,7 @@ def start_converter(journals: Sequence[Journal]) -> subprocess.Popen[str]:
         text=True,
         errors="backslashreplace",
         pass_fds=[journal.lock for journal in journals],
-        start_new_session=True,  # a Ctrl-C at the terminal is not for it
+        start_new_session=True,  # a Ctrl-C at the terminal must not reach it
     )
     for journal in journals:
         journal.release()

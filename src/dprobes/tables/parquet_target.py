@@ -1,9 +1,9 @@
 """
 A directory of Parquet files (``table_schema``), for databases and data frames.
 
-A Parquet file cannot be read before it is complete, and it is good only if it is large. So records are written to a
-journal at once, which is a trace file, and are safe there if we are killed. When it is old or large enough, another
-process makes Parquet files of it, which appear whole.
+A Parquet file is unreadable until it is complete, and efficient only if it is large. So records are immediately written
+to a journal, a trace file, and survive if the process is killed. When the journal is old or large enough, another
+process converts it to Parquet files, which appear atomically.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["ParquetSink", "open"]
 RECORDS_MAX = 1 << 20
 BYTES_MAX = 128 << 20
 SECONDS_MAX = 60.0
-"""What a journal holds at most, and how old it gets, before Parquet files are made of it."""
+"""Limits of a journal in records, bytes and seconds, after which it is converted to Parquet files."""
 
 _LATE = 4
-"""How many times as large it may get while those of the one before are still being made."""
+"""Factor by which the limits are exceeded while the previous journal is still being converted."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - the name that all sinks have
-    """Open the directory that is named; it need not exist."""
+    """Open the directory in the argument; it need not exist."""
     if not argument:
         raise SinkError("log target 'parquet' needs a directory: parquet:DIR")
     if importlib.util.find_spec("pyarrow") is None:
@@ -48,7 +48,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - t
 
 
 class ParquetSink:
-    """Write records to a journal, and have Parquet files made of that; records are taken when they are in it."""
+    """A sink that writes records to a journal and has it converted; records in the journal count as taken."""
 
     def __init__(self, directory: Path, seconds_max: float = SECONDS_MAX) -> None:
         self._directory = directory
@@ -62,7 +62,7 @@ class ParquetSink:
         self._timer: threading.Timer | None = None
         self._problem: str | None = None
         self._lock = threading.RLock()
-        """Held by the log target's thread, and by the timer that looks after a journal while no records come."""
+        """Held by the log target's thread, and by the timer that checks the journal while no records arrive."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if not os.access(directory, os.W_OK | os.X_OK):
@@ -78,7 +78,7 @@ class ParquetSink:
     # Programs and their records
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program, or more of it."""
+        """Register a program, or update it."""
         with self._lock:
             self._active[source.number] = source
             if self._trace is not None:
@@ -98,7 +98,7 @@ class ParquetSink:
                 raise
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program; after the last one the files are made."""
+        """Drop the state of a program; after the last one the journal is converted."""
         with self._lock:
             self._active.pop(source.number, None)
             if self._trace is not None:
@@ -107,13 +107,13 @@ class ParquetSink:
                 self._finish()
 
     def flush(self) -> None:
-        """Have files made if it is time for that."""
+        """Convert the journal if it has reached a limit."""
         with self._lock:
             self._raise_problem()
             self._finish_if_due()
 
     def close(self) -> None:
-        """Have files made of what there is, and wait for them."""
+        """Convert the journal, and wait for the conversions."""
         with self._lock:
             try:
                 self._finish()
@@ -155,7 +155,7 @@ class ParquetSink:
             self._finish()
 
     def _finish(self) -> None:
-        """End the journal, and have files made of it."""
+        """Close the journal, and start its conversion."""
         if self._trace is None:
             return
         self._reap(patient=True)
@@ -171,7 +171,7 @@ class ParquetSink:
             raise self._error(error) from error
 
     def _let_go(self) -> None:
-        """Give up the journal as it is: the next sink has it converted."""
+        """Release the journal unconverted: the next sink converts it."""
         if self._timer is not None:
             self._timer.cancel()
         trace, journal, self._trace, self._journal = self._trace, self._journal, None, None
@@ -187,12 +187,12 @@ class ParquetSink:
                 self._finish_if_due()
             except SinkError as error:
                 self._problem = error.message
-            if self._trace is not None and self._converter is not None:  # it has to wait for the one before
+            if self._trace is not None and self._converter is not None:  # wait for the previous conversion
                 self._timer = threading.Timer(self._seconds_max, self._on_timer)
                 self._timer.daemon = True
                 self._timer.start()
 
-    # The process that makes the files
+    # The converting process
 
     def _reap(self, *, patient: bool) -> None:
         process = self._converter

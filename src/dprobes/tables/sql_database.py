@@ -1,9 +1,9 @@
 """
-The tables that SQL sees: records of trace files and Parquet files as views of one DuckDB database.
+The tables for SQL queries: records of trace files and Parquet files as views of one DuckDB database.
 
-``records`` has what all records have. Each program is a schema with a view for each major and minor code, ``m1_2``,
-which has the fields of the template besides; ``m1_2`` alone is that of the program, or of all programs together.
-Queries can read nothing but the files that were named, and write nothing at all.
+``records`` has the common columns of all records. Each program is a schema with a view for each major and minor code,
+``m1_2``, which has the fields of the template as well; an unqualified ``m1_2`` is that of the only program, or of all
+programs together. Queries cannot read any other files, or write anything.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Database", "TableInfo", "error_of", "query_error"]
 
-# The errors of DuckDB in a query, with the place in the query.
+# The errors of DuckDB in a query, with the span in the query.
 
 _NAME = "query"
 _KIND = re.compile(r"\A[A-Z][A-Za-z ]* Error: ")
 
 
 def query_error(query: str, message: str, span: tuple[int, int] | None = None, hint: str | None = None) -> SourceError:
-    """Return the error of a query; ``span`` is where in it."""
+    """Return the error of a query; ``span`` is its place in the query."""
     diagnostics = Diagnostics()
     place = None if span is None else Span(SourceFile(_NAME, query), *span)
     diagnostics.error(place, message, hint=hint)
@@ -50,7 +50,7 @@ def query_error(query: str, message: str, span: tuple[int, int] | None = None, h
 
 
 def error_of(query: str, error: Exception, tables: Iterable[str]) -> SourceError:
-    """Return what is wrong with a query; ``tables`` are the names that it could have meant."""
+    """Return the error for an exception of a query; ``tables`` are the valid names, for hints."""
     details = _details(error)
     message, hint = message_of(error), None
     if details.get("error_subtype") == "MISSING_ENTRY" and details.get("type") == "Table":
@@ -67,7 +67,7 @@ def error_of(query: str, error: Exception, tables: Iterable[str]) -> SourceError
 
 
 def message_of(error: Exception) -> str:
-    """Return what DuckDB says of an error, in one line and in our manner."""
+    """Return DuckDB's message of an error as one line, in the style of our messages."""
     text = str(_details(error).get("exception_message") or error) or type(error).__name__
     line = _KIND.sub("", text.strip().splitlines()[0]).strip().rstrip("!.")
     words = line.split(maxsplit=1)
@@ -77,7 +77,7 @@ def message_of(error: Exception) -> str:
 
 
 def _details(error: Exception) -> dict[str, Any]:
-    """Return what DuckDB writes as JSON if it is told to."""
+    """Return the details of an error, which DuckDB formats as JSON if so configured."""
     _, brace, rest = str(error).partition("{")
     try:
         details = json.loads(brace + rest)
@@ -92,7 +92,7 @@ def _span(query: str, details: dict[str, Any]) -> tuple[int, int] | None:
         size = json.loads(details["location"])[1] if "location" in details else 1
     except (KeyError, ValueError, IndexError):
         return None
-    data = query.encode("utf-8", "surrogateescape")  # places are counted in bytes
+    data = query.encode("utf-8", "surrogateescape")  # positions are in bytes
     start = len(data[:position].decode("utf-8", "replace"))
     end = len(data[: position + size].decode("utf-8", "replace"))
     return (start, end) if start < end <= len(query) else None
@@ -106,7 +106,7 @@ _TYPES = {"string": "varchar", "binary": "blob", "timestamp[ns]": "timestamp_ns"
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """Describe a view; ``columns`` maps names to types, but for those that all tables have."""
+    """The description of a view; ``columns`` maps names to types, without the columns that all tables have."""
 
     name: str
     program: str
@@ -135,10 +135,11 @@ class _Group:
 
 class Database:
     """
-    Make the views of trace files, Parquet files, and directories that ``parquet:DIR`` has written.
+    A database with views of trace files, Parquet files, and directories that ``parquet:DIR`` has written.
 
-    Of trace files, temporary Parquet files are made: so memory stays small, whatever their length. ``on_damage`` and
-    ``on_lost``, which gets a program's name and a number of records, are told of what the files lack.
+    Trace files are converted to temporary Parquet files, so that memory use does not depend on their length.
+    ``on_damage`` and ``on_lost``, which gets a program's name and a number of records, are called for damaged and lost
+    records.
     """
 
     def __init__(
@@ -190,9 +191,9 @@ class Database:
         return found
 
     def _of_directory(self, directory: Path) -> list[Path]:
-        """Return the files that are there, and others of what is on its way there."""
+        """Return the Parquet files of a directory, and copies of its journals for conversion."""
         try:
-            with locked(directory):  # or a journal might be read as such and as the files that are made of it
+            with locked(directory):  # prevents reading both a journal and its converted files
                 files = files_of(directory)
                 journals = [Path(shutil.copy(path, self._new("journal"))) for path in journal_paths(directory)]
         except OSError as error:
@@ -218,14 +219,14 @@ class Database:
             config={
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
-                "python_enable_replacements": False,  # else a name could be a variable of ours
+                "python_enable_replacements": False,  # otherwise a name could be a Python variable of DProbes
                 "errors_as_json": True,
                 "temp_directory": str(self._directory / "spilled"),
             }
         )
 
     def _lock(self) -> None:
-        """Let queries read nothing but the files of the tables, for good."""
+        """Permanently restrict queries to reading the files of the tables."""
         listed = ", ".join(_literal(f"{directory}/") for directory in self._allowed)
         for setting in (f"allowed_directories = [{listed}]", "enable_external_access = false",
                         "lock_configuration = true"):  # fmt: skip
@@ -251,7 +252,7 @@ class Database:
     def _create_common(self) -> None:
         selected = []
         for group in self._groups:
-            there = self._columns(group.name)  # a file of an older version may lack some
+            there = self._columns(group.name)  # files of older versions may lack some columns
             listed = ", ".join(_quoted(name) for name in fixed_columns() if name in there)
             selected.append(f"select {listed} from {group.name}")  # noqa: S608 - quoted
         if not selected:
@@ -265,7 +266,7 @@ class Database:
             union = " union all by name ".join(f"from {group.name}" for group in groups)
             self.connection.execute(f"create view {view} as {union}")
 
-    # What is there
+    # Contents
 
     def tables(self) -> list[TableInfo]:
         """Return the views, those of all programs together first."""
@@ -311,7 +312,7 @@ def _grouped(files: Iterable[Path]) -> list[_Group]:
 
 
 def _reading(group: _Group) -> str:
-    """Return what reads a group's files; older ones have no column of nanoseconds, but times of them."""
+    """Return the SQL that reads a group's files; older ones have times in nanoseconds instead of the column."""
     partition = group.partition
     major, minor = ("null" if code is None else str(code) for code in (partition.major, partition.minor))
     exact = [file for file in group.files if _has_nanoseconds(file)]
@@ -331,7 +332,7 @@ def _reading(group: _Group) -> str:
 
 
 def _has_nanoseconds(file: Path) -> bool:
-    """Return whether a file has the column; one that cannot be read is found when its rows are."""
+    """Return whether a file has the column; an unreadable file causes an error later, when its rows are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
 """
-From a trace file to tables: the records of a program with one major and minor code become the rows of one.
+Conversion of a trace file to tables: a table contains the records of a program with one major and minor code.
 
-Rows are given away in pieces of a bounded size, so that a file of any length can be taken through. Knows no Parquet.
+Rows are yielded in pieces of bounded size, so that files of any length can be converted. Independent of Parquet.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 __all__ = ["Piece", "pieces_of"]
 
 _ROWS = 1 << 17
-"""Rows that are held at most, of all tables together."""
+"""Maximum number of buffered rows, of all tables together."""
 
 _BYTES = 64 << 20
-"""Bytes of data that are held at most."""
+"""Maximum number of buffered bytes of data."""
 
 _UNSIGNED_MAX = (1 << 64) - 1
 
 _NO_ITEMS = int(Item.WIDE).to_bytes(4, "little")
-"""The flag word of a record that is nothing but data."""
+"""The flag word of a record that consists of data only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a table; ``desc`` is what its template says it is about."""
+    """Rows of a table; ``desc`` is the description in its template."""
 
     partition: Partition
     rows: pa.Table
@@ -59,10 +59,10 @@ def pieces_of(
     found: Iterable[Block | LostRecords], on_lost: Callable[[str, int], None] | None = None
 ) -> Iterator[Piece]:
     """
-    Iterate over the tables of what is read from a trace file, piece by piece; raise ``FormatError`` at damage.
+    Iterate over the tables of a trace file's contents, piece by piece; raise ``FormatError`` at damage.
 
-    Records that were lost are counted by the next one of their program. ``on_lost`` is told of a program, and how many
-    of its records were lost after the last one.
+    Lost records are counted in the next row of their program. ``on_lost`` is called with a program and the number of
+    its records that were lost after the last one.
     """
     programs: dict[int, _Program] = {}
     lost: dict[str, int] = {}
@@ -101,24 +101,24 @@ _Key = tuple[int | None, int | None]
 
 
 class _Group(NamedTuple):
-    """Records of one flag word and of one key: those of ``rows`` that are ``wanted``."""
+    """Records of one flag word and of one key: the ``wanted`` ones of ``rows``."""
 
     rows: Rows
     wanted: Sequence[int]
     all_numbers: Sequence[int]
-    """The numbers in the order of all records; packed rows have those of the ``mask``, if there is one."""
+    """The positions of all rows in the block; for packed rows only those of the ``mask``, if there is one."""
     mask: Sequence[bool] | None = None
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The numbers of its records."""
+        """The positions of the wanted records in the block."""
         if self.mask is not None:
             return list(compress(self.all_numbers, self.mask))
         return [self.all_numbers[row] for row in self.wanted]
 
 
 def _by_codes(rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[_Key, _Group]]:
-    """Iterate over the records with each major and minor code."""
+    """Iterate over groups of records by major and minor code."""
     majors, minors = rows.item(Item.MAJOR), rows.item(Item.MINOR)
     if not isinstance(majors, list) and not isinstance(minors, list):
         yield (majors, minors), _Group(rows, range(len(rows)), numbers)
@@ -139,7 +139,7 @@ def _by_codes(rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[_Key, _Group
 
 
 def _ragged_groups(block: RecordBlock) -> Iterator[tuple[RaggedRows, Sequence[int]]]:
-    """Iterate over records that stand one after the other, those with one flag word together, with their numbers."""
+    """Iterate over groups of adjacent records by flag word, with their positions in the block."""
     by_flags: dict[object, list[tuple[RaggedRows, range]]] = {}
     first = 0
     for rows in ragged_rows_of(block):
@@ -156,7 +156,7 @@ def _ragged_groups(block: RecordBlock) -> Iterator[tuple[RaggedRows, Sequence[in
 
 
 def _sound(block: RecordBlock) -> RecordBlock:
-    """Return a block with records that are nothing but data in the place of those that are damaged."""
+    """Return a block in which damaged records are replaced by records that consist of data only."""
     parts = []
     for each in block:
         record = each.record
@@ -169,21 +169,21 @@ def _sound(block: RecordBlock) -> RecordBlock:
 
 
 class _Program:
-    """The tables of a program, as a trace file has described it until now."""
+    """The tables of a program, according to its description in the trace file so far."""
 
     def __init__(self, program: TraceProgram, before: _Program | None) -> None:
         self.name = clean([program.name])[0] or ""
         self.source = program.source
         self._names = NameColumns(program)
         self._templates = ProgramTemplates.of_source(program.source)
-        self._before = before  # described otherwise, and with rows of its own
+        self._before = before  # the rows from before the description changed
         self._waiting: list[RecordTable] = []
         self._waiting_offset = 0
         self._waiting_lost: dict[int, int] = {}
         self._tables: dict[_Key, list[pa.Table]] = {}
 
     def add_table(self, block: TableBlock, lost: int) -> None:
-        """Add records; those of many blocks in a row are converted together."""
+        """Add records; those of consecutive blocks are converted together."""
         if not block.records:
             return
         if block.wall_offset != self._waiting_offset:
@@ -194,7 +194,7 @@ class _Program:
         self._waiting_offset = block.wall_offset
 
     def add_rows(self, block: RecordBlock, lost: int) -> int:
-        """Add records that stand one after the other; return how many."""
+        """Add adjacent records; return their number."""
         self._convert()
         try:
             groups = list(_ragged_groups(block))
@@ -206,7 +206,7 @@ class _Program:
         return sum(len(rows) for rows, _ in groups)
 
     def _convert(self) -> None:
-        """Convert the tables that wait."""
+        """Convert the waiting tables."""
         waiting, self._waiting = self._waiting, []
         lost, self._waiting_lost = self._waiting_lost, {}
         first = 0
@@ -222,7 +222,7 @@ class _Program:
             first += len(table)
 
     def _add(self, groups: Iterable[tuple[Rows, Sequence[int]]], wall_offset: int, lost: Mapping[int, int]) -> None:
-        """Add records of several flag words with their numbers; ``lost`` were lost before which of them."""
+        """Add records of several flag words with their positions; ``lost`` maps positions to counts of lost records."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -248,7 +248,7 @@ class _Program:
         return self._templates.find(major or 0, minor or 0)
 
     def take(self) -> Iterator[Piece]:
-        """Give the rows that there are, and forget them."""
+        """Yield the buffered rows, and remove them."""
         import pyarrow as pa
 
         if self._before is not None:

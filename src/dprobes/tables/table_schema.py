@@ -1,10 +1,9 @@
 """
-The tables of records: which columns there are, of which types, and in which directory a file of them lies.
+The tables of records: their columns, the types of these, and the directories of their files.
 
-There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``; one with a
-template has a column for each of its fields besides, those of the names of their addresses, ``PROBLEMS`` and ``REST``,
-one without has ``ITEMS``. Directories are written as Hive does, so that readers know program, major and minor from a
-file's path.
+There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``; one with a template additionally
+has a column for each of its fields, for the names of their addresses, ``PROBLEMS`` and ``REST``, one without has
+``ITEMS``. Directories have Hive's names, so that readers get program, major and minor code from a file's path.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ HEADER_COLUMNS = {
     "data": "binary",
 }
 """
-What every table has, and the types.
+The common columns of all tables, with their types.
 
 ``time`` has no time zone in its type: DuckDB 1 reads one with a zone in microseconds; DuckDB 2 reads it exactly, but as
-a type (TIMESTAMPTZ_NS) that knows no intervals, differences, ``time_bucket`` or ``date_trunc``.
+a type (TIMESTAMPTZ_NS) without intervals, differences, ``time_bucket`` or ``date_trunc``.
 """
 
 TIME_NS = "time_ns"
@@ -76,24 +75,24 @@ Their ``time`` itself is in microseconds: Spark refuses files with TIMESTAMP(NAN
 """
 
 TIME_ZONE = "UTC"
-"""What ``time`` is in; each file says so in its metadata."""
+"""The time zone of ``time``, which each file has in its metadata."""
 
 PARTITION_COLUMNS = ("program", "major", "minor")
 ITEMS, PROBLEMS, REST = "items", "problems", "rest"
 
 _NAME_MAX = 200
-"""Bytes of the longest directory name of a program; file systems have 255."""
+"""Maximum length in bytes of a program's directory name; file systems allow 255."""
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive writes for no value."""
+"""Hive's name for a missing value."""
 
 _WORD = 8
-"""Words of both sizes fit into columns of this one."""
+"""Size in bytes of a word's column, for words of both sizes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """Name a table: a program's records with one major and minor code; None where records do not carry them."""
+    """The key of a table: program, major and minor code; a code is None if records do not carry it."""
 
     program: str
     major: int | None
@@ -101,13 +100,13 @@ class Partition:
 
     @property
     def directory(self) -> PurePath:
-        """The directory of the table's files, below that of all tables."""
+        """The directory of the table's files, relative to that of all tables."""
         return PurePath(f"program={_directory_name(self.program)}", f"major={_code(self.major)}",
                         f"minor={_code(self.minor)}")  # fmt: skip
 
     @classmethod
     def of_file(cls, path: Path) -> Self | None:
-        """Return the table that a file belongs to, None if its path does not say."""
+        """Return the table that a file belongs to, None if its path does not contain that."""
         found = dict(part.split("=", 1) for part in path.parts[-4:-1] if "=" in part)
         if tuple(found) != PARTITION_COLUMNS:
             return None
@@ -124,7 +123,7 @@ def _directory_name(program: str) -> str:
         name = name.replace("_", "%5F")
     if len(name) <= _NAME_MAX:
         return name
-    # Two long names that begin alike must not be one.
+    # Two long names with the same beginning must remain distinct.
     return f"{quote(data[: _NAME_MAX // 4], safe=' ')}~{hashlib.sha256(data).hexdigest()[:16]}"
 
 
@@ -141,7 +140,7 @@ def _read_code(text: str) -> int | None:
 
 
 def fixed_columns() -> dict[str, str]:
-    """Return the columns of the table of all records, with those that are in a file's path."""
+    """Return the columns of the table of all records, including those in a file's path."""
     partition = dict(zip(PARTITION_COLUMNS, ("string", "uint32", "uint32"), strict=True))
     return {"time": HEADER_COLUMNS["time"], **partition, **HEADER_COLUMNS}
 
@@ -150,7 +149,7 @@ def field_columns(template: Template) -> tuple[tuple[str, Field], ...]:
     """
     Return the columns of a template's fields.
 
-    A name that another column has, be it in other letter case, gets a number: SQL takes the two for one.
+    A name that another column has, ignoring case, gets a number: SQL treats both as the same.
     """
     taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST}
     return tuple((unique_name(field.name, taken, fold=str.lower), field) for field in fields_of(template, _WORD))
@@ -175,7 +174,7 @@ def field_type(field: Field) -> pa.DataType:
 
 
 def name_columns(template: Template) -> tuple[tuple[str, AddressField], ...]:
-    """Return the columns of the names of addresses, which are named as those of fields are."""
+    """Return the columns of the names of addresses, with the names of the corresponding fields."""
     taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST, *(name.lower() for name, _ in field_columns(template))}
     return tuple((unique_name(each.name, taken, fold=str.lower), each) for each in address_fields(template, _WORD))
 
@@ -188,7 +187,7 @@ def name_type(field: AddressField) -> pa.DataType:
 
 
 def table_schema(template: Template | None) -> pa.Schema:
-    """Return the columns of the files of a table; those of its path are not among them."""
+    """Return the schema of a table's files, without the columns in their path."""
     import pyarrow as pa
 
     columns = [(name, pa.type_for_alias(kind)) for name, kind in HEADER_COLUMNS.items()]
@@ -203,7 +202,7 @@ def table_schema(template: Template | None) -> pa.Schema:
 
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a file, by those of its table."""
+    """Return the schema of a file, derived from that of its table."""
     import pyarrow as pa
 
     fields = [pa.field("time", pa.timestamp("us")) if each.name == "time" else each for each in schema]

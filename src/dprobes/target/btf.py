@@ -1,16 +1,15 @@
 """
-BTF, the kernel's compact type information: the ids of types, where members lie, and a tiny encoder.
+BTF, the kernel's compact type information: type ids, member offsets, and a small encoder.
 
 The format is that of ``Documentation/bpf/btf.rst`` and ``include/uapi/linux/btf.h``::
 
     header    u16 magic, u8 version, u8 flags, u32 header length, u32 start and length of the types, of the strings
-    types     numbered from 1; each u32 name, u32 info, u32 size or type, and what its kind brings along
+    types     numbered from 1; each u32 name, u32 info, u32 size or type, and the data of its kind
     info      bits 0-15 vlen, 24-28 kind, 31 kind flag
-    strings   ended by zeros; the first one is empty
+    strings   terminated by zeros; the first one is empty
 
-A kernel has more than 100 000 types, of which a run needs ten, most of them among the first tenth. So only the start of
-each is noted, in one pass that goes no further than what is asked for (all take some 20 ms), and names are found by
-searching bytes.
+A kernel has more than 100 000 types, of which a run needs ten, most of them among the first tenth. So one pass notes
+the start of each type, only as far as needed (all take some 20 ms), and a search in the bytes finds names.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPOSITES", "KERNEL_BTF", "WRAPPERS", "Btf", "Kind", "ModuleBtf", "encode_functions", "types_in"]
 
 KERNEL_BTF = "/sys/kernel/btf/vmlinux"
-"""Where a kernel with CONFIG_DEBUG_INFO_BTF shows its types."""
+"""File with the types of a running kernel with CONFIG_DEBUG_INFO_BTF."""
 
 _HEADER = struct.Struct("<HBBIIIII")
 _MAGIC = 0xEB9F
@@ -63,31 +62,32 @@ class Kind(IntEnum):
 
 _HEAD_WORDS = 3
 _WORDS_EACH = {Kind.STRUCT: 3, Kind.UNION: 3, Kind.ENUM: 2, Kind.FUNC_PROTO: 2, Kind.DATASEC: 3, Kind.ENUM64: 3}
-"""How many words a type of a kind has for each of its vlen members."""
+"""Number of words for each of the vlen members of a type, by its kind."""
 _WORDS_MORE = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
-"""How many words a type of a kind has besides."""
+"""Number of additional words of a type, by its kind."""
 
 COMPOSITES = (Kind.STRUCT, Kind.UNION)
-"""The kinds of types that have members."""
+"""Kinds of types that have members."""
 WRAPPERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG)
-"""The kinds of types that are another one but for their name or what may be done with it."""
+"""Kinds of types that only rename or qualify another type."""
 
 
 _CHAIN_MAX = 64
-"""How many types may lead to one another, by qualifiers and names, pointers, or as members without a name."""
+"""Maximum length of a chain of types: through qualifiers and names, pointers, or members without a name."""
 _NAME_MAX = 1 << 10
-"""Bytes of a name; the kernel's own are shorter than 512 (KSYM_NAME_LEN)."""
+"""Maximum size of a name in bytes; the kernel's own are shorter than 512 (KSYM_NAME_LEN)."""
 _NAMESAKES_MAX = 64
-"""How many strings of the same text are looked for; compilers and linkers write one or two."""
-_SIGNED_INT = 1 << 24  # BTF_INT_SIGNED, as the word after an INT has it
+"""Maximum number of equal strings that are searched; compilers and linkers write one or two."""
+_SIGNED_INT = 1 << 24  # BTF_INT_SIGNED, in the word after an INT
 _WORD_BITS = 64
 
 
 class ValueType(NamedTuple):
     """
-    The type of a value, without what wraps it; ``size`` is in bytes.
+    The type of a value, without typedefs and qualifiers; ``size`` is in bytes.
 
-    ``kind`` is INT for all numbers, else PTR, ARRAY, STRUCT or another. ``target`` is the type that a pointer leads to.
+    ``kind`` is INT for all numbers, else PTR, ARRAY, STRUCT or another. ``target`` is the id of the type that a pointer
+    points to.
     """
 
     kind: Kind
@@ -97,7 +97,7 @@ class ValueType(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member of a structure: the number of its type, where it begins, and, in a bit field, how many bits it has."""
+    """A member of a structure: the id of its type, its offset in bits, and the width of a bit field in bits, else 0."""
 
     type: int
     bits: int
@@ -105,14 +105,14 @@ class Member(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """How many words a function takes, and whether it returns one."""
+    """The number of words that a function takes, and whether it returns a word."""
 
     words: int
     has_result: bool
 
 
 def _steps() -> list[int]:
-    """Return, by the upper byte of an info word, the words of a type, or minus those of a member; 0: unknown."""
+    """Return words of a type by the upper byte of its info word: total, or minus those of one member; 0 if unknown."""
     steps = [0] * 256
     for kind in Kind:
         step = -_WORDS_EACH[kind] if kind in _WORDS_EACH else _HEAD_WORDS + _WORDS_MORE.get(kind, 0)
@@ -124,8 +124,8 @@ class Btf:
     """
     The types in the bytes of BTF, such as ``/sys/kernel/btf/vmlinux``.
 
-    Raises ``FormatError`` if they are none, and wherever what is looked up makes no sense: they may be what somebody
-    else has written. ``close`` lets go of ``data``.
+    Another user may have written the bytes: malformed ones raise ``FormatError``, in the constructor and in all
+    methods. ``close`` releases ``data``.
     """
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
@@ -144,12 +144,12 @@ class Btf:
         with memoryview(data) as whole:
             self._words = whole[self._types : self._types_end].cast("I")
         self._starts: list[int] = []
-        """The word at which each type begins, as far as the pass has come: to ``_next``."""
+        """The first word of each type that the pass has reached; it continues at ``_next``."""
         self._next = 0
         self._steps = _steps()
 
     def close(self) -> None:
-        """Let go of the data; nothing can be looked up any more."""
+        """Release the data; no method works afterwards."""
         self._words.release()
 
     def find(self, kind: Kind, name: str) -> int:
@@ -166,10 +166,10 @@ class Btf:
 
     def member_offset(self, composite: str, path: str) -> int:
         """
-        Return where a member of a structure begins, in bytes.
+        Return the offset of a member of a structure in bytes.
 
         ``path`` may name members of members, separated by dots; pointers are not followed. Members of structures and
-        unions without name are found as in C. Raises ``TargetError`` if there is no such member, or it is a bit field.
+        unions without name are found as in C. Raise ``TargetError`` if there is no such member, or it is a bit field.
         """
         number = self.find(Kind.STRUCT, composite)
         offset = 0
@@ -185,9 +185,9 @@ class Btf:
 
     def signature(self, function: str) -> Signature | None:
         """
-        Return what a function takes and returns; None if that is not a fixed number of words.
+        Return the words that a function takes and returns; None if it takes no fixed number of words.
 
-        Raise ``TargetError`` without such a function.
+        Raise ``TargetError`` if the function does not exist.
         """
         words = 0
         for _, number in self.parameters(function):
@@ -200,18 +200,26 @@ class Btf:
         return Signature(words, result.kind in (Kind.INT, Kind.PTR))
 
     def parameters(self, function: str) -> list[tuple[str, int]]:
-        """Return the parameters of a function, each with the number of its type; raise ``TargetError`` without one."""
+        """
+        Return the parameters of a function as (name, type id).
+
+        Raise ``TargetError`` if the function does not exist.
+        """
         prototype = self._prototype(function)
         count = self._words[prototype + 1] & 0xFFFF
         places = range(prototype + _HEAD_WORDS, prototype + _HEAD_WORDS + 2 * count, 2)
         return [(self._string(self._words[at]), self._words[at + 1]) for at in places]
 
     def result(self, function: str) -> int:
-        """Return the number of the type that a function returns, 0 for none; raise ``TargetError`` without one."""
+        """
+        Return the id of a function's result type, 0 for void.
+
+        Raise ``TargetError`` if the function does not exist.
+        """
         return self._words[self._prototype(function) + 2]
 
     def _prototype(self, function: str) -> int:
-        """Return the word at which the type of a function begins that has its parameters."""
+        """Return the first word of a function's prototype, which has its parameters."""
         number = self.target(self.find(Kind.FUNC, function))
         if self.kind(number) is not Kind.FUNC_PROTO:
             raise FormatError(f"the type {number} of the function '{function}' is a {self.kind(number).name}")
@@ -222,16 +230,20 @@ class Btf:
         return self._string(self._words[self._begin(number)])
 
     def target(self, number: int) -> int:
-        """Return the number of the type that one leads to or wraps; of a structure, union or number its size."""
+        """
+        Return the id of the type that a type points to or wraps.
+
+        For a structure, union or number return its size in bytes.
+        """
         return self._words[self._begin(number) + 2]
 
     def array(self, number: int) -> tuple[int, int]:
-        """Return the number of the type of an array's elements, and how many there are."""
+        """Return the type id of an array's elements, and their number."""
         at = self._begin(number) + _HEAD_WORDS
         return self._words[at], self._words[at + 2]
 
     def enumerators(self, number: int) -> Iterator[tuple[str, int]]:
-        """Give the names and values of an enumeration."""
+        """Iterate over the names and values of an enumeration."""
         start = self._begin(number)
         info, is_wide = self._words[start + 1], self.kind(number) is Kind.ENUM64
         size = _WORDS_EACH[self.kind(number)]
@@ -243,7 +255,7 @@ class Btf:
             yield self._string(self._words[at]), value
 
     def enumerator(self, name: str) -> int | None:
-        """Return the value of an enumerator of any enumeration; None if there is none."""
+        """Return the value of an enumerator of any enumeration; None if it does not exist."""
         for place in self._places_of_name(name):
             number = bisect_right(self._starts_to(place // 4), place // 4)
             if number and self.kind(number) in (Kind.ENUM, Kind.ENUM64):
@@ -253,7 +265,7 @@ class Btf:
         return None
 
     def _places_of_name(self, name: str) -> Iterator[int]:
-        """Give the bytes of the types that hold the place of a name, or by chance its number."""
+        """Iterate over the byte offsets of words in the types that equal the offset of a name; some match by chance."""
         text = b"\0" + name.encode() + b"\0"
         place = self._data.find(text, self._strings, self._strings_end)
         for _ in range(_NAMESAKES_MAX):  # compilers may write a string several times
@@ -267,7 +279,7 @@ class Btf:
             place = self._data.find(text, place + 1, self._strings_end)
 
     def value_type(self, number: int) -> ValueType:
-        """Return what kind of value a type's values are."""
+        """Return the type of a type's values, without typedefs and qualifiers."""
         number = self._unwrapped(number)
         if not number:
             return ValueType(Kind.FWD, 0, False, 0)
@@ -283,11 +295,11 @@ class Btf:
         return ValueType(kind, word if kind in COMPOSITES else 0, False, 0)
 
     def member(self, number: int, name: str) -> Member | None:
-        """Return a member of a structure or union, None if it has none of that name, or is no such type."""
+        """Return a member of a structure or union; None if it has no such member, or is another type."""
         return self._member(number, name, set(), 0)
 
     def type_name(self, number: int, depth: int = 0) -> str:
-        """Return how C writes a type; ``depth`` is how many types have led to it."""
+        """Return the C spelling of a type; ``depth`` is the length of the chain of types that led to it."""
         _check_end(number, depth)
         if not number:
             return "void"
@@ -320,10 +332,10 @@ class Btf:
 
     def _member(self, number: int, name: str, searched: set[int], depth: int) -> Member | None:
         """
-        Return a member, also one of what has no name.
+        Return a member, also one of a nested structure or union without a name.
 
-        What is in the set ``searched`` does not have the name: to look there again for each way that leads to it could
-        take for ever.
+        ``searched`` are the types that are known not to contain the name. Searching them again on each path to them
+        could take exponential time.
         """
         _check_end(number, depth)
         if number in searched:
@@ -337,13 +349,13 @@ class Btf:
         return None
 
     def members(self, number: int) -> Iterator[tuple[str, int, int, int]]:
-        """Give the members of a structure or union: name, type, first bit, and the bits of a bit field, else 0."""
+        """Iterate over the members of a structure or union: name, type id, first bit, width of a bit field or 0."""
         number = self._unwrapped(number)
         if not number or self.kind(number) not in COMPOSITES:
             return
         start = self._begin(number)
         info = self._words[start + 1]
-        # With the kind flag the upper byte of an offset is the size of a bit field.
+        # With the kind flag the upper byte of an offset is the width of a bit field.
         has_widths = info >> 31
         mask = 0xFF_FFFF if has_widths else 0xFFFF_FFFF
         for at in range(start + _HEAD_WORDS, start + _HEAD_WORDS + 3 * (info & 0xFFFF), 3):
@@ -370,13 +382,13 @@ class Btf:
         return starts[number - 1]
 
     def _type_at(self, offset: int) -> int:
-        """Return the number of the type that begins at a byte of the types; 0 if none does."""
+        """Return the id of the type that begins at a byte offset of the types; 0 if none does."""
         starts = self._starts_to(offset // 4)
         index = bisect_left(starts, offset // 4)
         return index + 1 if offset % 4 == 0 and index < len(starts) and starts[index] == offset // 4 else 0
 
     def _starts_to(self, word: int) -> list[int]:
-        """Return the word at which each type begins, of those up to a word and perhaps of more."""
+        """Return the first word of each type, at least of those that begin up to ``word``."""
         words, steps, starts = self._words, self._steps, self._starts
         append = starts.append
         at, last = self._next, len(words) - _HEAD_WORDS
@@ -400,7 +412,7 @@ class Btf:
 
 
 def _check_end(number: int, depth: int) -> None:
-    """Raise ``FormatError`` if too many types have led to one."""
+    """Raise ``FormatError`` if a chain of types is too long."""
     if depth > _CHAIN_MAX:
         raise FormatError(f"type {number} of BTF is one of a row that does not end")
 
@@ -412,8 +424,8 @@ def encode_functions(names: Sequence[str], called: Sequence[int] = ()) -> tuple[
     """
     Return BTF with a function ``static unsigned long long NAME(void)`` for each name, and the ids of these functions.
 
-    It is what the kernel wants to know of a program whose functions are called back. Those whose numbers are ``called``
-    are global, and take two arguments of that type: the kernel verifies them once, and not for each call.
+    The kernel requires it of a program with callback functions. Functions whose numbers are in ``called`` are global
+    and take two arguments of that type: the kernel verifies them once, and not for each call.
     """
     strings = bytearray(b"\0")
 
@@ -445,15 +457,14 @@ def encode_functions(names: Sequence[str], called: Sequence[int] = ()) -> tuple[
 
 class ModuleBtf(Btf):
     """
-    The types of a module of the kernel, and of the kernel, in the bytes of both.
+    The types of a kernel module and of the kernel, from the BTF of both.
 
-    Numbers of types and places of strings go on where those of the kernel end (Documentation/bpf/btf.rst, "split
-    BTF"): so the types of both, one after the other, and their strings, are one BTF. Raises ``FormatError`` if one of
-    them is no BTF.
+    Type ids and string offsets of the module continue those of the kernel (Documentation/bpf/btf.rst, "split BTF"). So
+    the concatenated types and strings of both are one BTF. Raises ``FormatError`` if one of them is malformed.
     """
 
     def __init__(self, kernel: bytes, module: bytes) -> None:
-        Btf(kernel).close()  # both are well-formed, each by itself
+        Btf(kernel).close()  # check that each of them is well-formed
         Btf(module).close()
         magic, version, flags, *_ = _HEADER.unpack_from(kernel)
         parts = _parts(kernel), _parts(module)
@@ -463,13 +474,17 @@ class ModuleBtf(Btf):
         super().__init__(header + types + strings)
 
     def find(self, kind: Kind, name: str) -> int:
-        """Return the id of the first type of a kind and name: that of the module, if it has one."""
+        """
+        Return the id of the first type of a kind and name, preferably the module's.
+
+        Raise ``TargetError`` if there is none.
+        """
         for number in self.all_of(kind, name):
             return number
         raise TargetError(f"the type information of the module and of the kernel has no {kind.name} '{name}'")
 
     def all_of(self, kind: Kind, name: str) -> Iterator[int]:
-        """Give the ids of all types of a kind and name: those of the module, or else those of the kernel."""
+        """Iterate over the ids of all types of a kind and name: those of the module, or else those of the kernel."""
         found = [
             (place, number)
             for place in self._places_of_name(name)
@@ -492,7 +507,7 @@ _HINT = "name a vmlinux that was made with CONFIG_DEBUG_INFO_BTF, or a copy of t
 
 
 def types_in(path: Path) -> Btf:
-    """Return the types of the kernel that a file is of; raise ``TargetError`` if it has none."""
+    """Return the kernel types in a file, a vmlinux or plain BTF; raise ``TargetError`` if it has none."""
     try:
         with path.open("rb") as file:
             is_elf = file.read(len(_ELF_MAGIC)) == _ELF_MAGIC

@@ -1,8 +1,8 @@
 """
-What a compiled file carries of the modules that it was built for, and how that serves the files of a machine.
+The symbols that a compiled file carries of the modules that it was built for, and their use for files of a machine.
 
-A file of the same build needs no symbols of its own then. Each build of a module has an identity; with
-the symbols the bytes of the probed instructions are carried, so that a wrong file shows.
+Then a file of the same build does not need its own symbols. Each build of a module has an identity. The compiled file
+also carries the bytes of the probed instructions, to detect a wrong file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "NeededSymbols", "O
 @dataclass(frozen=True, slots=True)
 class CarriedPlace:
     """
-    The instruction at a file offset; ``where`` names the place for people.
+    The instruction at a file offset; ``where`` is the name of the place for people.
 
     ``definition`` is the number of the probe definition that it is for; with ``is_exit`` it leaves the function whose
     return is probed.
@@ -46,9 +46,9 @@ class CarriedPlace:
 @dataclass(frozen=True, slots=True)
 class CarriedBuild:
     """
-    What a program needs to know of one build of its module.
+    The data that a program needs about one build of its module.
 
-    ``path`` is that of the file that it was taken from, for people. ``machine`` is as in ``ElfFile``.
+    ``path`` is that of the original file, for messages. ``machine`` is as in ``ElfFile``.
     """
 
     identity: str
@@ -59,13 +59,13 @@ class CarriedBuild:
 
 
 class OtherBuild(enum.Enum):
-    """The fate of a file that none of the carried builds is."""
+    """The treatment of a file that is of none of the carried builds."""
 
     REFUSE = "refuse"
     OWN_SYMBOLS = "own symbols"
-    """It is resolved with the symbols that it has itself."""
+    """It is resolved with its own symbols."""
     NEAREST = "nearest"
-    """It is taken for the build whose instructions it has most of."""
+    """It is treated as the build with the most instructions in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class CarriedSymbols:
     """
     The symbols that were carried for the builds of a module; its files get no others.
 
-    ``source`` names what carries them in errors. With ``verify_opcodes`` the instructions must be the carried ones.
-    ``kernels`` are what is carried of the kernel or a module of it, in the place of ``builds``.
+    ``source`` is the name of the compiled file in errors. With ``verify_opcodes`` the instructions must be the carried
+    ones. ``kernels`` are the carried builds of the kernel or a module of it, instead of ``builds``.
     """
 
     builds: tuple[CarriedBuild, ...]
@@ -84,7 +84,7 @@ class CarriedSymbols:
     kernels: tuple[CarriedKernel, ...] = ()
 
     def module_of(self, elf: ElfFile) -> Module:
-        """Return the module in a file; raise ``TargetError`` if nothing is carried for its build."""
+        """Return the module in a file; raise ``TargetError`` if its build is not carried."""
         build = self._build_of(elf)
         if build is None:
             return OWN_SYMBOLS.module_of(elf)
@@ -93,7 +93,7 @@ class CarriedSymbols:
         return Module(elf, table, expected)
 
     def machine(self, host: str) -> str | None:
-        """Return the processor of the first build if there is none for the machine's own."""
+        """Return the processor of the first build, or None if a build is for the processor ``host``."""
         machines = [build.machine for build in self.builds]
         return None if host in machines or not machines else machines[0]
 
@@ -135,10 +135,10 @@ def _holds(elf: ElfFile, place: CarriedPlace) -> bool:
 
 class NeededSymbols(SymbolTable):
     """
-    A table of symbols that remembers its answers, which are the same from these symbols alone.
+    A table of symbols that records the results of its lookups.
 
-    A question that had an answer keeps it, because what was nearer to an address did not cover it then and does not
-    now; one that had none is settled by the symbol that stands before.
+    A table of the recorded symbols gives the same results. A function that covered an address is recorded; nearer
+    symbols did not cover it and are not needed. For an address without a function, the symbols before it are recorded.
     """
 
     def __init__(
@@ -155,10 +155,10 @@ class NeededSymbols(SymbolTable):
     @property
     def needed(self) -> tuple[Symbol, ...]:
         """
-        The symbols of all answers.
+        The symbols of all results.
 
-        Functions come in the order in which the sources give them, as far as patterns asked: of several symbols with
-        one name and address the first one counts.
+        Functions found by patterns are in the order of the sources: of several symbols with one name and address the
+        first one counts.
         """
         first = dict.fromkeys(symbol for symbol in self._functions if symbol in self._needed)
         others = sorted(
@@ -168,25 +168,25 @@ class NeededSymbols(SymbolTable):
         return (*first, *others)
 
     def lookup(self, name: str) -> list[Symbol]:
-        """Return what the table says, and remember it."""
+        """Return the result of the table, and record it."""
         found = super().lookup(name)
         self._need(found)
         return found
 
     def covering(self, link_address: int) -> Symbol | None:
-        """Return what the table says, and remember it."""
+        """Return the result of the table, and record it."""
         found = super().covering(link_address)
         self._need([found] if found is not None else self.preceding(link_address))
         return found
 
     def starting(self, start: int, end: int) -> list[Symbol]:
-        """Return what the table says, and remember it."""
+        """Return the result of the table, and record it."""
         found = super().starting(start, end)
         self._need(found)
         return found
 
     def need_matching(self, pattern: str) -> None:
-        """Remember all names that match a pattern, and the functions that reach over the beginnings of those."""
+        """Record all names that match a pattern, and the functions that overlap the starts of these."""
         matches = self.matcher(pattern)
         functions = self._functions = self._functions or list(self.functions())
         matching = [symbol for symbol in functions if matches(symbol.name)]
@@ -197,7 +197,7 @@ class NeededSymbols(SymbolTable):
         self._need_overlapping(functions, {symbol.address for symbol in matching})
 
     def _need_overlapping(self, functions: list[Symbol], addresses: set[int]) -> None:
-        """Remember the functions that begin before one of the addresses and reach over it."""
+        """Record the functions that begin before one of the addresses and extend beyond it."""
         waiting = sorted(addresses, reverse=True)
         for symbol in sorted(functions, key=lambda symbol: symbol.address):
             while waiting and waiting[-1] <= symbol.address:

@@ -1,7 +1,7 @@
 """
-Names for places in code, and what they were made of: the mapping, the module, and the function with its extent.
+Names for addresses of code, from the mapping, the module, and the function with its extent.
 
-What is found out about a process while it runs is enough to name other addresses of the same functions later, without
+The data that is collected about a running process suffices to name other addresses of the same functions later, without
 the process and without its files.
 """
 
@@ -28,9 +28,9 @@ __all__ = [
 
 class CodeName(NamedTuple):
     """
-    The name of an address: ``distance`` is from the start of the function, of the module's file where that is empty.
+    The name of an address; ``distance`` is from the start of the function, or of the module's file if that is empty.
 
-    ``inlined`` are the functions whose code is there because their calls were inlined, the innermost first.
+    ``inlined`` are the functions whose calls were inlined there, the innermost first.
     """
 
     function: str
@@ -48,12 +48,12 @@ class CodeName(NamedTuple):
 
     @property
     def inlined_texts(self) -> tuple[str, ...]:
-        """The names for people of the functions whose code is there because their calls were inlined."""
+        """The names for people of the functions whose calls were inlined there."""
         return tuple(f"{name} (inlined) [{self.module}]" for name in self.inlined)
 
 
 class MappedCode(NamedTuple):
-    """The place where a process shows the file of a module: from byte ``offset`` on, from ``start`` up to ``end``."""
+    """A mapping of a module's file: from byte ``offset`` on, from address ``start`` up to ``end``."""
 
     start: int
     end: int
@@ -63,7 +63,7 @@ class MappedCode(NamedTuple):
 
 
 class InlinedCode(NamedTuple):
-    """The code of a function in another one, from byte ``start`` of the file up to ``end``."""
+    """An inlined call of a function, from byte ``start`` of the file up to ``end``."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class LocatedFunction(NamedTuple):
     """
     A function: the bytes of a module's file from ``start`` up to ``end``.
 
-    ``inlined`` are the pieces of calls in it that were inlined, each before those in it.
+    ``inlined`` are the pieces of inlined calls in it, each before those nested in it.
     """
 
     start: int
@@ -85,9 +85,9 @@ class LocatedFunction(NamedTuple):
 
 class LocatedCode(NamedTuple):
     """
-    The place of an address.
+    The location of an address.
 
-    ``since`` is when the process began what it executes, in nanoseconds of CLOCK_MONOTONIC; ``pid`` None is the kernel.
+    ``since`` is the start time of the process's image, in nanoseconds of CLOCK_MONOTONIC; ``pid`` None is the kernel.
     """
 
     pid: int | None
@@ -110,12 +110,12 @@ def name_in(mapped: MappedCode, function: LocatedFunction | None, address: int) 
 
 
 class InliningFinder(Protocol):
-    """What was inlined into functions."""
+    """A finder of inlined calls."""
 
     def inlined_in(
         self, module: Module, start: int, end: int, name_of: Callable[[str], str]
     ) -> tuple[InlinedCode, ...]:
-        """Return the pieces of inlined calls in a range of bytes of a module's file, each before those in it."""
+        """Return the pieces of inlined calls in a range of bytes of a module's file, each before those nested in it."""
 
 
 def _unchanged(symbol: str) -> str:
@@ -129,9 +129,9 @@ def function_at(
     inlining: InliningFinder | None = None,
 ) -> LocatedFunction | None:
     """
-    Return the function at an offset of a module's file; of one whose size nobody knows, what is up to there.
+    Return the function at an offset of a module's file; one of unknown size ends after that offset.
 
-    ``name_of`` makes the name for people of a symbol.
+    ``name_of`` returns a symbol's name for people.
     """
     found = module.symbol_at(offset)
     if found is None:

@@ -1,9 +1,10 @@
 r"""
-Go programs: which version of Go has made a file, and by which convention its functions take arguments.
+Go programs: the version of Go that built a file, and the calling convention of its functions.
 
 Since Go 1.17 functions take and return values in registers on amd64 (ABIInternal; cmd/compile/abi-internal.md in Go's
 source). Functions in assembly keep the older convention, ABI0: everything is on the stack. Where both exist under a
-name, the linker calls that one ``NAME.abi0`` (``mangleABIName`` in cmd/link). What cgo links in are functions of C.
+name, the linker's name of the latter is ``NAME.abi0`` (``mangleABIName`` in cmd/link). Functions that cgo links in are
+those of C.
 
 The section ``.go.buildinfo`` begins (debug/buildinfo in Go's source):
 
@@ -35,7 +36,7 @@ _MAGIC = b"\xff Go buildinf:"
 _POINTER_SIZE_AT, _FLAGS_AT, _POINTER_AT, _INLINE_AT = 14, 15, 16, 32
 _IS_INLINE = 2
 _SEARCHED = 64 << 10
-"""Bytes of a data segment in which Go looks for the mark itself."""
+"""Size in bytes of the part of a data segment that Go itself searches for the mark."""
 
 _VERSION = re.compile(r"go(\d{1,3})\.(\d{1,3})")
 _REGISTERS_SINCE = (1, 17)
@@ -50,7 +51,7 @@ class Convention(Enum):
 
 
 def go_version(elf: ElfFile) -> tuple[int, int] | None:
-    """Return the version of Go that has made a file, such as (1, 19); None if it was not Go, or is not known."""
+    """Return the version of Go that built a file, such as (1, 19); None if it was not Go, or is unknown."""
     try:
         return _version_in(elf)
     except TargetError:
@@ -64,12 +65,12 @@ def passes_in_registers(elf: ElfFile) -> bool:
 
 
 def convention_of(name: str | None) -> Convention:
-    """Return by which convention a function takes arguments, from its name in the symbol table of a Go program."""
+    """Return the calling convention of a function, by its name in the symbol table of a Go program."""
     if name is None:
         return Convention.GO
     if name.endswith(".abi0"):
         return Convention.ABI0
-    # What Go compiles has its package before a dot.
+    # Names of Go's functions have the package before a dot.
     return Convention.C if "." not in name.lstrip(".") or is_clone(name) else Convention.GO
 
 
@@ -92,7 +93,7 @@ def _version_in(elf: ElfFile) -> tuple[int, int] | None:
 
 
 def _information(elf: ElfFile) -> int | None:
-    """Return the file offset of what Go's linker has left of itself, None if there is nothing."""
+    """Return the file offset of the build information of Go's linker, None if there is none."""
     if (section := elf.section(_SECTION)) is not None:
         return section.offset if elf.data[section.offset : section.offset + len(_MAGIC)] == _MAGIC else None
     if elf.sections:

@@ -1,4 +1,4 @@
-"""The functions of a module whose names match a pattern: which of them are places for probepoints, and which not."""
+"""The functions of a module whose names match a pattern, and the matches that cannot have probepoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Function", "LeftOut", "matching_functions", "written_names"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function; ``address`` is its link address, and ``size`` 0 if the symbols do not tell it."""
+    """A function; ``address`` is its link address, and ``size`` 0 if unknown."""
 
     name: str
     address: int
@@ -32,7 +32,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that matches a pattern and is no place for a probepoint; ``reason`` is a clause about ``it``."""
+    """A match of a pattern that cannot have a probepoint; ``reason`` is a clause about ``it``."""
 
     name: str
     reason: str
@@ -40,10 +40,10 @@ class LeftOut:
 
 def matching_functions(module: Module, pattern: str) -> tuple[list[Function], list[LeftOut]]:
     """
-    Return the functions whose names match a shell pattern, in order of addresses, and what else matches.
+    Return the functions whose names match a shell pattern, in order of addresses, and the other matches.
 
-    Upper and lower case differ. A function is given once, by the name that people are most likely to know. Where a
-    symbol is called as the pattern is written, such as ``main.gen[int]``, that one alone is meant.
+    Upper and lower case differ. A function is returned once, by its best known name. If a symbol's name is equal to the
+    pattern, such as ``main.gen[int]``, only that one matches.
     """
     functions = list(module.symbols.functions())
     matches = module.symbols.matcher(pattern)
@@ -76,16 +76,16 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
 
 
 def _others(module: Module, functions: Sequence[Symbol], matches: Callable[[str], bool]) -> list[str]:
-    """Return the matching names that are no function's, in order."""
+    """Return the matching names that are not those of functions, sorted."""
     names = {name for source in module.symbols.sources for name in source.names() if matches(name)}
     return sorted(names.difference(symbol.name for symbol in functions))
 
 
 def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[str, str]]:
     """
-    Return what each function is written as in a program, so that nothing else is meant, and what that reads as.
+    Return an unambiguous name for each function in a program, and the function's readable name.
 
-    That is its readable name, if no other one has it; else the linker's name, the source file with it, or the offset.
+    The first is the readable name, if it is unique; else the linker's name, the source file with it, or the offset.
     """
     symbols, demangler = module.symbols, Demangler()
     readable = [demangler.name_of(function.name) for function in functions]
@@ -113,7 +113,7 @@ def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[s
 
 
 class _Boundaries:
-    """The starts of instructions where symbols lie within the range of another function."""
+    """The starts of instructions where symbols are within the range of another function."""
 
     def __init__(self, module: Module, functions: Sequence[Symbol]) -> None:
         self._module = module
@@ -122,7 +122,7 @@ class _Boundaries:
         self._reach = list(accumulate((end for _, end in self._ranges), max))
 
     def is_certain(self, address: int) -> bool:
-        """Return whether an instruction starts at ``address``; presumed where no other function reaches there."""
+        """Return whether an instruction starts at ``address``; true if no other function extends to it."""
         before = bisect_right(self._starts, address - 1) - 1
         while before >= 0 and self._reach[before] > address:
             start, end = self._ranges[before]

@@ -1,9 +1,8 @@
 """
-Which file the ``name = …`` of a probe program means.
+The file that ``name = …`` of a probe program means.
 
-A name with a slash is a path; any other is looked for where it can matter: in the process, in the command to be
-started, where the dynamic loader looks, in ``PATH``. The first answer counts. Architectures are named as in
-``ElfFile.machine``.
+A name with a slash is a path. Any other is searched in the process, in the command to be started, in the dynamic
+loader's directories, and in ``PATH``. The first match counts. Architectures are named as in ``ElfFile.machine``.
 """
 
 from __future__ import annotations
@@ -63,16 +62,16 @@ _CROSS_TRIPLETS = {
     "riscv64": "riscv64-linux-gnu",
     "s390x": "s390x-linux-gnu",
 }
-"""Where Debian's cross compilers have the libraries of a processor that runs here under an emulator alone."""
+"""Directories of Debian's cross compilers with libraries for processors that run here only under an emulator."""
 _IDENTITY = {"i386": (1, 3), "x86_64": (2, 62), "aarch64": (2, 183), "ppc64": (2, 21), "s390x": (2, 22)}
 _MADE_BY_KERNEL = frozenset(
     ("[vdso]", "[vsyscall]", "linux-vdso.so.1", "linux-vdso32.so.1", "linux-vdso64.so.1", "linux-gate.so.1")
 )
-"""What vdso(7) calls the code that the kernel maps into every process by itself."""
+"""Names of code that the kernel maps into every process (vdso(7))."""
 
 _NEAR = 3
 _CANDIDATES = 12
-"""Names of programs like one that is unknown, many of which may be those of scripts."""
+"""Maximum number of programs with a similar name that are checked, as many may be scripts."""
 
 _NAME_MAX = 255  # bytes of a file's name
 
@@ -81,10 +80,10 @@ def find_module(
     name: str, *, pid: int | None = None, command: str | None = None, architecture: str | None = None
 ) -> Path | None:
     """
-    Return the file that ``name`` means, with symbolic links followed, or None if there is none on this machine.
+    Return the file that ``name`` means, with symbolic links followed, or None if this machine has none.
 
     ``pid`` is a process whose mapped files come first, ``command`` a program to be started in our environment.
-    ``architecture`` chooses between libraries of the same name; by default it is that of the process or the program, or
+    ``architecture`` selects among libraries of the same name; by default it is that of the process or the program, or
     else of the machine.
     """
     if "\0" in name or not name or any(len(part) > _NAME_MAX for part in os.fsencode(name).split(b"/")):
@@ -103,7 +102,7 @@ def find_module(
 
 
 def usual_architecture(pid: int | None, command: str | None) -> str:
-    """Return the architecture of a process or a program to be started, that of the machine if neither is known."""
+    """Return the architecture of a process or a program to be started; that of the machine if neither is given."""
     program = None
     if pid is not None:
         program = Path(f"/proc/{pid}/exe")
@@ -116,7 +115,7 @@ def usual_architecture(pid: int | None, command: str | None) -> str:
 
 
 def is_made_by_kernel(name: str) -> bool:
-    """Return whether a name means code that the kernel provides in every process, which no file holds."""
+    """Return whether a name means code that the kernel maps into every process, without a file."""
     return name in _MADE_BY_KERNEL
 
 
@@ -146,11 +145,10 @@ def is_file_of(path: Path, name: str) -> bool:
 
 
 def has_soname(path: Path, name: str) -> bool:
-    """Return whether ``name`` is the ``DT_SONAME`` of the file ``path``; false for one that cannot be read."""
+    """Return whether ``name`` is the ``DT_SONAME`` of the file ``path``; false if the file cannot be read."""
     try:
         data = file_contents(path, "a mapped file")
-        # Most files do not even hold the text; only the others are worth taking apart, and those that are long to
-        # search.
+        # Most files do not contain the name; only the others, and files that are long to search, are parsed.
         if len(data) <= READ_LIMIT and data.find(os.fsencode(name) + b"\0") < 0:
             return False
         return ElfFile.of_bytes(path, data).soname == name
@@ -159,7 +157,7 @@ def has_soname(path: Path, name: str) -> bool:
 
 
 def near_modules(name: str, *, pid: int | None = None, command: str | None = None) -> list[str]:
-    """Return up to three names of modules that ``name`` may have been meant to be, the nearest first."""
+    """Return up to three names of modules that are similar to ``name``, the nearest first."""
     known: dict[str, None] = {}
     if pid is not None:
         known.update(dict.fromkeys(Path(m.path).name for m in _code_of(pid)))
@@ -176,7 +174,7 @@ def near_modules(name: str, *, pid: int | None = None, command: str | None = Non
 
 
 def suggestion(name: str, *, pid: int | None = None, command: str | None = None) -> str | None:
-    """Return a question about the modules that ``name`` may have been meant to be; None if none is like it."""
+    """Return a question about the modules that are similar to ``name``; None if there are none."""
     near = [repr(each) for each in near_modules(name, pid=pid, command=command)]
     if not near:
         return None
@@ -185,7 +183,7 @@ def suggestion(name: str, *, pid: int | None = None, command: str | None = None)
 
 def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
     """
-    Return what to do about a name that no process maps.
+    Return advice on a name that no process maps; None if there is none.
 
     ``mapped`` are the files that were mapped: their names without directories, and their paths.
     """
@@ -214,9 +212,9 @@ def _alike(base: str, known: Collection[str], count: int = _NEAR) -> list[str]:
 def _named_by_path(name: str, pid: int | None) -> Path | None:
     path = Path(name)
     if pid is not None:
-        # A link of /proc, such as /proc/PID/root, says where it leads as the process sees it.
+        # A link of /proc, such as /proc/PID/root, leads to the path that the process uses.
         wanted, code = {str(path.absolute()), os.path.realpath(path)}, []
-        with contextlib.suppress(TargetError):  # the process is gone, or not ours to see
+        with contextlib.suppress(TargetError):  # the process is gone, or may not be inspected
             code = [mapping for mapping in _code_of(pid) if mapping.path in wanted]
         if code and all(mapping.deleted for mapping in code):
             return _held_file(code[0], pid)
@@ -245,7 +243,7 @@ def _mapped(name: str, pid: int) -> Path | None:
 
 
 def _held_file(mapping: Mapping, pid: int) -> Path:
-    """Return a path to a file that a process has mapped and its own path does not lead to."""
+    """Return a path to a mapped file that its own path does not lead to; raise ``TargetError`` if there is none."""
     for path in held_files(mapping, pid):
         if _inode(path) == mapping.inode:
             return path
@@ -253,7 +251,7 @@ def _held_file(mapping: Mapping, pid: int) -> Path:
 
 
 def held_files(mapping: Mapping, pid: int) -> tuple[Path, Path]:
-    """Return paths that lead to a file that a process has mapped, whatever has become of its own path, or nowhere."""
+    """Return paths that may lead to a file that a process has mapped, even if its own path does not any more."""
     # The kernel shows the second one to root, or with CAP_CHECKPOINT_RESTORE.
     return Path(f"/proc/{pid}/exe"), Path(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
 
@@ -275,7 +273,7 @@ def _code_of(pid: int) -> list[Mapping]:
 
 
 def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
-    """Find the mapped file that a command of that name leads to, as ``java`` does through several links."""
+    """Return the mapped file that a command of that name leads to, as ``java`` does through several links."""
     import shutil
 
     program = shutil.which(name)
@@ -301,7 +299,7 @@ def _command_named(name: str, command: str) -> Path | None:
     program = executable_of(command)
     names = {program.name}
     link = shutil.which(command) or command
-    while _same_file(link, program):  # a script is not its interpreter: its name means nothing here
+    while _same_file(link, program):  # a name of a script does not count, because its interpreter is executed
         names.add(Path(link).name)
         if not Path(link).is_symlink():
             break
@@ -319,14 +317,14 @@ def _program_in_path(name: str) -> Path | None:
 
 
 def _programs_in_path() -> Iterator[str]:
-    """Give the names of what is in the directories of ``PATH``."""
+    """Iterate over the names of the files in the directories of ``PATH``."""
     for directory in os.get_exec_path():
         with contextlib.suppress(OSError):
             yield from (path.name for path in Path(directory or ".").iterdir())
 
 
 def _running_programs() -> Iterator[str]:
-    """Give the names of the programs that processes execute, as far as we may see them."""
+    """Iterate over the names of the programs that visible processes execute."""
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             with contextlib.suppress(OSError):
@@ -342,9 +340,9 @@ def _is_elf(path: Path) -> bool:
 
 def searched_directories(elf: ElfFile) -> Iterator[Path]:
     """
-    Give the directories in which the dynamic loader searches first for what a file needs (ld.so(8)).
+    Iterate over the directories that the dynamic loader searches first for the libraries of a file (ld.so(8)).
 
-    These are what the file itself says and, for a program that is started in our environment, LD_LIBRARY_PATH.
+    They come from the file itself and, for a program that is started in our environment, from LD_LIBRARY_PATH.
     """
     own, origin = elf.dynamic.run_path, str(elf.path.parent)
     text = os.environ.get("LD_LIBRARY_PATH", "")
@@ -354,7 +352,7 @@ def searched_directories(elf: ElfFile) -> Iterator[Path]:
 
 
 def _candidates_of_command(name: str, command: str | None) -> Iterator[Path]:
-    """Give the paths of a library in the directories that are searched for a command."""
+    """Iterate over the paths of a library in the directories that are searched for a command."""
     if command is not None:
         with contextlib.suppress(TargetError):
             yield from (directory / name for directory in searched_directories(ElfFile.open(executable_of(command))))
@@ -376,7 +374,7 @@ def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
 
 
 def is_library_for(path: Path, architecture: str) -> bool:
-    """Return whether ``path`` is an ELF file for ``architecture``; true for one that has no known number."""
+    """Return whether ``path`` is an ELF file for ``architecture``; any ELF file is for an unknown architecture."""
     if not path.is_file():
         return False
     try:
@@ -390,7 +388,7 @@ def is_library_for(path: Path, architecture: str) -> bool:
 
 
 def root_of(pid: int) -> str:
-    """Return the prefix of the paths of a process in another mount namespace, else nothing."""
+    """Return the prefix of the paths of a process in another mount namespace, else ""."""
     try:
         own, other = (os.readlink(f"/proc/{who}/ns/mnt") for who in ("self", pid))  # noqa: PTH115 - of each process
     except OSError:
@@ -419,10 +417,10 @@ def _inode(path: Path) -> int | None:
 
 def module_name(path: str, soname: str | None, known: Iterable[str], root: str = "") -> str:
     """
-    Return the name by which people know a mapped file: **the** rule, for all outputs.
+    Return the name of a mapped file for people: **the** rule, for all outputs.
 
-    It is the first of the ``known`` ones, those of programs and processes, that means the file: 'redis-server' is a
-    link to the file that is mapped. Else it is the SONAME, by which others are linked with it, or the name of the file.
+    It is the first of the ``known`` names, those of programs and processes, that means the file: 'redis-server' may be
+    a link to the mapped file. Else it is the SONAME, by which others are linked with it, or the name of the file.
     ``root`` leads to the files of a process in another mount namespace.
     """
     for name in known:
@@ -431,18 +429,18 @@ def module_name(path: str, soname: str | None, known: Iterable[str], root: str =
     return soname if soname and "/" not in soname else path.rpartition("/")[2] or path
 
 
-# The dynamic loader's cache, ``/etc/ld.so.cache``: which file a library name stands for.
-# Reads the format ``glibc-ld.so.cache1.1``, also after the older table that some systems still write before it.
+# The dynamic loader's cache, ``/etc/ld.so.cache``, which maps names of libraries to files.
+# Its format is ``glibc-ld.so.cache1.1``, which may follow the older table that some systems still write before it.
 # Rules: glibc, ``sysdeps/generic/dl-cache.h`` and ``ldconfig.h``.
 
 
 LD_CACHE = Path("/etc/ld.so.cache")
-"""Where ldconfig writes the cache."""
+"""Path of the cache that ldconfig writes."""
 
 _MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = struct.Struct("=20sII20x")  # magic, number of entries, size of strings, flags and extensions
 _ENTRY = struct.Struct("=iIIIQ")  # flags, offset of name, offset of path, OS version, hardware capabilities
-_FLAG_ELF = 0xFF  # the low byte says which libc: 3 for glibc 2
+_FLAG_ELF = 0xFF  # the low byte is the libc: 3 for glibc 2
 _ELF_LIBC6 = 3
 _ARCHITECTURES = {0x0000: "i386", 0x0300: "x86_64", 0x0400: "s390x", 0x0500: "ppc64", 0x0A00: "aarch64"}
 _HOSTS = {"i486": "i386", "i586": "i386", "i686": "i386", "ppc64le": "ppc64", "arm64": "aarch64"}
@@ -450,7 +448,7 @@ _HOSTS = {"i486": "i386", "i586": "i386", "i686": "i386", "ppc64le": "ppc64", "a
 
 @dataclass(frozen=True, slots=True)
 class CachedLibrary:
-    """The file ``path`` that programs for ``architecture`` get when they need ``name``."""
+    """The file ``path`` that programs for ``architecture`` load for the library ``name``."""
 
     name: str
     path: str
@@ -486,7 +484,7 @@ def parse_ld_cache(data: bytes) -> list[CachedLibrary]:
 
 
 def read_ld_cache(path: Path = LD_CACHE) -> list[CachedLibrary]:
-    """Return the libraries in the cache file ``path``; empty if there is none."""
+    """Return the libraries in the cache file ``path``; empty if it cannot be read."""
     try:
         return parse_ld_cache(file_contents(path, "the dynamic loader's cache")[:])
     except TargetError:
@@ -504,7 +502,7 @@ _MAX_SCRIPTS = 5  # scripts that are each other's interpreters
 
 def executable_of(command: str | os.PathLike[str]) -> Path:
     """
-    Return the file that runs when ``command`` is started, with symbolic links followed.
+    Return the file that is executed when ``command`` is started, with symbolic links followed.
 
     For a script that is its interpreter; for ``#!/usr/bin/env NAME`` it is the program that ``env`` starts.
     """
@@ -545,7 +543,7 @@ def _find(name: str) -> Path:
 
 
 def _interpreter(path: Path) -> str | None:
-    """Return what the ``#!`` line of a script starts, or None for a file that is no script."""
+    """Return the program that the ``#!`` line of a script starts, or None for a file that is not a script."""
     try:
         head = file_head(path, _SCRIPT_LINE)
     except TargetError:
@@ -561,7 +559,7 @@ def _interpreter(path: Path) -> str | None:
 
 
 def _started_by_env(arguments: str) -> str | None:
-    """Return the program in the argument of ``env``; the kernel passes all of it as one word, ``-S`` splits it."""
+    """Return the program in the argument of ``env``; the kernel passes it as one word, which ``-S`` splits."""
     words = arguments.split()
     if words[0].startswith(("-S", "--split-string")):
         words[0] = words[0].removeprefix("-S").removeprefix("--split-string").removeprefix("=")

@@ -1,7 +1,7 @@
 """
-A module of which another process has said what a program needs to know; the file itself is not read.
+A module that another process has described as far as a program needs; the file itself is not read.
 
-So whoever uses it spends no time and no memory on a file that may have been made to take both.
+So a malicious file cannot take the time and memory of the process that uses the description.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = [
     "stack_user",
 ]
 
-# Whether the code of a file bears uretprobes: it does not if something besides the ``ret`` looks at return addresses.
-# A uretprobe replaces the return address of a running function by that of a page of the kernel's. Go's runtime meets
-# there what it does not know when it moves or walks a stack. An exception or a panic that is to pass through such a
-# frame finds the end of the stack there, and ends the program. When another stack comes into use, the kernel takes the
-# probed calls of the old one for abandoned, and a return from such a one gets SIGILL. A breakpoint at the function's
-# return instructions (``function_exits``) does none of this; ``tests/integration/ebpf/test_uretprobes.py`` shows that.
+# Files whose code must not have uretprobes, because code other than ``ret`` reads return addresses.
+# A uretprobe replaces the return address of a running function by that of a page of the kernel's. Go's runtime finds an
+# unknown address there when it moves or walks a stack. An exception or a panic that unwinds such a frame finds the end
+# of the stack, and ends the program. When the program switches to another stack, the kernel takes the probed calls of
+# the old one for abandoned, and a return from one of them gets SIGILL. A breakpoint at the function's return
+# instructions (``function_exits``) does none of this; ``tests/integration/ebpf/test_uretprobes.py`` shows that.
 # The marks are names that toolchains leave in a file, also when it is stripped.
 
 
 _GO_SECTIONS = frozenset((".go.buildinfo", ".gopclntab", ".note.go.buildid", ".go.pltinit"))
 _GO_MARK = b"\xff Go buildinf:"
-"""The beginning of what ``go version FILE`` reads."""
+"""Beginning of the build information that ``go version FILE`` reads."""
 
 _ENDS_IT = "and what meets a uretprobe on its way up the stack ends the program"
 _MARKS = (
@@ -65,11 +65,11 @@ _MARKS = (
     (b"jump_fcontext\0", "switches stacks, and a return by way of a uretprobe on another stack ends the program"),
 )
 _C_LIBRARY = "libc.so.6"
-"""It defines ``swapcontext``, and does not use it."""
+"""Library that defines ``swapcontext``, and does not use it."""
 
 
 def return_address_user(elf: ElfFile) -> str | None:
-    """Return what in the file looks at return addresses, as a clause about ``it``; None if nothing is known to."""
+    """Return what in the file reads return addresses, as a clause about ``it``; None if nothing is known."""
     if any(section.name in _GO_SECTIONS for section in elf.sections) or elf.data.find(_GO_MARK) >= 0:
         return "it is a Go program, and Go's runtime reads the return addresses on its stacks"
     if elf.soname == _C_LIBRARY:
@@ -79,14 +79,14 @@ def return_address_user(elf: ElfFile) -> str | None:
 
 
 def stack_user(data: Contents) -> str | None:
-    """Return what in the bytes of a file unwinds or switches stacks, as a predicate; None if nothing is known to."""
+    """Return what in the bytes of a file unwinds or switches stacks, as a predicate; None if nothing is known."""
     return next((clause for mark, clause in _MARKS if data.find(mark) >= 0), None)
 
 
-# Where the first of a module's own code is executed in a process, when it is mapped and relocated, and where the last.
+# The first and the last of a module's own code that is executed in a process while it is mapped and relocated.
 # A program starts at its entry. A library's initialisation functions are called, once it is relocated, before any other
-# code of it (System V ABI, "Initialization and Termination Functions"), but for IFUNC resolvers and libraries that
-# depend on each other.
+# code of it (System V ABI, "Initialization and Termination Functions"). Exceptions are IFUNC resolvers, and libraries
+# that depend on each other.
 
 
 _DT_INIT, _DT_INIT_ARRAY, _DT_INIT_ARRAYSZ = 12, 25, 27
@@ -94,8 +94,10 @@ _DT_FINI, _DT_FINI_ARRAY, _DT_FINI_ARRAYSZ = 13, 26, 28
 _DT_RELA, _DT_RELASZ = 7, 8
 _RELATIVE, _ABSOLUTE = 8, 1
 """
-R_X86_64_RELATIVE, whose addend is the address, and R_X86_64_64, which adds that of a symbol. i386 has addresses in
-place, where they can be read.
+Kinds of relocations of addresses.
+
+R_X86_64_RELATIVE has the address as its addend, R_X86_64_64 adds that of a symbol. i386 has addresses in place, where
+they can be read.
 """
 _DT_SYMTAB = 6
 _SYMBOL = struct.Struct("=IBBHQQ")
@@ -103,7 +105,7 @@ _SYMBOL = struct.Struct("=IBBHQQ")
 
 
 def first_executed(elf: ElfFile) -> tuple[int, ...]:
-    """Return the link addresses of the instructions of which one is executed first; none if that is not known."""
+    """Return the link addresses of the instructions of which one is executed first; empty if unknown."""
     values = elf.dynamic.values
     found = {elf.entry: None, values.get(_DT_INIT, 0): None}
     array = values.get(_DT_INIT_ARRAY, 0)
@@ -113,9 +115,9 @@ def first_executed(elf: ElfFile) -> tuple[int, ...]:
 
 
 def last_executed(elf: ElfFile) -> tuple[int, ...]:
-    """Return the link address of the last function that is called before a library is unmapped; none if not known."""
+    """Return the link address of the last function that is called before a library is unmapped; empty if unknown."""
     if elf.soname is None and elf.entry:
-        return ()  # a program stays until its process ends
+        return ()  # a program stays mapped until its process ends
     values = elf.dynamic.values
     address = values.get(_DT_FINI, 0)
     array = values.get(_DT_FINI_ARRAY, 0)
@@ -125,7 +127,7 @@ def last_executed(elf: ElfFile) -> tuple[int, ...]:
 
 
 def _pointer(elf: ElfFile, place: int) -> int:
-    """Return the link address that is loaded at a place, relocated or not; 0 if that cannot be told."""
+    """Return the link address that is loaded at a place, relocated or not; 0 if unknown."""
     try:
         value = int.from_bytes(elf.read(place, elf.word_size), elf.byte_order)
     except TargetError:
@@ -153,12 +155,12 @@ def _relocated(elf: ElfFile, place: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Outline:
     """
-    What is known of a file of ``size`` bytes.
+    The description of a file of ``size`` bytes.
 
-    ``pieces`` are the bytes of instructions by file offset. ``starts`` are the file offsets, of those that were asked
-    about, at which functions start, ``moves`` by how many bytes a uprobe may move there (``uprobe_sites``).
-    ``own_places`` are the file offsets of functions that an engine asked for by name. The others are what the methods
-    of ``Module`` of these names return.
+    ``pieces`` are the bytes of instructions by file offset. ``starts`` are the requested file offsets at which
+    functions start; ``moves`` are the distances in bytes by which a uprobe may move there (``uprobe_sites``).
+    ``own_places`` are the file offsets of functions that an engine requested by name. The others are the results of the
+    functions with these names in this module.
     """
 
     size: int
@@ -179,7 +181,7 @@ class Outline:
 
 
 class OutlinedModule(Module):
-    """A module by its outline, at ``path`` for people; it has no symbols."""
+    """A module by its outline; ``path`` is for messages. It has no symbols."""
 
     def __init__(self, path: Path, outline: Outline) -> None:
         headers = Headers(
@@ -202,12 +204,16 @@ class OutlinedModule(Module):
         self.outline = outline
 
     def function_start(self, file_offset: int) -> int | None:
-        """Return the link address of a place if a function starts there."""
+        """Return the link address of a place if a function starts there, else None."""
         return self.elf.link_address(file_offset) if file_offset in self.outline.starts else None
 
 
 def cheap_sites_in(module: Module, instructions: Sequence[DecodedInstruction]) -> list[int]:
-    """Return for each instruction by how many bytes a uprobe there may move to be cheaper; see ``uprobe_sites``."""
+    """
+    Return for each instruction the distance in bytes by which a uprobe may move to be faster.
+
+    See ``uprobe_sites``.
+    """
     if isinstance(module, OutlinedModule):
         return [module.outline.moves.get(instruction.offset, 0) for instruction in instructions]
     from dprobes.target.code.uprobe_sites import cheap_sites
@@ -216,17 +222,17 @@ def cheap_sites_in(module: Module, instructions: Sequence[DecodedInstruction]) -
 
 
 def first_executed_in(module: Module) -> tuple[int, ...]:
-    """Return the link addresses of the instructions of which one is executed first."""
+    """Return the link addresses of the instructions of which one is executed first; empty if unknown."""
     return module.outline.first_executed if isinstance(module, OutlinedModule) else first_executed(module.elf)
 
 
 def last_executed_in(module: Module) -> tuple[int, ...]:
-    """Return the link address of the last function that is called before a library is unmapped."""
+    """Return the link address of the last function that is called before a library is unmapped; empty if unknown."""
     return module.outline.last_executed if isinstance(module, OutlinedModule) else last_executed(module.elf)
 
 
 def return_address_user_in(module: Module) -> str | None:
-    """Return what in the file looks at return addresses, as a clause about ``it``; see ``module_outline``."""
+    """Return what in the file reads return addresses, as a clause about ``it``; see ``module_outline``."""
     if isinstance(module, OutlinedModule):
         return module.outline.return_address_user
     return return_address_user(module.elf)

@@ -1,8 +1,8 @@
 """
-The symbols of one module, whatever they come from: its own tables, its debug file, or a list that the user gave.
+The symbols of one module from several sources: its own tables, its debug file, or a list from the user.
 
-A *source* finds names and says which addresses are code; ``SymbolTable`` decides between what several sources say.
-This module knows no file format.
+A *source* finds names and lists the addresses of code; ``SymbolTable`` selects among the results of several sources.
+This module is independent of file formats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _SUFFIXES = r"(?:\.(?:constprop|part|isra|cold|lto_priv|localalias|llvm|clone)(?:\.\d+)?)+"
-"""What GCC and Clang append to the name of a function."""
+"""Suffixes that GCC and Clang append to the name of a function."""
 
 _CLONE = re.compile(rf"(?P<original>[A-Za-z_][\w$]*){_SUFFIXES}", re.ASCII)
 _COLD = re.compile(r".*\.cold(\.\d+)?")
@@ -49,7 +49,7 @@ def is_clone(name: str) -> bool:
 
 
 def is_cold_part(name: str) -> bool:
-    """Return whether a name is that of the code of a function that is rarely executed: it is jumped to, not called."""
+    """Return whether a name is that of a function's cold part: rarely executed code that is jumped to, not called."""
     return _COLD.fullmatch(name) is not None
 
 
@@ -59,13 +59,13 @@ def clones_in(symbols: SymbolTable, original: str) -> list[str]:
 
 
 def clones_among(names: Iterable[str], original: str) -> list[str]:
-    """Return the names of clones of a function, in order, those of cold parts last."""
+    """Return the sorted names of clones of a function, those of cold parts last."""
     found = {name for name in names if (match := _CLONE.fullmatch(name)) is not None and match["original"] == original}
     return sorted(found, key=lambda name: (is_cold_part(name), name))
 
 
 def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
-    """Return the error for a function that is not ``where`` it was looked for, but clones of it are."""
+    """Return the error for a function that ``where`` has no symbol for, but clones of it."""
     listed = first_of([f"'{each}'" for each in clones], _LISTED)
     called = [each for each in clones if not is_cold_part(each)]
     if not called:
@@ -82,7 +82,7 @@ def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
 
 def name_matcher(pattern: str) -> Callable[[str], bool]:
     """
-    Return what says whether a linker's name matches a pattern; upper and lower case differ.
+    Return a predicate for linker names that match a pattern; upper and lower case differ.
 
     A pattern with ``::`` is one of readable names: a name matches it with its parameters, or without.
     """
@@ -103,10 +103,10 @@ def name_matcher(pattern: str) -> Callable[[str], bool]:
     return matches
 
 
-_NEAR = 3  # names suggested after an unknown one
+_NEAR = 3  # names suggested for an unknown one
 
 _FEW = 16
-"""Addresses that are looked for as the start of a function, before an index of all functions is made."""
+"""Number of addresses that are looked up as starts of functions before an index of all functions is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class Symbol:
     """
     The name of a link address and ``size`` bytes from there on (0: unknown).
 
-    ``kind`` is ``func``, ``object``, ``ifunc``, ``tls``, ``common`` or ``notype``; ``binding`` is ``local``,
-    ``global`` or ``weak``. ``default_version`` is false for a name that only old programs get (``name@VERSION``).
+    ``kind`` is ``func``, ``object``, ``ifunc``, ``tls``, ``common`` or ``notype``; ``binding`` is ``local``, ``global``
+    or ``weak``. ``default_version`` is false for a name that is only for programs linked earlier (``name@VERSION``).
     """
 
     name: str
@@ -127,7 +127,7 @@ class Symbol:
 
     @property
     def is_code(self) -> bool:
-        """Whether the symbol is a function, or the resolver of one."""
+        """True for a function, or the resolver of one."""
         return self.kind in ("func", "ifunc")
 
 
@@ -136,19 +136,19 @@ class SymbolSource(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether local symbols are there too, as in ``.symtab`` and unlike in ``.dynsym``."""
+        """True if local symbols are included, as in ``.symtab`` and unlike in ``.dynsym``."""
 
     def find(self, name: str) -> list[Symbol]:
         """Return the defined symbols called ``name``."""
 
     def in_files(self, name: str) -> Iterable[tuple[str, Symbol]]:
-        """Give the local symbols called ``name``, each with the source file that it is of, where that is known."""
+        """Iterate over the local symbols called ``name``, each with its source file, where that is known."""
 
     def imports(self, name: str) -> bool:
         """Return whether ``name`` is used but not defined."""
 
     def beginning(self, start: str) -> Iterable[Symbol]:
-        """Give the symbols whose names begin with some characters."""
+        """Iterate over the symbols whose names begin with ``start``."""
 
     def names(self) -> Iterable[str]:
         """Return the names of all defined symbols."""
@@ -160,7 +160,7 @@ class SymbolSource(Protocol):
         """Return the symbol with an index from ``code``."""
 
     def starting(self, address: int) -> list[Symbol]:
-        """Return the symbols at a link address; none, where looking for some takes as long as an index of all."""
+        """Return the symbols at a link address; empty if a lookup takes as long as an index of all symbols."""
 
 
 CodeRange = tuple[int, int]
@@ -171,9 +171,9 @@ class SymbolTable:
     """
     The symbols of several sources.
 
-    ``code_range`` gives the area of code that holds a link address; a symbol without a size never reaches past it.
-    ``later`` gives further sources that are costly to find; it is called once, and only when the first ones lack
-    local symbols and cannot answer.
+    ``code_range`` returns the area of code that contains a link address; a symbol without a size ends within it.
+    ``later`` returns further sources that are slow to find. It is called once, and only when the first sources lack
+    local symbols and have no result.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class SymbolTable:
 
     @property
     def sources(self) -> Sequence[SymbolSource]:
-        """The sources that are loaded, in order of preference."""
+        """The loaded sources, in order of preference."""
         return tuple(self._sources)
 
     @property
     def complete(self) -> bool:
-        """Whether local symbols are known, after looking everywhere for them."""
+        """True if local symbols are known, after all sources are loaded."""
         self._load_later()
         return any(source.complete for source in self._sources)
 
@@ -204,8 +204,8 @@ class SymbolTable:
         """
         Return the best symbols called ``name`` with distinct addresses; more than one means that it is ambiguous.
 
-        The default version is better than others, then any binding better than ``local``. A local symbol is also
-        called by the source file that it is of, as in ``file.c:name``.
+        The default version is better than others, then any binding better than ``local``. A local symbol is also found
+        with its source file, as in ``file.c:name``.
         """
         found = [symbol for source in self._sources for symbol in source.find(name)]
         if not any(s.default_version and s.binding != "local" for s in found) and self._load_later():
@@ -232,7 +232,7 @@ class SymbolTable:
         ]
 
     def in_files(self, name: str) -> list[tuple[str, Symbol]]:
-        """Return the local symbols called ``name`` with the source files that they are of, a place only once."""
+        """Return the local symbols called ``name`` with their source files, one for each address."""
         self._load_later()
         found: dict[int, tuple[str, Symbol]] = {}
         for source in self._sources:
@@ -268,7 +268,7 @@ class SymbolTable:
         return self._code_index().preceding(link_address)
 
     def functions(self) -> Iterator[Symbol]:
-        """Give every function with every name that it has, in order of sources, for patterns of names."""
+        """Iterate over every function with every name that it has, in order of sources, for patterns of names."""
         self._load_later()
         seen: set[tuple[str, int]] = set()
         for source in self._sources:
@@ -279,7 +279,7 @@ class SymbolTable:
                     yield symbol
 
     def functions_beginning(self, start: str) -> Iterator[Symbol]:
-        """Give the functions whose names begin with some characters, without a look at all others."""
+        """Iterate over the functions whose names begin with ``start``, without reading all others."""
         self._load_later()
         first: dict[tuple[str, int], Symbol] = {}
         for source in self._sources:
@@ -289,7 +289,7 @@ class SymbolTable:
         yield from first.values()
 
     def near(self, name: str) -> list[str]:
-        """Return up to three known names that ``name`` may be a misprint of, the nearest first."""
+        """Return up to three known names that are similar to ``name``, the nearest first."""
         self._load_later()
         names = {n for source in self._sources for n in source.names() if n}
         plain = _plain(name)
@@ -299,10 +299,9 @@ class SymbolTable:
 
     def matcher(self, pattern: str) -> Callable[[str], bool]:
         """
-        Return what says whether a linker's name is meant by a shell pattern.
+        Return a predicate for linker names that match a shell pattern.
 
-        Where something is called as the pattern is written, such as ``main.gen[int]`` or ``Cart::operator*``, that
-        alone is meant.
+        If a name is equal to the pattern, such as ``main.gen[int]`` or ``Cart::operator*``, only that name matches.
         """
         if self.lookup(pattern):
             return pattern.__eq__
@@ -321,7 +320,7 @@ class SymbolTable:
 
     def readable(self, name: str) -> list[tuple[str, Symbol]]:
         """
-        Return what a name of C++ or Rust as people write it stands for, with the whole of it, a place only once.
+        Return the symbols for a readable name of C++ or Rust, each with its whole readable name, one for each address.
 
         More than one means that it is ambiguous.
         """
@@ -332,7 +331,7 @@ class SymbolTable:
         return [found[address] for address in sorted(found)]
 
     def near_readable(self, name: str) -> list[str]:
-        """Return up to three readable names that ``name`` may be a misprint of, the nearest first."""
+        """Return up to three readable names that are similar to ``name``, the nearest first."""
         from dprobes.target.readable_names import near_readable
 
         self._load_later()
@@ -340,9 +339,9 @@ class SymbolTable:
 
     def _function_at(self, link_address: int) -> Symbol | None:
         """
-        Return the function that starts at ``link_address``, if no other source can know a better name.
+        Return the function that starts at ``link_address``, if no other source can have a better name.
 
-        Few programs ask for more than some starts of functions, which are found in less time than it takes to sort all.
+        Most programs look up only some starts of functions, which is faster than sorting all functions.
         """
         if self._index is not None or self._looks == 0:
             return None
@@ -360,7 +359,7 @@ class SymbolTable:
         return self._index
 
     def _load_later(self) -> bool:
-        """Add the costly sources if local symbols are missing; return whether there were any."""
+        """Add the slow sources if local symbols are missing; return whether there were any."""
         later, self._later = self._later, None
         if later is None or any(source.complete for source in self._sources):
             return False
@@ -379,7 +378,7 @@ class _CodeIndex:
         rows.sort()
         self._rows = rows
         self._starts = [row[0] for row in rows]
-        self._reach: list[int] = []  # the furthest end of this row and all before it: where a search back may stop
+        self._reach: list[int] = []  # the largest end of each row and all before it, which bounds a search back
         end = 0
         for address, size, _, _ in rows:
             end = max(end, address + size)
@@ -406,7 +405,7 @@ class _CodeIndex:
         return self.starting(self._starts[last], self._starts[last] + 1) if last >= 0 else []
 
     def _best(self, last: int, address: int | None) -> Symbol | None:
-        """Return the best of the symbols that start where row ``last`` does, and cover ``address`` if it is given."""
+        """Return the best symbol that starts where row ``last`` does, and covers ``address`` if it is given."""
         start = self._starts[last]
         symbols = []
         while last >= 0 and self._starts[last] == start:
@@ -422,7 +421,7 @@ def _preference(symbol: Symbol) -> tuple[bool, bool]:
 
 
 def familiarity(symbol: Symbol) -> tuple[bool, bool, bool, int, int, str]:
-    """Order the names of one address by how likely people know them."""
+    """Return a sort key for the names of one address, the best known first."""
     underscores = len(symbol.name) - len(symbol.name.lstrip("_"))
     return (
         not symbol.is_code,

@@ -1,7 +1,7 @@
 """
-How much somebody may use of what is everybody's: so much at once, and then so much a second.
+Limits on the use of shared resources by other users: a burst, and then a rate.
 
-Knows no clock: whoever asks says what time it is, in seconds that only grow.
+The module reads no clock: callers pass the time in seconds, which must not decrease.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Allowance", "foreign_owner"]
 
 
 class Allowance:
-    """Up to ``size`` units, of which ``rate`` come back in a second; it is full at first."""
+    """A budget of up to ``size`` units, which regains ``rate`` units a second; it is full at first."""
 
     def __init__(self, size: float, rate: float) -> None:
         self._size = size
@@ -22,23 +22,23 @@ class Allowance:
         self._seen: float | None = None
 
     def has(self, units: float, now: float) -> bool:
-        """Return whether so many units are there."""
+        """Return whether ``units`` are available."""
         if self._seen is not None:
             self._left = min(self._size, self._left + self._rate * max(0.0, now - self._seen))
         self._seen = now
         return self._left >= units
 
     def use(self, units: float) -> None:
-        """Take units, also such as are not there: what is missing has to come back first."""
+        """Use units, even more than are available; the balance then becomes negative."""
         self._left -= units
 
 
 def foreign_owner(status: os.stat_result) -> str | None:
     """
-    Return who besides root and the user of this process can change a file; None if nobody.
+    Return the user or group, other than root and our own, that can change a file; None without one.
 
-    Such a *foreign* owner may have made a file only to keep us busy. Names of users are not looked up: that may ask a
-    server.
+    Such a *foreign* owner may have made a file only to keep us busy. Names of users are not looked up, because that may
+    query a server.
     """
     if status.st_uid not in {0, os.geteuid()}:
         return f"user {status.st_uid}"

@@ -1,8 +1,8 @@
 """
-One module with its symbols, from names to places in the file and back, and where the symbols come from.
+One module with its symbols: the mapping of names to places in the file and back, and the sources of symbols.
 
-Symbol expressions are taken apart elsewhere; this module answers for the single names in them. Addresses are link
-addresses, offsets are file offsets.
+Symbol expressions are parsed elsewhere; this module looks up the single names in them. Addresses are link addresses,
+offsets are file offsets.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ __all__ = [
 ]
 
 _FILES_MAX = 500
-"""How many libraries of a program are looked at."""
+"""Maximum number of libraries of a program that are read."""
 
 
 def preloaded_files(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Give the files that an environment has the dynamic loader map before all libraries (LD_PRELOAD, ld.so(8))."""
+    """
+    Iterate over the files that the dynamic loader maps before all libraries.
+
+    The environment lists them (LD_PRELOAD, ld.so(8)).
+    """
     for name in environment.get("LD_PRELOAD", "").replace(":", " ").split():
         path = find_module(name)
         if path is not None:
@@ -50,7 +54,7 @@ def preloaded_files(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def linked_files(program: Path) -> dict[str, Path | None]:
-    """Return the libraries that a program is linked with, and those of these, by their names; None is not found."""
+    """Return the libraries of a program, and those of these, by name; None for one that is not found."""
     found: dict[str, Path | None] = {}
     waiting = [program]
     while waiting and len(found) < _FILES_MAX:
@@ -67,13 +71,13 @@ def linked_files(program: Path) -> dict[str, Path | None]:
 
 
 def _beside(elf: ElfFile, name: str) -> Path | None:
-    """Return a library in one of the directories that are searched before those of the system."""
+    """Return a library in one of the directories that are searched before those of the system, None without one."""
     paths = [directory / name for directory in searched_directories(elf)] if "/" not in name else []
     return next((path.resolve() for path in paths if is_library_for(path, elf.machine)), None)
 
 
 def providers_of(names: Sequence[str], files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return the files that provide functions for others, by the names of these; what cannot be read provides none."""
+    """Return the files that provide the named functions for others, by name; an unreadable file provides none."""
     found: dict[str, list[Path]] = {}
     for path in dict.fromkeys(files):
         for name in _provided(path, names):
@@ -94,19 +98,19 @@ def _provided(path: Path, names: Sequence[str]) -> list[str]:
 
 
 NOT_EXPECTED = "no instruction is expected there"
-"""The difference where it is not known which code should be in a file."""
+"""Difference where the expected code of a file is not known."""
 
 _LISTED = 4  # names listed in a hint
 
 _CHOOSING = re.compile(r"_chk|_ifunc$|_resolver$")
-"""What libraries call functions that choose one, or that check before they call one."""
+"""Names in libraries of functions that select a function, or that check something before they call one."""
 
 
 class Module:
     """
-    An ELF file and what is known of its symbols; made by ``load``, or by a ``SymbolProvider``.
+    An ELF file and its symbols; made by ``load``, or by a ``SymbolProvider``.
 
-    ``expected`` are the bytes of instructions that are to be in the file, by file offset, where somebody knows them.
+    ``expected`` are the bytes of instructions that must be in the file, by file offset; None if unknown.
     """
 
     def __init__(self, elf: ElfFile, symbols: SymbolTable, expected: Mapping[int, bytes] | None = None) -> None:
@@ -124,7 +128,7 @@ class Module:
         """
         Return the module in the file ``path``, with the symbols of the file ``extra_symbols`` (``--sym``) first.
 
-        ``reached`` leads to the file where ``path`` may not any more.
+        ``reached`` is another path of the file, in case that ``path`` does not lead to it any more.
         """
         extra = None if extra_symbols is None else Path(extra_symbols)
         return FileSymbols(extra).module_of(ElfFile.open(path, reached))
@@ -134,7 +138,7 @@ class Module:
 
     @property
     def path(self) -> Path:
-        """The file that holds the module."""
+        """The path of the module's file."""
         return self.elf.path
 
     @property
@@ -156,7 +160,7 @@ class Module:
         return symbol.address
 
     def code_offset_of(self, symbol_name: str, addend: int) -> int:
-        """Return the file offset of the byte ``addend`` bytes from a symbol; raise ``TargetError`` for one of data."""
+        """Return the file offset ``addend`` bytes after a symbol; raise ``TargetError`` for one of data."""
         address, symbol = self.address_of(symbol_name), self._symbol(symbol_name)
         if symbol.kind in ("object", "common"):
             raise TargetError(
@@ -166,7 +170,7 @@ class Module:
         return self.file_offset(address + addend)
 
     def _symbol(self, name: str) -> Symbol:
-        """Return the one symbol that is called ``name``, or that it is a readable name of."""
+        """Return the only symbol with the name ``name``, or with it as its readable name."""
         found = self.symbols.lookup(name)
         if len(found) > 1:
             raise self._ambiguous(name, found)
@@ -180,14 +184,18 @@ class Module:
         return readable[0][1]
 
     def file_offset(self, address: int) -> int:
-        """Return the file offset of the byte at a link address; raise ``TargetError`` if the file does not hold it."""
+        """Return the file offset of the byte at a link address; raise ``TargetError`` if it is not in the file."""
         offset = self.elf.file_offset(address)
         if offset is None:
             raise TargetError(f"address 0x{address:x} is not in the file '{self.path}'")
         return offset
 
     def symbol_at(self, file_offset: int) -> tuple[str, int] | None:
-        """Return the name of the function at a file offset and the distance in bytes from its start."""
+        """
+        Return the name of the function at a file offset and the distance in bytes from its start.
+
+        Return None without one.
+        """
         address = self.elf.link_address(file_offset)
         symbol = self.symbols.covering(address) if address is not None else None
         if address is None or symbol is None:
@@ -212,9 +220,9 @@ class Module:
 
     def is_known_code(self, file_offset: int) -> bool:
         """
-        Return whether something says that there is code at a file offset, and not data between functions.
+        Return whether there is known to be code at a file offset, and not data between functions.
 
-        That is a function, the unwind table, or the program's entry; a label without a type says nothing.
+        It is known by a function, the unwind table, or the program's entry; a label without a type does not count.
         """
         address = self.elf.link_address(file_offset)
         if address is None:
@@ -225,7 +233,7 @@ class Module:
         return self.elf.frames.extent(self.elf, address) is not None
 
     def difference_at(self, file_offset: int) -> str | None:
-        """Return how the instruction at a file offset differs from the expected one, None if it does not."""
+        """Return the difference of the instruction at a file offset from the expected one, None if there is none."""
         if self._expected is None:
             return None
         expected = self._expected.get(file_offset)
@@ -264,7 +272,7 @@ class Module:
         return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
 
     def _with_other_parameters(self, name: str) -> TargetError | None:
-        """Return the error for a function that is there, but with other parameters than are written."""
+        """Return the error for a function that exists, but with other parameters than are written; else None."""
         from dprobes.target.readable_names import readable_parts
 
         path, parameters = readable_parts(name)
@@ -278,7 +286,7 @@ class Module:
         )
 
     def _definition(self, name: str) -> str:
-        """Return where to put a probe on an imported function: the first library that has it is called."""
+        """Return advice for a probe on an imported function: the first library that defines it is called."""
         advice = "put the probe on the library that defines it"
         linked = linked_files(self.path)
         providers = providers_of([name], (path for path in linked.values() if path is not None)).get(name)
@@ -339,25 +347,25 @@ def _bare(name: str) -> str:
 
 
 class SymbolProvider(Protocol):
-    """The symbols of the files that a module's name means."""
+    """The symbols of the files of a module's name."""
 
     def module_of(self, elf: ElfFile) -> Module:
-        """Return the module in a file with its symbols; raise ``TargetError`` if they cannot be given."""
+        """Return the module in a file with its symbols; raise ``TargetError`` if they are not available."""
 
     def machine(self, host: str) -> str | None:
-        """Return for which processor a module is to be looked for on a machine, None for the machine's own."""
+        """Return the processor of the module to search on a machine ``host``, None for the machine's own."""
 
     @property
     def kernels(self) -> tuple[CarriedKernel, ...]:
-        """The builds of the kernel, or of a module of it, that something is known of."""
+        """The known builds of the kernel, or of a module of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSymbols:
     """
-    Take symbols from the file itself and its debug file, and before them from the file ``extra`` (``--sym``).
+    The symbols of the file itself and its debug file, and before them those of the file ``extra`` (``--sym``).
 
-    A separate debug file is looked for only when the module's own symbols do not answer a question.
+    A separate debug file is opened only when a lookup finds nothing in the module's own symbols.
     """
 
     extra: Path | None = None
@@ -374,17 +382,17 @@ class FileSymbols:
         return Module(elf, self.table(sources, code_range=elf.code_range, later=lambda: _debug_symbols(elf)))
 
     def machine(self, host: str) -> str | None:  # noqa: ARG002 - a file may have symbols for whatever processor
-        """Return None."""
+        """Return None: files of any processor are found."""
         return None
 
     @property
     def kernels(self) -> tuple[CarriedKernel, ...]:
-        """None: the kernel that runs has symbols itself."""
+        """Empty: the running kernel has its own symbols."""
         return ()
 
 
 OWN_SYMBOLS = FileSymbols()
-"""No symbols but those of the file itself and its debug file."""
+"""Only the symbols of the file itself and its debug file."""
 
 
 def _debug_symbols(elf: ElfFile) -> Iterable[SymbolSource]:

@@ -1,5 +1,5 @@
 """
-What processes had mapped, as engines heard of it while they ran: so what has ended can still be named and unwound.
+Past mappings of code in processes, recorded by engines, to name and unwind code of processes that have exited.
 
 A process that executes another program has another *image* from that moment on; a forked child begins with a copy of
 its parent's. Only mappings of code are kept.
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["ProcessImage", "ProcessImages"]
 
 _PROCESSES_MAX = 8192
-"""How many processes are remembered; of more, those that have been heard of last."""
+"""Maximum number of remembered processes; the ones reported last are kept."""
 
 _IMAGES_MAX = 64
-"""How many images of a process are remembered, the last ones."""
+"""Maximum number of remembered images of a process; the last ones are kept."""
 
 _MAPPINGS_MAX = 4096
-"""How many mappings of an image are remembered; of more, those of files on disk first."""
+"""Maximum number of remembered mappings of an image; those of files on disk are preferred."""
 
 _IN_MEMORY = "/memfd:"
-"""How paths of files in memory begin, from which compilers map what they have just compiled: there may be thousands."""
+"""Prefix of the paths of files in memory, from which just-in-time compilers map code: there may be thousands."""
 
 
 class ProcessImage:
     """
-    What a process has executed from ``since`` on, in nanoseconds of CLOCK_MONOTONIC: where it has mapped code.
+    The mappings of a process's code from ``since`` on, a time in nanoseconds of CLOCK_MONOTONIC.
 
-    ``name`` is what the process was called when that began, empty if nobody told.
+    ``name`` is the process's name at that time, empty if unknown.
     """
 
     def __init__(self, pid: int, since: int, mappings: Sequence[Mapping] = (), name: str = "") -> None:
@@ -60,7 +60,7 @@ class ProcessImage:
         return found if found is not None and address < found.end else None
 
     def add(self, mapping: Mapping) -> None:
-        """Enter a mapping, in the place of those that it lies over."""
+        """Add a mapping, and remove those that it overlaps."""
         first = bisect_right(self._starts, mapping.start)
         if first and self._mappings[self._starts[first - 1]].end > mapping.start:
             first -= 1
@@ -82,7 +82,7 @@ def _first(mappings: Sequence[Mapping]) -> Sequence[Mapping]:
 
 
 class _Index:
-    """The mappings of several images by addresses, each once of those that show the same place of a file."""
+    """An index of the mappings of several images by address; mappings of the same part of a file are one row."""
 
     def __init__(self, images: Iterable[ProcessImage]) -> None:
         rows = {
@@ -96,10 +96,10 @@ class _Index:
         self._rows = sorted(rows.items())
         self._starts = [row[0] for row, _ in self._rows]
         self._reach = list(accumulate((row[1] for row, _ in self._rows), max))
-        """The furthest end of a mapping and all before it: where a search back may stop."""
+        """The largest end of each row and all rows before it, which bounds a search backwards."""
 
     def at(self, address: int) -> list[tuple[int, int]]:
-        """Return the process, and the moment, of each different code at an address."""
+        """Return a process and a time for each distinct code at an address."""
         found = {}
         number = bisect_right(self._starts, address) - 1
         while number >= 0 and self._reach[number] > address:
@@ -111,7 +111,7 @@ class _Index:
 
 
 class ProcessImages:
-    """The images of processes; engines tell of them, and any thread may ask. Times are of CLOCK_MONOTONIC."""
+    """The images of processes, entered by engines; thread-safe. Times are of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -119,39 +119,39 @@ class ProcessImages:
         self._index: _Index | None = None
 
     def began(self, pid: int, since: int, mappings: Sequence[Mapping] = (), name: str = "") -> None:
-        """Enter what a process executes from a moment on, and what it is called."""
+        """Add the image of a process from a time on, with its name."""
         self._enter(ProcessImage(pid, since, mappings, name))
 
     def mapped(self, pid: int, when: int, mapping: Mapping) -> None:
-        """Enter one more mapping of a process that is known."""
+        """Add a mapping to a known process."""
         with self._lock:
             if (image := self._at(pid, when)) is not None:
                 image.add(mapping)
                 self._index = None
 
     def forked(self, pid: int, parent: int, when: int) -> None:
-        """Enter a process that is a copy of one that is known."""
+        """Add a process that is a copy of a known one."""
         with self._lock:
             image = self._at(parent, when)
         if image is not None:
             self._enter(image.copy(pid, when))
 
     def at(self, pid: int, when: int | None) -> ProcessImage | None:
-        """Return what a process executed at a moment, None for the last; None if nobody has told."""
+        """Return the image of a process at a time, the last one for None; None if it is unknown."""
         with self._lock:
             return self._at(pid, when)
 
     def covering(self, pid: int, address: int) -> ProcessImage | None:
-        """Return the last image of a process that has code at an address; None if nobody has told of one."""
+        """Return the last known image of a process that has code at an address; None if there is none."""
         with self._lock:
             images = reversed(self._images.get(pid, []))
             return next((image for image in images if image.covering(address) is not None), None)
 
     def code_at(self, address: int) -> list[tuple[int, int]]:
         """
-        Return processes that have, or have had, code at an address, each with the moment since when.
+        Return processes that have or had code at an address, each with the start time of its image.
 
-        There is one for each place of a file that any of them shows there: several are different code.
+        There is one for each distinct part of a file at the address; several stand for different code.
         """
         with self._lock:
             if self._index is None:

@@ -1,13 +1,12 @@
 """
-The mappings of a process, from ``/proc/PID/maps``: its text, and ioctl(2) on it where the kernel has that.
+The mappings of a process, from the text of ``/proc/PID/maps``, or by ioctl(2) on it where the kernel supports that.
 
-A process may have 65 000 mappings, with paths as long as it likes, and change them all the time; so there is a bound
-for everything here. ``mapping_at`` and ``code_mappings`` ask the kernel for what is wanted alone
-(``PROCMAP_QUERY``, since Linux 6.11; ``struct procmap_query`` is in include/uapi/linux/fs.h). ``mappings_of`` reads all
-of the text.
+A process may have 65 000 mappings, with paths of any length, and change them at any time; so everything here is
+bounded. ``mapping_at`` and ``code_mappings`` query only the mappings that they need (``PROCMAP_QUERY``, since Linux
+6.11; ``struct procmap_query`` is in include/uapi/linux/fs.h). ``mappings_of`` reads the whole text.
 
-The tracer process uses this while its target is stopped, so it imports nothing costly and makes named tuples,
-which are several times faster to make than dataclasses. Rules: proc(5), and ``show_map_vma`` in the kernel.
+The tracer process uses this while its target is stopped, so it imports nothing slow and makes named tuples, which are
+several times faster to make than dataclasses. Rules: proc(5), and ``show_map_vma`` in the kernel.
 """
 
 from __future__ import annotations
@@ -52,35 +51,37 @@ __all__ = [
 ]
 
 PAGE_SIZE = 4096
-"""The unit of mappings on x86."""
+"""Granularity of mappings on x86, in bytes."""
 
 CODE_MAX = 1 << 12
-"""How many mappings of the code of files are looked at in a process: it can make as many as it likes."""
+"""Maximum number of a process's mappings of files' code that are read; a process can make any number."""
 
 MAPS_MAX = 16 << 20
 """Bytes of ``/proc/PID/maps`` that are read: 65 000 mappings with ordinary names take seven millions."""
 
 QUERY = struct.Struct("=9Q4I2Q")
 """
-size, flags, address asked for; start, end, flags, page size and offset of the mapping, inode of its file; major and
-minor number of the device, sizes of the buffers for name and build-id; addresses of these buffers.
+Layout of ``struct procmap_query``.
+
+The fields are: size, flags, address asked for; start, end, flags, page size and offset of the mapping, inode of its
+file; major and minor number of the device, sizes of the buffers for name and build-id; addresses of these buffers.
 """
 PROCMAP_QUERY = 3 << 30 | QUERY.size << 16 | ord("f") << 8 | 17
 EXECUTABLE, COVERING_OR_NEXT, OF_FILE = 0x04, 0x10, 0x20
-"""Which mappings are asked for."""
+"""Flags that select the mappings of a query."""
 _LETTERS = tuple(f"{read}{write}{code}{shared}" for shared in "ps" for code in "-x" for write in "-w" for read in "-r")
 """Permissions as text, by the flags of a mapping."""
 NAME_MAX = 4096
-"""Bytes of a name that the kernel gives at most, with a zero at its end."""
+"""Maximum size in bytes of a name from the kernel, with a zero at its end."""
 
 _KEPT_LINE = 256
-"""Characters of a line whose mapping is kept for the next look; longer ones, which any user can make, are not."""
+"""Maximum number of characters of a line whose mapping is cached; longer ones, which any user can make, are not."""
 
 _HEAP, _STACK = "[heap]", "[stack]"
 _HEAP_MOST = 1 << 40
-"""Bytes that the heap takes at most: the mappings of libraries lie further away, and grow towards it."""
+"""Maximum size of the heap in bytes: the mappings of libraries are further away, and grow towards it."""
 _STACK_LEAST = 16 << 30
-"""Bytes below the stack that it may take one day: its soft limit may be raised as far as the hard one."""
+"""Bytes below the stack that are reserved for it: its soft limit may be raised up to the hard one."""
 _STACK_LIMIT = "Max stack size"
 _DELETED = " (deleted)"
 _READ_SIZE = 1 << 16
@@ -88,11 +89,11 @@ _READ_SIZE = 1 << 16
 
 class Mapping(NamedTuple):
     """
-    The addresses from ``start`` to ``end`` (excluded), which show a file from byte ``offset`` on.
+    A mapping of the addresses from ``start`` to ``end`` (excluded), of a file from byte ``offset`` on.
 
-    ``permissions`` are four letters (``r-xp``); ``device`` is the number that ``os.stat`` gives for most file systems.
-    ``path`` is empty for anonymous memory, and in brackets for the kernel's own areas (``[vdso]``); ``deleted`` says
-    that the file no longer has that name.
+    ``permissions`` are four letters (``r-xp``); ``device`` is the number from ``os.stat`` for most file systems.
+    ``path`` is empty for anonymous memory, and in brackets for the kernel's own areas (``[vdso]``). ``deleted`` is true
+    if the file no longer has that name.
     """
 
     start: int
@@ -106,21 +107,21 @@ class Mapping(NamedTuple):
 
     @property
     def executable(self) -> bool:
-        """Whether the mapping holds code."""
+        """True if the mapping is executable."""
         return self.permissions[2] == "x"
 
     @property
     def is_file(self) -> bool:
-        """Whether the mapping shows a file."""
+        """True if the mapping is of a file."""
         return self.path.startswith("/")
 
 
 class Growth(NamedTuple):
     """
-    The bounds up to which the memory of a process may grow.
+    The limits up to which the memory of a process may grow.
 
-    The ``heap`` begins there (None: after the program), and grows as far as the next mapping. The ``stack`` may come
-    to need so many bytes below those that it has (None: as far down as the mapping before it).
+    The ``heap`` begins at that address (None: after the program), and grows up to the next mapping. The ``stack`` may
+    grow down by that number of bytes (None: down to the mapping before it).
     """
 
     heap: int | None = None
@@ -128,10 +129,10 @@ class Growth(NamedTuple):
 
 
 def growth_of(pid: int) -> Growth:
-    """Return how far the memory of a process may grow, as far as it may be known."""
+    """Return the limits of the growth of a process's memory, as far as they are readable."""
     heap = None
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-        # proc(5): field 47, which is 0 for who may not trace the process.
+        # proc(5): field 47, which is 0 for users who may not trace the process.
         heap = int(file.read().rpartition(b")")[2].split()[44]) or None
     limits: list[str] = []
     with contextlib.suppress(OSError), open(f"/proc/{pid}/limits", encoding="ascii") as text:  # noqa: PTH123
@@ -143,7 +144,7 @@ def growth_of(pid: int) -> Growth:
 
 
 def free_ranges(mappings: Iterable[Mapping], growth: Growth, floor: int, top: int) -> list[tuple[int, int]]:
-    """Return from ``floor`` to ``top`` what is not mapped and not where the heap or the stack will grow, in order."""
+    """Return the unmapped ranges from ``floor`` to ``top``, in order, without room for the heap and the stack."""
     in_order = sorted(mappings, key=lambda mapping: mapping.start)
     found: list[tuple[int, int]] = []
     heap = _heap_range(in_order, growth, top)
@@ -159,7 +160,7 @@ def free_ranges(mappings: Iterable[Mapping], growth: Growth, floor: int, top: in
 
 
 def _heap_range(mappings: list[Mapping], growth: Growth, top: int) -> tuple[int, int]:
-    """Return where the heap is, and will be."""
+    """Return the range of the heap, including its growth."""
     start = growth.heap
     if start is None:
         first = next((mapping.start for mapping in mappings if mapping.path == _HEAP), None)
@@ -171,7 +172,7 @@ def _heap_range(mappings: list[Mapping], growth: Growth, top: int) -> tuple[int,
 
 
 def _add_free(found: list[tuple[int, int]], start: int, end: int, but: tuple[int, int]) -> None:
-    """Append what of a range is not in another one."""
+    """Append the parts of a range that are not in another one."""
     for first, last in ((start, min(end, but[0])), (max(start, but[1]), end)):
         if first < last:
             found.append((first, last))
@@ -179,7 +180,7 @@ def _add_free(found: list[tuple[int, int]], start: int, end: int, but: tuple[int
 
 def parse_maps(text: str) -> list[Mapping]:
     """Return every mapping of ``text``, in order of addresses."""
-    # Not splitlines: only newline ends a line here, and a path may hold any other separator.
+    # Not splitlines: only newline ends a line here, and a path may have any other separator.
     return [(_parsed if len(line) <= _KEPT_LINE else _parse_line)(line) for line in text.split("\n") if line]
 
 
@@ -187,7 +188,7 @@ def mappings_of(pid: int) -> list[Mapping]:
     """
     Return every mapping of a process, in order of addresses.
 
-    Raise ``TargetError`` as ``read_maps`` does, and if they are more than can be looked at.
+    Raise ``TargetError`` as ``read_maps`` does, and if the text exceeds ``MAPS_MAX``.
     """
     text = read_maps(pid, MAPS_MAX)
     if len(text) >= MAPS_MAX - PAGE_SIZE:
@@ -196,7 +197,7 @@ def mappings_of(pid: int) -> list[Mapping]:
 
 
 def mapping_at(pid: int, address: int) -> Mapping | None:
-    """Return what is mapped at an address; raise ``TargetError`` as ``mappings_of`` does."""
+    """Return the mapping at an address, None without one; raise ``TargetError`` as ``mappings_of`` does."""
     return mapping_finder(pid)(address)
 
 
@@ -204,7 +205,7 @@ def mapping_finder(pid: int) -> Callable[[int], Mapping | None]:
     """
     Return a function that does as ``mapping_at`` at many addresses of a process.
 
-    Where the kernel cannot be asked all is read once, so the process is to be stopped meanwhile.
+    Where the kernel has no query, all mappings are read once, so the process must be stopped meanwhile.
     """
     known: list[Mapping] | None = None
 
@@ -222,7 +223,7 @@ def mapping_finder(pid: int) -> Callable[[int], Mapping | None]:
 
 def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
     """
-    Return the first mappings of a process that show the code of files, and whether these are all.
+    Return the first mappings of a process of the code of files, and whether these are all.
 
     Raise ``TargetError`` as ``read_maps`` does.
     """
@@ -262,7 +263,7 @@ def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mappi
             _, _, _, start, address, bits, _, offset, inode, major, minor, length, *_ = QUERY.unpack(query)
             path = os.fsdecode(name[: length - 1].tobytes()) if length else ""
             if not is_named:
-                path = f"/proc/{pid}/map_files/{start:x}-{address:x}"  # a longer one leads nowhere by itself
+                path = f"/proc/{pid}/map_files/{start:x}-{address:x}"  # too long a path to be used
             deleted = path.endswith(_DELETED)
             found.append(
                 Mapping(
@@ -280,7 +281,7 @@ def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mappi
 
 
 def executable_mappings(text: str) -> list[Mapping]:
-    """Return only the mappings of ``text`` that show the code of a file; the other lines are hardly looked at."""
+    """Return only the mappings of ``text`` of the code of a file; other lines are skipped quickly."""
     found = []
     for line in text.split("\n"):
         permissions = line.find(" ") + 1
@@ -293,7 +294,7 @@ def executable_mappings(text: str) -> list[Mapping]:
 
 @contextlib.contextmanager
 def _opened(pid: int) -> Iterator[int]:
-    """Open ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or not ours to see."""
+    """Open ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or may not be inspected."""
     try:
         descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -311,9 +312,9 @@ def _opened(pid: int) -> Iterator[int]:
 
 def read_maps(pid: int, limit: int | None = None) -> str:
     """
-    Return the text of ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or not ours to see.
+    Return the text of ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or may not be inspected.
 
-    Not much more than ``limit`` bytes are read, ``MAPS_MAX`` by default, and only whole lines are returned.
+    About ``limit`` bytes are read, ``MAPS_MAX`` by default, and only whole lines are returned.
     """
     parts = []
     left = MAPS_MAX if limit is None else limit
@@ -328,7 +329,7 @@ def read_maps(pid: int, limit: int | None = None) -> str:
 
 
 def command_name(pid: int) -> str:
-    """Return what a process is called (proc(5), ``comm``), which is how its program begins; empty if it is gone."""
+    """Return the name of a process (proc(5), ``comm``), the beginning of its program's name; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - the tracer does without pathlib
             return os.fsdecode(file.read().removesuffix(b"\n"))
@@ -337,7 +338,7 @@ def command_name(pid: int) -> str:
 
 
 def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | None:
-    """Return where byte ``file_offset`` of a file is, given the mappings of that file; executable ones win."""
+    """Return the address of byte ``file_offset`` of a file in its mappings, preferably an executable one; or None."""
     found = None
     for mapping in mappings:
         address = mapping.start + file_offset - mapping.offset
@@ -349,7 +350,7 @@ def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | Non
     return found
 
 
-@lru_cache(1 << 16)  # a process is looked at again and again, and most of its mappings stay
+@lru_cache(1 << 16)  # processes are read repeatedly, and most of their mappings stay
 def _parsed(line: str) -> Mapping:
     return _parse_line(line)
 

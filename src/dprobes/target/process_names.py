@@ -1,4 +1,4 @@
-"""Names for the addresses of processes that run, by what they map; what was read of one stays when it has ended."""
+"""Names for addresses of processes, from their mappings; those of a process that has exited stay known."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PROCESSES_MAX", "JitMap", "NamedProcess", "ProcessNames", "make_room"]
 
-# The functions that just-in-time compilers have made, as they list them for perf: ``/tmp/perf-PID.map``.
-# A line is ``START SIZE name``, in hexadecimal. The file is the process's own, in its mount namespace, by its own
-# number; others can write into ``/tmp``, so only a file counts that belongs to the user of the process, or to root.
+# Maps of just-in-time compilers: the functions that they list for perf in ``/tmp/perf-PID.map``.
+# A line is ``START SIZE name``, in hexadecimal. The file is in the mount namespace of the process, and PID is that of
+# its own PID namespace. Others can write into ``/tmp``, so a file counts only if the process's user, or root, owns it.
 
 
 _DIRECTORY = "/tmp"  # noqa: S108 - where perf has them
@@ -42,26 +42,26 @@ _SIZE_MAX = 64 << 20
 _ROWS_MAX = 1 << 20
 _NAME_MAX = 1024
 _INTERVAL = 0.1
-"""Seconds until the file is looked at again for what it lacked."""
+"""Seconds between checks of the file for a function that it lacked."""
 _LAST = 256
-"""Bytes by which it is seen that a file was only appended to."""
+"""Size in bytes of the end of the known part, which is compared to detect that a file was only appended to."""
 _SHARE = 10
-"""Of the time at most one part in so many is for reading it, however often it changes."""
+"""Ratio of the time between reads to the duration of a read, however often the file changes."""
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,8}) ([^\n]+)$", re.MULTILINE)
 
 
 class JitMap:
-    """The list of one process, which is read again as it grows."""
+    """The map of one process's just-in-time compiler, which is read again as it grows."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._seen: tuple[int, int, int] | None = None
-        """Inode, size and time of the last change, when the file was read."""
+        """Inode, size and time of the last change at the last read."""
         self._read_to = 0
-        """Up to where it was read: what is appended is read alone."""
+        """Offset up to which the file was read; only appended lines are read next."""
         self._last = b""
-        """What stands before that, by which a file is known that was written anew."""
+        """The bytes before that offset; a rewritten file has others."""
         self._next_look = float("-inf")
         self._functions: dict[int, LocatedFunction] = {}
         self._starts: list[int] = []
@@ -126,7 +126,7 @@ def _user_of(pid: int) -> int:
 
 
 def _own_number(pid: int) -> int:
-    """Return the number of a process in its own namespace; proc(5), NSpid."""
+    """Return the number of a process in its own PID namespace; see proc(5), NSpid."""
     for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
         if line.startswith(b"NSpid:"):
             return int(line.split()[-1])
@@ -134,16 +134,16 @@ def _own_number(pid: int) -> int:
 
 
 PROCESSES_MAX = 64
-"""How many processes' mappings are kept."""
+"""Maximum number of processes whose mappings are kept."""
 
 _NAMES_MAX = 4096
-"""How many addresses of a process are kept."""
+"""Maximum number of a process's addresses that are kept."""
 
 FOREIGN_SIZE = 64 << 20
-"""Bytes of the largest file of another user whose symbols are read."""
+"""Maximum size in bytes of another user's file whose symbols are read."""
 
 _FOREIGN_TIME, _FOREIGN_RATE = 5.0, 0.01
-"""Seconds that reading one other user's files may take at once, and how much of the time after that."""
+"""Seconds that reading one other user's files may take at once, and the fraction of the time after that."""
 
 _NANOSECONDS = 1_000_000_000
 _MILLISECOND = 1_000_000
@@ -151,20 +151,20 @@ _PAGE = 4096
 
 _VDSO, _VDSO_MAX = "[vdso]", 1 << 20
 _JIT = "JIT"
-"""What the module of code is called that no file holds."""
+"""Module name of code that no file contains."""
 
 _Key = TypeVar("_Key")
 _Kept = TypeVar("_Kept")
 
 
 def make_room(kept: OrderedDict[_Key, _Kept], limit: int) -> None:
-    """Drop the oldest, so that one more makes at most ``limit``."""
+    """Drop the oldest items, so that there is room for one more within ``limit``."""
     while len(kept) >= limit:
         kept.popitem(last=False)
 
 
 class _Look(NamedTuple):
-    """What was seen of a process: when it started, in clock ticks since the machine did, and what it maps."""
+    """A snapshot of a process: its start time in clock ticks since the machine's start, and its mappings."""
 
     ticks: int
     program: str
@@ -173,21 +173,21 @@ class _Look(NamedTuple):
 
     @property
     def started(self) -> int:
-        """When the process started, in nanoseconds of CLOCK_MONOTONIC, to a millisecond."""
+        """Start time of the process in nanoseconds of CLOCK_MONOTONIC, accurate to a millisecond."""
         return max(0, _monotonic(self.ticks))
 
     @property
     def image(self) -> tuple[str | int, ...]:
-        """What differs after an exec: the program, and where the kernel has mapped what every process has."""
+        """A value that differs after an exec: the program, and the address of ``[vdso]``."""
         return self.program, *(each.start for each in self.mappings if each.path == "[vdso]")
 
 
 class ProcessNames:
     """
-    The processes that records are of.
+    The processes of records.
 
-    ``images`` know what those had mapped that have ended, ``inlining`` what was inlined into functions. ``called`` are
-    names that programs give to modules.
+    ``images`` has the mappings of processes that have exited, ``inlining`` the calls that were inlined into functions.
+    ``called`` are the names that programs use for modules.
     """
 
     def __init__(
@@ -203,10 +203,10 @@ class ProcessNames:
 
     def process(self, pid: int, name: str, seen: int | None) -> NamedProcess | None:
         """
-        Return the process with an id that has, or had, a name; None if it is gone, or not ours to see.
+        Return the process with an id and a name, past or present; None if it is gone, or may not be inspected.
 
-        One with another name than before may have begun another program since; ``seen`` is a moment, of
-        CLOCK_MONOTONIC, in which it had begun it.
+        A process whose name has changed may have executed another program since. ``seen`` is a time of CLOCK_MONOTONIC
+        at which it had done so.
         """
         image = self._images.at(pid, seen) if self._images is not None else None
         key = (pid, name if image is None else image)
@@ -218,7 +218,7 @@ class ProcessNames:
     def _open_image(self, image: ProcessImage) -> NamedProcess:
         look = _look_at(image.pid)
         if look is not None and not _shows(look, image):
-            look = None  # it executes something else by now, or another process has its number
+            look = None  # the process has executed another program since, or its number was reused
         return NamedProcess(image.pid, look, self._modules, image.since, image, called=(*self._called, image.name))
 
     def _open(self, pid: int, seen: int | None) -> NamedProcess | None:
@@ -229,16 +229,16 @@ class ProcessNames:
         for (other, _), process in self._processes.items():
             if other == pid and process is not None and process.ticks == look.ticks:
                 if process.is_same(look.image):
-                    return process  # only a thread's name is another one
+                    return process  # only the name of a thread differs
                 since = time.monotonic_ns() if seen is None else seen
         return NamedProcess(pid, look, self._modules, since, called=(*self._called, look.name))
 
 
 class NamedProcess:
     """
-    A process whose addresses have names, by what it maps.
+    A process whose addresses have names, by its mappings.
 
-    It can be looked at, or its ``image`` is known, or both. ``called`` are names that may be those of its modules.
+    It can be inspected, or its ``image`` is known, or both. ``called`` are possible names of its modules.
     """
 
     def __init__(
@@ -265,16 +265,16 @@ class NamedProcess:
         self._unknown: set[int] = set()
 
     def is_same(self, image: tuple[str | int, ...]) -> bool:
-        """Return whether the process still executes what it did, as its mappings say now."""
+        """Return whether the process has not executed another program since, judging by its mappings."""
         return self._look is not None and self._look.image == image
 
     def maps_file_at(self, address: int) -> bool:
-        """Return whether the process shows a file at an address."""
+        """Return whether the process maps a file at an address."""
         mapping = self._mapping_at(address)
         return mapping is not None and mapping.is_file
 
     def located(self, address: int) -> LocatedCode | None:
-        """Return where an address is; None for memory that shows no file."""
+        """Return the location of an address; None for memory that no file backs."""
         if address not in self._found:
             if len(self._found) >= _NAMES_MAX:
                 self._found.clear()
@@ -287,21 +287,21 @@ class NamedProcess:
             return self._located_in_jit(address) if mapping is not None and mapping.executable else None
         module, build = self._modules.mapped(self._pid, mapping)
         if module is None and mapping.executable and (made := self._located_in_jit(address)) is not None:
-            return made  # in memory that is shared, to be written at another address
+            return made  # in shared memory that is written through another mapping
         offset = address - mapping.start + mapping.offset
         function = self._modules.function_at(module, offset) if module is not None else None
         mapped = MappedCode(mapping.start, mapping.end, mapping.offset, self._name_of(mapping, module), build)
         return LocatedCode(self._pid, self._since, mapped, function)
 
     def _name_of(self, mapping: Mapping, module: Module | None) -> str:
-        """Return the name of the file that a mapping shows."""
+        """Return the name of a mapping's file."""
         if mapping.path not in self._names:
             soname = module.elf.soname if module is not None and mapping.is_file else None
             self._names[mapping.path] = module_name(mapping.path, soname, self._called, root_of(self._pid))
         return self._names[mapping.path]
 
     def _located_in_jit(self, address: int) -> LocatedCode | None:
-        """Return where an address is in code that a just-in-time compiler has made, and lists."""
+        """Return the location of an address in code that a just-in-time compiler has made and listed."""
         if self._jit is None:
             self._jit = JitMap(self._pid)
         function = self._jit.function_at(address)
@@ -318,7 +318,7 @@ class NamedProcess:
     def _mapping_seen(self, address: int) -> Mapping | None:
         found = self._known_mapping_at(address)
         if (found is None or not found.is_file) and address // _PAGE not in self._unknown:
-            # A library may have been loaded there since; but the same question is not asked again and again.
+            # A library may have been loaded there since. Each page is looked up only once, to limit the cost.
             if len(self._unknown) >= _NAMES_MAX:
                 self._unknown.clear()
             self._unknown.add(address // _PAGE)
@@ -343,12 +343,16 @@ class _Modules:
         self._inlining = inlining
         self._modules: OrderedDict[tuple[int, int, str], tuple[Module | None, str]] = OrderedDict()
         self._foreign: WeakSet[Module] = WeakSet()
-        """The modules of other users."""
+        """Modules of files that other users own."""
         self._demangler = Demangler()
         self._allowances: defaultdict[str, Allowance] = defaultdict(lambda: Allowance(_FOREIGN_TIME, _FOREIGN_RATE))
 
     def mapped(self, pid: int, mapping: Mapping) -> tuple[Module | None, str]:
-        """Return what a mapping shows, and its build; None and nothing if no path leads there, or to no module."""
+        """
+        Return the module of a mapping and its build-id.
+
+        Return None and "" if its file cannot be reached or is not a module.
+        """
         key = (mapping.device, mapping.inode, mapping.path)
         if key not in self._modules:
             make_room(self._modules, PROCESSES_MAX)
@@ -375,21 +379,21 @@ class _Modules:
         reached, status = found
         if (owner := foreign_owner(status)) is None:
             return Module.load(mapping.path, reached=reached)
-        # Records wait meanwhile, and whoever made the file may want them to.
+        # Records wait meanwhile, and the file's owner may try to delay them.
         allowance, began = self._allowances[owner], time.monotonic()
         if status.st_size > FOREIGN_SIZE or not allowance.has(0, began):
             return None
         try:
             module = Module.load(mapping.path, reached=reached)
             self._foreign.add(module)
-            module.symbol_at(mapping.offset)  # what takes the most time is done at the first question
+            module.symbol_at(mapping.offset)  # do the slowest work now, within the allowance
             return module
         finally:
             allowance.use(time.monotonic() - began)
 
 
 def _file_of(pid: int, mapping: Mapping) -> tuple[Path, os.stat_result] | None:
-    """Return a path that leads to the file of a mapping, and the state of the file; None if none does any more."""
+    """Return a path of a mapping's file and the file's status; None if no path leads to it any more."""
     plain = () if mapping.deleted else (Path(root_of(pid) + mapping.path),)
     for path in (*plain, *held_files(mapping, pid)):
         with contextlib.suppress(OSError):
@@ -399,19 +403,19 @@ def _file_of(pid: int, mapping: Mapping) -> tuple[Path, os.stat_result] | None:
 
 
 def _shows(look: _Look, image: ProcessImage) -> bool:
-    """Return whether a process has the code still that its image has."""
+    """Return whether a process still has the code of an image."""
     code = {(each.start, each.inode) for each in look.mappings if each.executable}
     return all((each.start, each.inode) in code for each in image.mappings[:1])
 
 
 def _memory_of(pid: int, mapping: Mapping) -> bytes:
-    """Return the bytes of an area that the kernel made; raise OSError if the process is gone."""
+    """Return the bytes of a mapping that the kernel made; raise OSError if the process is gone."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), min(mapping.end - mapping.start, _VDSO_MAX), mapping.start)
 
 
 def _look_at(pid: int) -> _Look | None:
-    """Return what is seen of a process; None if it is gone or not ours to see."""
+    """Return a snapshot of a process; None if it is gone or may not be inspected."""
     from dprobes.target.process_maps import command_name, mappings_of
 
     try:
@@ -422,13 +426,13 @@ def _look_at(pid: int) -> _Look | None:
 
 
 def _start_of(pid: int) -> int:
-    """Return when a process started, in clock ticks since this machine did; see proc(5), field 22 of ``stat``."""
+    """Return the start time of a process in clock ticks since boot; see proc(5), field 22 of ``stat``."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[19])
 
 
 def _monotonic(ticks: int) -> int:
-    """Return ticks since the machine was started in nanoseconds of CLOCK_MONOTONIC, which does not count sleep."""
+    """Return ticks since the machine's start as nanoseconds of CLOCK_MONOTONIC, which does not count sleep."""
     slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     slept = round(slept / _MILLISECOND) * _MILLISECOND  # the two clocks are not read at the same moment
     return ticks * _NANOSECONDS // os.sysconf("SC_CLK_TCK") - slept

@@ -1,8 +1,8 @@
 """
-Names of Rust's functions as people write them, from those that its compiler gives linkers.
+Readable names of Rust's and C++'s functions, from the names that compilers give linkers.
 
-There are two forms: that of C++ with a hash as its last part, ``_ZN4core3fmt5write17h0123456789abcdefE``, and the one
-of RFC 2603, ``_RNvNtCs1234_4core3fmt5write``. Hashes, which tell builds and crates apart, are left out.
+Those of Rust have two forms: that of C++ with a hash as its last part, ``_ZN4core3fmt5write17h0123456789abcdefE``, and
+the one of RFC 2603, ``_RNvNtCs1234_4core3fmt5write``. Hashes, which distinguish builds and crates, are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ESCAPES = {"SP": "@", "BP": "*", "RF": "&", "LT": "<", "GT": ">", "LP": "(", "R
 _ESCAPE = re.compile(r"\$(\w{1,8})\$")
 
 _RESULT_MAX = 4096
-"""Characters of a name; what is referred to again and again may stand for any number."""
+"""Maximum length of a name in characters; repeated references can make a name of any length."""
 _DEPTH_MAX = 200
 _STEPS_MAX = 10_000
 
@@ -36,7 +36,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def rust_name(symbol: str) -> str | None:
-    """Return the name that a symbol of Rust stands for; None if it is none, or no well-formed one."""
+    """Return the readable name of a Rust symbol; None if it is another symbol, or malformed."""
     if (match := _LEGACY.fullmatch(symbol)) is not None:
         return _legacy(match["parts"])
     if not symbol.startswith("_R"):
@@ -73,7 +73,7 @@ def _plain(part: str) -> str:
 
 
 class _Reader:
-    """A name of RFC 2603; ValueError, IndexError and KeyError say that it is none."""
+    """A parser of names of RFC 2603; ValueError, IndexError and KeyError mean a malformed name."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -81,7 +81,7 @@ class _Reader:
         self._depth = 0
         self._steps = 0
         self._bound = 0
-        """How many lifetimes are bound around here."""
+        """Number of lifetimes that are bound at this place."""
 
     def name(self) -> str:
         """Return the whole name."""
@@ -89,7 +89,7 @@ class _Reader:
             raise ValueError("another version")
         found = self._path(is_value=True)
         if self._at < len(self._text):
-            self._path(is_value=False)  # the crate that it was made for
+            self._path(is_value=False)  # the crate that instantiates it
         if self._at < len(self._text):
             raise ValueError("something is left")
         return found
@@ -122,7 +122,7 @@ class _Reader:
         return self._number() + 1 if self._takes(letter) else 0
 
     def _identifier(self) -> tuple[str, int]:
-        """Return a name, and its number among those of the same name."""
+        """Return a name, and its number among equal names."""
         number = self._optional("s")
         return self._undistinguished(), number
 
@@ -180,7 +180,7 @@ class _Reader:
         return self._checked(text)
 
     def _skip_place(self) -> None:
-        """Skip where an implementation is written."""
+        """Skip the place of an implementation in the source."""
         self._optional("s")
         self._path(is_value=False)
 
@@ -205,7 +205,7 @@ class _Reader:
         return found
 
     def _again(self, read: object) -> str:
-        """Read what is at an earlier place once more."""
+        """Parse the text at an earlier position again."""
         place = self._number()
         here = self._at
         if place >= here - 1:
@@ -225,7 +225,7 @@ class _Reader:
         return f"'{chr(ord('a') + depth)}" if depth < 26 else f"'_{depth}"
 
     def _binder(self) -> tuple[str, int]:
-        """Return what binds lifetimes, and how many."""
+        """Return the text of a binder of lifetimes, and their number."""
         count = self._optional("G")
         if count > _DEPTH_MAX:
             raise ValueError("too many lifetimes")
@@ -322,25 +322,29 @@ class _Reader:
         return self._checked(text)
 
 
-# Names of functions as people write them, from those that compilers give linkers.
-# Those of C++ are read by the C++ library of this machine, as ``__cxa_demangle`` of the Itanium ABI, where it has one.
-# It knows no limits, so it gets names of files only that nobody but root and ourselves can have made.
+# Demangling of C++ and Rust.
+# The C++ library of this machine demangles C++ names (``__cxa_demangle`` of the Itanium ABI). It has no limits, so it
+# gets only names of files that no user but root and the current one can have written.
 
 
 _LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1")
 _SYMBOL_MAX = 4096
 _NAME_MAX = 4096
-"""Characters of a name that is shown; templates make longer ones, which nobody reads."""
+"""Maximum length in characters of a name that is shown; names with templates can be longer, and hard to read."""
 
 
 class Demangler:
-    """Readable names of symbols; the library for those of C++ is loaded with the first one."""
+    """Readable names of symbols; the C++ library is loaded for the first C++ name."""
 
     def __init__(self) -> None:
         self._cpp: Callable[[str], str | None] | None = None
 
     def name_of(self, symbol: str, *, is_trusted: bool = True) -> str:
-        """Return the name for people, which is the symbol itself if that is one of C; ``is_trusted`` is its file."""
+        """
+        Return the readable name, or the symbol itself for one of C.
+
+        C++ names of an untrusted file stay as they are.
+        """
         if not symbol.startswith(("_Z", "_R")) or len(symbol) > _SYMBOL_MAX:
             return symbol
         if (rust := rust_name(symbol)) is not None:
@@ -354,7 +358,7 @@ class Demangler:
 
 
 def _library() -> Callable[[str], str | None]:
-    """Return the function of this machine's C++ library."""
+    """Return the demangler of this machine's C++ library; it returns None for a name that is not of C++."""
     import ctypes
 
     for name in _LIBRARIES:
@@ -381,11 +385,10 @@ def _library() -> Callable[[str], str | None]:
     return lambda _: None
 
 
-# Names as people write them, looked for among those that C++ and Rust compilers give linkers.
-# A readable name is taken by as much of it as is written: whole, or without its parameters, without the scopes before
-# it, without the arguments of templates, without tags of the ABI. The more is the same, the better; of what is equally
-# good there must be one. Names that compilers give to something beside a function, as to thunks, are meant only as a
-# whole.
+# Search for readable names among those that C++ and Rust compilers give linkers.
+# A readable name may be written in part: without its parameters, without the scopes before it, without the arguments of
+# templates, without tags of the ABI. The name with the most in common is the best; several equally good ones are
+# ambiguous. Names of code that compilers generate for a function, such as thunks, must be written as a whole.
 
 
 _MANGLED = ("_Z", "_R")
@@ -393,14 +396,14 @@ _NEAR = 3
 _PARTLY = 6
 """The first rank of names of which scopes or arguments of templates were left out."""
 _NEAR_MAX = 200_000
-"""Mangled names of a file that are looked at for one that may be meant."""
+"""Maximum number of mangled names of a file that are searched for a similar name."""
 
 
 class ReadableName(NamedTuple):
     """
-    A linker's name with what it reads as.
+    A linker name and its readable name.
 
-    ``rank`` says how much of it was written: -1 is all, as a demangler writes it, and 0 all but for white space.
+    ``rank`` is lower the more of it was written: -1 is all, as a demangler writes it, and 0 all except for white space.
     """
 
     rank: int
@@ -409,7 +412,7 @@ class ReadableName(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all scopes and arguments of templates were written."""
+        """True if all scopes and arguments of templates were written."""
         return self.rank < _PARTLY
 
 
@@ -421,7 +424,7 @@ class _Parts(NamedTuple):
 
 
 def find_readable(names: Iterable[str], written: str) -> list[ReadableName]:
-    """Return the names that are meant by what is written, the best ones only, each once."""
+    """Return the names that match a written name, the best ones only, each once."""
     wanted = readable_parts(_normal(written))
     word = _significant(readable_parts(written.strip()).path or wanted.path)
     if word is None:
@@ -438,7 +441,7 @@ def find_readable(names: Iterable[str], written: str) -> list[ReadableName]:
 
 
 def near_readable(names: Iterable[str], written: str) -> list[str]:
-    """Return up to three readable names, without parameters, that ``written`` may be a misprint of."""
+    """Return up to three readable names, without parameters, that are similar to ``written``."""
     path = readable_parts(_normal(written)).path
     ending = path.rpartition("::")[2].lower()
     demangler, paths = Demangler(), dict[str, None]()
@@ -456,7 +459,7 @@ def near_readable(names: Iterable[str], written: str) -> list[str]:
 
 
 def _normal(name: str) -> str:
-    """Return a name with the white space that demanglers write: none but between two words."""
+    """Return a name with the white space of demanglers: none but between two words."""
     name = re.sub(r"\s+", " ", name.strip())
     name = re.sub(r"(?<=[(,<] )const (\w[\w:]*)|(?<=[(,<])const (\w[\w:]*)", lambda m: f"{m[1] or m[2]} const", name)
     return re.sub(r"(?<![\w]) | (?![\w(])|(?<=[\w]) (?=\()", "", name) if " " in name else name
@@ -464,16 +467,16 @@ def _normal(name: str) -> str:
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _UNNAMED = re.compile(r"\{[^{}]*\}|\([^()]*\)")
-"""Names of what has none in the source, and parameters; linkers have them in other words."""
+"""Entities that have no name in the source, and parameters; linker names spell them differently."""
 _ABBREVIATED = frozenset(
     ("std", "allocator", "basic_string", "string", "basic_istream", "istream", "basic_ostream", "ostream",
      "basic_iostream", "iostream")
 )  # fmt: skip
-"""Words that a linker's name need not have: the Itanium ABI has abbreviations for them (5.1.10, "Compression")."""
+"""Words that may be missing in a linker name: the Itanium ABI has abbreviations for them (5.1.10, "Compression")."""
 
 
 def _significant(path: str) -> str | None:
-    """Return a part of the linker's name, whatever that is otherwise; None if what is written is no name."""
+    """Return a word that every matching linker name contains; None if the text is not a name."""
     bare = _without_templates(path)
     plain = re.sub(r"operator\b.*", "", bare)
     while (fewer := _UNNAMED.sub("", plain)) != plain:
@@ -490,13 +493,13 @@ _SPECIAL = re.compile(
     r"|covariant return thunk|reference temporary(?: #\d+)?|TLS (?:init|wrapper) function|(?:non-)?transaction clone"
     r"|hidden alias|template parameter object) (?:for|to) "
 )
-"""What demanglers write before the name of something that something else is made for."""
+"""Prefixes of demangled names of generated entities, before the name of the entity that they belong to."""
 _ABI_TAG = re.compile(r"\[abi:\w+\]")
 _STRING = r"\bstd::basic_string<char, ?std::char_traits<char>, ?std::allocator<char> ?>"
 
 
 def _short(parameters: str) -> str:
-    """Return parameters as people write them: without the library's versions, and ``std::string``."""
+    """Return parameters as people write them: without the library's versions, and with ``std::string``."""
     if "std::" not in parameters:
         return parameters
     plain = re.sub(r"\bstd::(?:__cxx11|__1)::", "std::", parameters)
@@ -504,7 +507,7 @@ def _short(parameters: str) -> str:
 
 
 def _rank(readable: str, wanted: str) -> int | None:
-    """Return how much of a readable name is written, or None if it is another one."""
+    """Return the rank of a readable name for a written one, or None if it does not match."""
     if _SPECIAL.match(readable):
         return None
     is_clone = "[clone" in readable
@@ -526,17 +529,17 @@ def _rank(readable: str, wanted: str) -> int | None:
 
 
 _SCOPE = re.compile(r"(?: (?:const|volatile)| ?&&?|\[abi:\w+\])*::")
-"""What is after the parameters of a function in which something else is."""
+"""The text after the parameters of a function that is a scope."""
 
 
 def readable_parts(name: str) -> _Parts:
-    """Return the scopes and name of a function without return type, and its parameters with what is after them."""
+    """Return the scopes and name of a function without return type, and its parameters with the text after them."""
     start, depth, end, position = 0, 0, len(name), 0
     while position < len(name):
         if name.startswith("operator", position) and not re.match(r"\w", name[position - 1 : position] or ":"):
             position = _behind_operator(name, position)
             continue
-        if name.startswith("->", position):  # of a type of Rust's
+        if name.startswith("->", position):  # of a Rust type
             position += 2
             continue
         character = name[position]
@@ -565,13 +568,13 @@ _OPERATOR = re.compile(
 
 
 def _behind_operator(name: str, start: int) -> int:
-    """Return the place after the word ``operator`` and its sign, or the type that it converts to."""
+    """Return the position after the word ``operator`` and its sign, or the type that it converts to."""
     match = _OPERATOR.match(name, start)
     return match.end() if match is not None else start + len("operator")
 
 
 def _closing(name: str, start: int) -> int:
-    """Return the place of the bracket that closes the first one from ``start`` on."""
+    """Return the position of the bracket that closes the first one from ``start`` on."""
     depth = 0
     for position in range(start, len(name)):
         depth += (name[position] in "({") - (name[position] in ")}")

@@ -1,5 +1,5 @@
 r"""
-USDT probes: the places that a program's author has marked in its code with <sys/sdt.h>, from the notes of its file.
+USDT probes: places that <sys/sdt.h> marks in a program's code, from the notes of its file.
 
 A note of the type 3 and the owner ``stapsdt`` in the section ``.note.stapsdt`` describes one place (SystemTap's wiki
 page "UserSpaceProbeImplementation"):
@@ -8,11 +8,11 @@ page "UserSpaceProbeImplementation"):
 
     word  the address of the place, a nop
     word  the address of the section .stapsdt.base when the file was linked
-    word  the address of the probe's semaphore, 0 if it has none: 16 bits that count who wants the probe
+    word  the address of the probe's semaphore, 0 if it has none: 16 bits that count the users of the probe
     provider \0 name \0 arguments \0
 
 A tool that moves a file's sections later (prelink) changes the address of ``.stapsdt.base`` in its header, and not the
-notes: the difference is to be added to the addresses. The semaphore is in a section of its own, ``.probes``.
+notes: the difference must be added to the addresses. The semaphore is in its own section, ``.probes``.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _SECTION, _BASE_SECTION = ".note.stapsdt", ".stapsdt.base"
 _OWNER, _TYPE = b"stapsdt\0", 3
 
 _PF_W = 2
-"""The flag of segments that programs may write."""
+"""Flag of writable segments."""
 
 _SITES_MAX = 1 << 16
-"""Notes that are read of a file: the largest programs have some thousands."""
+"""Maximum number of notes that are read of a file: the largest programs have some thousands."""
 
 _NAME_MAX = 256
-"""Characters of a provider or a name."""
+"""Maximum number of characters of a provider or a name."""
 
 _NEAR = 3
 
@@ -59,7 +59,7 @@ class UsdtSite:
 
     ``address`` is its link address, ``offset`` its file offset, None if the file has no code there. ``semaphore`` is
     the link address of the probe's semaphore, 0 without one, and ``counter`` the file offset of that, 0 if it is not in
-    the file. ``described`` is what the note says of the arguments.
+    the file. ``described`` is the note's text about the arguments.
     """
 
     provider: str
@@ -78,7 +78,7 @@ class UsdtSite:
 
 
 def usdt_sites(elf: ElfFile) -> tuple[UsdtSite, ...]:
-    """Return the places of the USDT probes of a file in the order of its notes; of a malformed note nothing follows."""
+    """Return the places of a file's USDT probes in the order of its notes; a malformed note is skipped."""
     return _sites_of(elf)
 
 
@@ -108,7 +108,7 @@ def _sites_in(elf: ElfFile, data: bytes, base: int | None) -> Iterator[UsdtSite]
 
 
 def is_semaphore(elf: ElfFile, address: int) -> bool:
-    """Return whether a file has memory at a link address that can be counted in: engines write there."""
+    """Return whether a file has writable memory for a semaphore at a link address, to which engines write."""
     return any(s.flags & _PF_W and 0 <= address - s.vaddr < s.memsz - 1 for s in elf.load_segments)
 
 
@@ -135,7 +135,7 @@ def matching_sites(elf: ElfFile, provider: str, name: str) -> list[UsdtSite]:
 
 
 def near_probes(elf: ElfFile, provider: str, name: str) -> list[str]:
-    """Return up to three probes (``PROVIDER:NAME``) of a file that may be meant, the nearest first."""
+    """Return up to three probes (``PROVIDER:NAME``) of a file with similar names, the nearest first."""
     probes = list(dict.fromkeys(site.probe for site in usdt_sites(elf)))
     plain = name.replace("-", "__").lower()
     names = {probe: probe.partition(":")[2] for probe in probes}

@@ -1,7 +1,7 @@
 """
 The names that a trace file carries for the addresses in its records.
 
-They say where processes mapped which modules, and what the functions in them are called. With them a machine that has
+They consist of the processes' mappings of modules, and of the functions in these modules. With them a machine that has
 neither the processes nor the files shows the same names.
 
 The body of a NAMES frame, JSON; numbers of modules count from the last HEADER::
@@ -11,8 +11,8 @@ The body of a NAMES frame, JSON; numbers of modules count from the last HEADER::
      "functions": [[module, start, end, name], ...],                  offsets in the module's file
      "inlined":   [[module, start of the function, start, end, name], ...]}   each before those in it
 
-A mapping holds from the moment ``since`` on, of CLOCK_MONOTONIC, in which the process began what it executes, to the
-next one of the process. Of the kernel each function is mapped on its own, at an offset that is its address.
+A mapping is valid from ``since``, the CLOCK_MONOTONIC time of the process's execve, until the next ``since`` of the
+process. Each function of the kernel has a mapping of its own, whose offset is its address.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["CarriedNames", "NameRegister"]
 
 _TOLD_MAX = 1 << 17
-"""Functions and mappings that are written to a file."""
+"""Maximum number of functions and mappings that are written to a file."""
 
 _KNOWN_MAX = 1 << 20
-"""Functions and mappings of a file that are kept by a reader."""
+"""Maximum number of functions and mappings of a file that a reader keeps."""
 
 _ADDRESS_MAX = (1 << 64) - 1
 _NUMBER_MAX = (1 << 32) - 1
@@ -47,7 +47,7 @@ _Row = TypeVar("_Row")
 
 
 class NameRegister:
-    """What a trace file has been told of names, so that each thing is written once."""
+    """The names that a trace file already has, so that each is written once."""
 
     def __init__(self) -> None:
         self._modules: dict[tuple[str, str], int] = {}
@@ -55,11 +55,11 @@ class NameRegister:
         self._functions: dict[tuple[int, int], int] = {}
 
     def telling(self, found: Sequence[LocatedCode]) -> Callable[[bool], dict[str, Any] | None] | None:
-        """Return what ``TraceFileWriter.append`` takes for records with these addresses; None where there is none."""
+        """Return the callback for ``TraceFileWriter.append`` with these addresses' names; None if there are none."""
         return partial(self._body, found) if found else None
 
     def _body(self, found: Sequence[LocatedCode], has_names: bool) -> dict[str, Any] | None:
-        """Return the body of a frame with what the file does not know yet; None if that is nothing."""
+        """Return the body of a NAMES frame with names that are new to the file; None if there are none."""
         if not has_names:
             self._modules.clear()
             self._mappings.clear()
@@ -90,16 +90,16 @@ class NameRegister:
 
 class CarriedNames:
     """
-    Name addresses as the NAMES frames of a file say; those after one HEADER.
+    Names of addresses from the NAMES frames that follow one HEADER.
 
-    What is wrong in a frame raises TypeError or ValueError; modules that nobody has told are none.
+    Invalid contents of a frame raise TypeError or ValueError; an undefined module gets the name ``module N``.
     """
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[str, str]] = {}
         self._functions: dict[int, _Ranges[LocatedFunction]] = {}
         self._images: dict[int | None, dict[int, _Ranges[tuple[int, MappedCode]]]] = {}
-        """By the process, and by the moment since when it has them: its mappings, with the numbers of modules."""
+        """The mappings, with module numbers, by process and by the time from which they are valid."""
         self._inlined: dict[tuple[int, int], list[InlinedCode]] = {}
         self._size = 0
         self._known: dict[tuple[int | None, int, int], CodeName | None] = {}
@@ -109,11 +109,11 @@ class CarriedNames:
 
     @property
     def has_changes(self) -> bool:
-        """Whether some process has executed several programs, so that names depend on the moment."""
+        """True if a process has executed several programs, so that names depend on the time."""
         return any(len(images) > 1 for images in self._images.values())
 
     def code_at(self, address: int) -> list[tuple[int, int]]:
-        """Return a process with code at an address, and since when, for each place of a module that is shown there."""
+        """Return, for each place of a module that is shown at ``address``, a process with code there and since when."""
         found: dict[tuple[Any, int], tuple[int, int]] = {}
         for pid, images in self._images.items():
             for since, image in images.items():
@@ -123,7 +123,7 @@ class CarriedNames:
         return list(found.values())
 
     def add(self, said: dict[str, Any]) -> None:
-        """Take what a frame says."""
+        """Add the contents of a NAMES frame."""
         self._known.clear()
         for number, name, build in _rows(said, "modules", 3):
             if self._has_room():
@@ -148,7 +148,7 @@ class CarriedNames:
         return self._size <= _KNOWN_MAX
 
     def name_of(self, address: int, pid: int | None, time: int | None) -> CodeName | None:
-        """Return the name of an address of a process, None for the kernel, at some moment; None if nobody has told."""
+        """Return the name of an address of a process, None for the kernel, at some time; None if it is unknown."""
         images = self._images.get(pid)
         if images is None:
             return None
@@ -174,28 +174,28 @@ class CarriedNames:
         return name_in(mapped, function, address)
 
     def _module(self, number: Any) -> tuple[str, str]:
-        """Return the name and the build of a module; what says it may be in a damaged frame."""
+        """Return the name and the build id of a module; a damaged frame may refer to an undefined one."""
         return self._modules.get(_number(number, _NUMBER_MAX), (f"module {number}", ""))
 
 
 class _Ranges(Generic[_Row]):
-    """Rows by ranges of numbers, of which one may lie in another."""
+    """Rows by ranges of numbers; ranges may nest."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[int, _Row]] = {}
         self._starts: list[int] = []
         self._reach: list[int] = []
-        """The furthest end of a row and all before it: where a search back may stop."""
+        """The maximum end of each row and all rows before it: the limit of a backward search."""
 
     def add(self, start: int, end: int, row: _Row) -> None:
-        """Add a row, in the place of one with the same start that is not longer."""
+        """Add a row; it replaces one with the same start that is not longer."""
         known = self._rows.get(start)
         if known is None or known[0] <= end:
             self._rows[start] = end, row
             self._starts.clear()
 
     def covering(self, number: int) -> _Row | None:
-        """Return the row that covers a number, of several the one that starts last."""
+        """Return the row that covers a number; if several do, the one that starts last."""
         if not self._starts:
             self._starts = sorted(self._rows)
             self._reach = list(accumulate((self._rows[start][0] for start in self._starts), max))

@@ -1,4 +1,4 @@
-"""A file that frames are appended to: each time all or none, by one process only. Knows nothing of what they say."""
+"""A file to which frames are appended atomically, by one process only. It does not interpret frame bodies."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameFile", "older_part"]
 
-# The state of an existing trace file for a writer that continues it, and how much of its end is to be cut off.
+# The state of an existing trace file for a writer that continues it, and the size of the torn end to cut off.
 
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The sound part of a file, and which part of a trace it is."""
+    """The size of the intact part of a trace file, and the file's part number in its trace."""
 
     end: int
     part: int
@@ -42,10 +42,10 @@ class Sound:
 
 def sound_part(file: int, name: str) -> Sound:
     """
-    Return what of a trace file can be kept; the rest is torn.
+    Return the part of a trace file that can be kept; the rest is torn.
 
     Torn is what a killed writer leaves, the beginning of a frame, and what a power failure leaves: zeros, or a last
-    frame with a wrong check sum. Raise ``SinkError`` if there is anything else, which nobody wants to lose.
+    frame with a wrong check sum. Raise ``SinkError`` for any other contents, so that valuable data is not lost.
     """
     frames = FrameSplitter()
     part = at = 0
@@ -80,7 +80,7 @@ def _refusal(name: str, what: str) -> SinkError:
 
 
 def _is_torn(file: int, position: int, size: int) -> bool:
-    """Return whether what is at ``position``, which is no sound frame, is the torn end of a file."""
+    """Return whether ``position``, where no intact frame begins, is the start of a file's torn end."""
     return torn_head(os.pread(file, _PIECE, position), size - position) is not None or _are_zeros(file, position)
 
 
@@ -93,17 +93,18 @@ def _are_zeros(file: int, position: int) -> bool:
 
 
 def older_part(path: Path) -> Path:
-    """Return the path of what a limited writer keeps of the time before."""
+    """Return the path of the previous file of a writer with a size limit."""
     return path.with_name(path.name + ".1")
 
 
 class FrameFile:
     """
-    Open a trace file, mode 0600, to go on after what is in it; raise ``SinkError`` if that cannot be.
+    An open trace file, mode 0600, positioned after its contents.
 
-    A failure is kept in ``problem`` until writing succeeds again. ``size`` is that of all whole frames, ``part`` which
-    file of a trace this is. One that cannot be continued is put aside if ``can_replace`` is true. A pipe has nothing to
-    go on after, and gets the same bytes as a new file would.
+    The constructor raises ``SinkError`` if the file cannot be written or continued. ``problem`` is the last failure
+    until writing succeeds again. ``size`` is that of all whole frames, ``part`` the file's part number in its trace. If
+    ``can_replace`` is true, a file that cannot be continued is renamed to the older part. A pipe has no contents to
+    continue, and gets the same bytes as a new file.
     """
 
     def __init__(self, path: Path, *, can_replace: bool) -> None:
@@ -125,7 +126,7 @@ class FrameFile:
     def _open(self) -> int:
         with contextlib.suppress(FileNotFoundError):
             self._is_stream = not stat.S_ISREG(self.path.stat().st_mode)
-        # Who opens a pipe for reading as well is never told that nobody reads it.
+        # A process that also opens a pipe for reading gets no EPIPE when there are no other readers.
         access = os.O_WRONLY if self._is_stream else os.O_RDWR | os.O_APPEND | os.O_CREAT
         file = os.open(self.path, access | os.O_CLOEXEC, 0o600)
         if os.isatty(file):
@@ -134,7 +135,7 @@ class FrameFile:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            # Where the file system knows no locks there is none.
+            # On a file system without locks the file is not locked.
             if error.errno == errno.EWOULDBLOCK:
                 os.close(file)
                 raise SinkError(
@@ -143,7 +144,7 @@ class FrameFile:
         return file
 
     def _go_on(self, *, can_replace: bool) -> None:
-        """Go on after what is in the file, without what a writer that was killed has left half written."""
+        """Continue after the contents of the file, without the incomplete frames of a killed writer."""
         if self._is_stream:
             return
         try:
@@ -156,7 +157,7 @@ class FrameFile:
         os.ftruncate(self._file, self.size)
 
     def append(self, data: bytes) -> bool:
-        """Write frames, and return whether that was possible; if not, nothing of them is in the file."""
+        """Write frames, and return whether that succeeded; on failure the file contains none of them."""
         if not data:
             return True
         written = 0
@@ -173,14 +174,14 @@ class FrameFile:
             try:
                 os.ftruncate(self._file, self.size)
             except OSError:
-                self._is_torn = True  # nothing may follow before that succeeds
+                self._is_torn = True  # append nothing until the truncation succeeds
             return False
         self.problem = None
         self.size += len(data)
         return True
 
     def begin_another(self) -> bool:
-        """Keep the file as the older part, go on in a new one, and return whether that was possible."""
+        """Rename the file to the older part, continue in a new file, and return whether that succeeded."""
         if self._is_stream:
             self.problem = f"'{self.path}' is a pipe, of which no part can be kept"
             return False
@@ -197,5 +198,5 @@ class FrameFile:
         return True
 
     def close(self) -> None:
-        """Give up the file."""
+        """Close the file."""
         os.close(self._file)

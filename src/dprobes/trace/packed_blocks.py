@@ -1,11 +1,11 @@
 """
-Frames of record tables (``record.record_table``), blocks of them as readers have them, and what is packed together.
+Frames of record tables (``record.record_table``), the blocks that readers return for them, and the choice of packing.
 
 The body of a PACKED frame, for records of one shape::
 
     u32 program id | u64 time of writing | u32 count of rows | u32 size of a row | the first row |
-    a bit for each byte of a row, the lowest bit of a byte first: whether rows differ there | for each such byte: that
-    of all rows
+    a bit for each byte of a row, the lowest bit of a byte first: set if rows differ there |
+    for each such byte: its values in all rows
 
 The body of a MIXED frame, for records of several shapes::
 
@@ -49,7 +49,7 @@ _WRONG_SIZE = "its size is not that of its rows"
 
 
 def table_frame(program: int, written: int, table: RecordTable) -> bytes:
-    """Return a PACKED frame, or for several shapes a MIXED one."""
+    """Return a PACKED frame, or a MIXED one for several shapes."""
     parts = [piece for part in table.parts for piece in _pieces_of(part)]
     if len(table.parts) == 1:
         return frame(FrameKind.PACKED, b"".join((PACKED_HEAD.pack(program, written), *parts)))
@@ -58,7 +58,7 @@ def table_frame(program: int, written: int, table: RecordTable) -> bytes:
 
 
 def _pieces_of(rows: PackedRows) -> tuple[bytes, ...]:
-    """Return the bytes of records of one shape, in pieces: from their count on."""
+    """Return the bytes of records of one shape, from their count on, as pieces."""
     planes = sorted(rows.planes.items())
     bits = sum(1 << place for place, _ in planes)
     return (
@@ -74,7 +74,7 @@ def _bitmap_size(row_size: int) -> int:
 
 
 def split_packed(body: bytes) -> tuple[int, int, RecordTable]:
-    """Return the program, the time of writing and the records of a PACKED frame; raise ``ValueError`` if it is none."""
+    """Return program, time of writing and records of a PACKED frame; raise ``ValueError`` if it is invalid."""
     if len(body) < PACKED_HEAD.size + _PART_HEAD.size:
         raise ValueError("there is no program and time")
     program, written = PACKED_HEAD.unpack_from(body)
@@ -85,7 +85,7 @@ def split_packed(body: bytes) -> tuple[int, int, RecordTable]:
 
 
 def split_mixed(body: bytes) -> tuple[int, int, RecordTable]:
-    """Return the program, the time of writing and the records of a MIXED frame; raise ``ValueError`` if it is none."""
+    """Return program, time of writing and records of a MIXED frame; raise ``ValueError`` if it is invalid."""
     if len(body) < MIXED_HEAD.size:
         raise ValueError("there is no program and time")
     program, written, count, number = MIXED_HEAD.unpack_from(body)
@@ -108,9 +108,9 @@ def split_mixed(body: bytes) -> tuple[int, int, RecordTable]:
 
 def _split_part(body: bytes, at: int, room: int) -> tuple[PackedRows, int]:
     """
-    Return records of one shape whose bytes begin at some place, and where they end; raise ``ValueError`` without them.
+    Return the records of one shape that begin at offset ``at``, and their end; raise ``ValueError`` if invalid.
 
-    ``room`` is how many bytes their rows may take.
+    ``room`` is the maximum size of their rows in bytes.
     """
     if at + _PART_HEAD.size > len(body):
         raise ValueError(_WRONG_SIZE)
@@ -140,7 +140,7 @@ class TableBlock:
     """
     A table of records of one program; ``written`` and ``position`` are those of the frame.
 
-    Iterating gives the records one by one; ``record_columns`` looks at all of them at once.
+    Iteration yields the records one by one; ``record_columns`` processes them together.
     """
 
     program: TraceProgram
@@ -156,23 +156,23 @@ class TableBlock:
 
     @property
     def last_written(self) -> int:
-        """When the last one was written."""
+        """The time of writing of the last record."""
         return self.written
 
 
 Block = RecordBlock | TableBlock
 
 
-# What is written of records together: packed where they are of few shapes, else as they are.
+# The form in which records are written together: packed if they have few shapes, else unchanged.
 
 _PACKED_MIN = 16
-"""Fewer records are not worth packing, neither in all nor, on average, of each shape."""
+"""Minimum number of records worth packing, in total and, on average, per shape."""
 _PACKED_ROW = 1024
-"""Bytes of the longest record that is packed: of long ones little is the same."""
+"""Size in bytes of the longest record that is packed: long records have little in common."""
 
 
 def packed(records: Sequence[tuple[int, bytes]]) -> Sequence[tuple[int, bytes]]:
-    """Return the same records, packed if that is worth it and possible."""
+    """Return the same records, packed if that is possible and saves space."""
     if isinstance(records, RecordTable) or len(records) < _PACKED_MIN:
         return records
     table = _table_of(records)
@@ -188,17 +188,17 @@ def _table_of(records: Sequence[tuple[int, bytes]]) -> RecordTable | None:
 
 
 def _is_worth(table: RecordTable) -> bool:
-    """Return whether there are enough records of each shape."""
+    """Return whether there are enough records per shape."""
     return len(table) >= _PACKED_MIN * len(table.parts)
 
 
 def size_of(records: Sequence[tuple[int, bytes]]) -> int:
-    """Return about how many bytes records take."""
+    """Return the approximate size of records in bytes."""
     return records.row_bytes if isinstance(records, RecordTable) else sum(len(record) for _, record in records)
 
 
 def joined(several: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Put records together: what can be packed with what is packed before and after, and what cannot."""
+    """Join adjacent sequences of records that can be packed; yield the others unchanged."""
     waiting: list[RecordTable] = []
     for each in _lists_joined(several):
         table = _table_of(each)
@@ -217,7 +217,7 @@ def _worthwhile(waiting: Sequence[RecordTable]) -> Iterator[Sequence[tuple[int, 
 
 
 def _lists_joined(several: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Put lists together that follow each other."""
+    """Join adjacent lists."""
     waiting: list[tuple[int, bytes]] = []
     for each in several:
         if not isinstance(each, RecordTable):

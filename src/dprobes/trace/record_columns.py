@@ -1,10 +1,10 @@
 """
-The items of many records at once.
+Columns of the items of many records.
 
-A block of records is cut into ``BlockRows``: records whose flag words are the same. Of a table those are its parts.
-Records that stand one after the other mostly have the same size, so that an item has one offset in all of them, and a
-column of it is made by a single ``struct.iter_unpack``. Whether sizes and flag words are the same is seen by slices
-with a stride. That costs a small part of what decoding all records does.
+A block of records is cut into ``BlockRows``: records whose flag words are the same. For a table these are its parts.
+Adjacent records mostly have the same size, so that an item has one offset in all of them, and a single
+``struct.iter_unpack`` extracts its column. Slices with a stride compare sizes and flag words. All this costs a small
+part of what decoding all records does.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ __all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "BlockRows", "RaggedRows", "ragged_ro
 
 TEXT_COLUMNS = ("name", "module", "program", "host", "symbol", "function")
 """
-The columns of strings: the process name, then what the file says of the program and the probepoint.
+The columns of strings: the process name, then the file's attributes of the program and the probepoint.
 
-They are what all formats print of these items, with the same escapes.
+All output formats print these items like this, with the same escapes.
 """
 
 _FIRST_WINDOW, _LAST_WINDOW = 32, 1 << 16
 _RAGGED = 1024
-"""Rows of various sizes that are taken together."""
+"""Maximum number of rows of various sizes that are processed together."""
 _FEW = 16
-"""Fewer rows are not worth a run of their own."""
+"""Minimum number of rows of one size that are processed as a run of their own."""
 
 _HEAD = RECORD_HEAD.size
 _SAME = slice(4, 12)
-"""Where in a row its size and its flag word are."""
+"""The slice of a row with its size and its flag word."""
 _FLAGS = 4
 _ROW = struct.Struct("<4xII")
-"""These two, the flag word as if it were little-endian."""
+"""The structure of size and flag word, the flag word read as little-endian."""
 
 
 class BlockRows:
-    """Records of a block with the same flag word: their ``rows``, and what the file says of them."""
+    """Records of a block with the same flag word: their ``rows``, with the attributes of the program and the place."""
 
     def __init__(self, block: Block, rows: Rows) -> None:
         self.block = block
@@ -64,28 +64,28 @@ class BlockRows:
         return len(self.rows)
 
     def record(self, row: int) -> TraceRecord:
-        """Return one record."""
+        """Return the record with number ``row``."""
         block = self.block
         probe, record = self.rows.pair(row)
         written = self.rows.written_at(row) if isinstance(self.rows, RaggedRows) else block.written
         return TraceRecord(block.program, probe, record, block.wall_offset, written)
 
     def written(self) -> list[int] | int:
-        """Return when each record was written; one time if all were together."""
+        """Return the time of writing of each record; a single number if all have the same."""
         if not isinstance(self.rows, RaggedRows) or self.rows.block.joints is None:
             return self.block.written
         return list(map(self.rows.written_at, range(len(self))))
 
     def place(self, probe: int) -> Place:
-        """Return the place of a probepoint, in the module that the program has now."""
+        """Return the place of a probepoint, with the program's current module."""
         program = self.block.program
         return program.place(probe).in_module(program.source.module)
 
     def column(self, name: str) -> Column | Strings | None:
         """
-        Return a column, with escapes for what cannot be printed; None if no record has it.
+        Return a column, with unprintable characters escaped; None if no record has it.
 
-        Raise ``FormatError`` if a record has no room for it.
+        Raise ``FormatError`` if a record is too short for it.
         """
         if name not in self._columns:
             self._columns[name] = self._make(name)
@@ -126,9 +126,9 @@ def _escaped(column: Column | Strings | None) -> Strings | None:
 
 class RaggedRows(Rows):
     """
-    Records of a block that stand one after the other.
+    Adjacent records of a block.
 
-    Either all have one size, and ``starts`` is a range, or it is a list of where they begin in ``block.body``.
+    If all have one size, ``starts`` is a range, otherwise a list of their offsets in ``block.body``.
     """
 
     def __init__(self, block: RecordBlock, starts: Sequence[int], flags: int, byte_order: ByteOrder) -> None:
@@ -149,16 +149,20 @@ class RaggedRows(Rows):
         return len(self._starts)
 
     def pair(self, row: int) -> tuple[int, bytes]:
-        """Return the probepoint of a record, and the record."""
+        """Return the probepoint of a record, and the encoded record."""
         probe, begin, end = self.block.bounds(self._starts[row])
         return probe, self.block.body[begin:end]
 
     def written_at(self, row: int) -> int:
-        """Return when a record was written."""
+        """Return the time of writing of a record."""
         return self.block.written_at(self._starts[row])
 
     def item(self, item: Item) -> list[int] | None:
-        """Return the column of a header item; None where records lack it. Raise ``FormatError`` without room for it."""
+        """
+        Return the column of a header item; None if records lack it.
+
+        Raise ``FormatError`` if a record is too short.
+        """
         if not self.shape.flags & item:
             return None
         if item not in self._items:
@@ -179,16 +183,16 @@ class RaggedRows(Rows):
         return [unpack(body, start + at)[0] for start in self._starts]
 
     def probes(self) -> list[int]:
-        """Return the probepoints."""
+        """Return the column of probepoint numbers."""
         unpack, body = RECORD_HEAD.unpack_from, self.block.body
         return [unpack(body, start)[0] for start in self._starts]
 
     def start(self, row: int) -> int:
-        """Return where in the block a record begins, with what stands before it (``frames.RECORD_HEAD``)."""
+        """Return the offset in the block of a record's head (``trace_frames.RECORD_HEAD``)."""
         return self._starts[row]
 
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
-        """Return the bytes of the block, and where in them the data of each record starts and ends."""
+        """Return the bytes of the block, and the offsets in them where the data of each record start and end."""
         if self._bounds is None:
             self._bounds = self._find_bounds()
         return self._bounds
@@ -227,7 +231,7 @@ class RaggedRows(Rows):
         return [body[start + at : start + min(at + size, _HEAD + unpack(body, start)[0])] for start in self._starts]
 
     def names(self) -> list[bytes] | None:
-        """Return the process names; None where records lack them."""
+        """Return the process names; None if records lack them."""
         if not self.shape.flags & Item.PROCESS_NAME:
             return None
         if self._names is None:
@@ -255,7 +259,7 @@ class RaggedRows(Rows):
         return [int.from_bytes(each, order) for each in ids]
 
     def _check(self) -> None:
-        """Raise ``FormatError`` unless all records have room for their fixed items."""
+        """Raise ``FormatError`` if a record is too short for its fixed items."""
         needed = self._header
         unpack, body = _ROW.unpack_from, self.block.body
         if isinstance(self._starts, range):
@@ -266,20 +270,20 @@ class RaggedRows(Rows):
             self._refuse()
 
     def _refuse(self) -> None:
-        """Raise what decoding raises about the first record that is none."""
+        """Raise the error that decoding the first invalid record raises."""
         for row in range(len(self)):
             _check_record(self.block, self._starts[row])
 
 
 def rows_of(block: Block) -> Iterator[BlockRows]:
-    """Cut a block into rows, in order, but tables by their shapes; raise ``FormatError`` where a record is none."""
+    """Cut a block into rows, in order, but tables by their shapes; raise ``FormatError`` at an invalid record."""
     if isinstance(block, RecordBlock):
         return (BlockRows(block, rows) for rows in ragged_rows_of(block))
     return (BlockRows(block, part) for part in block.records.parts if part)
 
 
 def ragged_rows_of(block: RecordBlock) -> Iterator[RaggedRows]:
-    """Cut records that stand one after the other into rows, in order; raise ``FormatError`` where one is none."""
+    """Cut adjacent records into rows, in order; raise ``FormatError`` at an invalid record."""
     at, window = block.start, _FIRST_WINDOW
     body, end = block.body, len(block.body)
     while at < end:
@@ -312,7 +316,7 @@ def _check_record(block: RecordBlock, at: int) -> None:
 
 
 def _same(body: bytes, at: int, stride: int, limit: int) -> int:
-    """Return how many rows from ``at`` on have the size and the flag word of the first, at most ``limit``."""
+    """Return the number of rows from ``at`` on with size and flag word of the first, at most ``limit``."""
     end = at + limit * stride
     same = limit
     for place in range(at + _SAME.start, at + _SAME.stop):
@@ -322,7 +326,7 @@ def _same(body: bytes, at: int, stride: int, limit: int) -> int:
 
 
 def _ragged(block: RecordBlock, at: int) -> tuple[list[int], int]:
-    """Return where rows with the flag word of the first are from ``at`` on, at most ``_RAGGED``, and where they end."""
+    """Return the offsets of rows from ``at`` on with the first one's flag word, at most ``_RAGGED``, and the end."""
     starts: list[int] = []
     body, last = block.body, len(block.body) - _ROW.size
     _, first = _ROW.unpack_from(body, at)
@@ -330,7 +334,7 @@ def _ragged(block: RecordBlock, at: int) -> tuple[list[int], int]:
         size, flags = _ROW.unpack_from(body, at)
         end = at + _HEAD + size
         if flags != first or size < _FLAGS or end > len(body):
-            break  # if that is damage, it is found at the beginning of the next rows
+            break  # damage is found at the beginning of the next rows
         starts.append(at)
         at = end
     return starts, at
@@ -338,6 +342,6 @@ def _ragged(block: RecordBlock, at: int) -> tuple[list[int], int]:
 
 @lru_cache(1024)
 def _padded(layout: str, stride: int) -> struct.Struct:
-    """Return a structure with padding after it, up to ``stride`` bytes."""
+    """Return a structure padded to ``stride`` bytes."""
     padding = stride - struct.calcsize(layout)
     return struct.Struct(f"{layout}{padding}x")

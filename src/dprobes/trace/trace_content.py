@@ -1,4 +1,4 @@
-"""The contents of trace files, as readers return them: records, in blocks or one by one, and lost records."""
+"""The contents of trace files, as readers return them: records, in blocks or one by one, and notes of lost records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class PlaceEntry(NamedTuple):
-    """What a trace file says of a probepoint: the fields of ``Place`` after its module."""
+    """The description of a probepoint in a trace file: the fields of ``Place`` after its module."""
 
     where: str
     function: str = ""
@@ -46,22 +46,22 @@ class PlaceEntry(NamedTuple):
 
     @classmethod
     def of(cls, place: Place) -> PlaceEntry:
-        """Return what is to be said of a place."""
+        """Return the entry that describes a place."""
         return cls(place.symbol, place.function, place.placed, place.at_return, place.is_paired, place.is_code)
 
     @property
     def routine(self) -> str:
-        """The function that the probepoint is in, as ``Place`` has it."""
+        """The function of the probepoint, as in ``Place``."""
         return self.in_module("").routine
 
     def in_module(self, module: str) -> Place:
-        """Return the place that this was made of."""
+        """Return the place that this entry describes."""
         return Place(module, *self)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOrigin:
-    """The origin of records: ``file`` is what is read, of which a limited writer began ``part`` before it."""
+    """The origin of records: ``file`` is the file's name, ``part`` its number among a size-limited writer's files."""
 
     file: str = ""
     host: str = ""
@@ -73,10 +73,10 @@ class TraceOrigin:
 @dataclass(eq=False, slots=True)
 class TraceProgram:
     """
-    What a trace file says of a program; it may say more later, and ``places`` grow as modules are found.
+    The description of a program in a trace file; later frames may update it, and ``places`` grow as modules are found.
 
-    The number of ``source`` is that after one HEADER of one file, so programs are told apart by identity. ``names``
-    are those of all programs after the HEADER.
+    The number of ``source`` is valid after one HEADER of one file, so programs are compared by identity. ``names`` are
+    those of all programs after the HEADER.
     """
 
     source: RecordSource
@@ -92,18 +92,18 @@ class TraceProgram:
 
     @property
     def may_run(self) -> bool:
-        """Whether its records are of processes of this machine since it was started, which may still run."""
+        """True if its records are of processes of this machine and boot, which may still run."""
         own = boot_id()
         return bool(own) and self.origin.boot_id == own
 
     def place(self, probe: int) -> PlaceEntry:
-        """Return the place of a probepoint; one that the file says nothing of is named by its number."""
+        """Return the place of a probepoint; one without a description in the file is named by its number."""
         return self.places[probe] if probe < len(self.places) else PlaceEntry(f"probepoint {probe}", is_code=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceTables:
-    """The keyed tables of a program as they were at a ``time``, in nanoseconds since 1970."""
+    """The keyed tables of a program at ``time``, in nanoseconds since 1970."""
 
     program: TraceProgram
     time: int
@@ -113,10 +113,10 @@ class TraceTables:
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
     """
-    Join an encoded record with its origin.
+    An encoded record with its origin.
 
-    ``written`` is when it was written, at most some moments after the hit, in CLOCK_MONOTONIC nanoseconds;
-    ``wall_offset`` turns these, and the record's own time, into nanoseconds since 1970.
+    ``written`` is the time of writing, shortly after the hit, in CLOCK_MONOTONIC nanoseconds; ``wall_offset`` converts
+    it, and the record's own time, into nanoseconds since 1970.
     """
 
     program: TraceProgram
@@ -127,14 +127,14 @@ class TraceRecord:
 
     @property
     def wall_time(self) -> int:
-        """Nanoseconds since 1970 of the record; if it carries no time, of its being written."""
+        """The time of the record in nanoseconds since 1970; its time of writing if it carries no time."""
         time = time_of(self.record)
         return (self.written if time is None else time) + self.wall_offset
 
 
 @dataclass(frozen=True, slots=True)
 class LostRecords:
-    """Records of a program that were lost at this place of the file; the time is that of the note."""
+    """A number of records of a program that were lost at this place of the file; the time is that of the note."""
 
     program: TraceProgram
     count: int
@@ -143,7 +143,7 @@ class LostRecords:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Skipped bytes of a file, ``size`` of them from ``offset`` on, and what is wrong with them."""
+    """Skipped bytes of a file, ``size`` of them from ``offset`` on, and a description of the damage."""
 
     file: str
     offset: int
@@ -153,24 +153,24 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class FrameJoints:
-    """Frames that were joined: where the records of each begin, when it was written, and its position."""
+    """The boundaries of joined frames: the start of each frame's records, its time of writing, and its position."""
 
     starts: Sequence[int]
     written: Sequence[int]
     positions: Sequence[int]
 
     def frame_at(self, at: int) -> int:
-        """Return which of the frames the record is of whose head is at ``at``."""
+        """Return the index of the frame that contains the record whose head is at ``at``."""
         return bisect_right(self.starts, at) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
     """
-    Records of one program as they are in the file: ``body`` from ``start`` on.
+    Records of one program as encoded in the file: ``body`` from ``start`` on.
 
-    Iterating gives them one by one; ``record_columns`` looks at all of them at once. ``written`` and ``position`` are
-    those of the frame; if ``joints`` says that there were several, where each begins, those of the first one.
+    Iteration yields them one by one; ``record_columns`` processes them together. ``written`` and ``position`` are those
+    of the frame, or of the first one if ``joints`` lists the boundaries of several.
     """
 
     program: TraceProgram
@@ -190,11 +190,11 @@ class RecordBlock:
 
     @property
     def last_written(self) -> int:
-        """When the last one was written."""
+        """The time of writing of the last record."""
         return self.written if self.joints is None else self.joints.written[-1]
 
     def written_at(self, at: int) -> int:
-        """Return when the record whose head is at ``at`` was written."""
+        """Return the time of writing of the record whose head is at ``at``."""
         return self.written if self.joints is None else self.joints.written[self.joints.frame_at(at)]
 
     def position_at(self, at: int) -> int:
@@ -202,7 +202,7 @@ class RecordBlock:
         return self.position if self.joints is None else self.joints.positions[self.joints.frame_at(at)]
 
     def bounds(self, at: int) -> tuple[int, int, int]:
-        """Return the probepoint of the record whose head is at ``at``, and where it begins and ends."""
+        """Return the probepoint of the record whose head is at ``at``, and the record's start and end."""
         begin = at + RECORD_HEAD.size
         if begin > len(self.body):
             raise FormatError(
@@ -214,20 +214,24 @@ class RecordBlock:
         return probe, begin, begin + size
 
 
-# Traces of several files, or hosts, in the order of time.
+# Traces of several files or hosts, merged in the order of time.
 
 _DELAY = 1_000_000_000
-"""Nanoseconds: a record that is written later than that after its hit may come after others in a merge."""
+"""Nanoseconds between hit and writing, beyond which a record may come out of order in a merge."""
 
 
 def merged(traces: Iterable[Iterable[TraceRecord | LostRecords]]) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over the records of traces in the order of wall-clock time; those of one time keep their order."""
+    """Iterate over the records of traces in the order of wall-clock time; the order of equal times is stable."""
     ordered = [_in_order(trace) for trace in traces]
     return (found for _, found in heapq.merge(*ordered, key=lambda each: each[0]))
 
 
 def _in_order(trace: Iterable[TraceRecord | LostRecords]) -> Iterator[tuple[int, TraceRecord | LostRecords]]:
-    """Put in order what engines and programs that write to one file do not: but for ``_DELAY`` of it that is there."""
+    """
+    Sort the records of a trace by time, within a window of ``_DELAY``.
+
+    Several engines and programs that write to one file do not keep the order of time.
+    """
     waiting: list[tuple[int, int, TraceRecord | LostRecords]] = []
     for number, found in zip(itertools.count(), trace, strict=False):
         time = found.wall_time

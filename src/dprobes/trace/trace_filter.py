@@ -1,12 +1,13 @@
 """
-Filters of records: which of them somebody wants to see. ``filters.filter_language`` has the language.
+Filters of records: the selection of those that a user wants to see. ``filters.filter_language`` has the language.
 
-A filter is compiled into functions of ``record_columns.BlockRows``, so that it looks at many records at once, and only
-at what it names. No comparison with something that a record lacks holds, ``!=`` and ``not in`` included.
+A filter is compiled into functions of ``record_columns.BlockRows``, so that it processes many records at once, and
+reads only the items that it names. A comparison with an item that a record lacks is false, also with ``!=`` and ``not
+in``.
 
-What type an item has is known, so a wrong comparison is an error. What type a field of the data has (of a template, a
-handler, or ``word0``) is known when there are records, so there the other side of a comparison decides: a number is
-compared with numbers, a string with strings, and no comparison with a value of the other type holds.
+The type of an item is known, so a wrong comparison is an error. The type of a field of the data (of a template, a
+handler, or ``word0``) is known only with the records, so there the other operand decides: a number is compared with
+numbers, a string with strings, and a comparison with a value of the other type is false.
 """
 
 from __future__ import annotations
@@ -52,44 +53,44 @@ if TYPE_CHECKING:
 __all__ = ["FILTER_NAMES", "DataColumn", "Selection", "all_of", "compile_filter", "program_filter", "time_filter"]
 
 FILTER_NAMES = (*ITEM_COLUMNS, *TEXT_COLUMNS)
-"""What filters can name without looking at data."""
+"""The names that filters can use without reading data."""
 
 Mask = bool | list[bool]
-"""For each row whether it is wanted; one value if that is the same for all."""
+"""For each row, True if it is selected; a single value if it is the same for all rows."""
 
 DataColumn = list[Any] | int | str | None
-"""The values of all rows, None where a row has none; or the one that all have."""
+"""The values of all rows, None for rows without a value; or a single value that all rows share."""
 
 _ITEMS = f"items are {', '.join(FILTER_NAMES)}"
 
 _FUNCTION = "function"
-"""The item that each record of a sampler or a watchpoint has of its own, as far as somebody names addresses."""
+"""The item that differs by record for samplers and watchpoints, if names of addresses are known."""
 
 _RESULT = "retval"
-"""What a function returns is compared with a sign, as at a hit."""
+"""The result of a function, which is compared as a signed number, as at a hit."""
 
 _ALIASES = {"comm": "name"}
-"""Names that filters at hits have for an item, as users of other tools do."""
+"""Aliases of items that filters at hits accept, familiar from other tools."""
 
 
 class DataColumns(Protocol):
     """A finder of fields in the data of records."""
 
     def note(self, name: Name) -> None:
-        """Take note of a field that a filter names."""
+        """Register a field that a filter names."""
 
     def see(self, rows: BlockRows) -> None:
-        """Take note of the program of some records, of which a filter need not look at every field."""
+        """Register the program of some records, so that fields that it lacks need not be searched."""
 
     def column(self, rows: BlockRows, name: Name, *, as_text: bool) -> DataColumn:
-        """Return a column of numbers and strings as they are, or of the strings that are shown."""
+        """Return a column of numbers and strings unchanged, or of the strings that are displayed."""
 
 
 def compile_filter(text: str, *, called: str = "filter", data: DataColumns | None = None) -> RowFilter:
     """
-    Return a filter as a function; raise ``SourceError``, in which the text is named ``called``.
+    Return a filter as a function; raise ``SourceError``, which refers to the text as ``called``.
 
-    With ``data`` a name that no item has is that of a field of records' data.
+    With ``data`` a name that is not an item's is a field of the records' data.
     """
     condition = parse(text, called=called)
     for value in values_of(condition):
@@ -123,7 +124,7 @@ def _check_value(value: Value, *, has_data: bool) -> None:
 
 
 def _is_field(name: Name) -> bool:
-    """Return whether a name is of data, or has a type as only data has."""
+    """Return whether a name is a field of the data, or has a type, which only fields have."""
     return _item(name) not in FILTER_NAMES
 
 
@@ -136,20 +137,20 @@ def _is_text(name: Name) -> bool:
 
 
 def all_of(filters: Iterable[RowFilter]) -> RowFilter:
-    """Return a filter that wants what all of ``filters`` want."""
+    """Return a filter that selects the records that all of ``filters`` select."""
     return _joined(list(filters), stops_at=False)
 
 
 def program_filter(name: str) -> RowFilter:
-    """Return a filter of what a program is called."""
+    """Return a filter that selects the records of programs with a name."""
     return _tested(_column_of("program"), lambda value: bool(value == name))
 
 
 def time_filter(since: int | None, until: int | None) -> RowFilter:
     """
-    Return a filter of wall-clock time, in nanoseconds since 1970; ``until`` itself is not wanted any more.
+    Return a filter of wall-clock time, in nanoseconds since 1970, from ``since`` to ``until``, exclusive.
 
-    A record without a time has that of its being written.
+    A record without a time has its time of writing.
     """
 
     def within(rows: BlockRows) -> Mask:
@@ -187,12 +188,12 @@ def _compiled(condition: Condition, data: DataColumns | None) -> RowFilter:
 
 
 def _is_looked_up(name: Name) -> bool:
-    """Return whether ``DataColumns`` have the column."""
+    """Return whether the column comes from ``DataColumns``."""
     return _is_field(name) or name.name == _FUNCTION
 
 
 def _joined(parts: Sequence[RowFilter], *, stops_at: bool) -> RowFilter:
-    """Return the "and" of parts, whose result is known when all rows are False, or the "or" with ``stops_at`` True."""
+    """Return the "and" of parts, which stops when all rows are False, or the "or" with ``stops_at`` True."""
     join = operator.or_ if stops_at else operator.and_
     goes_on = not stops_at
 
@@ -232,7 +233,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
-# Comparing in place takes half the time of calling a function.
+# An inlined comparison takes half the time of a function call.
 _COMPARE_NUMBERS: dict[str, Callable[[Any, int], list[bool]]] = {
     "==": lambda column, number: [value == number for value in column],
     "!=": lambda column, number: [value != number for value in column],
@@ -243,7 +244,7 @@ _COMPARE_NUMBERS: dict[str, Callable[[Any, int], list[bool]]] = {
 }
 
 _TEXT_TESTS = {"=~": "a pattern", "!~": "a pattern", "startswith": "parts", "contains": "parts"}
-"""The operators of strings alone, and what only strings have."""
+"""The operators of strings alone, with the word for their operand in errors."""
 
 
 def _column_of(name: str) -> Source:
@@ -251,7 +252,7 @@ def _column_of(name: str) -> Source:
 
 
 def _tested(source: Source, test: Callable[[Any], bool]) -> RowFilter:
-    """Return a test of values, made once for each that occurs; one that is missing does not pass."""
+    """Return a test of values, evaluated once for each distinct value; a missing value fails it."""
 
     def tested(rows: BlockRows) -> Mask:
         column = source(rows)
@@ -276,7 +277,7 @@ def _of_two(left: Source, right: Source, compare: Callable[[Any, Any], bool]) ->
 
 
 def _string_test(condition: Comparison, *, is_field: bool) -> tuple[Name, Callable[[str], bool]]:
-    """Return what a pattern or a part is looked for in, and the test of a string."""
+    """Return the name to which a pattern or a part is applied, and the test of a string."""
     left, right, sign = condition.left, condition.right, str(condition.operator)
     if not isinstance(left, Name) or not isinstance(right, Text):
         example = f'{sign} "py"' if "~" not in sign else f'{sign if is_field else "=~"} "py*"'
@@ -292,7 +293,7 @@ def _string_test(condition: Comparison, *, is_field: bool) -> tuple[Name, Callab
         return left, lambda value: bool(value.startswith(wanted))
     if sign == "contains":
         return left, lambda value: wanted in value
-    # What fnmatch makes of a pattern takes linear time, however many stars it has.
+    # The regular expression that fnmatch makes of a pattern takes linear time, however many stars it has.
     matches, is_wanted = compile_glob(wanted).match, sign == "=~"
     return left, lambda value: (matches(value) is not None) is is_wanted
 
@@ -402,7 +403,7 @@ def _field(name: Name, data: DataColumns, *, as_text: bool = False) -> Source:
 
 
 def _are_alike(a: Any, b: Any) -> bool:
-    """Return whether two values are there, and of one type."""
+    """Return whether both values are present and of one type."""
     return a is not None and b is not None and isinstance(a, int) == isinstance(b, int)
 
 
@@ -450,18 +451,18 @@ def _constants(choice: Value) -> tuple[int | str, ...]:
     raise AssertionError(choice)  # memory is refused before
 
 
-# The selection of records of a trace: counted without decoding them, or one by one, or the last ones.
+# The selection of records of a trace: counting without decoding, iteration, or the last records.
 
 
 class Selection:
-    """Select the records that all of some filters want; without any, all records."""
+    """A selection of the records that all filters accept; without filters, of all records."""
 
     def __init__(self, filters: Iterable[RowFilter] = ()) -> None:
         self._filters = list(filters)
         self._wants = all_of(self._filters)
 
     def count(self, block: Block) -> int:
-        """Return how many records of a block are wanted."""
+        """Return the number of selected records of a block."""
         count = 0
         for rows in rows_of(block):
             mask = self._wants(rows)
@@ -469,7 +470,7 @@ class Selection:
         return count
 
     def masked(self, block: Block) -> Iterator[tuple[BlockRows, list[bool] | None]]:
-        """Iterate over the rows of a block of which some are wanted, each with which ones; None for all of them."""
+        """Iterate over the rows of a block with selected records, each with a mask; None if all are selected."""
         for rows in rows_of(block):
             mask = self._wants(rows)
             if not isinstance(mask, list):
@@ -479,7 +480,7 @@ class Selection:
                 yield rows, mask
 
     def of_block(self, block: Block) -> Iterator[TraceRecord]:
-        """Iterate over the wanted records of a block."""
+        """Iterate over the selected records of a block."""
         if not self._filters:
             yield from block
             return
@@ -488,7 +489,7 @@ class Selection:
                 yield rows.record(row)
 
     def records(self, found: Iterable[Block | LostRecords]) -> Iterator[TraceRecord | LostRecords]:
-        """Iterate over the wanted records of a trace; where some were lost is always wanted."""
+        """Iterate over the selected records of a trace; notes of lost records are always included."""
         for each in found:
             if isinstance(each, LostRecords):
                 yield each
@@ -496,7 +497,7 @@ class Selection:
                 yield from self.of_block(each)
 
     def last(self, found: Iterable[Block | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
-        """Return the last ``count`` wanted records, and where some were lost among them."""
+        """Return the last ``count`` selected records, and the notes of lost records among them."""
         kept: deque[tuple[BlockRows | _TableRows, Sequence[int]] | LostRecords] = deque()
         total = 0
         for each in found:
@@ -517,7 +518,7 @@ class Selection:
                 continue
             rows, wanted = part
             result += [rows.record(row) for row in wanted[surplus:]]
-            surplus = 0  # what is kept first holds one of the last records
+            surplus = 0  # only the first part that is kept has surplus records
         return result
 
     @staticmethod
@@ -534,19 +535,19 @@ class Selection:
 
 
 class _TableRows:
-    """The records of a table of several shapes, in order."""
+    """The records of a table of several shapes, in their original order."""
 
     def __init__(self, block: TableBlock) -> None:
         self._order = block.records.order
         self._parts = [BlockRows(block, part) for part in block.records.parts]
         self._numbers: list[int] | None = None
-        """The number that each record has among those of its part."""
+        """The index of each record in its part."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     def mask(self, wants: RowFilter) -> list[bool] | bool:
-        """Return which records a filter wants."""
+        """Return the mask of the records that a filter selects; a single value if all have the same."""
         masks = [wants(rows) if rows else False for rows in self._parts]
         if not any(isinstance(mask, list) for mask in masks) and len(set(map(bool, masks))) == 1:
             return masks[0]
@@ -554,7 +555,7 @@ class _TableRows:
         return list(in_order(self._order, spread))
 
     def record(self, row: int) -> TraceRecord:
-        """Return one record."""
+        """Return the record with number ``row``."""
         if self._numbers is None:
             self._numbers = list(in_order(self._order, [range(len(rows)) for rows in self._parts]))
         return self._parts[self._order[row]].record(self._numbers[row])

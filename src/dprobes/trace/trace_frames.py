@@ -6,13 +6,13 @@ A file is a sequence of frames, and begins with a HEADER. All numbers are little
     u32 size of the body | u8 kind | 3 bytes "dpt" | u32 CRC-32 of the 8 bytes before and the body | body
 
     kind           body
-    1  HEADER      JSON: version of the format, host, kernel, boot id, what CLOCK_MONOTONIC lacks to be nanoseconds
-                   since 1970, and which part of a trace this is
-    2  PROGRAM     JSON: what is known of a program whose records follow; "id" is its number after this HEADER
-    3  PLACES      JSON: probepoints of a program from the number "first" on, as a list of what they are
+    1  HEADER      JSON: version of the format, host, kernel, boot id, offset of CLOCK_MONOTONIC to nanoseconds
+                   since 1970, and the file's part number in its trace
+    2  PROGRAM     JSON: description of a program whose records follow; "id" is its number after this HEADER
+    3  PLACES      JSON: probepoints of a program from the number "first" on, as a list of descriptions
     4  RECORDS     u32 program id | u64 time of writing | then for each record: u32 probepoint | u32 size | the record
                    (``record.log_record``)
-    5  LOST        JSON: how many records of a program were lost before this place
+    5  LOST        JSON: count of records of a program that were lost before this place
     6  CLOCK       JSON: as in HEADER, after the wall clock was set
     7  COMPRESSED  u32 size of the content | a zstd frame; its content is whole frames, none of kind 1 or 7
     8  NAMES       JSON: names for addresses in the records that follow (``carried_names``)
@@ -64,33 +64,33 @@ __all__ = [
 
 VERSION = 4
 READABLE = (2, 3, VERSION)
-"""The versions that are read: those of version 2 have no PACKED frames, those of version 3 no MIXED ones."""
+"""The versions that can be read: files of version 2 have no PACKED frames, files of version 3 no MIXED ones."""
 
 FRAME_HEAD = struct.Struct("<IB3sI")
 _MARK = b"dpt"
 _MARK_AT = 5
 _CHECKED = 8
-"""Bytes of the head that the check sum is about."""
+"""Number of bytes of the head that the check sum covers."""
 RECORDS_HEAD = struct.Struct("<IQ")
 RECORD_HEAD = struct.Struct("<II")
 
 _RECORDS_FRAME = struct.Struct("<IB3sIIQ")
-"""The head of a RECORDS frame and that of its body."""
+"""The head of a RECORDS frame together with the head of its body."""
 _SMALL_MAX = 1 << 14
-"""Bytes of the longest frame that is put together with others."""
+"""Size in bytes of the longest frame that is joined with others."""
 _JOINED_MAX = 1 << 16
-"""Bytes of records after which no more are put to them."""
+"""Size in bytes of joined records after which no more are added."""
 
 BODY_MAX = 64 << 20
-"""Bytes of the longest body, and of the longest content of a compressed one; a longer one is damage."""
+"""Maximum size in bytes of a body, and of the content of a compressed one; a larger size is damage."""
 _SEARCH_MAX = 2 << 30
-"""Bytes of which check sums are made at most, in all, to find sound frames after damage."""
+"""Maximum number of bytes, in total, whose check sums are computed to find intact frames after damage."""
 JSON_MAX = 16 << 20
-"""Bytes of the longest JSON body: what is made of it takes many times as much."""
+"""Maximum size in bytes of a JSON body: the decoded objects take many times as much memory."""
 
 
 class FrameKind(enum.IntEnum):
-    """Tell frames apart."""
+    """Kinds of frames; the numbers are part of the file format."""
 
     HEADER = 1
     PROGRAM = 2
@@ -106,7 +106,7 @@ class FrameKind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """A frame; ``kind`` may be one of a later version, ``position`` is that of its first byte."""
+    """A frame; ``kind`` may be one of a later version, ``position`` is the file offset of its first byte."""
 
     kind: int
     body: bytes
@@ -142,7 +142,7 @@ def records_frame(program: int, written: int, records: Sequence[tuple[int, bytes
 
 
 def is_trace(begin: bytes) -> bool:
-    """Return whether a file that begins so is a trace file, or wants to be one."""
+    """Return whether a file with this beginning is a trace file, or a damaged or incomplete one."""
     _, _, mark, _ = FRAME_HEAD.unpack_from(begin.ljust(FRAME_HEAD.size, b"\0"))
     return bool(mark == _MARK)
 
@@ -150,9 +150,9 @@ def is_trace(begin: bytes) -> bool:
 @dataclass(slots=True)
 class SmallFrames:
     """
-    The records of RECORDS frames of a program that follow each other, put together.
+    The joined records of consecutive RECORDS frames of a program.
 
-    Where those of each frame begin, when it was written, and its position are in lists.
+    The lists have the start of each frame's records, its time of writing, and its position.
     """
 
     program: int
@@ -168,7 +168,7 @@ def _checksum_of_head(size: int, kind: int) -> int:
 
 
 def _is_filled(data: bytearray, at: int, end: int) -> bool:
-    """Return whether the records from ``at`` on end where their frame does."""
+    """Return whether the records from ``at`` on end exactly at the end of their frame."""
     while at + RECORD_HEAD.size <= end:
         at += RECORD_HEAD.size + RECORD_HEAD.unpack_from(data, at)[1]
     return at == end
@@ -176,9 +176,9 @@ def _is_filled(data: bytearray, at: int, end: int) -> bool:
 
 class FrameSplitter:
     """
-    Cut a stream of bytes, which comes in pieces of any size, into frames.
+    A splitter of a stream of bytes, which arrives in pieces of any size, into frames.
 
-    ``position`` is the place in the stream after the last frame that was pulled.
+    ``position`` is the offset in the stream after the last frame that was pulled.
     """
 
     def __init__(self, position: int = 0) -> None:
@@ -186,28 +186,28 @@ class FrameSplitter:
         self._bytes = bytearray()
         self._at = 0
         self._searched = 0
-        """Up to where ``skip`` has found nothing, in what was pushed."""
+        """The offset in the buffer up to which ``skip`` has found no frame."""
         self._search_left = _SEARCH_MAX
 
     @property
     def rest(self) -> int:
-        """How many bytes there are after ``position``: those of frames to pull, and of the one that is not whole."""
+        """Number of bytes after ``position``: frames that can be pulled, and an incomplete one."""
         return len(self._bytes) - self._at
 
     def push(self, data: bytes) -> None:
-        """Add what comes next in the stream."""
+        """Append the next bytes of the stream."""
         del self._bytes[: self._at]
         self._searched = max(self._searched - self._at, 0)
         self._at = 0
         self._bytes += data
 
     def forget(self) -> None:
-        """Drop everything after ``position``, which will be pushed again."""
+        """Drop all bytes after ``position``; the caller pushes them again."""
         self._bytes.clear()
         self._at = self._searched = 0
 
     def pull(self) -> Frame | None:
-        """Return the next frame, or None if it is not there as a whole; raise ``FormatError`` at damage."""
+        """Return the next frame, or None if it is incomplete; raise ``FormatError`` at damage."""
         body_at = self._at + FRAME_HEAD.size
         if len(self._bytes) < body_at:
             return None
@@ -227,9 +227,10 @@ class FrameSplitter:
 
     def pull_small(self, programs: Container[int]) -> SmallFrames | None:
         """
-        Return the next RECORDS frames of one of some programs as far as they are small, and have come; None if none is.
+        Return the next small RECORDS frames of one of ``programs``, as far as they are complete; None if there is none.
 
-        To make a frame of each costs more than what is in it. What is in the least odd is left to ``pull``.
+        Creating an object for each frame costs more than its contents do. Frames with any irregularity are left to
+        ``pull``.
         """
         data, at, position = self._bytes, self._at, self.position
         found: SmallFrames | None = None
@@ -262,14 +263,14 @@ class FrameSplitter:
 
     @property
     def is_hiding(self) -> bool:
-        """Whether a sound frame is after ``position``, where there is no whole one: then this is no torn end."""
+        """True if an intact frame follows an invalid one at ``position``, which then is not a torn end."""
         return self.rest > 0 and self._next_sound(at_end=True) is not None
 
     def skip(self, *, at_end: bool) -> int | None:
         """
-        Skip what is damaged, to the next sound frame, and return how many bytes that were.
+        Skip damaged bytes up to the next intact frame, and return their number.
 
-        None means that there is no such frame: in the whole stream if ``at_end``, else in what was pushed so far.
+        Return None if there is no such frame: in the whole stream if ``at_end``, else in the bytes pushed so far.
         """
         at = self._next_sound(at_end=at_end)
         if at is None:
@@ -281,9 +282,9 @@ class FrameSplitter:
 
     def _next_sound(self, *, at_end: bool) -> int | None:
         """
-        Return where the next sound frame begins in what was pushed.
+        Return the offset in the buffer of the next intact frame; None if there is none.
 
-        Where a damaged frame says that it ends is looked first: there may be frames of other files in its records.
+        Try first where the damaged frame ends according to its head: its records may contain frames of other files.
         """
         head = self._bytes[self._at : self._at + FRAME_HEAD.size].ljust(FRAME_HEAD.size)
         size, _, mark, _ = FRAME_HEAD.unpack(head)
@@ -299,13 +300,13 @@ class FrameSplitter:
             if is_sound:
                 return at
             if is_sound is None and not at_end:
-                break  # it may become one
+                break  # more bytes may complete it
             at += 1
         self._searched = 0 if at_end else at
         return None
 
     def _is_sound(self, at: int) -> bool | None:
-        """Return whether a sound frame begins at some place of what was pushed; None if it is not there as a whole."""
+        """Return whether an intact frame begins at ``at`` in the buffer; None if it is incomplete."""
         body_at = at + FRAME_HEAD.size
         if len(self._bytes) < body_at:
             return None
@@ -320,7 +321,7 @@ class FrameSplitter:
 
 
 def torn_head(data: bytes, size: int) -> int | None:
-    """Return the kind of frame that ``data`` begins if that takes at least ``size`` bytes, all there are; or None."""
+    """Return the kind of the frame that fills the last ``size`` bytes of a file, without its end; None without one."""
     if len(data) < FRAME_HEAD.size:
         return None
     body, kind, mark, _ = FRAME_HEAD.unpack_from(data)
@@ -328,7 +329,7 @@ def torn_head(data: bytes, size: int) -> int | None:
 
 
 def split_json(frame: Frame, name: str) -> dict[str, Any]:
-    """Return the content of a frame with JSON of the file ``name``."""
+    """Return the content of a JSON frame of the file ``name``."""
     if len(frame.body) > JSON_MAX:
         raise FormatError(
             f"a frame of '{name}' holds {len(frame.body)} bytes of JSON, at most {JSON_MAX} are allowed",
@@ -344,14 +345,14 @@ def split_json(frame: Frame, name: str) -> dict[str, Any]:
 
 
 def number_in(content: dict[str, Any], key: str, *, low: int = 0, high: int = (1 << 63) - 1) -> int:
-    """Return a whole number of a JSON object; raise ``ValueError`` if it is missing, or none between the limits."""
+    """Return a whole number of a JSON object; raise ``ValueError`` if it is missing or outside the limits."""
     value = content.get(key)
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"'{key}' is not a number between {low} and {high}")
     return value
 
 
-# Compressed frames of trace files, by the package zstandard. Sizes are known before memory is taken for them.
+# Compressed frames of trace files, by the package zstandard. Sizes are checked before memory is allocated.
 
 _SIZE = struct.Struct("<I")
 _LEVEL = 3
@@ -359,14 +360,14 @@ _HINT = "pip install 'dprobes[zstd]'"
 
 
 class Compressor(Protocol):
-    """Make one frame of many."""
+    """A function that compresses many frames into one."""
 
     def __call__(self, frames: bytes) -> bytes:
-        """Return a COMPRESSED frame that holds ``frames``."""
+        """Return a COMPRESSED frame that contains ``frames``."""
 
 
 def compressor(method: str) -> Compressor:
-    """Return the compressor of that name, of which there is "zstd"."""
+    """Return the compressor named ``method``; the only one is "zstd"."""
     if method != "zstd":
         raise SinkError(f"there is no compression '{method}'", hint="write zstd")
     try:
@@ -378,7 +379,7 @@ def compressor(method: str) -> Compressor:
 
 
 def decompressed(outer: Frame, name: str) -> bytes:
-    """Return the frames in a COMPRESSED one of the file ``name``; raise ``FormatError`` if it does not hold them."""
+    """Return the frames in a COMPRESSED frame of the file ``name``; raise ``FormatError`` if its content is invalid."""
     zstandard = _zstandard(name)
     if len(outer.body) < _SIZE.size:
         raise FormatError(f"a compressed frame of '{name}' does not say its size", offset=outer.position)
@@ -391,7 +392,7 @@ def decompressed(outer: Frame, name: str) -> bytes:
     packed = outer.body[_SIZE.size :]
     content: bytes | None = None
     with contextlib.suppress(zstandard.ZstdError):
-        # What the data says of its size decides about the memory that the library takes.
+        # The library allocates memory according to the size that the compressed data announces.
         if zstandard.get_frame_parameters(packed).content_size == size:
             content = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     if content is None or len(content) != size:

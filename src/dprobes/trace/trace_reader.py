@@ -1,4 +1,4 @@
-"""From the bytes of a trace file, in pieces of any size, to its records. Knows no files."""
+"""Decoding of a trace file's bytes, in pieces of any size, into records, and readers that follow files."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ _ID_MAX = (1 << 32) - 1
 
 class TraceParser:
     """
-    Parse a trace file that is fed to it.
+    A parser of the bytes of a trace file.
 
-    However the bytes are cut, what comes out is the same, and comes as soon as its frame is whole. ``name`` is what
-    errors call the file. An error at ``position`` says that there is no frame; after any other one parsing must end.
+    The result does not depend on how the bytes are cut, and each frame's contents are yielded once it is complete.
+    ``name`` is the file's name in errors. A ``FormatError`` whose offset is ``position`` means that there is no frame;
+    after any other one parsing must end.
 
-    With ``on_damage``, to which damage is told, frames that do not hold what they must are skipped, and ``skip``
-    skips what is no frame. What is known of programs may be incomplete then.
+    With the callback ``on_damage`` frames with invalid contents are skipped, and ``skip`` skips bytes that are not a
+    frame. The descriptions of programs may be incomplete then.
     """
 
     def __init__(self, name: str, on_damage: Callable[[Damage], None] | None = None) -> None:
@@ -62,7 +63,7 @@ class TraceParser:
         self._on_damage = on_damage
         self._was_damaged = False
         self._told_end = -1
-        """Where damage begins that nothing sound followed when it was told."""
+        """The offset of the damage that was last reported as extending to the end of the file."""
         self.origin = TraceOrigin(name)
         self._frames = FrameSplitter()
         self._inner: FrameSplitter | None = None
@@ -75,18 +76,18 @@ class TraceParser:
 
     @property
     def position(self) -> int:
-        """The place in the file after the last whole frame that was looked at."""
+        """The file offset after the last whole frame that was parsed."""
         return self._frames.position
 
     def forget(self) -> None:
-        """Drop the bytes after ``position``, which will be fed again."""
+        """Drop the bytes after ``position``; the caller feeds them again."""
         self._frames.forget()
 
     def feed(self, data: bytes) -> Iterator[Block | LostRecords]:
         """
-        Iterate over what has become whole with ``data``; raise ``FormatError`` at damage.
+        Iterate over the contents that ``data`` completes; raise ``FormatError`` at damage.
 
-        After iterating was stopped the next call gives the rest.
+        If iteration was stopped, the next call yields the rest.
         """
         self._frames.push(data)
         while True:
@@ -106,14 +107,14 @@ class TraceParser:
                 yield found
 
     def push(self, data: bytes) -> None:
-        """Add bytes for ``skip``."""
+        """Append bytes for ``skip``."""
         self._frames.push(data)
 
     def skip(self, *, at_end: bool) -> bool:
         """
-        Skip what is no frame, to the next one, and return whether there is one in what was fed and pushed.
+        Skip bytes up to the next frame, and return whether there is one in the bytes fed and pushed so far.
 
-        ``at_end`` says that no more comes.
+        ``at_end`` means that no more bytes follow.
         """
         offset = self.position
         size = self._frames.skip(at_end=at_end)
@@ -126,7 +127,7 @@ class TraceParser:
         return size is not None
 
     def check_end(self) -> None:
-        """Raise ``FormatError`` if what is not whole where the file ends at present hides sound frames."""
+        """Raise ``FormatError`` if intact frames follow the incomplete one at the current end of the file."""
         if self._frames.is_hiding:
             raise FormatError(f"'{self.name}' is damaged", offset=self.position)
 
@@ -136,7 +137,7 @@ class TraceParser:
             self._on_damage(Damage(self.name, offset, size, problem))
 
     def _pull_small(self) -> RecordBlock | None:
-        """Return the records of the small frames that are next, None if there is none."""
+        """Return the records of the next small frames; None if there is none."""
         inner = self._inner
         small = (self._frames if inner is None else inner).pull_small(self._programs)
         if small is None:
@@ -160,7 +161,7 @@ class TraceParser:
         return frame
 
     def _pull_inner(self, inner: FrameSplitter) -> Frame | None:
-        """Return the next one of compressed frames; errors are at the frame that holds them."""
+        """Return the next of the compressed frames; errors refer to the frame that contains them."""
         outer = self._outer_position
         try:
             frame = inner.pull()
@@ -202,7 +203,7 @@ class TraceParser:
                     self._inner = FrameSplitter()
                     self._inner.push(decompressed(frame, self.name))
                 case _:
-                    pass  # of a later version
+                    pass  # a kind of a later version
         except (TypeError, ValueError) as error:
             raise FormatError(
                 f"a frame of '{self.name}' does not hold what it must: {error}", offset=frame.position
@@ -243,7 +244,7 @@ class TraceParser:
         if (program := self._programs.get(number)) is None:
             if not self._was_damaged:
                 raise ValueError(f"no program has the number {number}")
-            name = f"program {number}"  # what says more of it was damaged
+            name = f"program {number}"  # the frames that describe it were damaged
             program = self._programs[number] = self._new_program(RecordSource(number, name, name), {})
         return program
 
@@ -278,7 +279,7 @@ class TraceParser:
         if program is None or (self._was_damaged and program.name != name):  # a HEADER between them may be damaged
             self._programs[number] = self._new_program(source, details)
         else:
-            program.source, program.details = source, details  # there is more to be said of it
+            program.source, program.details = source, details  # an updated description
 
     def _on_places(self, said: dict[str, Any]) -> None:
         places = self._program(number_in(said, "id")).places
@@ -294,7 +295,7 @@ def _wall_offset_in(said: dict[str, Any]) -> int:
 
 def _place(entry: Any) -> PlaceEntry:
     match entry:
-        case [str() as where, str() as function, int() | None as placed]:  # which older files have
+        case [str() as where, str() as function, int() | None as placed]:  # the format of older files
             return PlaceEntry(where, function, placed)
         case [str() as where, str() as function, int() | None as placed, bool() as at_return, bool() as is_paired]:
             return PlaceEntry(where, function, placed, at_return, is_paired)
@@ -303,17 +304,17 @@ def _place(entry: Any) -> PlaceEntry:
     raise TypeError("a place is not [where, function, placed, at_return, is_paired, is_code]")
 
 
-# Read trace files, also those that are being written.
+# Readers of trace files, also of those that are being written.
 
 _PIECE = 1 << 20
 
 
 class TraceReader:
     """
-    Read a trace file; ``position`` is after the last whole frame that was read.
+    A reader of a trace file; ``position`` is the offset after the last whole frame that was read.
 
-    ``read`` and ``blocks`` give what there is, and may be called again for what has come since. With ``on_damage``, to
-    which it is told, damage is skipped.
+    ``read`` and ``blocks`` yield the available contents; further calls yield what was written since. With the callback
+    ``on_damage`` damage is skipped.
     """
 
     def __init__(self, path: Path, on_damage: Callable[[Damage], None] | None = None) -> None:
@@ -334,12 +335,12 @@ class TraceReader:
 
     @property
     def position(self) -> int:
-        """Where in the file reading goes on."""
+        """The file offset where reading continues."""
         return self._parser.position
 
     @property
     def origin(self) -> TraceOrigin:
-        """What the last HEADER that was read says."""
+        """The contents of the last HEADER that was read."""
         return self._parser.origin
 
     @property
@@ -349,7 +350,7 @@ class TraceReader:
 
     @property
     def was_replaced(self) -> bool:
-        """Whether the path leads to another file now, as after a limited writer has begun another one."""
+        """True if the path leads to another file now, as after a size-limited writer has begun a new file."""
         try:
             return not os.path.samestat(self.status, self.path.stat())
         except OSError:
@@ -357,7 +358,7 @@ class TraceReader:
 
     @property
     def part(self) -> int:
-        """Which part of a trace the file begins with, 0 if that cannot be read; needs a file that can be sought in."""
+        """The part number of the trace in the file's first HEADER, 0 if it is unreadable; the file must be seekable."""
         frames = FrameSplitter()
         with contextlib.suppress(OSError, FormatError, ValueError):
             frames.push(os.pread(self._file.fileno(), _PIECE, 0))
@@ -367,15 +368,15 @@ class TraceReader:
 
     @property
     def status(self) -> os.stat_result:
-        """The status of the file, wherever it is now."""
+        """The file status, from the open file: it may have been renamed."""
         return os.fstat(self._file.fileno())
 
     def close(self) -> None:
-        """Give up the file."""
+        """Close the file."""
         self._file.close()
 
     def read(self) -> Iterator[TraceRecord | LostRecords]:
-        """Iterate over the records that are there; raise ``FormatError`` at damage, which a torn tail is not."""
+        """Iterate over the available records; raise ``FormatError`` at damage, but not at a torn end."""
         for found in self.blocks():
             if isinstance(found, LostRecords):
                 yield found
@@ -383,7 +384,7 @@ class TraceReader:
                 yield from found
 
     def blocks(self) -> Iterator[Block | LostRecords]:
-        """Iterate over the same in blocks."""
+        """Iterate over the same contents in blocks."""
         failed_at = -1
         while True:
             self._go_back()
@@ -395,7 +396,8 @@ class TraceReader:
             except FormatError as error:
                 if error.offset != self.position:
                     raise
-                # What is no frame may become one: a writer whose disk is full takes back what it wrote meanwhile.
+                # Invalid bytes may become a frame: a writer whose disk is full removes what it has written, and writes
+                # again.
                 if failed_at != self.position and self._is_seekable:
                     failed_at = self.position
                     continue
@@ -406,7 +408,7 @@ class TraceReader:
             return
 
     def _skip(self) -> bool:
-        """Skip damage, and return whether something sound follows."""
+        """Skip damage, and return whether an intact frame follows."""
         while not self._parser.skip(at_end=False):
             if data := self._next():
                 self._parser.push(data)
@@ -415,7 +417,7 @@ class TraceReader:
         return True
 
     def _go_back(self) -> None:
-        """Go back after the last whole frame: what followed it may have been cut off, and written anew."""
+        """Seek to the end of the last whole frame: the bytes after it may have been truncated and rewritten."""
         if self._is_seekable:
             self._parser.forget()
             self._file.seek(self.position)
@@ -427,23 +429,24 @@ class TraceReader:
             raise FormatError(f"'{self.path}': {reason_of(error)}") from error
 
 
-# Read a trace through all its files: the older part, the file, and those that a limited writer puts in its place.
+# A reader of a trace through all its files: the older part, the file, and the files that a size-limited writer replaces
+# it with.
 
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
-    """A part of a trace that could not be read, and why."""
+    """A message about a part of a trace that could not be read."""
 
     message: str
 
 
 class TraceFollower:
     """
-    Read a trace from its beginning, and go on with what is written to it.
+    A reader of a trace from its beginning, which continues with what is written to it.
 
-    Without ``with_older`` the older part that may be there is not read. A reader that is slow sees both files that a
-    limited writer keeps, whenever these change; nothing is left out unless the writer has filled two files meanwhile.
-    With ``on_damage``, to which it is told, damage is skipped.
+    Without ``with_older`` an existing older part is not read. A slow reader reads both files that a size-limited writer
+    keeps, whenever these change; records are missed only if the writer has filled two files meanwhile. With the
+    callback ``on_damage`` damage is skipped.
     """
 
     def __init__(
@@ -462,7 +465,7 @@ class TraceFollower:
         self.close()
 
     def close(self) -> None:
-        """Give up all files."""
+        """Close all files."""
         for reader in self._readers:
             reader.close()
         self._readers = []
@@ -477,9 +480,9 @@ class TraceFollower:
 
     def poll(self) -> Iterator[Block | LostRecords | MissingPart]:
         """
-        Iterate over what is there and has not been read yet; raise ``FormatError`` at damage.
+        Iterate over the contents that were not read yet; raise ``FormatError`` at damage.
 
-        After iterating was stopped the next call gives the rest.
+        If iteration was stopped, the next call yields the rest.
         """
         if not self._readers:
             self._readers = self._open(after=None)
@@ -491,14 +494,14 @@ class TraceFollower:
             except FormatError as error:
                 if not is_older:
                     raise
-                # Nobody asked for this file by name, and what is in the other one can be read.
+                # The user did not name the older file, and the newer one is readable.
                 yield MissingPart(f"{error.message}; the rest of it is skipped")
             if is_older:
                 self._give_up(self._readers.pop(0))
                 continue
             if not reader.was_replaced or not self.path.exists():
                 return
-            # Nothing is written to it any more, so this is the rest.
+            # The replaced file is complete, so this reads the rest.
             yield from reader.blocks()
             following = self._open(after=reader)
             part, last = following[0].part, reader.origin.part
@@ -508,11 +511,11 @@ class TraceFollower:
             self._readers = following
 
     def _open(self, after: TraceReader | None) -> list[TraceReader]:
-        """Open what has to be read, after a reader if there is one: the file, and its older part before it."""
+        """Open the file, and before it its older part unless ``after`` was reading that."""
         while True:
             reader = TraceReader(self.path, self._on_damage)
             older = self._older() if self._with_older or after is not None else None
-            if not reader.was_replaced:  # else these two need not be neighbours
+            if not reader.was_replaced:  # after a replacement the two files need not be adjacent parts
                 if older is None:
                     return [reader]
                 if after is None or not os.path.samestat(older.status, after.status):

@@ -1,7 +1,8 @@
 """
-Write trace files: records with what is needed to show them elsewhere, appended frame by frame (``trace_frames``).
+Writing of trace files: records with the descriptions needed to show them elsewhere, appended as ``trace_frames``.
 
-A writer with a size limit begins a new file when half of it is full, and keeps the one before as ``NAME.1``.
+A writer with a size limit begins a new file when the current one has reached half of the limit, and keeps the previous
+one as ``NAME.1``.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceFileWriter", "WrittenProgram", "older_part"]
 
-# A program of a trace file that is being written: what the file knows of it, and the frames that say the rest.
+# A program of a trace file that is being written: what the file already describes, and the frames for the rest.
 
 _FRAME_PLACES = 10_000
 
 
 @dataclass(slots=True)
 class WrittenProgram:
-    """A program, and how much of it the file knows; ``lost`` records are to be noted, ``given`` of them by ``lose``."""
+    """
+    A program and the extent of its description in the file.
+
+    ``lost`` records are not noted in the file yet; ``given`` is the part of them reported by ``lose``.
+    """
 
     number: int
     name: str
@@ -58,11 +63,11 @@ class WrittenProgram:
 
     @property
     def is_noted(self) -> bool:
-        """Whether the file knows the program and what was lost of it."""
+        """True if the file describes the program and all its lost records."""
         return self.is_announced and not self.lost
 
     def frame(self) -> bytes:
-        """Return the PROGRAM frame; a ``SinkError`` says that there is too much to say for one."""
+        """Return the PROGRAM frame; raise ``SinkError`` if the description is too large for a frame."""
         content = {"id": self.number, "name": self.name, "major": self.major, "details": self.details}
         frame = json_frame(FrameKind.PROGRAM, content)
         if len(frame) > JSON_MAX:
@@ -73,24 +78,24 @@ class WrittenProgram:
         return frame
 
     def place_frames(self) -> Iterator[bytes]:
-        """Return the PLACES frames for the probepoints that the file does not know yet."""
+        """Return the PLACES frames for the probepoints that the file does not describe yet."""
         for first in range(self.announced_places, len(self.places), _FRAME_PLACES):
             places = self.places[first : first + _FRAME_PLACES]
             self.announced_places = first + len(places)
             yield json_frame(FrameKind.PLACES, {"id": self.number, "first": first, "places": places})
 
     def lost_frame(self, now: int) -> bytes:
-        """Return the LOST frame for the records that were lost; ``now`` is the monotonic clock in nanoseconds."""
+        """Return the LOST frame for the lost records; ``now`` is CLOCK_MONOTONIC in nanoseconds."""
         return json_frame(FrameKind.LOST, {"id": self.number, "count": self.lost, "time": now})
 
     def take_lost(self) -> tuple[int, int]:
-        """Return ``lost`` and ``given``, and count anew."""
+        """Return ``lost`` and ``given``, and reset them."""
         lost = self.lost, self.given
         self.lost = self.given = 0
         return lost
 
     def forget(self) -> None:
-        """Note that the file, which is another one now, knows nothing of the program."""
+        """Mark the program as not described in the file, after a new file was begun."""
         self.is_announced, self.announced_places = False, 0
 
 
@@ -98,20 +103,20 @@ if TYPE_CHECKING:
     Names = Callable[[bool], dict[str, Any] | None]
 
 _FRAME_BYTES = 1 << 20
-"""Records that take more are written in several frames."""
+"""Size in bytes of records beyond which they are written in several frames."""
 
 _KEPT_BYTES = 256 << 10
 _KEPT_NANOSECONDS = 1_000_000_000
-"""How much is kept back, and how long, to be compressed together."""
+"""Limits in bytes and nanoseconds of the frames that are buffered to be compressed together."""
 _SMALL_BYTES = 512
-"""Frames that take less together are not worth compressing."""
+"""Minimum total size in bytes of frames that are compressed."""
 _COMPRESSED_BYTES = 4 << 20
-"""Frames that take more are compressed in several groups."""
+"""Size in bytes of frames beyond which they are compressed in several groups."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Frames that are written together or not at all, and what has to be taken back in the latter case."""
+    """Frames that are written together or not at all, and the state to be reverted in the latter case."""
 
     frames: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -125,13 +130,13 @@ class _Batch:
 
 class TraceFileWriter:
     """
-    Append to a trace file, mode 0600; ``limit`` is in bytes.
+    A writer that appends to a trace file, mode 0600; ``limit`` is in bytes.
 
-    With ``compress`` records are kept back for up to a second, or until ``flush``, to be compressed together; without,
-    for up to ``hold`` nanoseconds, to be frames together. Then somebody must call ``flush``.
+    With ``compress`` records are buffered for up to a second, or until ``flush``, to be compressed together; without,
+    for up to ``hold`` nanoseconds, to be joined into frames. The caller must call ``flush`` then.
 
-    Records that could not be written are noted as lost as soon as there is room. Not thread-safe. Nobody else can write
-    to the file as long as it is open.
+    Records that could not be written are noted as lost as soon as there is room. Not thread-safe. Other processes
+    cannot write to the file while it is open.
     """
 
     def __init__(
@@ -146,43 +151,43 @@ class TraceFileWriter:
             self._compress = compressor(compress)
         self._programs: dict[int, WrittenProgram] = {}
         self._ended: set[int] = set()
-        """Programs that are kept until the file knows them and their lost records."""
+        """Ended programs that are kept until the file describes them and their lost records."""
         self._next = 1
         self._batch = _Batch()
         self._held: list[Sequence[tuple[int, bytes]]] = []
         self._held_of = self._held_bytes = 0
-        """Records that are no frames yet, of which program, and about how many bytes they take."""
+        """Buffered records that are not in frames yet, their program, and their approximate size in bytes."""
         self._has_head = False
         self._has_names = False
         self._clock = WallClock()
         self._offset: int | None = None
-        """What the file knows of the wall clock."""
-        # A limited writer does not keep everything anyway, and has to go on, whatever it finds.
+        """The wall-clock offset that the file has."""
+        # A size-limited writer discards old records anyway, and has to continue whatever the file contains.
         self._file = FrameFile(path, can_replace=limit is not None)
         self.flush()
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the file."""
         return self._file.path
 
     @property
     def is_holding(self) -> bool:
-        """Whether records are kept back."""
+        """True if records are buffered."""
         return bool(self._held or self._batch.frames)
 
     @property
     def problem(self) -> str | None:
-        """Why the last attempt to write has failed; None if it has not."""
+        """The reason why the last attempt to write failed; None if it succeeded."""
         return self._file.problem
 
-    # What is written
+    # Writing
 
     def add_program(self, name: str, major: int, details: dict[str, Any]) -> int:
-        """Announce a program, of which ``details`` says more (``RecordSource``); return its number in this file."""
+        """Announce a program, which ``details`` describes (``RecordSource``); return its number in this file."""
         number = self._next
         program = WrittenProgram(number, name, major, details)
-        program.frame()  # it may be too large
+        program.frame()  # raises ``SinkError`` if it is too large
         self._next += 1
         self._programs[number] = program
         self._announce(number)
@@ -190,7 +195,7 @@ class TraceFileWriter:
         return number
 
     def update_program(self, program: int, details: dict[str, Any]) -> None:
-        """Tell more of a program."""
+        """Replace the description of a program."""
         known = self._programs[program]
         if known.details != details:
             known.details = details
@@ -205,7 +210,7 @@ class TraceFileWriter:
         self._flush_some()
 
     def end_program(self, program: int) -> bool:
-        """Forget a program that has no more records; return whether all that was kept back could be written."""
+        """Mark a program as without further records; return whether all buffered records could be written."""
         self._announce(program)
         self._ended.add(program)
         return self.flush()
@@ -216,7 +221,7 @@ class TraceFileWriter:
         records: Sequence[tuple[int, bytes]],
         names: Names | None = None,
     ) -> bool:
-        """Append records, and return whether that was possible; if not, they are lost."""
+        """Append records, and return whether that succeeded; otherwise they are lost."""
         is_written = self.append(program, records, names)
         if not is_written:
             self._programs[program].lost += len(records)
@@ -229,12 +234,12 @@ class TraceFileWriter:
         names: Names | None = None,
     ) -> bool:
         """
-        Append records, and return whether that was possible; if not, none of them is in the file.
+        Append records, and return whether that succeeded; otherwise none of them is in the file.
 
-        ``names`` returns the body of a NAMES frame with what addresses in them are called, None for none; its argument
-        says whether the file has all that was told before.
+        ``names`` returns the body of a NAMES frame for addresses in the records, or None; its argument is true if the
+        file has all names that were returned before.
 
-        What is kept back to be compressed may still find no room, and is noted as lost then.
+        Records that are buffered for compression may still fail to be written later, and are noted as lost then.
         """
         if self._limit is not None and self._file.size + self._batch.size > self._limit // 2:
             self.flush()
@@ -258,7 +263,11 @@ class TraceFileWriter:
             self._has_names = self._batch.has_names = True
 
     def append_tables(self, program: int, tables: Sequence[TableContents], names: Names | None = None) -> bool:
-        """Append what the keyed tables of a program hold now; return whether that was possible; ``names`` as there."""
+        """
+        Append the current contents of a program's keyed tables; return whether that succeeded.
+
+        ``names`` is as in ``append``.
+        """
         from dprobes.keyed.table_codec import encode_tables
 
         self._settle()
@@ -269,20 +278,20 @@ class TraceFileWriter:
         return self.flush()
 
     def lose(self, program: int, count: int) -> None:
-        """Note that records are missing here."""
+        """Note that records are missing at this place."""
         self._programs[program].lost += count
         self._programs[program].given += count
 
     def take_lost(self) -> dict[int, tuple[int, int]]:
         """
-        Return how many records of each program are lost without the file saying it, and leave that to the caller.
+        Return the numbers of lost records by program that are not in the file, and reset them: the caller reports them.
 
-        The second number is that of those that the caller knows of, by ``lose``.
+        The second number is that of the records that the caller has reported itself, by ``lose``.
         """
         return {number: program.take_lost() for number, program in self._programs.items()}
 
     def flush(self) -> bool:
-        """Write what is kept back, and return whether that was possible; if not, it is lost."""
+        """Write buffered records, and return whether that succeeded; otherwise they are lost."""
         self._settle()
         batch, self._batch = self._batch, _Batch()
         is_written = (self._has_head or self._begin_file()) and self._file.append(self._bytes_of(batch))
@@ -294,7 +303,7 @@ class TraceFileWriter:
         return is_written
 
     def close(self) -> None:
-        """Write what is kept back, and give up the file."""
+        """Write buffered records, and close the file."""
         for number in self._programs:
             self._announce(number)
         self.flush()
@@ -303,7 +312,7 @@ class TraceFileWriter:
     # Batches
 
     def _keep(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
-        """Keep records back, to be frames with what comes next."""
+        """Buffer records to be joined in frames with the following ones."""
         if not records:
             return
         if program != self._held_of:
@@ -314,13 +323,13 @@ class TraceFileWriter:
         self._held_bytes += size_of(records)
 
     def _settle(self) -> None:
-        """Make frames of the records that are no frames yet."""
+        """Make frames of the buffered records."""
         held, self._held, self._held_bytes = self._held, [], 0
         for records in joined(held):
             self._add_all(self._held_of, records)
 
     def _add_all(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
-        """Add records, packed where they are of one shape."""
+        """Add records, packed if they are of one shape."""
         if isinstance(records, RecordTable):
             rows = max(1, len(records) * _FRAME_BYTES // max(size_of(records), 1))
             for first in range(0, len(records), rows):
@@ -344,7 +353,7 @@ class TraceFileWriter:
         self._batch.records[program] += len(records)
 
     def _announce(self, number: int) -> None:
-        """Add what the file does not know yet of the clock and of a program."""
+        """Add updates of the clock and of a program's description that the file lacks."""
         program, batch = self._programs[number], self._batch
         offset = self._clock.look()
         if self._has_head and offset != self._offset:
@@ -366,14 +375,14 @@ class TraceFileWriter:
 
     def _add(self, frame: bytes) -> None:
         if self._held:
-            self._settle()  # which came before
+            self._settle()  # the buffered records come first
         batch = self._batch
         batch.since = batch.since or time.monotonic_ns()
         batch.frames.append(frame)
         batch.size += len(frame)
 
     def _flush_some(self) -> bool:
-        """Write the batch, unless more is to be compressed with it; return whether that was possible."""
+        """Write the batch, unless more frames are to be compressed with it; return whether that succeeded."""
         batch = self._batch
         if self._compress is not None:
             size, room, patience = batch.size, _KEPT_BYTES, _KEPT_NANOSECONDS
@@ -394,7 +403,7 @@ class TraceFileWriter:
         return b"".join(self._compress(bytes(group)) for group in groups)
 
     def _undo(self, batch: _Batch) -> None:
-        """Take back that the file knows what is in a batch; its records are lost."""
+        """Revert the state for a batch that was not written; its records are lost."""
         self._offset = None
         self._has_names = self._has_names and not batch.has_names
         for number, count in batch.records.items():
@@ -408,7 +417,7 @@ class TraceFileWriter:
     # The file
 
     def _begin_file(self) -> bool:
-        """Write the HEADER, after which programs have to be announced anew."""
+        """Write the HEADER, after which programs have to be announced again."""
         offset = self._clock.look()
         head = json_frame(
             FrameKind.HEADER,
@@ -428,7 +437,7 @@ class TraceFileWriter:
         return True
 
     def _begin_another(self) -> None:
-        """Go on in a new file, which knows nothing yet."""
+        """Continue in a new file, which describes no programs yet."""
         if self._file.begin_another():
             self._has_head = self._has_names = False
             for program in self._programs.values():

@@ -1,11 +1,11 @@
 """
-The reference interpreter: the definition of what RPN instructions do.
+The reference interpreter: the definition of RPN instructions.
 
-It speaks to the world through a ``Context`` only. Every other back end must agree with it to the byte. It runs the
-*encoded bytes*, not the ``Program``: so hostile bytes from a compiled file run through the same code as every program,
+Its only interface to the outside is a ``Context``. Every other back end must agree with it to the byte. It runs the
+*encoded bytes*, not the ``Program``. So hostile bytes from a compiled file run through the same code as every program,
 and the offsets in stack traces are those of the encoding. Engines in Python run the *translation* (``translate``): a
-Python function for each handler, generated from its bytes at the first hit. It stops before a rare instruction, and
-the interpreter continues in the same state. All cases and random programs compare the two.
+Python function for each handler, generated from its bytes at the first hit. The function stops before a rare
+instruction, and the interpreter continues in the same state. All cases and random programs compare the two.
 """
 
 from __future__ import annotations

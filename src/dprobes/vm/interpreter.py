@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FLOW_RULES", "Interpreter", "Steps"]
 
-# What the instructions of control flow, exceptions, stack traces and the call of extensions do.
+# The rules of control flow, exceptions, stack traces and the call of extensions.
 #
 # A rule is a function of the machine and the operand; ``RULES`` maps a row's syntax to its rule. When a rule runs,
 # ``machine.ip`` is already that of the next instruction.
@@ -100,7 +100,7 @@ def _rx(machine: Machine, operand: int) -> None:
 
 
 class Reraised(Raised):
-    """An exception that ``rx`` raises: whatever the mask, and with its three cells on the stack already."""
+    """An exception that ``rx`` raises: the mask does not apply, and its three cells are on the stack already."""
 
 
 def _push_x(machine: Machine, operand: int) -> None:
@@ -175,7 +175,7 @@ FLOW_RULES: dict[str, Rule] = {
 
 if TYPE_CHECKING:
     Step = tuple[Rule, Any, int]
-    """What an instruction does, its operand, and where the next one starts."""
+    """The rule of an instruction, its operand, and the offset of the next instruction."""
 
 RULES: dict[str, Rule] = {
     **FLOW_RULES,
@@ -184,30 +184,30 @@ RULES: dict[str, Rule] = {
     **log_rules.TABLE_RULES,
     **world_rules.RULES,
 }
-"""What each row of the instruction table does, keyed by its syntax."""
+"""The rule of each row of the instruction table, keyed by its syntax."""
 
 
 class Interpreter:
-    """The runs of handlers of one program. No hit sees what another one left."""
+    """The runs of handlers of one program. Hits share no state."""
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
         self._architecture = architecture
         self.steps = Steps(image, architecture)
 
     def run(self, start: int, point: Point, context: Context) -> Outcome:
-        """Run the handler whose code starts at byte ``start`` of the image, and return what came of it."""
+        """Run the handler whose code starts at byte ``start`` of the image, and return its outcome."""
         return self.final_state(start, point, context).outcome()
 
     def final_state(self, start: int, point: Point, context: Context) -> Machine:
-        """Run a handler and return the machine as it ended, for those who want to see more than what came of it."""
+        """Run a handler and return the machine in its final state, for callers that need more than the outcome."""
         return self.finish(self.machine(start, point, context))
 
     def machine(self, start: int, point: Point, context: Context) -> Machine:
-        """Return a machine that is about to run a handler."""
+        """Return a machine in the initial state of a handler."""
         return Machine(self._architecture, point, context, start)
 
     def finish(self, machine: Machine) -> Machine:
-        """Run a machine on from the state that it is in until it has ended, and return it."""
+        """Run a machine from its present state until it has ended, and return it."""
         steps = self.steps
         ending = machine.ending
         while ending is None:
@@ -268,7 +268,8 @@ class Steps(dict[int, "Step"]):
     """
     Byte offsets of the image to (rule, operand, offset of the next instruction).
 
-    Only what is executed is decoded. Offsets that hold no instruction, or lie outside the image, raise INVALID_OPCODE.
+    Instructions are decoded when they are first executed. Offsets without an instruction, or outside the image, raise
+    INVALID_OPCODE.
     """
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:

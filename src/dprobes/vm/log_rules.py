@@ -1,9 +1,9 @@
 """
-What the logging instructions do.
+The rules of the logging instructions.
 
-PLP is set to LP when a log instruction starts, and to the new LP only when it succeeds. What fits is kept with its true
-length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (language.md, "The log buffer"). If that is
-ignored, nothing more is logged until ``pop lp``, and the record is marked.
+PLP is set to LP when a log instruction starts, and to the new LP only when it succeeds. The part that fits is kept with
+its true length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (language.md, "The log buffer"). If
+the exception is ignored, nothing more is logged until ``pop lp``, and the record is marked.
 """
 
 # ruff: noqa: ARG001 - all rules have the same two parameters
@@ -117,7 +117,7 @@ def _string(machine: Machine, address: int, maximum: int, check_length: Callable
         raise _overflow(machine)
     room = machine.room - ITEM_PREFIX_SIZE
     try:
-        # One byte more than fits tells whether the string ends there.
+        # One byte more than fits shows whether the string ends there.
         data = read_string(machine.context, address, min(maximum, room + 1), machine.mask)
     except AddressFault as fault:
         _log_fault(machine, Token.ADDRESS_FAULT, fault.address)
@@ -163,7 +163,7 @@ def _string_of_segment(machine: Machine, selector: int, offset: int, maximum: in
 
 
 def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[int]]) -> Rule:
-    """Return the rule of ``log lv|gv|cv|tv``; an index is checked before there is known to be room for its entry."""
+    """Return the rule of ``log lv|gv|cv|tv``; an index is checked before the room for its entry."""
 
     def rule(machine: Machine, operand: int) -> None:
         count, start = machine.pop(), machine.pop()
@@ -184,7 +184,7 @@ def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[
 
 
 def _stack(token: Token, stack_of: Callable[[Machine, int], Sequence[int]], frames_max: int = 0) -> Rule:
-    """Return the rule of ``log kstack|ustack``; ``frames_max`` takes the place of an operand that is not there."""
+    """Return the rule of ``log kstack|ustack``; ``frames_max`` is used if the instruction has no operand."""
 
     def rule(machine: Machine, frames: int) -> None:
         if machine.room < ITEM_PREFIX_SIZE:
@@ -256,10 +256,10 @@ LOG_RULES: dict[str, Rule] = {
 }
 
 
-# What the instructions of keyed tables do.
+# The rules of the instructions of keyed tables.
 #
-# All operands are popped before a key is made of them, so that a string that cannot be read leaves the stack as it is
-# after every exception, and the table as it was.
+# All operands are popped before a key is built. So if a string cannot be read, the stack is as after every exception,
+# and the table is unchanged.
 
 
 def _pop_key(machine: Machine, store: KeyedStore) -> bytes:
@@ -275,7 +275,7 @@ def _popped(machine: Machine, key: Key) -> list[int]:
 
 
 def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
-    """Return a key, or what is kept, in memory; ``cells`` were popped for it."""
+    """Return a key, or a kept value, as bytes; ``cells`` were popped for it."""
     match key.kind:
         case KeyKind.STRING | KeyKind.CUT_STRING:
             text = read_string(machine.context, cells[0], key.size, machine.mask).removesuffix(b"\0")
@@ -301,7 +301,7 @@ def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
 
 
 def _wide_numbers(machine: Machine, cells: Sequence[int]) -> list[int]:
-    """Return the numbers of 64 bits in cells, in each the low word first."""
+    """Return the numbers of 64 bits in ``cells``; the low word of each is first."""
     if machine.word_size == 8:
         return list(cells)
     return [low | high << machine.bits for low, high in zip(cells[::2], cells[1::2], strict=True)]

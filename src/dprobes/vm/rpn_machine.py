@@ -1,7 +1,8 @@
 """
 The state of the RPN virtual machine during one hit, and the operations that many instructions share.
 
-What each instruction does is in the ``rules_*`` modules; the loop that runs them is in ``interpreter``.
+The instructions themselves are in ``log_rules``, ``stack_rules`` and ``world_rules``; the loop that runs them is in
+``interpreter``.
 
 An instruction that raises an exception has popped its operands before, and pushed nothing.
 """
@@ -42,12 +43,12 @@ __all__ = [
 #     | header | data, a multiple of the word | header | data ...
 #              ^ handle: the offset of the data from the start of the heap
 #
-# A block is allocated first-fit, and what is left of a larger one is split off if a header and a word fit into it. Free
+# A block is allocated first-fit, and the rest of a larger one is split off if a header and a word fit into it. Free
 # neighbours are joined at once. Fresh data is zero.
 
 
 class HeapExhaustedError(Exception):
-    """Report that no free block is large enough."""
+    """No free block is large enough."""
 
 
 @dataclass(slots=True)
@@ -121,15 +122,15 @@ class Heap:
 #                05 | u16 n | n local variables
 #                06 | u16 n | n global variables
 #
-# Numbers are in the target's byte order. ``rpn_machine`` says what of a machine they are.
+# Numbers are in the target's byte order. ``take_trace`` writes them.
 
 
 class FullError(Exception):
-    """Report that something does not fit."""
+    """The data does not fit."""
 
 
 class TraceBuffer:
-    """The stack traces of one hit; ``count_at`` is where their number stands, None before the first one."""
+    """The stack traces of one hit; ``count_at`` is the position of their number, None before the first one."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -147,19 +148,19 @@ class TraceBuffer:
         self.count_at = None
 
     def move(self, position: int) -> None:
-        """Set STP; bytes that nothing wrote are zero."""
+        """Set STP; bytes that were never written are zero."""
         self._data.extend(bytes(max(0, position - len(self._data))))
         self.position = position
 
     def append(self, data: bytes, limit: int) -> None:
-        """Write at STP and advance it; raise ``FullError`` if the buffer would be larger than ``limit``."""
+        """Write at STP and advance STP; raise ``FullError`` if the buffer would be larger than ``limit``."""
         if self.position + len(data) > limit:
             raise FullError
         self._data[self.position : self.position + len(data)] = data
         self.position += len(data)
 
     def start_counting(self) -> None:
-        """Note that the number of traces stands in the two bytes before STP, and that there are none yet."""
+        """Use the two bytes before STP for the number of traces, which is 0."""
         self.count_at, self._count = self.position - 2, 0
 
     def count(self, byte_order: ByteOrder) -> None:
@@ -175,7 +176,7 @@ _PAGE = 4096
 
 
 class Ending(enum.Enum):
-    """How a handler ended."""
+    """The ways in which a handler ends."""
 
     EXIT = "exit"
     ABORT = "abort"
@@ -188,9 +189,9 @@ class Outcome(NamedTuple):
     The result of one run of a handler.
 
     ``log`` is the log buffer up to LP, ``trace`` the stack-trace buffer up to STP; both are empty after ``abort``.
-    ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the exception that ended the
-    handler, if ``rx`` has not raised it, else 0. ``value`` is what the function is to return after ``skip``, else 0.
-    ``is_cut`` says that the buffer had no room for what the handler logged after ``log``.
+    ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the exception that ended the handler, if
+    ``rx`` has not raised it, else 0. ``value`` is the return value of the function after ``skip``, else 0. ``is_cut``
+    is true if the buffer had no room for data that the handler logged after ``log``.
     """
 
     ending: Ending
@@ -215,13 +216,13 @@ class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in th
 
 
 class LogFull(Raised):
-    """The exception LOG_OVERFLOW of an item that the log buffer has no room for."""
+    """The exception LOG_OVERFLOW of an item for which the log buffer has no room."""
 
 
 @dataclass(slots=True)
 class Frame:
     """
-    One call: where it was called, what to restore, its exception handler, and what traces of it show.
+    A call: its place, the state to restore, its exception handler, and the ranges that traces show.
 
     Ranges are (first index, count).
     """
@@ -239,12 +240,13 @@ class Machine:
     """
     The state of a run.
 
-    ``tsp`` and ``sbp`` are plain integers; a cell's index is taken modulo 1024, so their value modulo the word is
-    what counts. A cell that this hit has not written is 0; one that it has popped is unspecified.
-    ``ip`` is a byte offset in the encoded program.
+    ``tsp`` and ``sbp`` are plain integers; a cell's index is taken modulo 1024, so only their values modulo the word
+    matter. A cell that this hit has not written is 0; one that it has popped is unspecified. ``ip`` is a byte offset in
+    the encoded program.
     """
 
-    # A machine is made for every hit: no dataclass, and what few handlers need (trace, heap) is made when it is used.
+    # A machine is made for every hit. So it is no dataclass, and parts that few handlers need (trace, heap) are made at
+    # their first use.
     __slots__ = (
         "_heap",
         "_trace",
@@ -292,7 +294,7 @@ class Machine:
         self.lp = 0
         self.plp = 0
         self.cut_at: int | None = None
-        """Where the log ends, once an item had no room and the handler went on; LP is at the end of the buffer then."""
+        """End of the log, once an item had no room and the handler went on; LP is at the end of the buffer then."""
         self.jumps = 0
         self.frames = [Frame()]
         self.dispatches = 0
@@ -302,12 +304,12 @@ class Machine:
         self.unhandled = 0
         self.value = 0
         self.elapsed: int | None = None
-        """Nanoseconds since the entry of the call, once a handler has asked for them: it gets the same ones again."""
+        """Nanoseconds since the entry of the call, once a handler has read them: later reads give the same number."""
         self._trace: TraceBuffer | None = None
         self._heap: Heap | None = None
 
     def outcome(self) -> Outcome:
-        """Return what came of the run; only once it has ended."""
+        """Return the outcome of the run, which must have ended."""
         assert self.ending is not None
         if self.ending is Ending.ABORT:
             return Outcome(self.ending, b"", b"", self.major, self.minor)
@@ -325,7 +327,7 @@ class Machine:
         self.cells[tsp & _CELL_MASK] = value & self.mask
 
     def pop(self) -> int:
-        """Pop a cell."""
+        """Pop a cell and return it."""
         tsp = self.tsp
         self.tsp = tsp + 1
         return self.cells[tsp & _CELL_MASK]
@@ -339,14 +341,14 @@ class Machine:
         self.cells[(self.tsp + index) & _CELL_MASK] = value & self.mask
 
     def push_wide(self, value: int, bits: int) -> None:
-        """Push a value of ``bits`` bits in as many cells as it takes, least significant on top."""
+        """Push a value of ``bits`` bits in as many cells as necessary, least significant on top."""
         for cell in reversed(range(-(-bits // self.bits))):
             self.push(value >> (cell * self.bits))
 
     # Control
 
     def charge_jump(self) -> None:
-        """Take one from the jump budget, or raise JMP_MAX."""
+        """Charge one jump to the jump budget, or raise JMP_MAX."""
         if self.jumps == self.point.jmpmax:
             raise Raised(ExceptionCode.JMP_MAX, self.point.jmpmax)
         self.jumps += 1
@@ -369,22 +371,22 @@ class Machine:
 
     @property
     def room(self) -> int:
-        """How many bytes fit in the log buffer."""
+        """The number of bytes that fit in the log buffer."""
         return self.point.logmax - self.lp
 
     def append(self, data: bytes) -> None:
-        """Write at LP and advance it; the caller has checked that there is room."""
+        """Write at LP and advance LP; the caller has checked the room."""
         end = self.lp + len(data)
         self.log[self.lp : end] = data
         self.lp = end
 
     def close_log(self) -> None:
-        """Let nothing more be logged: what follows an item that has no room would be taken for that item."""
+        """Close the log, so that data after an item without room is not taken for that item."""
         if self.cut_at is None:
             self.cut_at, self.lp = self.lp, self.point.logmax
 
     def move_lp(self, position: int) -> None:
-        """Set LP, after which there is room again; bytes between that nothing wrote are zero."""
+        """Set LP, after which there is room again; bytes in between that were never written are zero."""
         self.cut_at = None
         self.log.extend(bytes(max(0, position - len(self.log))))
         self.lp = position
@@ -393,14 +395,14 @@ class Machine:
 
     @property
     def trace(self) -> TraceBuffer:
-        """The stack-trace buffer of this hit, made when it is first used."""
+        """The stack-trace buffer of this hit, made at its first use."""
         if self._trace is None:
             self._trace = TraceBuffer()
         return self._trace
 
     @property
     def heap(self) -> Heap:
-        """The heap of this hit, made when it is first used."""
+        """The heap of this hit, made at its first use."""
         if self._heap is None:
             self._heap = Heap(self.point.heap, self.word_size)
         return self._heap
@@ -413,9 +415,9 @@ class Machine:
 
 def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
     """
-    Return the bytes up to a NUL, which is kept, or ``limit`` bytes; no page after the NUL is touched.
+    Return the bytes up to a NUL, which is kept, or ``limit`` bytes; no page after the NUL is accessed.
 
-    ``mask`` is the largest address; after it comes 0.
+    ``mask`` is the largest address; the address after it is 0.
     """
     found = b""
     while len(found) < limit:
@@ -430,9 +432,9 @@ def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
 
 # The stack traces that a handler takes of itself, in the layout of ``rpn_machine``.
 #
-# What does not fit is refused, and the trace is cut there: the part that stands once, the four words of a trace with
-# its number of frames, and each word or prefix after them are stored whole or not at all. A trace is counted if at
-# least its four words are stored.
+# Data that does not fit is refused, and the trace is cut there. These parts are stored whole or not at all: the part
+# that is written once, the first four words of a trace with its number of frames, each later word or prefix. A trace is
+# counted if at least its four words are stored.
 
 
 def take_trace(machine: Machine) -> None:
@@ -486,7 +488,7 @@ def _frame(machine: Machine, frame: Frame) -> None:
 
 
 def _range(machine: Machine, token: Token, values: Sequence[int]) -> None:
-    # 65536 variables are one more than the prefix can say, and more than any buffer can hold.
+    # 65536 variables are one more than the prefix can express, and more than any buffer can hold.
     _write(machine, _prefix(machine, token, min(len(values), 0xFFFF)))
     for value in values:
         _write(machine, machine.words([value]))

@@ -1,4 +1,4 @@
-"""What the instructions of arithmetic, the RPN stack, variables and the heap do."""
+"""The rules of arithmetic, the RPN stack, variables and the heap."""
 
 # ruff: noqa: ARG001 - all rules have the same two parameters
 
@@ -78,7 +78,7 @@ def _shift(operation: Sized) -> tuple[Rule, Rule]:
 
 
 def _fill(operation: Sized) -> tuple[Rule, Rule]:
-    """Return the rules of ``pbl`` and its like: n in the instruction, and on top of the value."""
+    """Return the rules of ``pbl`` and similar instructions: n in the instruction, and on top of the value."""
 
     def apply(machine: Machine, value: int, n: int) -> None:
         if not 1 <= n <= machine.bits:
@@ -99,7 +99,7 @@ _COUNTED = {
     **{name: _shift(operation) for name, operation in SHIFTS.items()},
     **{name: _fill(operation) for name, operation in FILLS.items()},
 }
-"""The rules of the instructions of which each has two forms."""
+"""The rules of the instructions that have two forms."""
 
 
 # The RPN stack
@@ -119,7 +119,7 @@ def _dup(machine: Machine, times: int) -> None:
 
 def _dup_popped(machine: Machine, operand: int) -> None:
     value, count = machine.pop(), machine.pop()
-    # Past 1024 cells the stack is full of the value; only TSP goes on.
+    # More than 1024 pushes fill the stack with the value; the others only move TSP.
     written = min(count + 1, RPN_STACK_CELLS)
     machine.tsp -= count + 1 - written
     for _ in range(written):
@@ -139,7 +139,7 @@ def _set_cell(machine: Machine, position: int, value: int) -> None:
 
 
 def _pointer_rules(name: str) -> dict[str, Rule]:
-    """Return the rules of one of the stack pointers, and of the cells at a distance from where it points."""
+    """Return the rules of one of the stack pointers, and of the cells at a distance from it."""
     pointer = attrgetter(name)
 
     def push(machine: Machine, n: int) -> None:
@@ -172,7 +172,7 @@ def _pointer_rules(name: str) -> dict[str, Rule]:
 
 
 def store_variable(values: MutableSequence[int], index: int, value: int, word_size: int) -> None:
-    """Set a variable; a program with 4-byte words sees and changes the low half of a 64-bit global variable."""
+    """Set a variable; a program with 4-byte words reads and changes the low half of a 64-bit global variable."""
     mask = mask_of(8 * word_size)
     if isinstance(values, SharedCells):
         values.store(index, value & mask, word_size)
@@ -181,7 +181,7 @@ def store_variable(values: MutableSequence[int], index: int, value: int, word_si
 
 
 def add_to_variable(values: MutableSequence[int], index: int, amount: int, word_size: int) -> None:
-    """Add to a variable, modulo the word; nobody else's change of a shared one is lost."""
+    """Add to a variable, modulo the word; no other thread's change of a shared one is lost."""
     if isinstance(values, SharedCells):
         values.add(index, amount, word_size)
     else:
@@ -249,7 +249,11 @@ def _free(machine: Machine, operand: int) -> None:
 
 
 def _heap_range(machine: Machine, handle: int, offset: int, length: int) -> int:
-    """Return where in the heap's memory ``length`` bytes at ``offset`` of a block lie."""
+    """
+    Return the position in the heap's memory of ``length`` bytes at ``offset`` of a block.
+
+    Raise HEAP_INVALID_HANDLE or HEAP_INVALID_OFFSET if they are not in an allocated block.
+    """
     size = machine.heap.block_size(handle)
     if size is None:
         raise Raised(ExceptionCode.HEAP_INVALID_HANDLE, handle, offset)

@@ -1,5 +1,5 @@
 """
-What a handler sees of the world: the protocol between the interpreter and whatever runs it.
+The interface between a handler and the outside: the protocol between the interpreter and its host.
 
 An engine implements it on a stopped thread, a test on a dictionary. Values are unsigned integers; addresses and words
 are as wide as the module's word.
@@ -18,7 +18,7 @@ __all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
 
 
 class AddressFault(Exception):  # noqa: N818 - no error of DProbes: an event in the life of a handler
-    """Report that the byte at ``address`` cannot be accessed; it is the first such byte of the access."""
+    """The byte at ``address`` cannot be accessed; it is the first such byte of the access."""
 
     def __init__(self, address: int) -> None:
         super().__init__(f"{address:#x}")
@@ -26,7 +26,7 @@ class AddressFault(Exception):  # noqa: N818 - no error of DProbes: an event in 
 
 
 class SelectorFault(Exception):  # noqa: N818 - as AddressFault
-    """Report that ``selector`` names no usable segment."""
+    """The selector ``selector`` names no usable segment."""
 
     def __init__(self, selector: int) -> None:
         super().__init__(f"{selector:#x}")
@@ -34,7 +34,7 @@ class SelectorFault(Exception):  # noqa: N818 - as AddressFault
 
 
 class SharedCells(MutableSequence[int]):
-    """A fixed number of 64-bit cells that others change at the same time: each change is one of memory."""
+    """A fixed number of 64-bit cells in memory that other threads and processes change at the same time."""
 
     @abstractmethod
     def store(self, index: int, value: int, word_size: int) -> None:
@@ -42,10 +42,10 @@ class SharedCells(MutableSequence[int]):
 
     @abstractmethod
     def add(self, index: int, amount: int, word_size: int) -> None:
-        """Add to a cell, or to its low half, so that no change of anybody else is lost."""
+        """Add to a cell, or to its low half, so that no concurrent change is lost."""
 
     def insert(self, index: int, value: int) -> None:  # noqa: ARG002 - the signature is the base class's
-        """Refuse: the number of cells is fixed."""
+        """Raise TypeError: the number of cells is fixed."""
         raise TypeError("the number of shared variables is fixed")
 
     def __delitem__(self, index: int | slice) -> None:
@@ -56,10 +56,10 @@ class Context(Protocol):
     """Access of a handler to the hit thread, its memory, and the program's variables."""
 
     local_variables: MutableSequence[int]
-    """The program's own; as many as its ``vars``."""
+    """The program's local variables; as many as its ``vars``."""
 
     global_variables: MutableSequence[int]
-    """The first ``gvars`` of the 64-bit cells that all programs share; one with 4-byte words sees the low halves."""
+    """The first ``gvars`` of the 64-bit cells that all programs share; one with 4-byte words uses the low halves."""
 
     keyed_tables: Sequence[KeyedStore]
     """The program's keyed tables, in the order of its header."""
@@ -78,7 +78,7 @@ class Context(Protocol):
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
         """
-        Change a register; only asked for one that the processor's table lets a handler write.
+        Change a register that the processor's table allows a handler to write.
 
         Raise ``SelectorFault`` for a value that a segment register cannot hold; it is then unchanged.
         """
@@ -93,14 +93,14 @@ class Context(Protocol):
         """Return whether the byte at ``address`` can be read."""
 
     def is_writable(self, address: int) -> bool:
-        """Return whether the byte at ``address`` can be written; nothing is written to find out."""
+        """Return whether the byte at ``address`` can be written, without a write."""
 
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
         """
-        Return the flat address of ``selector:offset``, where ``size`` bytes are to be read, or written.
+        Return the flat address of ``selector:offset``, for a read or write of ``size`` bytes.
 
-        Raise ``SelectorFault`` if the selector is bad, the offset (or one of the bytes) beyond the segment's limit, or
-        the segment not one to read from, or write to.
+        Raise ``SelectorFault`` if the selector is bad, the offset (or one of the bytes) is beyond the segment's limit,
+        or the segment does not allow the read or the write.
         """
 
     def read_physical(self, address: int, size: int) -> bytes:
@@ -110,10 +110,10 @@ class Context(Protocol):
         """Change physical memory; raise ``AddressFault`` if one of the bytes cannot be written."""
 
     def physical_address(self, address: int) -> int:
-        """Return where the byte at ``address`` is in physical memory; raise ``AddressFault`` if no page is there."""
+        """Return the physical address of the byte at ``address``; raise ``AddressFault`` if no page is mapped there."""
 
     def read_port(self, port: int, size: int) -> int:
-        """Return what an I/O port of ``size`` bytes reads."""
+        """Return the value of an I/O port of ``size`` bytes."""
 
     def write_port(self, port: int, size: int, value: int) -> None:
         """Write to an I/O port of ``size`` bytes."""
@@ -128,17 +128,17 @@ class Context(Protocol):
         """
         Return up to ``frames`` addresses of the program's call stack, the innermost first.
 
-        Where it cannot be followed to its end, the number of a ``StackEnd`` comes after them.
+        If the stack cannot be unwound to its end, the number of a ``StackEnd`` comes after them.
         """
 
     def traced_field(self, name: str) -> int:
-        """Return a field of the tracepoint that was hit; raise ``AddressFault`` with 0 if it is not there."""
+        """Return a field of the tracepoint that was hit; raise ``AddressFault`` with 0 if it does not exist."""
 
     def entry_time(self) -> int:
-        """Return when the call that returns was entered; raise ``AddressFault`` (UNSEEN_ENTRY) if nobody saw it."""
+        """Return the time of the returning call's entry; raise ``AddressFault`` (UNSEEN_ENTRY) if it was not seen."""
 
     def entry_register(self, index: int) -> int:
-        """Return a register as it was then, also one that lies in memory; raise ``AddressFault`` likewise."""
+        """Return the value of a register at that entry, also of one in memory; raise ``AddressFault`` likewise."""
 
     def pid(self) -> int:
         """Return the process id."""
@@ -153,7 +153,7 @@ class Context(Protocol):
         """Return the number of the CPU that took the hit."""
 
     def process_name(self) -> bytes:
-        """Return the name of the thread as the kernel keeps it, without its NUL."""
+        """Return the name of the thread from the kernel, without its NUL."""
 
     def task(self) -> int:
         """Return the address of the kernel's task structure."""
@@ -162,4 +162,4 @@ class Context(Protocol):
         """Return CLOCK_MONOTONIC in nanoseconds."""
 
     def call_extension(self, name: str | None, machine: Any) -> None:
-        """Run the registered extension called ``name``, or all of them, on the ``Machine`` that asks for it."""
+        """Run the registered extension called ``name``, or all of them, on ``machine``, the calling ``Machine``."""

@@ -1,4 +1,4 @@
-"""What the instructions that touch the probed world do: registers, memory, ports, system variables."""
+"""The rules of instructions that access the outside: registers, memory, ports, system variables."""
 
 # ruff: noqa: ARG001 - all rules have the same two parameters
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "argument_value"]
 
-# The value of a USDT probe's argument at a hit: this is its definition, which compiled handlers follow.
+# The value of a USDT probe's argument at a hit: this definition applies to compiled handlers as well.
 
 
 def argument_value(arguments: Sequence[Argument], number: int, context: Context, architecture: Architecture) -> int:
     """
-    Return an argument, counted from 1, as a word: extended as its note says, or the low word of a wider one.
+    Return an argument, counted from 1, as a word: extended as its note specifies, or the low word of a wider one.
 
     Raise ``AddressFault`` for memory that cannot be read, and with address 0 if there is no such argument.
     """
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     Rule = Callable[[Machine, Any], None]
 
 
-# The operand of these is the register, or None where the processor has none with that index or does not let a handler
-# access it so. ``check`` reports both; in a damaged or forged file, a push gives 0 and a pop changes nothing.
+# The operand of these is the register. It is None if the processor has none with that index, or does not allow this
+# access. ``check`` reports both; in a damaged or forged file, a push gives 0 and a pop changes nothing.
 
 
 def _push_register(user: bool) -> Rule:

@@ -1,23 +1,23 @@
 """
 RPN to eBPF, without LLVM: one template for each row of the instruction table writes eBPF through a writer.
 
-The code passes the verifier by construction; ``template_writer`` has the rules. The main one: between blocks of RPN
-the *state* of a handler is in an element of a map. A value loaded from a map is an unknown number to the verifier, so
-two paths to a block never differ, nothing is unrolled, and verification is linear. What is lowered are the encoded
-bytes, as the interpreter runs them, so that a damaged compiled file does the same in both.
+The code passes the verifier by construction; ``template_writer`` has the rules. The main one: between blocks of RPN the
+*state* of a handler is in an element of a map. A value loaded from a map is an unknown number to the verifier, so two
+paths to a block never differ, nothing is unrolled, and verification is linear. The input is the encoded bytes, as the
+interpreter runs them, so that a damaged compiled file does the same in both.
 
 * A state is claimed by an atomic exchange and not taken per CPU, because handlers sleep and are preempted. A handler
-  that needs little of the state has that on its stack, if it may: then a hit claims nothing.
-* An argument of a USDT probe is what its site's note says; ``vm.world_rules`` defines its value.
+  that needs little of the state has it on its stack, if possible: then a hit claims nothing.
+* An argument of a USDT probe is where its site's note says; ``vm.world_rules`` defines its value.
 * Every backward jump passes a *guard* at its target: ``may_goto``, an open-coded iterator, or a return into
   ``bpf_loop``, whichever the kernel has. With guards 200 dense labels cost the verifier 1.8 times their instructions.
-* All that a handler asks of the kernel is in ``hosts``. Tests replace it, and ``BPF_PROG_TEST_RUN`` runs the same
-  bytes on a made-up ``pt_regs``: so every case and random programs are compared with the interpreter.
+* ``hosts`` has the kernel interface of handlers. Tests replace it, and ``BPF_PROG_TEST_RUN`` runs the same bytes on a
+  synthetic ``pt_regs``: so every case and random programs are compared with the interpreter.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what type checkers take for true
+TYPE_CHECKING = False  # type checkers assume True
 if TYPE_CHECKING:
     from dprobes.bpf.lower.composer import Composer
     from dprobes.bpf.lower.lowered_handler import check_lowering, host_of, is_supported, lower, lower_for_word_sizes

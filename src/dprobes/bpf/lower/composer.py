@@ -1,8 +1,8 @@
 """
-What the eBPF form of an extension is written with.
+The composer of an extension's eBPF form.
 
-All values are variables: 64-bit words of the state. So whatever an extension does in a loop, the verifier sees unknown
-numbers only, as between blocks of RPN (``writer``).
+All values are variables: 64-bit words of the state. So in a loop of an extension, the verifier sees only unknown
+numbers, as between blocks of RPN (``template_writer``).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = ["Composer", "Variable", "call_extensions"]
 
 _R = Register
 _FIRST, _LAST = 16, 31
-"""The words of the state that are variables of extensions."""
+"""The first and the last word of the state that are variables of extensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A 64-bit word of the state by its offset."""
+    """A 64-bit word of the state, at an offset."""
 
     offset: int
 
 
 class Composer:
-    """The writer of a call of an extension: what its methods write is done at each hit, in the order of their calls."""
+    """The writer of a call of an extension: each hit executes the code that its methods write, in their order."""
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer
@@ -54,7 +54,7 @@ class Composer:
     # Values
 
     def variable(self, value: Variable | int = 0) -> Variable:
-        """Return a new variable that holds a value; a call has 16 of them."""
+        """Return a new variable with ``value``; a call has 16 of them."""
         if self._used > _LAST:
             raise NotSupportedError(f"an extension has more than {_LAST - _FIRST + 1} variables")
         variable = Variable(self._w.work(self._used))
@@ -63,14 +63,14 @@ class Composer:
         return variable
 
     def set(self, variable: Variable, value: Variable | int) -> None:
-        """Give a variable a value."""
+        """Set a variable to a value."""
         if isinstance(value, Variable):
             self._asm.copy(SCRATCH, variable.offset, value.offset)
         else:
             store_number(self._asm, SCRATCH, variable.offset, value & (1 << 64) - 1)
 
     def calculate(self, operation: Alu, variable: Variable, operand: Variable | int) -> None:
-        """Let a variable be itself ``operation`` another value; all are unsigned numbers of 64 bits."""
+        """Apply ``operation`` to a variable and a second operand; all are unsigned numbers of 64 bits."""
         self._asm.load(_R.R1, SCRATCH, variable.offset)
         self._load(_R.R2, operand)
         self._asm.alu(operation, _R.R1, _R.R2)
@@ -108,13 +108,13 @@ class Composer:
         return variable
 
     def read(self, address: Variable, size: int) -> Variable:
-        """Return a new variable with ``size`` (1, 2, 4 or 8) bytes of memory; INVALID_ADDR is raised if it cannot."""
+        """Return a new variable with ``size`` (1, 2, 4 or 8) bytes of memory; raise INVALID_ADDR if unreadable."""
         variable = self.variable()
         self.read_into(variable, address, size)
         return variable
 
     def read_into(self, variable: Variable, address: Variable, size: int) -> None:
-        """Do the same with a variable that is there already, as in a loop."""
+        """Read memory into an existing variable, as in a loop."""
         self._w.stack.settle()
         self._asm.load(_R.R1, SCRATCH, address.offset)
         if not self._w.wide:
@@ -127,9 +127,9 @@ class Composer:
     @contextmanager
     def loop(self) -> Iterator[Label]:
         """
-        Repeat what is written within, which must not push or pop.
+        Repeat the code that is written within, which must not push or pop.
 
-        The label is where ``leave_if`` goes to end the loop.
+        The label is the target of ``leave_if``, which ends the loop.
         """
         head, end = self._asm.label(), self._asm.label()
         self._w.open_loop()
@@ -143,12 +143,12 @@ class Composer:
         self._w.close_loop()
 
     def leave_if(self, end: Label, condition: Jump, variable: Variable, operand: Variable | int) -> None:
-        """End a loop if a variable compares so with a value."""
+        """End a loop if a condition holds for a variable and a value."""
         self._compare(condition, variable, operand, end)
 
     @contextmanager
     def when(self, condition: Jump, variable: Variable, operand: Variable | int) -> Iterator[None]:
-        """Do what is written within only if a variable compares so with a value; it must not push or pop."""
+        """Execute the code that is written within only under a condition on a variable; it must not push or pop."""
         self._w.stack.settle()
         then, behind = self._asm.label(), self._asm.label()
         self._compare(condition, variable, operand, then)
@@ -160,14 +160,14 @@ class Composer:
 
     @contextmanager
     def _balanced(self) -> Iterator[None]:
-        """Refuse what moves TSP: how often it is done is not known when it is written."""
+        """Refuse code that moves TSP: the number of its executions is unknown when it is written."""
         top = self._w.stack.top
         yield
         if self._w.stack.top != top:
             raise NotSupportedError("an extension pushes or pops within a loop or under a condition")
 
     def throw(self, code: ExceptionCode, parm1: Variable | int = 0, parm2: Variable | int = 0) -> None:
-        """Raise an exception; what follows is not done."""
+        """Raise an exception; the code that follows is not executed."""
         self._w.stack.settle()
         self._load(_R.R1, parm1)
         self._load(_R.R2, parm2)

@@ -1,7 +1,7 @@
 """
-Control flow of a handler, from its encoded bytes: what can be reached, where blocks begin, what is known there.
+Control flow of a handler, from its encoded bytes: reachable instructions, blocks, and facts at their beginnings.
 
-Known is, where all paths agree on it, how many cells are on the RPN stack, and LP. Both let the lowering address memory
+The facts are the number of cells on the RPN stack, and LP, where all paths agree. Both let the lowering address memory
 by constants instead of masked numbers.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["HandlerFlow", "analyse", "may_read_unwritten"]
 
 
 class Known(NamedTuple):
-    """What all paths to an instruction agree on: cells on the stack, and LP; None where they do not."""
+    """Facts on which all paths to an instruction agree: cells on the stack, and LP; None where they differ."""
 
     depth: int | None
     lp: int | None
@@ -38,17 +38,17 @@ class Known(NamedTuple):
 _NOTHING = Known(None, None)
 
 LOSES_DEPTH = ("restore tsp", "dup", "log", "callk", "callk <name>")
-"""The instructions after which nothing is known of the depth."""
+"""The instructions after which the depth is unknown."""
 
 
 @dataclass
 class HandlerFlow:
     """
-    What was found out about one handler and the procedures that it calls.
+    The control flow of one handler and of the procedures that it calls.
 
-    ``leaders`` are the instructions at which blocks begin, ``known`` what is known at them. ``catches`` are the targets
-    of ``sx``, ``returns`` the places after calls. ``has_cycle`` says that something may be executed more than once.
-    ``tables`` are those of the program.
+    ``leaders`` are the instructions at which blocks begin, and ``known`` has the facts at each of them. ``catches`` are
+    the targets of ``sx``, ``returns`` the places after calls. ``has_cycle`` is true if an instruction may be executed
+    more than once. ``tables`` are those of the program.
     """
 
     start: int
@@ -66,16 +66,16 @@ class HandlerFlow:
         return frozenset(i.row.syntax for i in self.instructions.values() if i.row is not None)
 
     def uses(self, *syntaxes: str) -> bool:
-        """Return whether an instruction with one of these syntaxes can be reached."""
+        """Return whether an instruction with one of these syntaxes is reachable."""
         return not self._syntaxes.isdisjoint(syntaxes)
 
     @property
     def keeps_base(self) -> bool:
-        """Whether SBP is what it was at the start of the handler wherever an instruction reads it."""
+        """True if SBP has its initial value wherever an instruction reads it."""
         return not self.uses("restore sbp", "callk", "callk <name>")
 
     def effect(self, instruction: EncodedInstruction, architecture: Architecture) -> StackEffect:
-        """Return what an instruction of the handler does to the depth of the stack."""
+        """Return the effect of an instruction of the handler on the depth of the stack."""
         effect = self._effects.get(instruction.offset)
         if effect is None:
             assert instruction.row is not None
@@ -84,7 +84,7 @@ class HandlerFlow:
         return effect
 
     def log_bound(self, word_size: int) -> int | None:
-        """Return how many bytes the handler logs at most without a loop; None if that depends on what it finds."""
+        """Return the maximum number of logged bytes without a loop; None if it depends on run-time values."""
         bound = 0
         for instruction in self.instructions.values():
             row = instruction.row
@@ -96,7 +96,7 @@ class HandlerFlow:
         return bound
 
     def loop_heads(self) -> set[int]:
-        """Return the instructions to which another one goes back that stands after them, or itself."""
+        """Return the targets of backward jumps and calls; an instruction that jumps to itself is one as well."""
         jumps = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
         return {
             int(i.operand)
@@ -106,7 +106,7 @@ class HandlerFlow:
 
     @property
     def jumps(self) -> int:
-        """The number of instructions that cost one of the jump budget."""
+        """The number of instructions that are charged to the jump budget."""
         costly = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
         return sum(i.row is not None and i.row.flow in costly for i in self.instructions.values())
 
@@ -130,7 +130,7 @@ class _Analysis:
         return self._found
 
     def _reach(self) -> None:
-        """Find all instructions and the leaders."""
+        """Find all reachable instructions and the leaders."""
         found = self._found
         found.leaders.add(found.start)
         arrivals: dict[int, int] = {found.start: 1}
@@ -150,7 +150,7 @@ class _Analysis:
             pending += [target for target, _ in reversed(following)]
 
     def _successors(self, instruction: EncodedInstruction) -> list[tuple[int, bool]]:
-        """Return where control may go, exceptions excepted, and whether a block begins there."""
+        """Return the successors, exceptions excepted, each with a flag that is true if a block begins there."""
         row, found = instruction.row, self._found
         if row is None:
             return []
@@ -175,7 +175,7 @@ class _Analysis:
         return []
 
     def _find_cycle(self) -> None:
-        """Say whether control can come back; calls and what is caught count as cycles to keep the argument short."""
+        """Set ``has_cycle``; calls and exception handlers count as cycles, which keeps the argument short."""
         found = self._found
         if found.returns or found.catches:
             found.has_cycle = True
@@ -198,7 +198,7 @@ class _Analysis:
                 return
 
     def _propagate(self) -> None:
-        """Find out what is known at each leader, until nothing changes."""
+        """Compute the facts at each leader, until nothing changes."""
         found = self._found
         pending = [(found.start, Known(0, 0))]
         pending += [(offset, _NOTHING) for offset in found.catches]
@@ -212,7 +212,7 @@ class _Analysis:
             pending += self._through_block(offset, merged)
 
     def _through_block(self, offset: int, known: Known) -> list[tuple[int, Known]]:
-        """Return what is known where control goes from the block at ``offset``."""
+        """Return the successors of the block at ``offset`` with the facts there."""
         while True:
             instruction = self._found.instructions[offset]
             after = self._after(instruction, known)
@@ -220,11 +220,11 @@ class _Analysis:
             if row is None:
                 return []
             if row.flow is Flow.CALL:
-                # What a procedure leaves is not worked out.
+                # The effect of a procedure is not computed.
                 return [(int(instruction.operand), after), (instruction.end, _NOTHING)]
             successors = [target for target, _ in self._successors(instruction)]
             if row.syntax == "sx <label>":
-                successors = [instruction.end]  # the other one is known to be unknown
+                successors = [instruction.end]  # the other one is in ``catches``, where nothing is known
             if len(successors) != 1 or successors[0] in self._found.leaders:
                 return [(target, after) for target in successors]
             offset, known = successors[0], after
@@ -254,11 +254,11 @@ def _agreed(one: Known, other: Known) -> Known:
     return Known(depth, one.lp if one.lp == other.lp else None)
 
 
-# Whether a handler may read cells of the RPN stack that it has not written: a state holds what earlier hits left there.
+# Whether a handler may read cells of the RPN stack that it has not written: a state still has the data of earlier hits.
 #
-# The analysis follows what is certain of the cells from the top on: that the handler wrote them, which numbers they
-# hold, and how many cells are on the stack. Where ways meet, only what all of them agree on is certain. A read of any
-# other cell counts: the answer may be a needless yes, but never a wrong no.
+# The analysis tracks what is certain of the cells from the top on: that the handler wrote them, their numbers, and the
+# depth of the stack. Where paths meet, only facts on which all of them agree are certain. A read of any other cell
+# counts: the answer may be a false positive, but never a false negative.
 
 
 _Cells = tuple[int | None, ...]
@@ -272,25 +272,25 @@ class _Stack(NamedTuple):
     depth: int | None
 
     def base_index(self, n: int) -> int:
-        """Return how far below the top the cell at SBP + ``n`` is, in a handler that keeps SBP."""
+        """Return the distance below the top of the cell at SBP + ``n``, in a handler that keeps SBP."""
         if self.depth is None:
             raise _UncertainError
         return self.depth + n
 
     def meet(self, other: _Stack) -> _Stack:
-        """Return what is certain of both."""
+        """Return the facts that are certain in both stacks."""
         cells = tuple(one if one == two else None for one, two in zip(self.cells, other.cells, strict=False))
         return _Stack(cells, self.depth if self.depth == other.depth else None)
 
 
 _KEPT = 64
-"""How many cells are followed: with a limit the analysis of a recursive procedure comes to an end."""
+"""Maximum number of tracked cells: the limit makes the analysis of a recursive procedure terminate."""
 
 _EXCEPTION = _Stack((None, None, None), None)
-"""What the handler of an exception finds: code and parameters."""
+"""The stack of an exception's handler: code and parameters."""
 
 _READS_ANY = frozenset({"push sbp", "push sbp, <n>", "trace pv", "callk", "callk <name>"})
-"""What may read any cell; extensions have a view of all."""
+"""The instructions that may read any cell; extensions can access all of them."""
 
 _WRITES_ANY = frozenset(
     f"{verb} {base}{n}" for verb in ("pop", "copy") for base in ("sbp", "tsp") for n in ("", ", <n>")
@@ -342,7 +342,7 @@ class _Walk:
         if row.flow in (Flow.JUMP, Flow.BRANCH, Flow.CALL):
             yield int(instruction.operand), after
         if row.flow is Flow.RETURN:
-            # Whose return it is, nobody can tell.
+            # The caller is unknown.
             for place in self._flow.returns:
                 yield place, after
 
@@ -355,7 +355,7 @@ class _Walk:
         return depth + effect.pushed - effect.popped
 
     def _cells_after(self, instruction: EncodedInstruction, stack: _Stack) -> _Cells:
-        """Return what is certain after an instruction; raise ``_UncertainError`` if it may read something else."""
+        """Return the certain cells after an instruction; raise ``_UncertainError`` if it may read another cell."""
         cells, row, operand = stack.cells, instruction.row, instruction.operand
         assert row is not None
         match row.syntax:
@@ -413,7 +413,7 @@ def _certain(cells: _Cells, count: int) -> _Cells:
 
 
 def _number(value: int | None) -> int:
-    """Return a number of cells, or how far down one is."""
+    """Return the value, a number of cells or a depth; raise ``_UncertainError`` if it is unknown or negative."""
     if value is None or value < 0:
         raise _UncertainError
     return value

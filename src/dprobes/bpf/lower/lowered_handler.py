@@ -1,4 +1,4 @@
-"""A handler as a whole: its parts in their order, and what of it eBPF cannot do."""
+"""A complete handler: its parts in their order, and the checks for instructions without an eBPF form."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ TEMPLATES = {
     "callk": call_extensions,
     "callk <name>": call_extensions,
 }
-"""What each row of the instruction table becomes, keyed by its syntax; rows that eBPF cannot do are missing."""
+"""The template of each row of the instruction table, keyed by its syntax; rows without an eBPF form are missing."""
 
 _OFFSET_MAX = 1 << 24
-"""Frames hold offsets in the encoded program that are below; a damaged file may name others."""
+"""Upper bound of offsets of the encoded program, which frames can hold; a damaged file may have larger ones."""
 
 _SHORT = 64
-"""Instructions of a handler whose code is far from being too large."""
+"""Maximum number of instructions of a handler whose code is certainly not too large."""
 
 _UNWINDING = ("log ustack, <frames>", "log ustack")
 _TRACING = ("log st", "push stp", "pop stp", "purge st")
@@ -69,9 +69,9 @@ def lower(
     """
     Return the code of the handler that starts at byte ``start`` of an image.
 
-    ``host`` writes what it asks the world, by default what the request needs.
+    ``host`` writes its kernel interface, by default the one for the request.
 
-    Raise ``NotSupportedError`` for an instruction that eBPF cannot do, or a handler that is too large.
+    Raise ``NotSupportedError`` for an instruction without an eBPF form, or a handler that is too large.
     """
     asm = Assembler()
     parts = image, architecture, start, point, request, host or host_of(request)
@@ -92,7 +92,7 @@ def lower(
 
 
 def host_of(request: Request) -> type[Host]:
-    """Return what writes what a handler asks the world."""
+    """Return the writer of the kernel interface for a request."""
     if not request.in_kernel:
         if request.diverts:
             from dprobes.bpf.lower.hosts.place_hosts import InlineHost
@@ -113,7 +113,7 @@ def host_of(request: Request) -> type[Host]:
 
 
 def check_lowering(image: CodeImage, architecture: Architecture, start: int, point: Point, request: Request) -> None:
-    """Raise what ``lower`` would raise, in much less time for most handlers."""
+    """Raise the exceptions of ``lower``, in much less time for most handlers."""
     asm = Assembler()
     handler = _Handler(asm, image, architecture, start, point, request, host_of(request))
     if handler.is_plain:
@@ -130,7 +130,7 @@ def lower_for_word_sizes(
     """
     Return the code of handler ``number`` of a program that exists for several word sizes.
 
-    An event runs one program only, whoever it interrupts; in code of a word size without a form nothing is done.
+    An event runs one program only, whatever it interrupts; in code of a word size without a form it does nothing.
     """
     from dprobes.bpf.lower.hosts.place_hosts import AnywhereHost
 
@@ -162,7 +162,7 @@ _IS_OTHER = {8: Jump.JEQ, 4: Jump.JNE}
 
 @contextmanager
 def _limits(asm: Assembler) -> Iterator[None]:
-    """Turn what the assembler says of code that is too long into an error for people."""
+    """Turn the assembler's OverflowError for code that is too long into a ``NotSupportedError``."""
     try:
         yield
     except OverflowError as error:
@@ -208,24 +208,24 @@ class _Handler:
         self._writer.relocated = dict(_relocated(image, flow, request))
         self._autostacktrace = point.autostacktrace
         self.may_be_small = not self._other_areas and may_be_small(flow, request, architecture.word_size)
-        """Whether it may be that all of the state has room on the stack."""
+        """True if all of the state may fit on the stack."""
 
     @property
     def _other_areas(self) -> bool:
-        """Whether the state has more than fields and a record."""
+        """True if the state has other areas than fields and a record."""
         state = self.state
         has_stacks = state.has_snapshot or state.stack_copy
         return bool(state.ex_logmax or state.heap or has_stacks or self._writer.reads_unwritten)
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing can be wrong with the code, now that each instruction is known to have one."""
+        """True if the code cannot fail, given that each instruction has a template."""
         rows = self._writer.flow.instructions.values()
         return len(rows) <= _SHORT and not any(i.row is not None and i.row.operator == "callk" for i in rows)
 
     @property
     def sleeps(self) -> bool:
-        """Whether something was written that may sleep."""
+        """True if code was written that may sleep."""
         return self._host.sleeps
 
     def write(self) -> None:
@@ -237,14 +237,14 @@ class _Handler:
         Epilogue(*around).write()
 
     def write_small(self) -> bool:
-        """Write all of the program with its state on the stack; return whether that could be done."""
+        """Write all of the program with its state on the stack; return False if that is not possible."""
         begin_small(self._writer)
         self.write()
         self.write_functions()
         return move_to_stack(self._writer)
 
     def write_functions(self) -> None:
-        """Write the functions that it or the kernel calls."""
+        """Write the functions that the handler or the kernel calls."""
         self._writer.loops.write_behind(self._write_body)
         self._host.write_functions()
 
@@ -267,7 +267,7 @@ def _overload_of(writer: Writer) -> Overload | None:
 
 
 def _relocated(image: CodeImage, flow: HandlerFlow, request: Request) -> Iterator[tuple[int, int]]:
-    """Iterate over the places in the code where addresses belong, with the link addresses."""
+    """Iterate over the places of addresses in the code, with the link addresses."""
     for relocation in image.relocations:
         if relocation.offset - 1 not in flow.instructions:
             continue
@@ -310,7 +310,7 @@ def _uses(flow: HandlerFlow, group: Group) -> bool:
 
 
 def is_supported(row: Row, register: CpuRegister | None, abilities: Abilities) -> bool:
-    """Return whether there is code for an instruction and the register that it names; not for calls of extensions."""
+    """Return whether an instruction has code, for the register that it names; calls of extensions are not included."""
     if row.group is Group.REGISTER:
         has_code = register is None or register.name in REGISTER_OFFSETS or register.memory_offset is not None
         return has_code and (abilities.writes_registers or not row.writes)
@@ -322,7 +322,7 @@ def is_supported(row: Row, register: CpuRegister | None, abilities: Abilities) -
 
 
 def _abilities_at(request: Request) -> Abilities:
-    """Return what a handler may use where it runs: events leave the registers, and the mappings, as they are."""
+    """Return the abilities at the handler's place: handlers of events cannot change registers or look up mappings."""
     if request.in_kernel:
         return replace(request.abilities, writes_registers=False, writes_memory=False, vma=None)
     if request.placement is not Placement.EVENT:
@@ -331,7 +331,7 @@ def _abilities_at(request: Request) -> Abilities:
 
 
 def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:
-    """Raise ``NotSupportedError`` for what is in a table that the kernel does not have."""
+    """Raise ``NotSupportedError`` for access to table data that the kernel does not have."""
     row = instruction.row
     if row is None or row.group is not Group.TABLE:
         return

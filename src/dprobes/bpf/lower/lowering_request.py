@@ -1,4 +1,4 @@
-"""What the lowering is asked for: the probe, the kernel's abilities, whose hits count, and what records carry."""
+"""The input of the lowering: the probe, the kernel's abilities, the filter of hits and the contents of records."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ ARGUMENT_REGISTERS = ("edi", "esi", "edx", "ecx", "r8", "r9")
 
 
 class LoopForm(Enum):
-    """The ways in which a program may go back, the best one first."""
+    """The mechanisms for backward jumps in an eBPF program, in order of preference."""
 
     MAY_GOTO = "may_goto"
-    """The instruction; kernel commit 011832b97b31."""
+    """The ``may_goto`` instruction; kernel commit 011832b97b31."""
     ITERATOR = "iterator"
     """An open-coded number iterator; kernel commit 6018e1f407cc."""
     CALLBACK = "bpf_loop"
-    """The handler is a callback of ``bpf_loop`` that does a step each time; kernel commit e6f2dd0f8067."""
+    """A callback of ``bpf_loop``, which runs one step of the handler at each call; kernel commit e6f2dd0f8067."""
 
 
 @dataclass(frozen=True, slots=True)
 class VmaLayout:
     """
-    Where the kernel has what it knows of a mapping, in bytes from the start of the structure.
+    Offsets, in bytes, of the members of kernel structures that describe a mapping.
 
-    ``start``, ``pages`` (the first page in the file), ``flags`` and ``file`` are members of ``vm_area_struct``; from
-    there it goes on by ``inode`` of ``file``, ``number`` and ``super_block`` of ``inode``, and ``device`` of
+    ``start``, ``pages`` (the first page in the file), ``flags`` and ``file`` are members of ``vm_area_struct``. The
+    others are on the path from there: ``inode`` of ``file``, ``number`` and ``super_block`` of ``inode``, ``device`` of
     ``super_block``.
     """
 
@@ -72,10 +72,11 @@ class VmaLayout:
 @dataclass(frozen=True, slots=True)
 class PagingLayout:
     """
-    Offsets in bytes of the members of kernel structures that tell whether a user-space server delivers a page.
+    Offsets, in bytes, of the members of kernel structures that show whether a user-space server delivers a page.
 
-    ``end``, ``file`` and ``userfault`` (None: there is none) are members of ``vm_area_struct``; from there it goes on
-    by ``inode`` of ``file``, ``super_block`` of ``inode``, and ``magic`` of ``super_block``.
+    ``end``, ``file`` and ``userfault`` (None if the kernel has no such member) are members of ``vm_area_struct``. The
+    others are on the path from there: ``inode`` of ``file``, ``super_block`` of ``inode``, ``magic`` of
+    ``super_block``.
     """
 
     end: int
@@ -89,10 +90,11 @@ class PagingLayout:
 @dataclass(frozen=True, slots=True)
 class NestingLayout:
     """
-    Where the kernel has what it knows of the uretprobes of a thread, in bytes from the start of the structure.
+    Offsets, in bytes, of the members of kernel structures that describe the uretprobes of a thread.
 
-    ``mm`` and ``task`` are members of ``task_struct``; ``area`` of ``mm_struct`` leads to what holds at ``trampoline``
-    the address that stands for return addresses; ``depth`` of ``uprobe_task`` is how many returns are awaited.
+    ``mm`` and ``task`` are members of ``task_struct``. ``area`` of ``mm_struct`` points to a structure that has, at
+    ``trampoline``, the address that replaces return addresses. ``depth`` of ``uprobe_task`` is the number of pending
+    returns.
     """
 
     mm: int
@@ -105,9 +107,9 @@ class NestingLayout:
 @dataclass(frozen=True, slots=True)
 class TaskLayout:
     """
-    Where ``task_struct`` has what records say of a thread, in bytes.
+    Offsets, in bytes, of the members of ``task_struct`` that records show of a thread.
 
-    ``cred`` leads to a structure that has the real user id at ``uid``. The ids are those of the initial namespaces.
+    ``cred`` is a pointer to a structure with the real user id at ``uid``. The ids are those of the initial namespaces.
     """
 
     tid: int
@@ -120,10 +122,10 @@ class TaskLayout:
 @dataclass(frozen=True, slots=True)
 class StackLayout:
     """
-    Offsets in bytes of the members of kernel structures that tell where a stack ends.
+    Offsets, in bytes, of the members of kernel structures that show where a stack ends.
 
-    ``mm`` and ``base``, the register for thread-local data, are members of ``task_struct``; ``bottom`` of ``mm_struct``
-    is where the first stack of a process begins.
+    ``mm`` and ``base``, the register for thread-local data, are members of ``task_struct``. ``bottom`` of ``mm_struct``
+    is the address at which the first stack of a process begins.
     """
 
     mm: int
@@ -134,22 +136,25 @@ class StackLayout:
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """
-    What the kernel offers.
+    Abilities of the kernel, or of another host of handlers, that the lowering can use.
 
-    ``iterator`` are the BTF ids of bpf_iter_num_new, _next and _destroy, which LoopForm.ITERATOR needs. ``vma`` is
-    there if programs can find out what is mapped at an address. ``function_ip`` says that a program knows at a
-    URETPROBE which function returns, ``nesting`` how it knows which returns are awaited, ``stack`` how it
-    knows where stacks end. ``overrides_returns`` says that a program at a KPROBE can let a function return. With
-    ``task`` a program reads of the thread what it would otherwise ask of a helper for each.
-
-    In processes of ``user`` handlers may wait for all memory that they read, in others for that of which ``paging``
-    tells that it comes.
-
-    With ``small_states`` handlers that need little of a state have it on their stack (``small_state``), and with
-    ``verified`` only such as the kernel's verifier takes. With ``polled`` nobody sleeps until a record comes, and who
-    reads records counts them: handlers neither wake anybody nor count what they have put into the ring. With
-    ``named_later`` that one also adds what a thread is called and whose it is: records have what it is found by. With
-    ``copies_stacks`` an entry has in itself what its call stacks are found by (``stack_snapshot``); no other has.
+    * ``iterator``: the BTF ids of bpf_iter_num_new, _next and _destroy, which LoopForm.ITERATOR needs.
+    * ``vma``: present if programs can look up the mapping at an address.
+    * ``function_ip``: at a URETPROBE, a program can get the address of the function that returns.
+    * ``nesting``: the offsets by which a program finds the pending returns of a thread.
+    * ``stack``: the offsets by which a program finds the ends of stacks.
+    * ``overrides_returns``: a program at a KPROBE can make the function return.
+    * ``task``: the offsets by which a program reads the items of a thread, instead of one helper call for each item.
+    * ``user``, ``paging``: in processes of the user id ``user``, handlers may wait for all memory that they read. In
+      other processes they may wait only for memory that, according to ``paging``, is sure to arrive.
+    * ``small_states``: handlers that need little state have it on their stack (``small_state``).
+    * ``verified``: the kernel's verifier checks the code, and limits what may be in a small state.
+    * ``polled``: the reader of the ring never sleeps, and counts the records itself: handlers neither wake it nor count
+      their output.
+    * ``named_later``: the reader also adds the name and the user of a thread; records have the ids that it needs for
+      that.
+    * ``copies_stacks``: an entry itself contains the data by which its call stacks are found (``stack_snapshot``).
+      Without it no entry does.
     """
 
     loops: LoopForm = LoopForm.MAY_GOTO
@@ -174,13 +179,13 @@ class Abilities:
 
 
 class Placement(Enum):
-    """The ways in which a handler comes to run: they differ in what the registers show."""
+    """The ways in which a handler is called; they differ in the registers that the handler sees."""
 
     BREAKPOINT = "breakpoint"
     URETPROBE = "uretprobe"
     """After the return: the registers are those of the caller."""
     RET_SITE = "ret"
-    """At a return instruction, which is still to be executed; the handler sees the state after it."""
+    """At a return instruction, before it is executed; the handler sees the state after it."""
     EVENT = "event"
     """In a perf event: a watchpoint or a sampler."""
     KPROBE = "kprobe"
@@ -188,42 +193,42 @@ class Placement(Enum):
     KRETPROBE = "kretprobe"
     """After the return of a function of the kernel: the registers are those of its caller."""
     ENTRY = "ftrace"
-    """Where a function of the kernel begins, by the call of ftrace that the compiler has left room for."""
+    """At the beginning of a function of the kernel, by the call of ftrace for which the compiler has left room."""
     ENTRY_RETURN = "ftrace return"
-    """After the return of such a function."""
+    """After the return of a function that is probed as for ENTRY."""
     FENTRY = "fentry"
-    """Where a function of the kernel begins, by a BPF trampoline: there are its arguments only."""
+    """At the beginning of a function of the kernel, by a BPF trampoline; only its arguments are available."""
     FEXIT = "fexit"
-    """After a function of the kernel, by a BPF trampoline: there are its arguments, and what it returns."""
+    """After a function of the kernel, by a BPF trampoline; only its arguments and its return value are available."""
     MODIFY_RETURN = "fmod_ret"
     """As FENTRY; the function is executed only if the program returns 0."""
     TRACEPOINT = "tracepoint"
-    """At a tracepoint of the kernel, or a system call: there are no registers, but fields."""
+    """At a tracepoint of the kernel, or a system call: fields are available, registers are not."""
 
     @property
     def is_in_kernel(self) -> bool:
-        """Whether a place in the kernel's code is probed."""
+        """True if the probed place is in the kernel's code."""
         kprobes = (Placement.KPROBE, Placement.KRETPROBE, Placement.ENTRY, Placement.ENTRY_RETURN)
         return self in kprobes or self.is_trampoline
 
     @property
     def is_trampoline(self) -> bool:
-        """Whether a BPF trampoline calls the handler: one program for each function."""
+        """True if a BPF trampoline calls the handler: one program for each function."""
         return self in (Placement.FENTRY, Placement.FEXIT, Placement.MODIFY_RETURN)
 
     @property
     def is_return(self) -> bool:
-        """Whether it is a return from a function, by a changed return address."""
+        """True if the placement is a return from a function by a changed return address."""
         return self in (Placement.URETPROBE, Placement.KRETPROBE, Placement.ENTRY_RETURN)
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
     """
-    Whose hits count; a hit must pass all that is given.
+    Filter of hits by process; a hit must match every condition that is given.
 
-    ``processes`` asks for membership in SCOPE. ``cgroup`` is a cgroup's id and its level in the hierarchy: it and those
-    below it count. ``excluded`` is a process whose hits never count.
+    ``processes`` requires membership in SCOPE. ``cgroup`` is a cgroup's id and its level in the hierarchy; processes of
+    the cgroup and of its descendants match. ``uid`` is a user id. ``excluded`` is a process whose hits never count.
     """
 
     processes: bool = False
@@ -235,10 +240,11 @@ class Filter:
 @dataclass(frozen=True, slots=True)
 class MappedModule:
     """
-    A module as the kernel knows it where it is mapped.
+    A module as the kernel sees it in a mapping.
 
-    ``files`` are the numbers of device and inode of each of its copies, as the kernel has them inside. ``segments`` are
-    the file offsets of its executable segments in ascending order, each with how much higher its link addresses are.
+    ``files`` are the device and inode numbers of each of its copies, in the kernel's internal representation.
+    ``segments`` are the file offsets of its executable segments in ascending order, each with the amount by which its
+    link addresses exceed its file offsets.
     """
 
     files: tuple[tuple[int, int], ...]
@@ -248,10 +254,10 @@ class MappedModule:
 @dataclass(frozen=True, slots=True)
 class KeptEntry:
     """
-    What is kept from the entry of a call to its return: the time, and registers.
+    Data that is kept from the entry of a call until its return: the time, and registers.
 
-    These are given by name and index, with their distance from the stack pointer if they lie in memory. ``nests`` says
-    that a function may be entered again, with the same frame, before it has returned: by tail calls.
+    Each register is given by name and index, and by its distance from the stack pointer if it is in memory. ``nests``
+    is true if tail calls can enter a function again, with the same frame, before it has returned.
     """
 
     registers: tuple[tuple[str, int, int | None], ...] = ()
@@ -259,12 +265,12 @@ class KeptEntry:
 
 
 class Watched(Enum):
-    """What a watchpoint watches in the processes that map a module (MAPPERS)."""
+    """The kinds of address of a watchpoint in the processes that map a module (MAPPERS)."""
 
     SYMBOL = "symbol"
-    """A link address of the module: hits count where the module lies so that this is the watched address."""
+    """A link address of the module: a hit counts where the module's load bias makes it the watched address."""
     NUMBER = "number"
-    """The same address in each of them."""
+    """The same address in each process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,21 +287,21 @@ class Request:
     """
     The request for the code of one probe definition.
 
-    ``items`` are those of its records. ``probe`` is the index of its only probepoint, ``link`` that one's link address
-    and ``moved`` how far its breakpoint is from there; with ``probe`` None the attach cookie is the index and the table
-    holds the rest. ``symbols`` are link addresses. ``per_cpu`` says where the kernel has the offset of each CPU's
-    copies, and which of those addresses mean such copies. ``namespace`` is the device and inode of the PID namespace in
-    which processes are to be named, None for the initial one. ``return_bytes`` is what a RET_SITE takes from the stack
-    besides the return address. ``wants_tid`` puts the thread id into ring entries.
-    ``note`` is given where a hit does not count if its instruction faults: the pair in NOTES that is this handler's.
-    ``extensions`` are the eBPF forms of what ``callk`` may call: functions of a ``Composer``.
+    ``items`` are those of its records. ``probe`` is the index of its only probepoint, ``link`` the link address of that
+    probepoint, and ``moved`` the distance of its breakpoint from there. If ``probe`` is None, the index is in the
+    attach cookie and the rest is in the probe table. ``symbols`` are link addresses. ``per_cpu`` is the place of the
+    kernel's array of per-CPU offsets, and the set of those addresses that are per-CPU. ``namespace`` is the device and
+    inode of the PID namespace whose ids records show, None for the initial one. ``return_bytes`` is the number of bytes
+    that a RET_SITE pops besides the return address. ``wants_tid`` puts the thread id into ring entries. ``note`` is set
+    where a hit does not count if its instruction faults: it is the index of this handler's pair in NOTES.
+    ``extensions`` are the eBPF forms of the functions that ``callk`` may call: functions of a ``Composer``.
 
-    An EVENT has one probepoint (``probe``). With a ``module`` only those events count that interrupt its code, which
-    then says where it lies. With ``watched`` only those of processes in MAPPERS count, and ``link`` is the link address
-    of what is watched.
+    An EVENT has one probepoint (``probe``). With a ``module``, only those events count that interrupt the module's
+    code, and the event shows where the module is mapped. With ``watched``, only events of processes in MAPPERS count,
+    and ``link`` is the link address of the watched data.
 
-    With ``replaceable`` another program can take the place of this one while it is attached, and with ``replaces`` it
-    can take the place of another one (``session_switchover``).
+    With ``replaceable``, another program can replace this one while it is attached. With ``replaces``, it can itself
+    replace another program (``session_switchover``).
     """
 
     items: Item = Item.MAJOR | Item.MINOR
@@ -324,31 +330,31 @@ class Request:
     note: int | None = None
     extensions: Mapping[str, Callable[..., None]] = field(default_factory=dict)
     entry: KeptEntry | None = None
-    """What a handler of a return knows of the entry."""
+    """The data of the call's entry that a handler of a return has."""
     replaceable: bool = False
     replaces: bool = False
     in_kernel: bool = False
-    """Whether the program is about the kernel: addresses may be the kernel's, ``push u`` shows another context."""
+    """True if the program probes the kernel: addresses may be the kernel's, and ``push u`` shows another context."""
     reads_kernel: bool = False
-    """Whether a handler that is about programs may read the kernel's memory all the same: it interrupts anything."""
+    """True if a handler for programs may read the kernel's memory as well, because it interrupts any code."""
     kernel_code: tuple[int, int] | None = None
-    """The addresses, the last one excluded, of the kernel's code in which an event counts; None: anywhere."""
+    """Range of addresses, the end excluded, of the kernel's code in which an event counts; None: anywhere."""
     follows_module: bool = False
-    """Whether a KPROBE is wherever its module is loaded, so that only the hit tells its address."""
+    """True if a KPROBE is at every place where its module is loaded, so that its address is known only at the hit."""
     arguments: int = 0
-    """How many words the function at a trampoline takes in registers."""
+    """Number of words that the function at a trampoline takes in registers."""
     traced: TracedEvent | None = None
-    """What a TRACEPOINT is."""
+    """The event of a TRACEPOINT."""
     shared: bool = False
-    """Whether the code becomes part of a program with other handlers (``dispatch``); ``probe`` is None then."""
+    """True if the code becomes part of a program with other handlers (``dispatch``); ``probe`` is None then."""
     load_limit: int | None = None
     """
     Nanoseconds of a window that handlers may take of a CPU before they are skipped (``overload``); None: no guard.
     """
     diverts: bool = False
-    """Whether a handler in a process may stop the thread, or skip the function, which its trampoline sees to."""
+    """True if a handler in a process may stop the thread or skip the function; its trampoline does either."""
     keeps_stack: bool = False
-    """Whether the stack is in memory at the end: for tests that look at it."""
+    """True if the stack must be in memory at the end, for tests that read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +362,7 @@ class Lowered:
     """
     The code of a handler.
 
-    The origins of ``assembled`` are byte offsets of the encoded program, -1 where an instruction belongs to none.
+    The origins of ``assembled`` are byte offsets of the encoded program; -1 for instructions that belong to none.
     """
 
     assembled: Assembled

@@ -1,15 +1,15 @@
 """
-From blocks of RPN to eBPF: what all templates share.
+The writer of eBPF from blocks of RPN: the code that all templates share.
 
-The registers: R6 holds the context, R7 the state, R8 TSP in blocks where the depth is not known; R0-R5 belong to the
-instruction that is being written, and cache cells within a block; R9 is for a single number at a time.
+The registers: R6 holds the context, R7 the state, R8 TSP in blocks where the depth is not known. R0-R5 are for the
+instruction that is being written, and cache cells within a block. R9 holds a single number at a time.
 
 The rules that make the verifier's work linear:
 
-1. Between blocks everything is in the state. What is loaded from it is an unknown number, so nothing could differ
-   between two paths, and there is nothing to unroll.
+1. Between blocks everything is in the state. A value loaded from it is an unknown number, so two paths cannot differ,
+   and nothing is unrolled.
 2. An index or a length is loaded, masked, and added to a base, in consecutive instructions.
-3. Every way back passes a guard (``loops``).
+3. Every backward jump passes a guard (``Loops``).
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer", "frame_address", "ranges_address", "write_dispatch", "write_return"]
 
-# How a handler goes in circles, in each of the ways that kernels have for that (``LoopForm``).
+# Backward jumps of a handler, by each mechanism that kernels have for them (``LoopForm``).
 #
-# Every way back passes a guard, which gives a handler up that runs for too long. The budgets of the language end loops
-# long before. A guard stands at the place where the way back leads to, and not where it comes from: so all ways meet
-# there, and the verifier sees that it has been there.
+# Every backward jump passes a guard, which aborts a handler that runs for too long. The budgets of the language end
+# loops long before. A guard is at the target of the jump, and not at the jump itself. So all paths meet there, and the
+# verifier recognises the state that it has seen before.
 
 
 _R = Register
 
 _ITERATOR = -8
-"""Where on the stack the number iterator is."""
+"""Stack offset of the number iterator."""
 
 _PASSING = tuple(register for register in Register if register not in (CONTEXT, SCRATCH, Register.R10))
-"""The registers that hold something within a block only."""
+"""The registers that are live only within a block."""
 
 
 def loops_of(asm: Assembler, abilities: Abilities, end: Label) -> Loops:
-    """Return how loops of a handler are written for a kernel; the handler goes to ``end`` when it has ended."""
+    """Return the writer of a handler's loops for a kernel; the handler goes to ``end`` when it has ended."""
     return Steps(asm, end) if abilities.loops is LoopForm.CALLBACK else Guards(asm, end, abilities)
 
 
 def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], default: Label) -> None:
-    """Go to the label of the number that a register holds; the numbers ascend."""
+    """Jump to the label for the number in a register; the numbers of ``cases`` ascend."""
     if len(cases) <= 3:
         for value, label in cases:
             asm.jump_if(Jump.JEQ, register, value, label)
@@ -91,7 +91,7 @@ def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], d
 
 
 class Loops(ABC):
-    """The loops of a handler; only R6 and R7 hold something at heads and junctions, and where it goes to a head."""
+    """The loops of a handler; only R6 and R7 are live at heads and junctions, and at jumps to a head."""
 
     def __init__(self, asm: Assembler, end: Label) -> None:
         self._asm = asm
@@ -99,31 +99,31 @@ class Loops(ABC):
 
     @abstractmethod
     def write_inside(self, body: Callable[[], None]) -> None:
-        """Write what runs the handler, within the program; ``body`` writes the handler itself."""
+        """Write the code within the program that runs the handler; ``body`` writes the handler itself."""
 
     @abstractmethod
     def write_behind(self, body: Callable[[], None]) -> None:
-        """Write what stands after the program, with the handler if that is a function of its own."""
+        """Write the code after the program: the handler, if it is a separate function."""
 
     @abstractmethod
     def head(self, label: Label) -> None:
-        """Place a label to which control comes back through ``goto``."""
+        """Place a label that is the target of backward jumps by ``goto``."""
 
     @abstractmethod
     def goto(self, label: Label) -> None:
-        """Go to a label, be it a head that is placed already or not."""
+        """Jump to a label, whether it is a head that is placed already or not."""
 
     @abstractmethod
     def junction(self) -> None:
-        """Write where ways meet that lead on to any place."""
+        """Write a place where paths meet that continue to any label."""
 
     def _note_exhaustion(self) -> None:
-        """Show what lies beyond all jump budgets as JMP_MAX."""
+        """Store JMP_MAX as the exception for a handler that exceeds all jump budgets."""
         self._asm.store(SCRATCH, Field.UNHANDLED, ExceptionCode.JMP_MAX)
 
 
 class Guards(Loops):
-    """Loops as such, with ``may_goto`` or a number iterator."""
+    """Loops by backward jumps, with ``may_goto`` or a number iterator as guard."""
 
     def __init__(self, asm: Assembler, end: Label, abilities: Abilities) -> None:
         super().__init__(asm, end)
@@ -131,7 +131,7 @@ class Guards(Loops):
         self._exhausted = asm.label()
 
     def write_inside(self, body: Callable[[], None]) -> None:
-        """Write the handler, and around it what iterators need."""
+        """Write the handler, and around it the setup and the release of the iterator."""
         asm = self._asm
         if self._iterator is not None:
             asm.mov(_R.R2, 0)
@@ -159,7 +159,7 @@ class Guards(Loops):
     def junction(self) -> None:
         """Write a guard."""
         asm = self._asm
-        # Before 6.15 the verifier compares these registers although nobody reads them.
+        # Before 6.15 the verifier compares these registers although no instruction reads them.
         for register in _PASSING:
             asm.mov(register, 0, wide=False)
         if self._iterator is None:
@@ -170,13 +170,13 @@ class Guards(Loops):
         asm.mov(_R.R0, 0)
 
     def _call(self, function: int) -> None:
-        """Call a function on the iterator, its address in R1."""
+        """Call a function on the iterator, with its address in R1."""
         self._asm.add(_R.R1, _R.R10, _ITERATOR)
         self._asm.call_kfunc(function)
 
 
 class Steps(Loops):
-    """The handler as a callback of ``bpf_loop``: instead of going back it ends a step, and the next one goes on."""
+    """The handler as a callback of ``bpf_loop``: a backward jump ends a step; the next step starts at its target."""
 
     def __init__(self, asm: Assembler, end: Label) -> None:
         super().__init__(asm, end)
@@ -185,7 +185,7 @@ class Steps(Loops):
         self._resumed: list[Label] = []
 
     def write_inside(self, body: Callable[[], None]) -> None:  # noqa: ARG002 - it is written after
-        """Write the call, which takes context and state to the callback."""
+        """Write the call of ``bpf_loop``, which passes context and state to the callback."""
         asm, ended = self._asm, self._asm.label()
         asm.store(_R.R10, -8, CONTEXT)
         asm.store(_R.R10, -16, SCRATCH)
@@ -200,7 +200,7 @@ class Steps(Loops):
         asm.place(ended)
 
     def write_behind(self, body: Callable[[], None]) -> None:
-        """Write the callback, which goes first where the last step said."""
+        """Write the callback, which starts with a jump to the place where the last step ended."""
         asm, resume = self._asm, self._asm.label()
         asm.function(self._callback)
         asm.load(SCRATCH, _R.R2, 0)
@@ -219,14 +219,14 @@ class Steps(Loops):
         self._heads.add(label)
 
     def goto(self, label: Label) -> None:
-        """Jump forwards, or end a step that is to go back."""
+        """Jump forwards; end a step for a backward jump."""
         if label in self._heads:
             self._step_to(label)
         else:
             self._asm.jump(label)
 
     def junction(self) -> None:
-        """End a step that goes on here."""
+        """End a step that continues here."""
         following = self._asm.label()
         self._step_to(following)
         self._asm.place(following)
@@ -242,11 +242,11 @@ if TYPE_CHECKING:
     Template = Callable[["Writer", EncodedInstruction], None]
 
 _SIZE_MAX = 1 << 16
-"""The size at which nothing more is written: no jump reaches over so many instructions."""
+"""Maximum number of instructions of a program: no jump reaches over so many."""
 
 
 class Routine:
-    """A piece of code for all places that call it; where it returns to is a number in ``Field.RETURN``."""
+    """A routine for all places that call it; the number of the place to return to is in ``Field.RETURN``."""
 
     def __init__(self, asm: Assembler) -> None:
         self._asm = asm
@@ -254,7 +254,7 @@ class Routine:
         self._returns: list[Label] = []
 
     def call(self) -> None:
-        """Write a call; nothing is in registers, neither before nor after it."""
+        """Write a call; no register is live before or after it."""
         label = self._asm.label()
         self._returns.append(label)
         self._asm.store(SCRATCH, Field.RETURN, len(self._returns))
@@ -262,7 +262,7 @@ class Routine:
         self._asm.place(label)
 
     def write(self, body: Callable[[], None], writer: Writer) -> None:
-        """Write the routine, and the returns from it, if anything calls it."""
+        """Write the routine and the returns from it, if there are calls."""
         if not self._returns:
             return
         self._asm.place(self._start)
@@ -301,17 +301,17 @@ class Writer:
         self.lp: int | None = None
         """LP, if it is known."""
         self.endings: set[tuple[int, int | None]] = set()
-        """How the code ends that has been written, each with LP, if that is known."""
+        """The ways in which the code so far ends, each with LP, if it is known."""
         self.raises = False
-        """Whether the code that has been written raises exceptions."""
+        """True if the code so far raises exceptions."""
         self.is_small = False
-        """Whether the state is to be moved to the stack (``small_state``)."""
+        """True if the state is to be moved to the stack (``small_state``)."""
         self.log_mask = state.log_mask
-        """The mask of the length of what is logged."""
+        """The mask of the length of the log."""
         self.cleared: list[int] = []
-        """The instructions that clear the log buffer of a small state, so that no part of a record is unknown."""
+        """The instructions that clear the log buffer of a small state, so that no part of a record is uninitialised."""
         self.is_open = False
-        """Whether control can reach the next instruction to be written."""
+        """True if control can reach the next instruction to be written."""
         self.end_label = asm.label()
         self.raise_label = asm.label()
         self.reraise_label = asm.label()
@@ -319,9 +319,9 @@ class Writer:
         self.return_label = asm.label()
         self.counts_jumps = flow.has_cycle or flow.jumps > point.jmpmax
         self.reads_unwritten = False
-        """Whether cells may be read that the handler has not written."""
+        """True if cells may be read that the handler has not written."""
         self.relocated: dict[int, int] = {}
-        """Link addresses by the place in the encoded program where their run-time addresses belong."""
+        """Link addresses by the offset in the encoded program at which their run-time addresses belong."""
         self.trace = Routine(asm)
         self.loops = loops_of(asm, request.abilities, self.end_label)
         self._blocks: dict[int, Label] = {}
@@ -331,7 +331,7 @@ class Writer:
     # Blocks
 
     def write_blocks(self, templates: dict[str, Template], invalid: Template) -> None:
-        """Write all blocks, in the order of the program; control comes in at the handler's first instruction."""
+        """Write all blocks, in the order of the program; control enters at the handler's first instruction."""
         order = sorted(self.flow.leaders)
         if order[0] != self.flow.start:
             self.asm.jump(self.block(self.flow.start))
@@ -343,7 +343,7 @@ class Writer:
         self.asm.origin = -1
 
     def _write_block(self, offset: int, templates: dict[str, Template], invalid: Template) -> int | None:
-        """Write a block; return the offset of the one that follows it, if one does."""
+        """Write a block; return the offset of the one into which control falls through, or None."""
         self.asm.origin = offset
         if offset in self._looped:
             self.loops.head(self.block(offset))
@@ -372,7 +372,7 @@ class Writer:
                 return offset
 
     def _write_deferred(self, following: int | None) -> None:
-        """Write what was deferred, after a jump over it if control runs on."""
+        """Write the deferred code, after a jump over it if control falls through."""
         if not self._deferred:
             return
         if following is not None and following in self.flow.leaders:
@@ -393,7 +393,7 @@ class Writer:
         return self._blocks[offset]
 
     def defer(self, write: Callable[[], None], label: Label | None = None) -> None:
-        """Write something after the block, at a label; the stack is in memory then and TSP what it is now."""
+        """Write code after the block, at a label; the stack is in memory then, and TSP has its present value."""
         self._deferred.append((self.asm.origin, self.stack.tsp, self.stack.top, label, write))
 
     # Control
@@ -405,7 +405,7 @@ class Writer:
             self.stack.store_tsp()
 
     def goto_block(self, offset: int) -> None:
-        """Go to a block; all is settled for it."""
+        """Jump to a block; the caller has settled the stack for it."""
         self.loops.goto(self.block(offset))
 
     def end(self, ending: int) -> None:
@@ -421,30 +421,30 @@ class Writer:
 
     @property
     def logged(self) -> int | None:
-        """How much the code that has been written logs before each of its ends, where that is known."""
+        """The number of bytes that the code so far logs before each of its ends, if it is known and the same."""
         ends = {lp for ending, lp in self.endings if ending != ABORT}
         return ends.pop() if self.is_small and not self.raises and len(ends) == 1 else None
 
     # Exceptions
 
     def is_enabled(self, code: ExceptionCode) -> bool:
-        """Return whether an exception goes to a handler."""
+        """Return whether an exception is dispatched to a handler."""
         return bool(code & self.point.exception_mask)
 
     def is_ignored(self, code: ExceptionCode) -> bool:
-        """Return whether a handler goes on after an exception as if there were none."""
+        """Return whether execution continues after an exception as if there were none."""
         return not self.is_enabled(code) and not code & NON_MASKABLE
 
     @cached_property
     def may_overflow(self) -> bool:
-        """Whether the log may lack room for an item, or there may not be a position that LP or STP is set to."""
+        """True if the log may lack room for an item, or a position that LP or STP is set to may not exist."""
         bound = self.flow.log_bound(self.word_size)
         is_once = not self.flow.has_cycle and not self.flow.uses("pop lp", "pop stp")
         return bound is None or not is_once or bound > self.point.logmax
 
     @property
     def may_cut(self) -> bool:
-        """Whether the log may lack room for an item after which the handler goes on."""
+        """True if the log may lack room for an item after which the handler continues."""
         return self.may_overflow and self.is_ignored(ExceptionCode.LOG_OVERFLOW)
 
     def throw_if(
@@ -458,13 +458,17 @@ class Writer:
         *,
         wide: bool | None = None,
     ) -> None:
-        """Raise an exception if a register compares so; the stack has been flushed. Not for one that is ignored."""
+        """
+        Raise an exception if a condition holds for a register and an operand.
+
+        The stack is flushed. Not for exceptions that are ignored.
+        """
         label = self.asm.label()
         self.asm.jump_if(condition, register, operand, label, wide=self.wide if wide is None else wide)
         self.defer(lambda: self.throw(code, parm1, parm2), label)
 
     def throw(self, code: ExceptionCode, parm1: Operand = 0, parm2: Operand = 0) -> None:
-        """Raise an exception, whose parameters may be in registers; the stack has been flushed."""
+        """Raise an exception, whose parameters may be in registers; the stack is flushed."""
         asm = self.asm
         self.raises = True
         if self.is_enabled(code):
@@ -476,7 +480,7 @@ class Writer:
         asm.jump(self.raise_label if self.is_enabled(code) else self.masked_label)
 
     def charge_jump(self) -> None:
-        """Take one from the jump budget, if it can be used up at all; the stack has been flushed."""
+        """Charge one jump to the jump budget, if it can be exhausted at all; the stack is flushed."""
         if not self.counts_jumps:
             return
         register = self.stack.take()
@@ -489,20 +493,20 @@ class Writer:
     # Loops within an instruction
 
     def open_loop(self) -> None:
-        """Get ready for a loop, from whose passes only memory, R6 and R7 are left; R8 is TSP from now on."""
+        """Prepare for a loop: only memory, R6 and R7 survive an iteration. R8 is TSP from now on."""
         self.stack.settle()
         if self.stack.tsp is None:
             self.stack.store_tsp()
             self.reload_tsp()
 
     def close_loop(self) -> None:
-        """Get TSP back after a loop."""
+        """Reload TSP after a loop."""
         if self.stack.tsp is None:
             self.reload_tsp()
 
     @contextmanager
     def repeat(self, field: int) -> Iterator[None]:
-        """Do what is written within as often as a field says, which counts down; takes R1."""
+        """Repeat the code that is written within as often as a field says, which counts down; takes R1."""
         head, done = self.asm.label(), self.asm.label()
         self.loops.head(head)
         self.asm.jump_if_word(Jump.JEQ, SCRATCH, field, 0, done)
@@ -513,7 +517,7 @@ class Writer:
         self.asm.place(done)
 
     def reload_tsp(self) -> None:
-        """Take TSP from its field; nothing else is known of the stack any more."""
+        """Load TSP from its field; all other knowledge of the stack is dropped."""
         self.stack.settle()
         self.stack.tsp, self.stack.top = None, 0
         self.asm.load(TSP, SCRATCH, Field.TSP)
@@ -521,11 +525,11 @@ class Writer:
     # Fields of the state
 
     def point_to(self, register: Register, place: int) -> None:
-        """Let a register point to a place in the state."""
+        """Set a register to the address of a place in the state."""
         self.asm.add(register, SCRATCH, place)
 
     def read_to(self, place: int, size: int, address: int) -> None:
-        """Read so many bytes at the address in a field to a place in the state; R0 is 0 if all could be read."""
+        """Read ``size`` bytes at the address in a field to a place in the state; R0 is 0 if all could be read."""
 
         def arguments() -> None:
             self.point_to(_R.R1, place)
@@ -547,11 +551,11 @@ class Writer:
         return register
 
     def work(self, number: int) -> int:
-        """Return the offset of a word that the instruction may use."""
+        """Return the offset of a word for temporary use by the instruction."""
         return Field.WORK + 8 * number
 
     def cell(self, register: Register) -> None:
-        """Turn a position on the RPN stack into the address of the cell, as counted from ``CELLS``."""
+        """Turn a position on the RPN stack into the address of the cell, relative to ``CELLS``."""
         self.asm.alu(Alu.AND, register, RPN_STACK_CELLS - 1)
         self.asm.alu(Alu.LSH, register, 3)
         self.asm.alu(Alu.ADD, register, SCRATCH)
@@ -564,7 +568,7 @@ class Writer:
             self.asm.alu(Alu.ADD, register, area)
 
 
-# What happens when an exception is raised: the code that all places share (recovered reference 1.7).
+# The dispatch of exceptions: the code that all places share (recovered reference 1.7).
 #
 # A place that raises has put code and parameters into the state and TSP into its field. It goes to ``raise_label``, or
 # to ``reraise_label`` if the three cells are on the stack already (``rx``), or to ``masked_label`` if the exception is
@@ -572,7 +576,7 @@ class Writer:
 
 
 def frame_address(w: Writer, dst: Register, depth: Register) -> None:
-    """Let ``dst`` point to the frame of a freshly loaded depth, which is changed; they may be one."""
+    """Set ``dst`` to the frame of a freshly loaded depth. Clobbers ``depth``, which may be the same register."""
     asm = w.asm
     if dst != depth:
         asm.mov(dst, depth)
@@ -582,14 +586,14 @@ def frame_address(w: Writer, dst: Register, depth: Register) -> None:
 
 
 def ranges_address(w: Writer, register: Register) -> None:
-    """Turn a freshly loaded depth into the address of what traces of its frame show, as counted from ``RANGES``."""
+    """Turn a freshly loaded depth into the address of its frame's ranges for traces, relative to ``RANGES``."""
     w.asm.alu(Alu.AND, register, FRAME_COUNT - 1)
     w.asm.alu(Alu.LSH, register, RANGE_SIZE.bit_length() - 1)
     w.asm.alu(Alu.ADD, register, SCRATCH)
 
 
 def write_dispatch(w: Writer, take_trace: Callable[[], None] | None) -> None:
-    """Write the way of an exception to its handler; ``take_trace`` writes the taking of a stack trace."""
+    """Write the dispatch of an exception to its handler; ``take_trace`` writes the code that takes a stack trace."""
     asm, flow = w.asm, w.flow
     ends = asm.label()
     asm.place(w.raise_label)
@@ -631,7 +635,7 @@ def _push_triple(w: Writer) -> None:
 
 
 def _find_handler(w: Writer, ends: int) -> None:
-    """Write the search for a handler: frames without one are left."""
+    """Write the search for a handler, which leaves frames without one."""
     asm = w.asm
     search, found = asm.label(), asm.label()
     if w.flow.returns:
@@ -653,18 +657,18 @@ def _find_handler(w: Writer, ends: int) -> None:
     asm.store(SCRATCH, Field.DISPATCHES, _R.R1)
     asm.mov(_R.R1, 0)
     asm.store(_R.R2, FRAMES + Frame.HANDLER, _R.R1)
-    asm.store(SCRATCH, Field.CODE, _R.R3)  # free now: what is chosen by must come from memory
+    asm.store(SCRATCH, Field.CODE, _R.R3)  # the field is free now: the selector must be loaded from memory
     _choose(w, sorted(w.flow.catches), 1, ends)
 
 
 def write_return(w: Writer) -> None:
-    """Write the way of ``ret`` to the place after the call, whose offset is in ``Field.CODE``."""
+    """Write the jump of ``ret`` to the place after the call, whose offset is in ``Field.CODE``."""
     w.asm.place(w.return_label)
     _choose(w, sorted(w.flow.returns), 0, w.end_label)
 
 
 def _choose(w: Writer, offsets: list[int], bias: int, default: int) -> None:
-    """Write a way to the block whose offset plus ``bias`` is in ``Field.CODE``."""
+    """Write a jump to the block whose offset plus ``bias`` is in ``Field.CODE``."""
     w.loops.junction()
     w.asm.load(_R.R1, SCRATCH, Field.CODE)
     switch(w.asm, _R.R1, [(offset + bias, w.block(offset)) for offset in offsets], default)

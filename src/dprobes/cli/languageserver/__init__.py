@@ -1,6 +1,6 @@
 """
-The language server for both languages: what an editor shows of a program while it is written (``dprobes lsp``).
+The language server for both languages: information for an editor about an unfinished program (``dprobes lsp``).
 
-Analysis, completions, explanations and definitions are functions of a text and a position, which know nothing of the
-protocol; ``server.py`` alone does.
+Analysis, completions, explanations and definitions are functions of a text and a position, independent of the protocol;
+only ``language_server.py`` implements the protocol.
 """

@@ -1,4 +1,4 @@
-"""A program as an editor has it, perhaps unfinished: what is wrong about it, and what of it could be compiled."""
+"""The analysis of a program in an editor, which may be unfinished: its diagnostics, and the parts that compile."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _WORD = re.compile(r"[@$A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What was found out about a text: its programs, one for each module, as far as it has no errors of form."""
+    """The analysis of a text: diagnostics, and the programs, one for each module, if it has no syntax errors."""
 
     source: SourceFile
     diagnostics: tuple[Diagnostic, ...]
     programs: tuple[Program, ...]
     types: tuple[tuple[Span, CType], ...] = ()
-    """The types of expressions and parameters in DProbes C, in the order in which they were found."""
+    """The types of expressions and parameters in DProbes C, in the order of compilation."""
 
 
 def is_c(name: str) -> bool:
@@ -39,9 +39,9 @@ def is_c(name: str) -> bool:
 
 def analyse(name: str, text: str) -> Analysis:
     """
-    Compile a text and look for its probepoints on this machine, as ``dprobes check`` does.
+    Compile a text and find its probepoints on this machine, like ``dprobes check``.
 
-    ``name`` is the path of the file, whose directory has what is included. Nothing is raised for any text.
+    ``name`` is the path of the file, whose directory is searched for included files. No text raises an exception.
     """
     source = _source(name, text)
     diagnostics = Diagnostics()
@@ -94,7 +94,7 @@ def _resolve(program: Program, found: dict[Diagnostic, None]) -> None:
 
 
 def word_at(text: str, offset: int) -> tuple[int, int]:
-    """Return where the word at an offset begins and ends; the same number twice where there is none."""
+    """Return start and end of the word at an offset; they are equal if there is none."""
     line = text.rfind("\n", 0, offset) + 1
     for match in _WORD.finditer(text, line):
         if match.start() > offset:
@@ -104,7 +104,7 @@ def word_at(text: str, offset: int) -> tuple[int, int]:
     return offset, offset
 
 
-# Where in a program a position is: in a comment, at the place of a probe, or in a block, and of which probe.
+# The context of a position in a program: a comment, the place of a probe, or a block, and its probe.
 
 
 _PIECE = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*(?:"|(?=\n)|\Z)|[{};]', re.DOTALL)
@@ -118,8 +118,8 @@ class Position:
     """
     A position in DProbes C.
 
-    ``head`` is the text before the block that it is in, that is places and conditions, or before the position where it
-    is in none. ``is_text`` says that it is within a comment or a string.
+    ``head`` is the text before the enclosing block, that is places and conditions, or before the position if there is
+    none. ``is_text`` is true within a comment or a string.
     """
 
     head: str
@@ -137,7 +137,7 @@ class Position:
 
     @property
     def is_return(self) -> bool:
-        """Whether the probe is at a return."""
+        """True if the probe is at a return."""
         return re.search(r"(?:^|,)\s*(?:\[[^\]]*\]\s*)?return\s", self.head) is not None
 
     @property
@@ -148,7 +148,7 @@ class Position:
 
 
 def position_at(text: str, offset: int) -> Position:
-    """Return where an offset is."""
+    """Return the context of an offset."""
     depth, start = 0, 0
     head = ""
     for match in _PIECE.finditer(text):

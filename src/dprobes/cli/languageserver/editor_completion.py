@@ -1,4 +1,4 @@
-"""What may stand at a position: modules, functions, fields, parameters, names, instructions."""
+"""Completions at a position: modules, functions, fields, parameters, names, instructions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompletionKind", "completions_at"]
 
-# The members that may be named after ``.`` and ``->``: those of the type that the compiler has for what is before.
+# Completion of members after ``.`` and ``->``: those of the compiler's type of the preceding expression.
 
 
 _ACCESS = re.compile(r"(?<=[\w)\]])\s*(?:->|\.)\s*(?P<word>[A-Za-z_]\w*)?\Z")
@@ -31,7 +31,7 @@ _LINE_END = re.compile(r"[ \t]*(?:\n|\Z)")
 
 @dataclass(frozen=True, slots=True)
 class MemberAccess:
-    """An access to a member, of which ``word`` is written; ``start`` to ``end`` is what follows the structure."""
+    """An access to a member, whose name ``word`` may be incomplete; ``start`` to ``end`` follows the structure."""
 
     start: int
     end: int
@@ -39,7 +39,7 @@ class MemberAccess:
 
 
 def access_at(text: str, offset: int) -> MemberAccess | None:
-    """Return the access to a member that an offset is in; None if it is in none."""
+    """Return the access to a member at an offset; None if there is none."""
     line = text.rfind("\n", 0, offset) + 1
     match = _ACCESS.search(text[line:offset])
     if match is None:
@@ -49,8 +49,8 @@ def access_at(text: str, offset: int) -> MemberAccess | None:
 
 
 def members_of(name: str, text: str, access: MemberAccess) -> Iterator[tuple[str, str]]:
-    """Give the members of the structure with their types; none if the text around it cannot be understood."""
-    # Without the access, which is unfinished, the text has a type for what is before it.
+    """Yield the members of the structure with their types; none if the surrounding text does not compile."""
+    # Without the incomplete access, the text compiles and yields a type for the preceding expression.
     end = ";" if _LINE_END.match(text, access.end) is not None else ""
     analysis = analyse(name, text[: access.start] + end + text[access.end :])
     record = _record_before(analysis, text, access.start)
@@ -60,7 +60,7 @@ def members_of(name: str, text: str, access: MemberAccess) -> Iterator[tuple[str
 
 
 def _record_before(analysis: Analysis, text: str, end: int) -> Record | None:
-    """Return the structure, or the one that a pointer leads to, of the expression that ends there."""
+    """Return the structure, or the target of a pointer to one, of the expression that ends at ``end``."""
     opening = 0
     while text[end - 1 : end] == ")":
         opening = max(opening, _opening_of(text, end - 1))
@@ -70,7 +70,7 @@ def _record_before(analysis: Analysis, text: str, end: int) -> Record | None:
         for span, type_ in analysis.types
         if span.file is analysis.source and span.end == end and span.start >= opening
     ]
-    # In brackets all of it is meant; without them operators come after the access to a member.
+    # In parentheses the whole expression counts; without them operators bind less tightly than the access.
     here.sort(key=lambda each: each[0], reverse=bool(opening))
     return next((record for _, type_ in here if (record := _record_of(type_)) is not None), None)
 
@@ -92,7 +92,7 @@ def _record_of(type_: CType) -> Record | None:
 
 
 _MAX = 1000
-"""How many are given."""
+"""Maximum number of completions."""
 
 _PLACE = re.compile(r"[^\s(){},;\[\]]*\Z")
 _WORD = re.compile(r"@?\w*\Z")
@@ -111,7 +111,7 @@ _DEFINED = {
     "procname": r"^[ \t]*proc[ \t]+([A-Za-z_]\w*)",
     "table": r"^[ \t]*table[ \t]*=[ \t]*([A-Za-z_]\w*)",
 }
-"""What the operands of instructions in RPN name, and how that is defined."""
+"""The operands of instructions in RPN that are names, with patterns of their definitions."""
 
 _POINTS = {
     "return": "just after the return of a function", "usdt": "a statically defined probe", "watch": "a watchpoint",
@@ -124,7 +124,7 @@ _STATEMENTS = ("if", "else", "while", "do", "for", "switch", "case", "break", "c
 
 
 class CompletionKind(enum.Enum):
-    """What a completion is."""
+    """Kinds of completions."""
 
     MODULE = "module"
     FUNCTION = "function"
@@ -136,7 +136,7 @@ class CompletionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A text that may stand there, for what was written from ``start`` on."""
+    """A completion, which replaces the text from ``start`` on."""
 
     text: str
     kind: CompletionKind
@@ -145,7 +145,7 @@ class Completion:
 
 
 def completions_at(name: str, text: str, offset: int) -> list[Completion]:
-    """Return what may stand at an offset of a program; nothing is raised."""
+    """Return the completions at an offset of a program; this raises no errors."""
     with contextlib.suppress(DprobesError, OSError):
         found = _in_c(name, text, offset) if is_c(name) else _in_rpn(text, offset)
         return list(islice(found, _MAX))
@@ -248,7 +248,7 @@ def _in_rpn(text: str, offset: int) -> Iterator[Completion]:
 
 
 def _operands(text: str, word: str, offset: int) -> Iterator[Completion]:
-    """Give what may be the operand of the instruction that a line begins with."""
+    """Yield operands of the instruction that begins a line."""
     from dprobes.rpn.instruction_set import ROWS
 
     for row in ROWS:
@@ -299,7 +299,7 @@ def _events(kind: str, start: str) -> Iterable[str]:
 
 
 def _usdt_probes(module: str) -> list[str]:
-    """Return the statically defined probes of a module, with their providers."""
+    """Return the USDT probes of a module, with their providers."""
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.module_lookup import find_module
     from dprobes.target.usdt import usdt_sites

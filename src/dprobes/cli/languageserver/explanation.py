@@ -1,4 +1,4 @@
-"""What stands at a position, explained: names of the language; of a probe its RPN, and what a hit costs."""
+"""Explanations of a position: names of the language; for a probe its RPN code and the cost of a hit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "type_at"]
 
-# The type of an expression in DProbes C for people: as C writes it, with the members of a structure.
+# The type of an expression in DProbes C, in the syntax of C, with the members of a structure.
 
 
 _MEMBERS_MAX = 20
 _TYPES_MAX = 4
-"""How many types are shown of an expression that has another one at each place."""
+"""Maximum number of types that are shown of an expression whose type differs by place."""
 
 
 def type_at(analysis: Analysis, offset: int) -> str | None:
@@ -39,7 +39,7 @@ def type_at(analysis: Analysis, offset: int) -> str | None:
         return None
     smallest = min(size for size, _, _ in here)
     text = " ".join(next(span.text for size, span, _ in here if size == smallest).split())
-    # What a place in memory holds is noted before what is made of it: the address of an array or structure.
+    # The type of memory is recorded before that of the derived value: the address of an array or structure.
     types: dict[str, CType] = {}
     for size, _, type_ in here:
         if size == smallest:
@@ -56,14 +56,14 @@ def _is_whole(type_: CType) -> bool:
 
 
 def _declared(type_: str, name: str) -> str:
-    """Return a declaration as C writes it: ``char name[16]``, ``char *name``."""
+    """Return a declaration in C syntax: ``char name[16]``, ``char *name``."""
     base, *sizes = type_.split(" [")
     pointed = f"{base}{'' if base.endswith('*') else ' '}{name}".rstrip()
     return pointed + "".join(f"[{size}" for size in reversed(sizes))
 
 
 def _members(type_: CType) -> Iterator[str]:
-    """Give the members of a structure, or of what a pointer leads to, as far as they are known."""
+    """Yield the known members of a structure, or of the structure that a pointer points to."""
     from dprobes.dpc.types.c_types import Pointer, Record
 
     record = type_.target if isinstance(type_, Pointer) else type_
@@ -88,11 +88,11 @@ _LINES_MAX, _LINE_MAX = 60, 200
 _COSTS_MAX = 10
 
 Explanation = tuple[str, int, int]
-"""Text in Markdown, and where what it explains begins and ends."""
+"""Text in Markdown, and start and end of the explained text."""
 
 
 def explain(analysis: Analysis, offset: int) -> Explanation | None:
-    """Return what is to be said of what stands at an offset; None if that is nothing."""
+    """Return the explanation for an offset; None if there is none."""
     text = analysis.source.text
     for program in analysis.programs:
         for definition in program.definitions:
@@ -108,7 +108,7 @@ def explain(analysis: Analysis, offset: int) -> Explanation | None:
 
 
 def _declaration(name: str, text: str, offset: int) -> str:
-    """Return the line that defines what stands at an offset."""
+    """Return the line that defines the name at an offset."""
     found = definition_of(name, text, offset)
     if found is None:
         return ""
@@ -130,7 +130,7 @@ def _of_probe(program: Program, definition: ProbeDefinition) -> str:
 
 
 def _costs(program: Program, definition: ProbeDefinition, place: str) -> Iterator[tuple[str, str]]:
-    """Give the functions of a probe, and what a hit at each costs."""
+    """Yield the functions of a probe, and the cost of a hit at each."""
     from dprobes.cli.output import module_listing
     from dprobes.resolve.probed_space import Space, space_of
     from dprobes.target.module_lookup import find_module
@@ -165,7 +165,7 @@ def _of_rpn(text: str, start: int) -> str:
     word = statement.partition("//")[0].split("=")[0].strip()
     if "=" in statement:
         return next((f"`{each.name} =`: {each.doc}" for each in KEYWORDS if each.name == word), "")
-    # The row that has the most words of the instruction.
+    # The row with the most words in common with the instruction.
     fitting = [row for row in ROWS if f"{word} ".startswith(f"{row.syntax.partition(' <')[0]} ")]
     fitting = fitting or [row for row in ROWS if word and row.operator == word.split()[0]]
     if not fitting:

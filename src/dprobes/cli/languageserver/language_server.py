@@ -1,4 +1,8 @@
-"""The protocol: what an editor asks, answered by the functions beside this module. It needs pygls, an extra."""
+"""
+The language server protocol: requests of an editor, answered by functions of this package.
+
+It needs pygls, an extra.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ class _Server(LanguageServer):
         self.analyses: dict[str, tuple[int | None, Analysis]] = {}
 
     def analysed(self, uri: str) -> tuple[TextDocument, Analysis]:
-        """Return a document, and the analysis of what it contains now."""
+        """Return a document, and the analysis of its current contents."""
         document = self.workspace.get_text_document(uri)
         known = self.analyses.get(uri)
         if known is None or known[0] != document.version or known[1].source.text != document.source:
@@ -56,7 +60,7 @@ class _Server(LanguageServer):
         return document, known[1]
 
     def publish(self, uri: str) -> None:
-        """Tell the editor what is wrong about a document."""
+        """Send the diagnostics of a document to the editor."""
         document, analysis = self.analysed(uri)
         found = [_diagnostic(document, analysis, each) for each in analysis.diagnostics]
         self.text_document_publish_diagnostics(
@@ -125,7 +129,7 @@ def create_server() -> LanguageServer:
 
 
 def _path(uri: str) -> str:
-    """Return the path of a document; one that has no file has its address as its name."""
+    """Return the path of a document; for a document without a file its URI."""
     parts = urlparse(uri)
     return unquote(parts.path) if parts.scheme == "file" else uri
 
@@ -153,14 +157,14 @@ def _uri(document: TextDocument, analysis: Analysis, note: Note) -> str:
 
 
 def _place(document: TextDocument, analysis: Analysis, span: Span | None) -> types.Range:
-    """Return the range of a place; what is in an included file is shown at the beginning."""
+    """Return the range of a span; one in an included file is shown at the beginning."""
     if span is None or span.file is not analysis.source:
         return _range(document, 0, 0)
     return _range(document, span.start, max(span.end, span.start + 1))
 
 
 def _range(document: TextDocument, start: int, end: int) -> types.Range:
-    """Return a range as the editor counts: in the units of its encoding."""
+    """Return a range in the editor's units, which depend on its encoding."""
     text = document.source
     places = []
     for offset in (start, min(end, len(text))):

@@ -1,4 +1,4 @@
-"""Where the source of a function is that is probed: what the debug information of its module says, if it is here."""
+"""The definitions of names: in a program, or in the source of a probed module, according to its debug information."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 __all__ = ["definition_of", "entries_known_at", "source_at", "source_of_name"]
 
-# Where a name is defined: in the program, or of a function that is probed in the source of its module.
+# The definition of a name: in the program, or of a probed function in the source of its module.
 
 
 _TYPE = r"(?:static|global|percpu|thread|extern|typedef|struct|union|enum|const|volatile|unsigned|signed|[A-Za-z_]\w*)"
 
 
 class Definition(NamedTuple):
-    """Where something is defined in a text."""
+    """The place of a definition in a text."""
 
     start: int
     end: int
 
 
 def definition_of(name: str, text: str, offset: int) -> Definition | None:
-    """Return where the word at an offset is defined; None if that is not found."""
+    """Return the definition of the word at an offset; None if it is not found."""
     start, end = word_at(text, offset)
     word = text[start:end]
     if not word:
         return None
     plain = _without_comments(text)
     for pattern in _patterns(word) if is_c(name) else _rpn_patterns(word):
-        # What is nearest above it, else the first one below.
+        # The nearest one above, else the first one below.
         found = [match.start("name") for match in re.finditer(pattern, plain, re.MULTILINE)]
         before = [place for place in found if place <= start]
         if found:
@@ -75,7 +75,7 @@ def _without_comments(text: str) -> str:
     return pattern.sub(lambda match: "".join(c if c == "\n" else " " for c in match.group()), text)
 
 
-# The names that a handler knows from debug information: of the function that is probed, and of the file around it.
+# The names from debug information that a handler can use: those of the probed function, and of its source file.
 
 
 _POINT = re.compile(r'(?:\breturn\s+)?(?:(?P<module>"[^"]+"|[^\s,(:"]+):)?(?P<function>"[^"]+"|[^\s,(+:]+)')
@@ -85,9 +85,9 @@ _DEPTH_MAX = 16
 
 def entries_known_at(text: str, head: str) -> Iterator[Entry]:
     """
-    Give the parameters and variables of a function, then those of its file: entries that have a name.
+    Yield the parameters and variables of a function, then those of its file: entries that have a name.
 
-    The function is that of the first place of ``head``, the text before a block; nothing is given of other places.
+    The function is that of the first place of ``head``, the text before a block; other kinds of places yield nothing.
     """
     point = _POINT.match(head.strip())
     if point is None:
@@ -99,7 +99,7 @@ def entries_known_at(text: str, head: str) -> Iterator[Entry]:
     try:
         yield from _entries(module.strip('"'), point["function"].strip('"'))
     except (DprobesError, OSError):
-        return  # what is wrong with it, diagnostics say
+        return  # diagnostics report the problem
 
 
 def _entries(module_name: str, function: str) -> Iterator[Entry]:
@@ -122,7 +122,7 @@ def _entries(module_name: str, function: str) -> Iterator[Entry]:
 
 
 def _own(entry: Entry, depth: int) -> Iterator[Entry]:
-    """Give what a function, or a block in it, declares."""
+    """Yield the declarations of a function, or of a block in it."""
     from dprobes.dwarf.dwarf_numbers import Tag
 
     for child in entry.children():
@@ -138,14 +138,14 @@ _TEXT_SECTIONS = (".debug_line", ".debug_str", ".debug_line_str")
 
 
 class SourcePlace(NamedTuple):
-    """A file on this machine, and a line of it."""
+    """A line of a file on this machine."""
 
     path: Path
     line: int
 
 
 def source_at(analysis: Analysis, offset: int) -> SourcePlace | None:
-    """Return where the function is defined that is probed by what stands at an offset; None if that is not known."""
+    """Return the definition of the function in the probe's place at an offset; None if it is unknown."""
     from dprobes.rpn.program_text import print_header
 
     for program in analysis.programs:
@@ -159,7 +159,7 @@ def source_at(analysis: Analysis, offset: int) -> SourcePlace | None:
 
 
 def source_of(module_name: str, function: str) -> SourcePlace | None:
-    """Return where a function of a module is defined; None if nobody says so, or the source is not here."""
+    """Return the definition of a function of a module; None if it is unknown, or its source is not on this machine."""
     from dprobes.dwarf.debug_file import debug_file_of
     from dprobes.dwarf.entry_search import function_at
     from dprobes.target.module_lookup import find_module
@@ -180,7 +180,7 @@ def source_of(module_name: str, function: str) -> SourcePlace | None:
 
 
 def source_of_name(name: str, text: str, offset: int) -> SourcePlace | None:
-    """Return where the module of a handler declares the variable that is named at an offset."""
+    """Return the declaration in a handler's module of the variable at an offset."""
     if not is_c(name) or not (position := position_at(text, offset)).in_block or position.is_text:
         return None
     start, end = word_at(text, offset)

@@ -1,11 +1,11 @@
 """
-``--count``, ``--hist`` and ``--sum`` at the hit: a program whose handlers tally what they would have logged.
+``--count``, ``--hist`` and ``--sum`` at the hit: a program whose handlers tally the values instead of logging them.
 
-That is done for handlers of which each run leaves one record, whose fields are header items that instructions push, or
-words that one ``log`` takes from the stack. Which word a field is, is found out by asking for the field in records of
-random words. A sum of numbers without a sign has one more key, whether the number would be negative with one: so what
-tables sum up as signed words is known exactly. What tables hold in the end is counted as records of the same content
-would be, so that the answers are the same. A hit whose probed instruction faults counts, as with every table.
+That is possible for handlers whose every run produces one record, and for fields that are header items with
+instructions to push them, or words that one ``log`` takes from the stack. The position of a field is determined by
+reading it from records of random words. A sum of unsigned numbers has one more key, the sign bit of the number: so the
+exact sum follows from the table's sum of signed words. The final contents of tables are counted like records of the
+same contents, so that the results are the same. A hit whose probed instruction faults counts, as with every table.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerAggregates", "NotAtTheHitError", "aggregate_traces", "aggregates_of", "print_aggregates", "sum_of"]
 
-# ``--count``, ``--hist`` and ``--sum``: the tables that stand for records at the end.
+# ``--count``, ``--hist`` and ``--sum``: the tables that are printed at the end instead of records.
 
 _ROWS = 50
-"""Rows of a table that are printed; the others are summed up."""
+"""Maximum number of printed rows of a table; the others are summed up."""
 
 
 def aggregates_of(wanted: WantedFields) -> Aggregates:
-    """Return what counts as the options say."""
+    """Return the aggregates for the options."""
     return Aggregates(wanted.counted, wanted.measured, wanted.summed, wanted.by)
 
 
@@ -74,10 +74,10 @@ def aggregate_traces(
     templates: Templates | None = None,
 ) -> Counter[str]:
     """
-    Print what the selected records of trace files come to; return how many were lost of each program.
+    Print the aggregates of the selected records of trace files; return the number of lost records by program.
 
-    ``templates`` are asked before those of the programs. Raise ``FormatError`` if there are records, but none of any
-    program can have one of the fields.
+    ``templates`` take precedence over those of the programs. Raise ``FormatError`` if there are records, but no
+    program's records have one of the fields.
     """
     aggregates = aggregates_of(wanted)
     sources: dict[TraceProgram, RecordSource] = {}
@@ -89,7 +89,7 @@ def aggregate_traces(
             lost[program.name] += each.count
             continue
         if program not in sources:
-            # The numbers of several files may be the same.
+            # Programs of several files may have the same number.
             source = replace(program.source, number=len(sources))
             if templates is not None:
                 source = replace(source, templates=templates.over(templates_of(source.templates)))
@@ -189,7 +189,7 @@ _WORDS_MAX = 64
 
 
 class NotAtTheHitError(Exception):
-    """A reason, as a clause, why records are carried."""
+    """The reason, as a clause, why records must be transferred."""
 
 
 class _Word(NamedTuple):
@@ -205,7 +205,7 @@ class _Item(NamedTuple):
 
 
 _Source = _Word | _Item | None
-"""Where the value of a field comes from; None: it is the same in all records of a place."""
+"""The source of a field's value; None if it is the same in all records of a place."""
 
 
 class _What(enum.Enum):
@@ -220,8 +220,8 @@ class _Tally:
     """
     One table of one definition, for option number ``view`` of a kind.
 
-    The handler logs so many ``words``. ``keys`` are the sources of the fields that differ, in the order of the table's
-    keys; ``value`` is that of the number, None where records have none. With ``has_sign`` there is one more key.
+    The handler logs ``words`` words. ``keys`` are the sources of the fields that vary, in the order of the table's
+    keys; ``value`` is that of the number, None if records have none. With ``has_sign`` there is one more key.
     """
 
     definition: int
@@ -236,9 +236,10 @@ class _Tally:
 
 class HandlerAggregates:
     """
-    A ``program`` that tallies, and what it has tallied.
+    A ``program`` that tallies, and its results.
 
-    Raise ``NotAtTheHitError`` where records are needed, as they are where somebody ``carries`` them anyway.
+    The constructor raises ``NotAtTheHitError`` if records are needed, for example because they have other consumers
+    (``carries``).
     """
 
     def __init__(
@@ -257,7 +258,7 @@ class HandlerAggregates:
         self._wanted = wanted
         self._source = source
         self.own_tables = len(program.tables)
-        """How many tables the program has had before."""
+        """Number of tables that the original program has."""
         self._tallies: list[_Tally] = []
         definitions = [self._tallied(program, n, each) for n, each in enumerate(program.definitions)]
         tables = (*program.tables, *(each.table for each in self._tallies))
@@ -289,7 +290,7 @@ class HandlerAggregates:
                 value = self._source_of(definition, field, record, words)
                 if value == _Item(_NAME) or (value is None and field in _CONSTANT):
                     raise NotAtTheHitError(f"'{field}' is no number that differs from record to record")
-                # A record without the field is counted as one that has no number there.
+                # A record without the field counts as one without a number.
                 kind = TableKind.COUNT if value is None else _KINDS[what]
                 has_sign = what is _What.SUM and value is not None and not self._is_signed(field, value, record, words)
                 table = _table(f"{_KINDS[what].value}{view}_of_{number}", kind, by, GROUPS_MAX, has_sign=has_sign)
@@ -303,7 +304,7 @@ class HandlerAggregates:
         return replace(definition, handler=Code((*code, *after, _instruction("abort")), {}))
 
     def _source_of(self, definition: ProbeDefinition, field: str, record: LogRecord, words: int) -> _Source:
-        """Return where the value of a field comes from in the records of a handler that logs so many words."""
+        """Return the source of a field in the records of a handler that logs ``words`` words."""
         if field in HEADER_FIELDS:
             if field in _CONSTANT:
                 return None
@@ -322,7 +323,7 @@ class HandlerAggregates:
         return found.pop()
 
     def _is_signed(self, field: str, value: _Word | _Item, record: LogRecord, words: int) -> bool:
-        """Return whether a field is a number with a sign."""
+        """Return whether a field is a signed number."""
         if isinstance(value, _Item):
             return False
         size = record.word_size
@@ -344,10 +345,10 @@ class HandlerAggregates:
             raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
         return _Word(candidates.pop())
 
-    # What was tallied
+    # Results
 
     def collect(self, session: Attachment, aggregates: Aggregates, word_size: Literal[4, 8]) -> None:
-        """Count what the tables of a session hold."""
+        """Add the tables of a session to the aggregates."""
         probes = list(session.probes)
         places = places_of(self._source.module, probes)
         contents = session.tables()[self.own_tables :]
@@ -373,7 +374,7 @@ class HandlerAggregates:
     def _add_measured(
         self, measures: Measures, tally: _Tally, row: TableRow, record: LogRecord, group: tuple[str, ...]
     ) -> None:
-        """Add what a table has under one key."""
+        """Add the value of one key of a table."""
         bits = 8 * record.word_size
         match tally.what, tally.value:
             case _What.HIST, None:
@@ -390,21 +391,21 @@ class HandlerAggregates:
                 for cell, count in enumerate(row.cells):
                     if count:
                         bucket = cell - HIST_ZERO
-                        # As a number without a sign it has all bits of the word.
+                        # As an unsigned number it has all bits of the word.
                         bucket = bits if bucket < 0 and not is_signed else bucket
                         measures.add_bucket(tally.view, group, bucket, count)
 
 
 def sum_of(cells: Sequence[int], offset: int) -> Sum:
-    """Return what signed numbers come to that a table has summed up, each with ``offset`` added."""
+    """Return the summary of the signed numbers in a table, each with ``offset`` added."""
     count, least, largest = cells[0], BIAS - 1 - cells[2], cells[3] - BIAS
-    # The sum is known but for multiples of 2**64; that of so many numbers lies between these bounds.
+    # The sum is known modulo 2**64; the exact sum of this count of numbers lies between these bounds.
     total = count * least + (cells[1] - count * least & _MASK)
     return Sum(count, total + count * offset, least + offset, largest + offset)
 
 
 def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, list[Instruction]]:
-    """Return the instructions before the only log instruction, how many words that logs, and those after."""
+    """Return the instructions before the only log instruction, the number of words it logs, and those after."""
     if isinstance(definition.location, Glob):
         raise NotAtTheHitError("a pattern stands for several functions")
     instructions = list(definition.handler.instructions)
@@ -439,7 +440,7 @@ def _table(name: str, kind: TableKind, sources: Sequence[_Word | _Item], room: i
 
 
 def _instructions_of(tally: _Tally) -> list[Instruction]:
-    """Return what tallies; the logged words are on top of the stack before and after it."""
+    """Return the instructions that tally; the logged words are on top of the stack before and after them."""
     found: list[Instruction] = []
     cells = 0
 
@@ -474,9 +475,9 @@ def _with_words(record: LogRecord, words: Sequence[int], size: Literal[4, 8]) ->
 
 
 def _with_parts(record: LogRecord, tally: _Tally, parts: Sequence[Any]) -> LogRecord:
-    """Return a record that has the parts of a key in the fields that they come from."""
+    """Return a record with the parts of a key in the fields that they come from."""
     words: dict[int, int] = {}
-    for source, part in zip(tally.keys, parts, strict=False):  # after them there may be a sign
+    for source, part in zip(tally.keys, parts, strict=False):  # a sign key may follow
         if isinstance(source, _Word):
             words[source.number] = part
         elif source.name == _NAME:

@@ -1,4 +1,4 @@
-"""Places in the running kernel as ``locate`` shows them."""
+"""The output of ``locate`` for places in the running kernel."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _BEFORE, _AFTER = 3, 6
 
 def kernel_module(name: str) -> tuple[RunningKernel, str] | None:
     """
-    Return the kernel, and its module that a name means, "" for the kernel itself; None if it means neither.
+    Return the kernel and the module for a name, "" for the kernel itself; None if the name is neither.
 
-    A module that is not loaded is one of a kernel that is read from its file. Raise ``TargetError`` for a file that
-    cannot be read.
+    For the file of a module that is not loaded, the kernel object is read from that file. Raise ``TargetError`` for a
+    file that cannot be read.
     """
     kernel = RunningKernel()
     if name in KERNEL_NAMES:
@@ -56,7 +56,7 @@ def is_module_file(name: str) -> bool:
 
 
 def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expression | None) -> Iterator[str]:
-    """Iterate over the lines about the kernel or a module, and a place in it; raise ``TargetError`` if it has none."""
+    """Iterate over the lines about the kernel or a module, and a place in it; raise ``TargetError`` without one."""
     base = kernel.base_of(module)
     release = f"Linux {os.uname().release}"
     yield f"module    {module} of {release}" if module else f"module    the running kernel, {release}"
@@ -64,7 +64,7 @@ def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expres
     if expression is None:
         return
     if expression.symbol is None:
-        # As in 'address =' and 'offset =': the upper half of all numbers are addresses.
+        # As in 'address =' and 'offset =': numbers in the upper half are addresses.
         address = expression.addend if expression.addend >> 63 else base + expression.addend
     else:
         address = kernel.symbol(expression.symbol, module, is_code=True).address + expression.addend
@@ -101,7 +101,7 @@ def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expres
 def _instructions(
     kernel: RunningKernel, function: KernelSymbol, address: int, base: int
 ) -> list[DecodedInstruction] | None:
-    """Return the instructions around an address, None if the kernel does not show its text."""
+    """Return the instructions around an address, None if the kernel does not expose its code."""
     code = kernel.text.read(function.address, address - function.address + (_AFTER + 1) * MAX_LENGTH)
     if not code:
         return None
@@ -137,29 +137,28 @@ def _verdict(kernel: RunningKernel, function: KernelSymbol, address: int, way: K
     return "ebpf: a kprobe, for which the kernel replaces the instruction by a breakpoint, or by a jump if it can"
 
 
-# The kernel's tracepoints and system calls as ``locate`` shows them: lists by pattern, and the fields of one.
+# The output of ``locate`` for the kernel's tracepoints and system calls: lists by pattern, and the fields of one.
 
 _TRACEPOINT, _SYSTEM_CALL = "tracepoint", "syscall"
 _WILD = "*?["
 
 
 def is_traced(place: str) -> bool:
-    """Return whether a place is one of a tracepoint or system call, or a pattern of such."""
+    """Return whether a place is one of a tracepoint or system call, or a pattern of these."""
     return split_traced(place)[0] in (_TRACEPOINT, _SYSTEM_CALL)
 
 
 def split_traced(place: str) -> tuple[str, str]:
-    """Return the kind and the name, which a blank separates as in DProbes C, or a colon."""
+    """Return the kind and the name, separated by a blank as in DProbes C, or by a colon."""
     kind, _, name = place.replace(" ", ":", 1).partition(":")
     return kind, name.strip()
 
 
 def describe_traced(place: str) -> Iterator[str]:
     """
-    Iterate over the lines about ``tracepoint SUBSYSTEM:NAME`` or ``syscall NAME``, or what matches a pattern.
+    Iterate over the lines about ``tracepoint SUBSYSTEM:NAME`` or ``syscall NAME``, or the matches of a pattern.
 
-    Lists have each as a program in DProbes C names it. Without a name all are listed.
-    Raise ``TargetError`` if there is no such thing.
+    Lists use the names of DProbes C. Without a name all are listed. Raise ``TargetError`` if nothing matches.
     """
     kind, name = split_traced(place)
     if kind == _SYSTEM_CALL:

@@ -1,4 +1,4 @@
-"""What there is to probe, as ``list`` shows it: the modules of a process, the functions of a module or the kernel."""
+"""The output of ``list``: the modules of a process, the functions of a module or the kernel, and USDT probes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ __all__ = [
     "usdt_rows",
 ]
 
-# What a hit at a place costs: **the** definition of "cheap", for all verbs that say so.
+# The cost of a hit at a place: the only definition of "cheap", for all verbs.
 
 
 class PlaceCost(NamedTuple):
     """
-    What a hit costs, in words; it ``is_cheap`` if it is with each engine.
+    The cost of a hit, in words; it ``is_cheap`` if it is with each engine.
 
     With the ptrace engine a cheap hit stops the thread once, with the ebpf engine it needs no single step.
     """
@@ -59,7 +59,7 @@ class PlaceCost(NamedTuple):
 
 
 def costs_at(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceCost]:
-    """Give what a hit costs at each of some instructions of a module."""
+    """Yield the cost of a hit at each of some instructions of a module."""
     from dprobes.engines.engine_registry import rows
 
     notes = {row.name: found for row in rows() if (found := list(row.notes_on(module, instructions)))}
@@ -76,7 +76,7 @@ def costs_at(module: Module, instructions: Sequence[DecodedInstruction]) -> Iter
             yield PlaceCost(f"cheap with {' and '.join(cheap)}, slow with {' and '.join(others)}", is_cheap=False)
 
 
-# Lines of the source as ``locate`` shows them: the instructions that begin them, as programs name them.
+# Lines of the source in the output of ``locate``: the instructions that begin them, as written in programs.
 
 
 class LinesOfSource(NamedTuple):
@@ -89,20 +89,20 @@ class LinesOfSource(NamedTuple):
 
 
 def split_lines(place: str) -> LinesOfSource | None:
-    """Take ``MODULE:FILE:LINE`` or ``MODULE:FILE:LINE-LINE`` apart; None if that is something else."""
+    """Split ``MODULE:FILE:LINE`` or ``MODULE:FILE:LINE-LINE``; return None for other forms."""
     from dprobes.dpc.modules.debug_places import SOURCE_LINES
 
     module, _, text = place.partition(":")
     lines = SOURCE_LINES.fullmatch(text)
     if not module or lines is None or Path(place.rpartition(":")[0]).is_file():
-        return None  # a path may have a colon in it, and a file offset after it
+        return None  # a path may contain a colon, followed by a file offset
     first = int(lines["first"])
     return LinesOfSource(module, lines["path"], first, int(lines["last"] or first))
 
 
 def describe_lines(module: Module, lines: LinesOfSource, symbols: Path | None) -> Iterator[str]:
     """
-    Give the instructions that begin lines; those that are cheap to probe are marked with '+'.
+    Yield the instructions that begin lines; those that are cheap to probe are marked with '+'.
 
     Raise ``TargetError`` if there are none.
     """
@@ -125,7 +125,7 @@ def describe_lines(module: Module, lines: LinesOfSource, symbols: Path | None) -
         yield f"   {instruction.offset:8x} {mark} {place:<34} {instruction.text}"
 
 
-# USDT probes of a module, as ``list``, ``locate`` and ``show`` print them.
+# USDT probes of a module, in the output of ``list``, ``locate`` and ``show``.
 
 PREFIX = "usdt"
 USDT_HEADER = ("usdt probe", "sites", "arguments", "guarded by a semaphore")
@@ -157,7 +157,7 @@ def usdt_rows(module: Module, provider: str = "*", name: str = "*") -> list[tupl
 
 
 def _types(sites: Sequence[UsdtSite]) -> str:
-    """Return the types of arguments, of each form that sites have."""
+    """Return the types of arguments, for each variant among the sites."""
     forms = dict.fromkeys(", ".join(argument.type_name for argument in site.arguments) or "none" for site in sites)
     return " or ".join(forms)
 
@@ -191,7 +191,7 @@ def _site_lines(module: Module, site: UsdtSite) -> Iterator[str]:
 
 
 def described_site(site: UsdtSite) -> Iterator[str]:
-    """Iterate over lines with the arguments of a site, and whether a semaphore guards it."""
+    """Iterate over lines with the arguments of a site, and its semaphore if there is one."""
     for number, argument in enumerate(site.arguments, 1):
         obstacle = f": cannot be pushed, {argument.obstacle}" if argument.obstacle else ""
         yield f"push usdt, {number:<3} {argument.type_name:<4} {escaped(argument.text.rpartition('@')[2])}{obstacle}"
@@ -200,7 +200,7 @@ def described_site(site: UsdtSite) -> Iterator[str]:
 
 
 def guard_of(module: Module, offset: int) -> str | None:
-    """Return what is to be said of a file offset if a semaphore decides whether the program comes by."""
+    """Return a remark about a file offset that is a site of a USDT probe, and its semaphore; None for other offsets."""
     for site in usdt_sites(module.elf):
         if site.offset == offset:
             probe = f"{PREFIX}:{escaped(site.probe)}"
@@ -219,7 +219,7 @@ KERNEL_HEADER = ("function", "a hit at its start")
 
 
 def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
-    """Return the files whose code a process maps, with the names that ``name =`` takes; raise ``TargetError``."""
+    """Return the files whose code a process maps, with the names for ``name =``; raise ``TargetError``."""
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.module_lookup import module_name, root_of
 
@@ -229,7 +229,7 @@ def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for path in paths:
         soname, probes = None, 0
-        with contextlib.suppress(TargetError):  # what is not there any more has its name still
+        with contextlib.suppress(TargetError):  # a deleted file still has its name
             elf = ElfFile.open(root + path)
             soname = elf.soname
             probes = len({site.probe for site in usdt_sites(elf)})
@@ -240,7 +240,7 @@ def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
 
 
 def _started_as(pid: int) -> str:
-    """Return the name with which a process was started, as far as it says; see proc(5), ``cmdline``."""
+    """Return the name with which a process was started, if it is available; see proc(5), ``cmdline``."""
     with contextlib.suppress(OSError):
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0])
     return ""
@@ -250,8 +250,8 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
     """
     Return the functions of a module whose names match a pattern; raise ``TargetError`` if there is none.
 
-    The first column is what a program says for exactly that function. Where that is not how people read its name, that
-    stands in the last column.
+    The first column is the name in programs that denotes exactly that function. If that differs from the readable name,
+    the last column has the latter.
     """
     named = [] if is_pattern(pattern) else [symbol.name for _, symbol in module.symbols.readable(pattern)]
     found = [matching_functions(module, each) for each in named or [pattern]]
@@ -271,7 +271,7 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
 
 def _refuse_pattern(module: Module, pattern: str, left_out: Sequence[LeftOut]) -> NoReturn:
     if not left_out and not is_pattern(pattern):
-        module.address_of(pattern)  # which says what may be meant
+        module.address_of(pattern)  # raises an error with proposals
     reasons = {one.name: one.reason for one in left_out}
     why = next((f": '{name}': {reason}" for name, reason in reasons.items()), "")
     raise TargetError(f"'{pattern}' matches no function of '{module.path}'{why}")
@@ -286,7 +286,7 @@ def required_usdt_rows(module: Module, provider: str, name: str) -> list[tuple[s
 
 
 def kernel_rows(kernel: RunningKernel, module: str, pattern: str) -> list[tuple[str, ...]]:
-    """Return the functions of the kernel or a module of it that match a pattern; raise ``TargetError``."""
+    """Return the functions of the kernel or one of its modules that match a pattern; raise ``TargetError``."""
     rows: list[tuple[str, ...]] = []
     for symbol in kernel.symbols.matching(pattern, module):
         if kernel.is_blacklisted(symbol.address):
@@ -298,6 +298,6 @@ def kernel_rows(kernel: RunningKernel, module: str, pattern: str) -> list[tuple[
         rows.append((symbol.name, cost))
     if not rows:
         if not is_pattern(pattern):
-            kernel.symbol(pattern, module, is_code=True)  # which says what may be meant
+            kernel.symbol(pattern, module, is_code=True)  # raises an error with proposals
         raise TargetError(f"'{pattern}' matches no function of {f'the module {module!r}' if module else 'the kernel'}")
     return rows

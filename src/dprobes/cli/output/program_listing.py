@@ -1,4 +1,4 @@
-"""The listing of a compiled program for ``show``: all that the file contains, and nothing about this machine."""
+"""The listing of a compiled program for ``show``: the contents of the file, independent of this machine."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Disassembly", "ppdf_listing"]
 
-# The code of a program, disassembled: what ``show`` and ``query --extended`` print of it.
+# The disassembled code of a program, for ``show`` and ``query --extended``.
 
 
 def _encoded(program: Program, target: Architecture) -> CodeImage:
-    """Return a program's code, of which it is not known whether it is about Go, which has more arguments."""
+    """Return a program's code; it may be for a Go module, which has more arguments than others."""
     try:
         return encode(program, target)
     except KeyError:
@@ -46,10 +46,10 @@ def _encoded(program: Program, target: Architecture) -> CodeImage:
 
 class Disassembly:
     """
-    List the code of a program as it is encoded for a processor; ``image`` is its encoding, if there is one already.
+    A listing of a program's code as encoded for a processor; ``image`` is its encoding, if that exists already.
 
-    Each instruction is shown with its byte offset and the depth of the RPN stack before it, '?' where that depends on
-    the run.
+    Each instruction is shown with its byte offset and the depth of the RPN stack before it, '?' if that depends on the
+    run.
     """
 
     def __init__(self, program: Program, target: Architecture, image: CodeImage | None = None) -> None:
@@ -76,7 +76,7 @@ class Disassembly:
             yield "endproc"
 
     def _lines(self, code: Code, start: int, depths: dict[int, int]) -> Iterator[str]:
-        """List the instructions from ``start`` on, the added ``exit`` or ``ret`` included."""
+        """Iterate over the instructions from ``start`` on, including the added ``exit`` or ``ret``."""
         image = self.image
         first = bisect_left(self._offsets, start)
         after = bisect_left(self._offsets, self._starts[bisect_right(self._starts, start)])
@@ -228,7 +228,7 @@ def _ebpf(code: EbpfCode, image: CodeImage) -> Iterator[str]:
 
 
 def _maps(code: EbpfCode) -> Iterator[tuple[int, MapName]]:
-    """Give the maps whose names are known; others are shown by the numbers in the code."""
+    """Yield the maps with known names; others are shown by the numbers in the code."""
     for reference in code.maps:
         with contextlib.suppress(ValueError):
             yield reference.index, MapName(reference.name)

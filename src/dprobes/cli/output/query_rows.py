@@ -1,4 +1,4 @@
-"""Rows of a query on standard output: as a table, as CSV, as JSON lines. They are taken as they come."""
+"""The rows of a query on standard output: as a table, as CSV, as JSON lines. They are printed as they arrive."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["print_csv", "print_json", "print_table"]
 
 ROWS = 1000
 """
-Rows that are laid out together.
+Number of rows that are laid out together.
 
-At a terminal there are no more; in a pipe, columns are as wide as they have been until then.
+At a terminal it is the maximum; in a pipe, later rows use the column widths of the first ones.
 """
 
 _GAP = 2
 
 
 def print_table(reader: pa.RecordBatchReader) -> int:
-    """Print columns; at a terminal that is too narrow for them, a block for each row. Return what is left out."""
+    """Print columns; at a narrow terminal, a block for each row. Return the number of omitted rows."""
     schema = reader.schema
     right = [_is_number(field.type) for field in schema]
     header = [escaped(name) for name in schema.names]
@@ -53,7 +53,7 @@ def print_table(reader: pa.RecordBatchReader) -> int:
 
 
 def print_csv(reader: pa.RecordBatchReader) -> None:
-    """Print a header line, and a line for each row; null is nothing."""
+    """Print a header line, and a line for each row; null is empty."""
     _print_csv_lines([reader.schema.names])
     for rows in _pieces(reader, lambda values: [[_text(value, "") for value in each] for each in values]):
         _print_csv_lines(rows)
@@ -69,7 +69,7 @@ def _print_csv_lines(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_json(reader: pa.RecordBatchReader) -> None:
-    """Print an object for each row, a line each; bytes are hexadecimal, times text."""
+    """Print an object for each row on one line; bytes are hexadecimal, times text."""
     taken: set[str] = set()
     names = [unique_name(name, taken) for name in reader.schema.names]
     for rows in _pieces(reader, lambda values: values):
@@ -81,7 +81,7 @@ def print_json(reader: pa.RecordBatchReader) -> None:
 
 
 def _pieces(reader: pa.RecordBatchReader, show: Callable[[list[tuple[Any, ...]]], Any]) -> Iterator[list[Any]]:
-    """Iterate over the rows in pieces, as ``show`` has them."""
+    """Iterate over the rows in pieces, converted by ``show``."""
     for batch in reader:
         columns = [_values(column) for column in batch.columns]
         rows = list(zip(*columns, strict=True))
@@ -90,7 +90,7 @@ def _pieces(reader: pa.RecordBatchReader, show: Callable[[list[tuple[Any, ...]]]
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return values as Python's: numbers, text, True, None, lists and dictionaries of these."""
+    """Return the values as Python objects: numbers, text, True, None, lists and dictionaries of these."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -102,7 +102,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type with text in the place of times, of which Python's have no nanoseconds."""
+    """Return a type with text instead of times, because Python's times have no nanoseconds."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):
@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
         case Decimal():
             return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
         case float() if value != value or value in (float("inf"), float("-inf")):
-            return str(value)  # JSON has no such numbers
+            return str(value)  # JSON cannot represent these numbers
         case None | bool() | int() | float() | str():
             return value
         case pa.MonthDayNano():

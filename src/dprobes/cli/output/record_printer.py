@@ -1,4 +1,4 @@
-"""Print the records of traces, and say where some were lost."""
+"""Printing of the records of traces, with notes where some were lost."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 __all__ = ["DamageReport", "Printer", "skip_damaged_option"]
 
-# The option ``--skip-damaged`` of verbs that read trace files, and what is said of damage.
+# The option ``--skip-damaged`` of verbs that read trace files, and messages about damage.
 
 _SAID_MAX = 5
-"""Damaged places of a file that are said one by one."""
+"""Maximum number of damaged places of a file that are reported one by one."""
 
 
 def skip_damaged_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option that makes a reader go on after damage."""
+    """Return the option that makes a reader continue after damage."""
     return click.option(
         "--skip-damaged", is_flag=True, help="Skip damaged parts of trace files, and report how much was skipped."
     )
 
 
 class DamageReport:
-    """Warn of damage that is skipped: of the first places one by one, of all others by ``finish``."""
+    """A report of skipped damage: warnings about the first places one by one, and about the others by ``finish``."""
 
     def __init__(self) -> None:
         self._places: Counter[str] = Counter()
         self._unsaid: Counter[str] = Counter()
 
     def __call__(self, damage: Damage) -> None:
-        """Note a place."""
+        """Report or count a damaged place."""
         self._places[damage.file] += 1
         if self._places[damage.file] > _SAID_MAX:
             self._unsaid[damage.file] += damage.size
@@ -57,7 +57,7 @@ class DamageReport:
             console.warning(f"'{damage.file}' described its clock there: times may be wrong")
 
     def finish(self) -> None:
-        """Warn of all that has not been told."""
+        """Print a warning about the places that were only counted."""
         for file, size in self._unsaid.items():
             count = self._places[file] - _SAID_MAX
             console.warning(f"'{file}': {size} bytes at {count} more damaged places are skipped")
@@ -65,14 +65,14 @@ class DamageReport:
 
 
 _TOGETHER = 256
-"""Records that are written by one call."""
+"""Number of records that are written by one call."""
 
 
 class Printer:
     """
-    Print records as a formatter shows them; each program has a formatter of its own, with its templates.
+    A printer of records with a formatter for each program, which uses the program's templates.
 
-    ``templates`` are asked before those of the programs.
+    ``templates`` take precedence over those of the programs.
     """
 
     def __init__(self, format_name: str, templates: Templates | None = None) -> None:
@@ -86,7 +86,7 @@ class Printer:
         self._has_heading = False
 
     def print(self, found: Iterable[TraceRecord | LostRecords]) -> int:
-        """Print records, and return how many; they are visible when this ends, also by an error."""
+        """Print records, and return their number; they are flushed at the end, also after an error."""
         count = 0
         try:
             for each in found:
@@ -128,7 +128,7 @@ class Printer:
                 carried=program.names,
                 host=program.origin.host,
                 columns=self._columns,
-                is_brief=True,  # trace files have records with all items, for whatever reads them
+                is_brief=True,  # trace files contain all items, for any reader
             )
             self._formatters[program] = program.source, chosen
         return chosen
@@ -155,12 +155,12 @@ class Printer:
 
 
 def warn_of_lost(name: str, count: int, where: str = "") -> None:
-    """Warn of records that were lost."""
+    """Print a warning about lost records."""
     what = "1 record of '{}' was" if count == 1 else f"{count} records of '{{}}' were"
     console.warning(f"{what.format(name)} lost{where}")
 
 
 def warn_of_all(lost: Counter[str]) -> None:
-    """Warn of all records that were lost, by programs."""
+    """Print warnings about all lost records, by program."""
     for name, count in sorted(lost.items()):
         warn_of_lost(name, count)

@@ -30,10 +30,10 @@ __all__ = ["Outputs"]
 
 class Outputs:
     """
-    Open what the options of a run name; raise ``SinkError`` if that cannot be.
+    The outputs in the options of a run; the constructor raises ``SinkError`` if one cannot be opened.
 
-    Standard output and the file of ``-o`` are written at once: their reader sets the pace, and nothing is lost.
-    Log targets have threads of their own. ``views`` take the records in the place of standard output.
+    Standard output and the file of ``-o`` are written synchronously: their reader sets the pace, and nothing is lost.
+    Log targets have threads of their own. ``views`` consume the records instead of standard output.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Outputs:
         self._failed: Sink | None = None
         self._lost = 0
         self.problem: str | None = None
-        """Why standard output or the file takes no more; None if that is not so."""
+        """The reason why standard output or the file accepts no more; None if it does."""
         try:
             if (first := self._open_first(output, format_name, is_needed=not targets and not views)) is not None:
                 self._direct.append(first)
@@ -112,7 +112,7 @@ class Outputs:
         """
         Write records, and return how many of the last ones are lost because standard output or the file has failed.
 
-        ``probes`` are those of the session, which may have grown.
+        ``probes`` are the current ones of the session.
         """
         places = self._places
         if len(probes) > len(places):
@@ -134,12 +134,12 @@ class Outputs:
         return lost
 
     def send_tables(self, contents: Sequence[TableContents]) -> None:
-        """Hand what keyed tables hold to log targets; any thread may."""
+        """Send the contents of keyed tables to log targets; any thread may call it."""
         if self._targets is not None:
             self._targets.log_tables(self._source, contents)
 
     def write_tables(self, contents: Sequence[TableContents]) -> None:
-        """Write what keyed tables hold to a trace file, if there is one, and hand it to log targets."""
+        """Write the contents of keyed tables to a trace file, if there is one, and to log targets."""
         self.send_tables(contents)
         file = self._file
         if file is not None and file in self._direct:
@@ -150,9 +150,9 @@ class Outputs:
 
     def flush(self, *, is_last: bool = False) -> int:
         """
-        Make visible what was written, and return how many of the last records are lost, as ``write`` does.
+        Flush written records, and return how many of the last ones are lost, like ``write``.
 
-        With ``is_last`` nothing may be held back any more.
+        With ``is_last`` nothing may remain buffered.
         """
         lost = 0
         for sink in tuple(self._direct):
@@ -166,7 +166,7 @@ class Outputs:
 
     @property
     def is_holding(self) -> bool:
-        """Whether some of what was written may still turn out to be lost."""
+        """True if written records may still turn out to be lost."""
         return any(getattr(sink, "is_holding", False) for sink in self._direct)
 
     def _fail(self, sink: Sink, error: SinkError) -> None:
@@ -176,20 +176,20 @@ class Outputs:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether records wait for who reads standard output or a file."""
+        """True if records are waiting for the reader of standard output or a file."""
         return self._stream is not None and self._stream.is_holding
 
     def give_up(self) -> bool:
-        """Wait no longer for who reads standard output or a file; return whether something waited for that."""
+        """End waits for the reader of standard output or a file; return whether there was one."""
         return self._stream is not None and self._stream.give_up()
 
     def abandon(self) -> None:
-        """Give up standard output, which nobody reads any more."""
+        """Stop using standard output, which has no reader any more."""
         if self._stream is not None:
             self._stream.abandon()
 
     def close(self) -> None:
-        """Write what waits for log targets, say what has become of it, and give everything up."""
+        """Wait for log targets to write their queues, print their status, and close everything."""
         if self._targets is not None:
             self._targets.destroy_event(self._source)
             for status in self._targets.close(on_wait=_say_waiting):

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["advice_on_unreached", "fault_lines", "faulted_runs", "left_out_lines", "place_of", "summary"]
 
 _SHOWN = 20
-"""Up to so many probepoints, those without a hit are listed as well."""
+"""Maximum number of probepoints for which those without a hit are listed as well."""
 
 _NAMED = 3
-"""How many names the summary gives for each reason to leave functions out."""
+"""Maximum number of names in the summary for each reason to leave functions out."""
 
 _MISSED = (
     "there was no room for one more at that moment, the processor ran a handler, the process was changing its "
@@ -40,10 +40,10 @@ _MISSED = (
 )
 
 _PLACE = 1
-"""The column of places."""
+"""Index of the column of places."""
 
 _RARE = ("passed", "recursed")
-"""Columns that are left out where the table is too wide and they hold zeros."""
+"""Columns that are omitted if the table is too wide and they contain only zeros."""
 
 _HEADER = ("probe", "place", "hits", "records", "lost", "passed", "recursed", "executed")
 
@@ -52,11 +52,11 @@ def summary(program: Program, session: Attachment, counts: Sequence[Counts], wid
     """
     Return a table of the probepoints in the order of their definitions, and of the definitions without any.
 
-    It is made to fit into ``width`` columns.
+    It fits into ``width`` columns if possible.
     """
     probes = session.probes
     unused = _unused_files(probes, counts)
-    # A place is said with its file only where the same name may mean several.
+    # A place includes its file only if the same name occurs in several.
     paths = list(dict.fromkeys(probe.path for probe in probes if probe.path not in unused))
     used = [pair for pair in zip(probes, counts, strict=True) if pair[0].path not in unused]
     missing = set(range(len(program.definitions))) - {probe.number for probe in probes}
@@ -98,7 +98,7 @@ def _lines(
 
 
 def _remarks(count: Counts, place: str) -> Iterator[str]:
-    """Give what is to be said of a probepoint below the table."""
+    """Yield remarks about a probepoint below the table."""
     if count.missed:
         hits = f"{count.missed} hit{'s' if count.missed > 1 else ''}"
         yield f"{hits} of {place} ran no handler: {_MISSED}"
@@ -109,7 +109,7 @@ def _remarks(count: Counts, place: str) -> Iterator[str]:
 
 
 def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> list[str]:
-    """Return the files in which nothing happened, where something did in another one."""
+    """Return the files without hits, if another file has some."""
     paths = dict.fromkeys(probe.path for probe in probes)
     if len(paths) < 2:
         return []
@@ -119,9 +119,9 @@ def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> lis
 
 def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | None) -> str:
     """
-    Return the table; if it is too wide, without columns that say nothing, and with the files below it.
+    Return the table; if it is too wide, without columns of zeros, and with the files below it.
 
-    What is too wide even so has places on lines of their own.
+    If it is still too wide, places are on lines of their own.
     """
     text = console.table(_HEADER, rows)
     if width is None or _width(text) <= width:
@@ -143,7 +143,7 @@ def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | N
 
 
 def _with_places_above(header: Sequence[str], narrow: Sequence[Sequence[str]], over: int) -> str:
-    """Return a table that is so many columns too wide, with long places on lines of their own."""
+    """Return a table that is ``over`` columns too wide, with long places on lines of their own."""
     room = max(max(len(row[_PLACE]) for row in narrow) - over, len("place"))
     is_long = [len(row[_PLACE]) > room for row in narrow]
     cells = [["", "", *row[_PLACE + 1 :]] if long else row for row, long in zip(narrow, is_long, strict=True)]
@@ -157,24 +157,24 @@ def _width(text: str) -> int:
 
 
 def faulted_runs(counts: Counts, place: str) -> str:
-    """Return what to say of handler runs that left no record because of a fault."""
+    """Return the remark about handler runs without a record because of a fault."""
     runs = f"{counts.faulted} handler run{'s' if counts.faulted > 1 else ''}"
     return f"{runs} at {place} left no record, because the instruction faulted"
 
 
 def skipped_hits(counts: Counts, place: str) -> str:
-    """Return what to say of hits that ran no handler to save time."""
+    """Return the remark about hits whose handlers were skipped to save time."""
     hits = f"{counts.skipped} hit{'s' if counts.skipped > 1 else ''}"
     return f"{hits} of {place} ran no handler: more would have taken too much of a CPU (--overhead)"
 
 
 def place_of(probe: Probepoint) -> str:
-    """Return a probepoint's place for people."""
+    """Return the displayed place of a probepoint."""
     return f"{probe.where} (return)" if probe.at_return else probe.where
 
 
 def left_out_lines(left_out: Sequence[LeftOutProbe], *, names: int | None) -> Iterator[str]:
-    """Iterate over lines that say what was left out and why, each reason with up to ``names`` names."""
+    """Iterate over lines with the functions left out by reason, each reason with up to ``names`` names."""
     by_reason: dict[str, list[str]] = {}
     for each in left_out:
         by_reason.setdefault(each.reason, []).append(each.name)
@@ -184,7 +184,7 @@ def left_out_lines(left_out: Sequence[LeftOutProbe], *, names: int | None) -> It
         yield f"left out {len(found)}, because {reason}: {listed}{more}"
 
 
-# The exceptions that ended hits, by the lines of a program in DProbes C that they came from.
+# The exceptions that ended hits, by the lines of the program in DProbes C that they came from.
 
 _REASONS = {
     ExceptionCode.INVALID_ADDR: "memory that is not there",
@@ -196,11 +196,11 @@ _REASONS = {
 }
 
 _ENTRIES = ("push entry", "push elapsed")
-"""Instructions that raise INVALID_ADDR where the entry of a call was not seen, too."""
+"""Instructions that raise INVALID_ADDR also if the entry of the call was not seen."""
 
 
 def fault_lines(program: Program, tables: Sequence[TableContents]) -> Iterator[str]:
-    """Iterate over lines that say how many hits an exception has ended at which line of the program."""
+    """Iterate over lines with the number of hits ended by an exception, by line of the program."""
     contents = next((each for each in tables if each.table.name == FAULTS), None)
     if contents is None:
         return
@@ -224,21 +224,21 @@ def fault_lines(program: Program, tables: Sequence[TableContents]) -> Iterator[s
         yield f"{count} fault{'s' if count != 1 else ''} at {name}:{line}: {reason}"
 
 
-# What to say where probepoints were inserted and never reached: what did run, and what was probably meant.
-# That is another program, another library's function of the same name, or code that the compiler has put elsewhere.
+# Advice if probepoints were inserted and never reached: what did run, and what was probably intended. That is another
+# program, another library's function of the same name, or code that the compiler has moved elsewhere.
 
 _LOOKED_UP_MAX, _FUNCTIONS_MAX = 256, 8
-"""Functions that are looked for in other files, and in the debug information."""
+"""Maximum numbers of functions that are searched in other files, and in the debug information."""
 
 _START = re.compile(r"(?P<name>[A-Za-z_][\w.$]*)", re.ASCII)
-"""The start of a function, as a probepoint's ``where`` names it."""
+"""The start of a function, in the ``where`` of a probepoint."""
 
 
 def advice_on_unreached(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[str, str]) -> str | None:
     """
-    Return why nothing was reached, as far as that can be told; None if nothing is known that would help.
+    Return the probable reason why nothing was reached; None if nothing helpful is known.
 
-    ``mapped`` are the files that processes in scope mapped as code, if the engine was told: their names, and paths.
+    ``mapped`` are the files that processes in scope mapped as code, if the engine reports them: names and paths.
     """
     paths = list(dict.fromkeys(probe.path for probe in probes if probe.is_in_code))
     if not paths:
@@ -247,7 +247,7 @@ def advice_on_unreached(probes: Sequence[Probepoint], scope: Scope, mapped: Mapp
 
 
 def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
-    """Return what a command executes, if that is not what was probed."""
+    """Return the file that a command executes, if that is not the probed one."""
     if not command:
         return None
     from dprobes.target.module_lookup import executable_of
@@ -276,7 +276,7 @@ def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
 
 
 def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[str, str]) -> str | None:
-    """Return where else the functions are that were probed."""
+    """Return other places of the probed functions."""
     starts = [(probe.path, _START.fullmatch(probe.where)) for probe in probes if probe.is_in_code]
     functions = list(dict.fromkeys((path, start["name"]) for path, start in starts if start is not None))
     if not functions:
@@ -288,7 +288,7 @@ def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[st
 
 
 def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> Iterator[str]:
-    """Give the functions that other files have, too."""
+    """Yield the functions that other files have, too."""
     from dprobes.target.probed_module import providers_of
 
     names_in: dict[tuple[Path, ...], list[str]] = {}
@@ -304,7 +304,7 @@ def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> 
 
 
 def _elsewhere(path: str, name: str) -> Iterator[str]:
-    """Give the places of the code of a function that the compiler has put elsewhere."""
+    """Yield the places of a function's code that the compiler has moved elsewhere."""
     from dprobes.resolve.breakpoints import inlined_places
     from dprobes.target.module_symbols import clones_in, is_cold_part
     from dprobes.target.probed_module import Module
@@ -323,7 +323,7 @@ def _elsewhere(path: str, name: str) -> Iterator[str]:
 
 
 def _loaded(scope: Scope, mapped: Mapping[str, str]) -> Iterator[Path]:
-    """Give the files that a process of the run has mapped as code, or is linked with."""
+    """Yield the files that a process of the run has mapped as code, or is linked with."""
     from dprobes.target.module_lookup import root_of
     from dprobes.target.probed_module import linked_files, preloaded_files
     from dprobes.target.process_maps import code_mappings

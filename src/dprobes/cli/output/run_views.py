@@ -1,4 +1,4 @@
-"""The keyed tables of a run on standard output: at its end, and while it goes on every so many seconds."""
+"""The keyed tables of a run on standard output, at its end and at intervals, and the views that replace records."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = ["TableOptions", "TableOutput", "Views", "lines_of", "short_time"]
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """
-    What the command line says of tables.
+    The options of keyed tables.
 
-    ``rows`` is how many rows of each are shown, ``interval`` is in seconds. With ``as_json`` each row
-    is an object in a line; with ``aside`` standard output is others', and tables go to standard error. ``prometheus``
-    is a file that gets them as well.
+    ``rows`` is the number of rows to show of each, ``interval`` is in seconds. With ``as_json`` each row is an object
+    in a line; with ``aside`` tables go to standard error, because standard output is in use. ``prometheus`` is a file
+    that gets them as well.
     """
 
     rows: int | None = None
@@ -56,7 +56,7 @@ class TableOptions:
 
 
 class TableOutput:
-    """Print the first ``count`` tables of a session, but those with the names in ``left_out``."""
+    """A printer of the first ``count`` tables of a session, except those with the names in ``left_out``."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class TableOutput:
         self._session = session
         self._over = threading.Event()
         self.also: Callable[[Sequence[TableContents]], None] | None = None
-        """What gets the tables besides every so many seconds."""
+        """An additional consumer of the tables at each interval."""
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Print the tables every so many seconds, until the end of the context."""
+        """Print the tables at intervals until the end of the context."""
         interval = self._options.interval
         if interval is None:
             yield
@@ -98,7 +98,7 @@ class TableOutput:
                 self.also(self._session.tables()[: self._count])
 
     def print(self) -> None:
-        """Print what the tables hold now."""
+        """Print the current contents of the tables."""
         if not self._count:
             return
         contents = self._session.tables()[: self._count]
@@ -107,7 +107,7 @@ class TableOutput:
         self._print([each for each in contents if each.table.name not in self._left_out], self._options.rows)
 
     def note_short_times(self, engine: str) -> None:
-        """Print a note if what tables keep of ``elapsed`` is of the order of what hits cost the engine."""
+        """Print a note if values of ``elapsed`` in tables are of the same order as the engine's cost of a hit."""
         row = engine_row(engine)
         found = short_time(self._session.tables()[: self._count] if self._count else (), row.hit_time)
         if found is not None:
@@ -120,7 +120,7 @@ class TableOutput:
             )
 
     def show(self, number: int, rows: int | None) -> None:
-        """Print at most ``rows`` rows of a table, or as many as the command line says."""
+        """Print at most ``rows`` rows of a table, by default the number in the options."""
         self._print([self._session.tables()[number]], self._options.rows if rows is None else rows)
 
     def _print(self, contents: Sequence[TableContents], rows: int | None) -> None:
@@ -134,7 +134,7 @@ class TableOutput:
 
     @staticmethod
     def _write_exposition(path: Path, contents: Sequence[TableContents], names: Names) -> None:
-        """Replace a file as a whole: readers see all of the old text, or all of the new one."""
+        """Replace a file atomically: readers see either all of the old text, or all of the new one."""
         from dprobes.keyed.prometheus_text import exposition
 
         new = path.with_name(f".{path.name}.new")
@@ -146,7 +146,7 @@ class TableOutput:
 
 
 def short_time(contents: Sequence[TableContents], most: int) -> int | None:
-    """Return the shortest time of a call that tables of times have, if it is at most ``most`` nanoseconds."""
+    """Return the shortest call in tables of times, if it took at most ``most`` nanoseconds."""
     found: list[int] = []
     for each in contents:
         if each.table.unit is not Unit.NANOSECONDS or each.table.kind is TableKind.SUM:
@@ -180,7 +180,7 @@ def lines_of(
 
 
 class Views:
-    """What was asked for: ``sinks`` are to get the records, and ``items`` to be in their headers."""
+    """The requested views: ``sinks`` are to get the records, with ``items`` in their headers."""
 
     def __init__(
         self,
@@ -226,19 +226,19 @@ class Views:
 
     @property
     def names_functions(self) -> bool:
-        """Whether the functions of records are counted."""
+        """True if a view groups records by function."""
         return self._wanted is not None and "function" in self._wanted.all
 
     def check(self, source: RecordSource) -> None:
-        """Raise ``FormatError`` if the program's records can have none of the fields that are asked for."""
+        """Raise ``FormatError`` if the program's records have none of the requested fields."""
         if self._aggregates is not None:
             self._aggregates.check(source)
 
     def at_the_hit(self, program: Program, source: RecordSource, *, carries: bool, verbose: bool) -> Program:
         """
-        Return a program that counts what is to be counted at the hit, or the same one where records are needed.
+        Return a program that tallies at the hit, or the same program if records are needed.
 
-        ``carries`` says that somebody else gets the records; ``verbose`` has it said which way is taken.
+        ``carries`` is true if records have other consumers; with ``verbose`` a note reports the choice.
         """
         if self._wanted is None:
             return program
@@ -256,16 +256,16 @@ class Views:
         return self._at_hits.program
 
     def collect(self, session: Attachment, word_size: Literal[4, 8]) -> None:
-        """Take what handlers have counted of a program with words of so many bytes."""
+        """Add the results of a program's handlers; ``word_size`` is in bytes."""
         if self._at_hits is not None and self._aggregates is not None:
             self._at_hits.collect(session, self._aggregates, word_size)
 
     def shown(self, program: Program, session: Attachment) -> AbstractContextManager[None]:
-        """Return the context in which the live table is drawn, if it was asked for."""
+        """Return the context in which the live table is drawn, if it was requested."""
         return nullcontext() if self._top is None else self._top.shown(program, session)
 
     def print(self) -> None:
-        """Print what was counted, if anything was to be."""
+        """Print the results, if any view was requested."""
         if self._aggregates is not None:
             from dprobes.cli.output.aggregation import print_aggregates
 

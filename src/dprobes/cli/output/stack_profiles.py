@@ -1,4 +1,4 @@
-"""``--stacks``: the profile of call stacks that stands for records at the end, of a run or of trace files."""
+"""``--stacks``: the profile of call stacks that replaces the records of a run or of trace files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLDED = "folded"
 
 
 class StacksOptions(NamedTuple):
-    """What ``--stacks`` says: where the profile goes, the field that stacks weigh, and what it is compared with."""
+    """The options of ``--stacks``: the destination of the profile, the field with weights, and the baseline."""
 
     target: str
     weight: str | None = None
@@ -35,7 +35,7 @@ class StacksOptions(NamedTuple):
 
 
 def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
-    """Return what the options of profiles say; raise ``UsageError`` if they do not go together."""
+    """Return the options of profiles; raise ``UsageError`` for an invalid combination."""
     if target is None:
         if weight is not None or baseline is not None:
             raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")
@@ -46,16 +46,16 @@ def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> 
 
 
 def check_stacks_target(target: str) -> None:
-    """Raise ``UsageError`` if ``--stacks`` names nothing that a profile can be written to."""
+    """Raise ``UsageError`` if the value of ``--stacks`` is not a possible destination of a profile."""
     if target != FOLDED and not is_perfetto(target):
         _writer_of(target)
 
 
 def profile_traces(found: Iterable[TraceRecord | LostRecords], options: StacksOptions) -> Counter[str]:
     """
-    Write the profile of the records of trace files; return how many were lost of each program.
+    Write the profile of the records of trace files; return the number of lost records by program.
 
-    Raise ``FormatError`` if there are records, but none of any program can have the field that stacks weigh.
+    Raise ``FormatError`` if there are records, but no program's records have the field with weights.
     """
     collector, lost = _collect(found, options.weight, keeps_samples=is_perfetto(options.target))
     write_profile(collector, options)
@@ -79,7 +79,7 @@ def _collect(
             lost[program.name] += each.count
             continue
         if program not in sources:
-            # The numbers of several files may be the same.
+            # Programs of several files may have the same number.
             source = replace(program.source, number=len(sources))
             try:
                 collector.create_event_of(source, live=program.may_run, carried=program.names)
@@ -96,7 +96,7 @@ def _collect(
 
 
 def write_profile(collector: StackCollector, options: StacksOptions) -> None:
-    """Write a profile where ``--stacks`` says; raise ``FormatError`` if that fails."""
+    """Write a profile to its destination; raise ``FormatError`` if that fails."""
     target, baseline = options.target, options.baseline
     profile = collector.profile()
     if collector.without:
@@ -122,7 +122,7 @@ def _stacks(profile: StackProfile) -> str:
 
 
 def is_perfetto(target: str) -> bool:
-    """Return whether ``--stacks`` names a Perfetto trace: samples with their times."""
+    """Return whether the destination is a Perfetto trace: samples with their times."""
     return target.lower().endswith((".pftrace", ".perfetto-trace"))
 
 
@@ -159,7 +159,7 @@ def _read(path: Path, weight: str | None) -> StackProfile:
 
 
 def _writer_of(target: str) -> Callable[[StackProfile, StackProfile | None], bytes]:
-    """Return what makes the bytes of a file by its name."""
+    """Return the encoder for a file, chosen by its name."""
     name = target.lower()
     if name.endswith((".html", ".htm")):
         return _page

@@ -1,4 +1,4 @@
-"""``run --top``: a live table of what the probepoints of a run do, instead of their records."""
+"""``run --top``: a live table of the activity of a run's probepoints, instead of their records."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["Row", "TopView"]
 
 _REFRESHES = 4
-"""Times a second that the table is drawn."""
+"""Redraws of the table per second."""
 
 _RATE_SPAN = 1.0
 """Seconds over which hits per second are measured."""
 
 _CODES = 12
-"""Bytes at the start of a record that tell its kind: flag word, major and minor code."""
+"""Bytes at the start of a record that identify its kind: flag word, major and minor code."""
 
 _FRAME_LINES = 6
-"""Lines of the screen that are no rows."""
+"""Number of lines of the screen that are not rows."""
 
 
 class Row(NamedTuple):
-    """What the table says of one probepoint; ``rate`` is in hits per second."""
+    """The row of one probepoint; ``rate`` is in hits per second."""
 
     probe: str
     place: str
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 class TopView:
-    """Take the records of a run, and draw the table in a thread of its own while ``shown``."""
+    """A sink of a run's records, which draws the table in a thread of its own while ``shown``."""
 
     def __init__(self) -> None:
         if not sys.stdout.isatty():
@@ -71,19 +71,19 @@ class TopView:
     # The sink
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program."""
+        """Register a program."""
         with self._lock:
             self._fields[source.number] = FieldValues(source, symboliser=AddressSymboliser(source, live=True))
             self._source = source
 
     def log_events(self, batch: Batch) -> None:
-        """Keep the last record of each place."""
+        """Store the last record of each place."""
         with self._lock:
             pairs = zip(batch.places, batch.records, strict=True)
             self._last.update({(place, record[:_CODES]): record for place, record in pairs})
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Do nothing: what was there stays in sight."""
+        """Do nothing: the rows remain visible."""
 
     def flush(self) -> None:
         """Do nothing: the table is drawn at its own pace."""
@@ -94,7 +94,7 @@ class TopView:
     # The table
 
     def rows(self, program: Program, session: Attachment) -> list[Row]:
-        """Return a row for each place that was hit, and while there are few also the others; the busiest first."""
+        """Return a row for each place that was hit, and if there are few also for the others; the busiest first."""
         with self._lock:
             latest = list(self._last.items())
         last = {
@@ -122,7 +122,7 @@ class TopView:
         return sorted(rows, key=lambda row: (-row.rate, -row.hits, row.probe, row.place))
 
     def _rates(self, now: float, hits: Counter[tuple[str, str]]) -> dict[tuple[str, str], float]:
-        """Return the hits per second of the last second."""
+        """Return the hits per second during the last second."""
         self._measured.append((now, hits))
         while len(self._measured) > 2 and now - self._measured[1][0] >= _RATE_SPAN:
             self._measured.pop(0)
@@ -131,7 +131,7 @@ class TopView:
         return {key: (count - counted[key]) / span if span > 0 else 0.0 for key, count in hits.items()}
 
     def _text(self, encoded: bytes, place: Place) -> str:
-        """Return the values of a record, with the names of addresses, and where a sampler or a watchpoint hit."""
+        """Return the values of a record, with the names of addresses, and the function of samples and accesses."""
         assert self._source is not None
         record, fields = decode_record(encoded), self._fields[self._source.number]
         found = [f"{name}={fields.text(record, place, name)}" for name in fields.data(record)]

@@ -1,1 +1,1 @@
-"""The run of a program: how its line is read, what was kept of the last one, and what follows it."""
+"""The run of a program: parsing of its command line, execution, and following it to the end."""

@@ -1,4 +1,4 @@
-"""A Ctrl-C that comes while a run starts: it is not left halfway, but ends as soon as it has begun."""
+"""A Ctrl-C during the start of a run: the start is completed, and the run ends immediately afterwards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["EarlyInterrupt"]
 
 class EarlyInterrupt:
     """
-    Note a SIGINT while the context manager is entered (``came``); a second one is KeyboardInterrupt.
+    A context manager that records a SIGINT (``came``); a second one raises KeyboardInterrupt.
 
-    Where a command is to be started nothing is ``deferred``: a Ctrl-C before its start is to keep it from starting.
+    If a command is to be started nothing is ``deferred``: a Ctrl-C before its start must prevent the start.
     """
 
     def __init__(self, *, deferred: bool) -> None:

@@ -1,4 +1,4 @@
-"""The run of a program, for as long as a command or process lives, or until Ctrl-C, with all that is printed."""
+"""The run of a program for the lifetime of a command or process, or until Ctrl-C, with all its output."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 
 
 def carry_out(given: RunOptions) -> int:
-    """Run what a line says, and return the exit status."""
+    """Run a command line, and return the exit status."""
     progress = Progress()
     try:
         with contextlib.ExitStack() as stack:
@@ -63,7 +63,7 @@ def carry_out(given: RunOptions) -> int:
 
 
 class _LineFace(run_steps.Face[int]):
-    """A line of the command; ``stack`` ends what is begun for it."""
+    """The callbacks for a command line; ``stack`` cleans up at its end."""
 
     def __init__(self, given: RunOptions, progress: Progress, stack: contextlib.ExitStack) -> None:
         self._given = given
@@ -104,10 +104,10 @@ class _LineFace(run_steps.Face[int]):
         )
 
     def request(self) -> Request:
-        """Return what the line asks for."""
+        """Return the request of the command line."""
         given, scope = self._given, self._asked
         if scope.command and _is_for_programs(given):
-            # Who reads records gets nothing else: what the command prints goes where our messages do.
+            # The output of records must not be mixed with the command's, which goes to standard error.
             scope = replace(scope, output=_STANDARD_ERROR)
         options = EngineOptions(
             allow_write=given.allow_write,
@@ -124,13 +124,13 @@ class _LineFace(run_steps.Face[int]):
     # The steps of the run
 
     def load(self, vantage: Vantage) -> ProgramInput:
-        """Read the program, and find out what its records have to carry."""
+        """Read the program, and determine the items that its records have to carry."""
         given, scope = self._given, vantage.request.scope
         note_process(self._asked, scope)
         self._progress.begin("looking for the probepoints")
         loaded = self._loaded = self._with_templates(self._read(vantage))
         items = self._items | self._views.items | printed_items(loaded.templates)
-        if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
+        if space_of(loaded.program) is not Space.KERNEL:  # kernel addresses are the same for all processes
             note_addresses(loaded.templates, items)
         program = joined_program(loaded.programs)
         self._table_count = sum(table.name != FAULTS for table in loaded.program.tables)
@@ -165,7 +165,7 @@ class _LineFace(run_steps.Face[int]):
         )
 
     def _with_templates(self, loaded: CompiledProgram) -> CompiledProgram:
-        """Return the program with the templates that are to be used; say what is wrong with its own."""
+        """Return the program with the templates to use; print the errors of its own ones."""
         given = self._given
         if (directory := given.templates or _templates_beside(given.file)) is not None:
             return loaded.with_templates(directory)
@@ -176,9 +176,9 @@ class _LineFace(run_steps.Face[int]):
         return loaded
 
     def _described(self, program: Program, items: Item) -> tuple[RecordSource, Item]:
-        """Return what describes the records, and the items that they need for that."""
+        """Return the description of the records, and the items that they need for it."""
         given, views = self._given, self._views
-        # Where samples and accesses are is said by their ip, in outputs that have fields.
+        # In outputs with fields the ip shows the location of samples and accesses.
         is_anywhere = any(not each.is_in_code for each in program.definitions)
         counts_places = is_anywhere and (views.names_functions or given.top)
         names_ip = space_of(program) is not Space.KERNEL and (counts_places or (is_anywhere and self._wants_all))
@@ -190,17 +190,17 @@ class _LineFace(run_steps.Face[int]):
             names_addresses=names_ip or given.stacks is not None or has_addresses(tables),
         )
         if source.images is not None and (given.counted or given.by):
-            items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # whose address it is
+            items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # the process of the address
         if counts_places:
             items |= Item.IP | Item.PID | Item.PROCESS_NAME | Item.TIME
         return source, items
 
     def announce(self, planned: RunPlan) -> None:
-        """Tell which engine it is, and what is doubtful; open what records go to."""
+        """Print the engine and warnings; open the outputs of records."""
         compiled = planned.compiled
         self._progress.end()
         note_engine(planned.engine, planned.reason, verbose=self._given.verbose)
-        # That the module is not there yet is of interest where it may still come.
+        # A missing module is worth a note if it may still be mapped later.
         waits = compiled.resolved is None and engine_row(planned.engine).waits_for_modules
         notes = (Severity.NOTE,) if waits or compiled.kernel is not None else ()
         if text := compiled.render(Severity.WARNING, *notes):
@@ -213,7 +213,7 @@ class _LineFace(run_steps.Face[int]):
         self._early = self._stack.enter_context(EarlyInterrupt(deferred=not is_command))
 
     def ready(self, group: AttachmentGroup) -> None:
-        """Execute the first blocks of the tool."""
+        """Execute the ``begin`` blocks of the tool."""
         if (tool := self._loaded.tool) is not None:
             from dprobes.cli.runs.tool_blocks import ToolBlocks
 
@@ -223,12 +223,12 @@ class _LineFace(run_steps.Face[int]):
             self._blocks.begin()
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> int:
-        """Show what happens until the end, and return the exit status."""
+        """Show records and messages until the end, and return the exit status."""
         self._stack.callback(attachment.close)
         from dprobes.cli.runs.run_follower import Run
 
         given, compiled = self._given, planned.compiled
-        # Standard output is there in any case: probes are armed before the modules for it are imported.
+        # Standard output exists in any case: probes are armed before its modules are imported.
         outputs = self._outputs or self._stack.enter_context(self._opened_outputs())
         tables = self._table_output(attachment)
         tables.also = outputs.send_tables
@@ -267,16 +267,16 @@ class _LineFace(run_steps.Face[int]):
         is_ended = run.is_over_in_time or (blocks is not None and blocks.has_quit)
         return run.end_command(finished) if is_ended else finished
 
-    # What records and tables go to
+    # Outputs of records and tables
 
     @property
     def _json(self) -> tuple[bool, bool]:
-        """Whether tables are JSON, and whether they go to standard error, which records leave to them."""
+        """True if tables are JSON, and True if they go to standard error because records occupy standard output."""
         as_json = self._given.format_name == "json"
         return as_json, not as_json and _is_for_programs(self._given)
 
     def _table_output(self, attachment: Attachment) -> TableOutput:
-        """Return what prints tables."""
+        """Return the printer of tables."""
         if self._tables is None:
             given, count = self._given, self._table_count
             as_json, aside = self._json
@@ -295,7 +295,7 @@ class _LineFace(run_steps.Face[int]):
 
 
 def _is_for_programs(given: RunOptions) -> bool:
-    """Return whether records go to standard output in a form that programs read."""
+    """Return whether records go to standard output in a machine-readable form."""
     if given.output is None and not given.targets and not given.has_view:
         return given.format_name in _FOR_PROGRAMS
     return _CONSOLE in given.targets and (given.log_format or given.format_name) in _FOR_PROGRAMS

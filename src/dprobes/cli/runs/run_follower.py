@@ -1,4 +1,4 @@
-"""Following a run: its records, its messages, Ctrl-C, and what there is to say at the end."""
+"""Following a run: its records, its messages, Ctrl-C, and the messages at the end."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 _IMPATIENCE = 1.0
-"""Seconds within which a second Ctrl-C means that the first one was not enough."""
+"""Seconds within which a second Ctrl-C overrides the handling of the first one."""
 
 
 _BEGINNING = 5.0
-"""Seconds for which a run with a command waits for its first probepoint before its time counts."""
+"""Seconds for which a run with a command waits for its first probepoint before its duration begins."""
 
 _HELD_MAX = 1 << 17
-"""More records than outputs hold back."""
+"""Upper bound of the number of records that outputs buffer."""
 
 
 class _Time:
     """
-    The time that a run takes at most, in seconds or None, from when its probepoints are in.
+    The maximum duration of a run in seconds, or None, counted from the insertion of its probepoints.
 
-    A command is probed as it maps files, after it has begun: there the time counts from the first probepoint that is
-    in, if that comes within some seconds.
+    A command is probed as it maps files, after its start: so the duration begins with the first inserted probepoint, if
+    that exists within ``_BEGINNING`` seconds.
     """
 
     def __init__(self, duration: float | None, session: Attachment, *, is_command: bool) -> None:
@@ -57,18 +57,18 @@ class _Time:
         self._awaits_first = is_command
         self._until: float | None = None
         self._starts: float | None = None
-        """From when it counts at the latest."""
+        """The latest time at which the duration begins."""
         self._is_ended = False
         self.is_over = False
         self._changed = threading.Condition()
 
     def begin(self, *, has_probepoints: bool) -> None:
-        """Let the time count: all is in that can be."""
+        """Begin the duration: all possible probepoints are inserted."""
         self._awaits_first = self._awaits_first and not has_probepoints
         self._set(_BEGINNING if self._awaits_first else 0.0)
 
     def first(self) -> None:
-        """Note that the first probepoint is in."""
+        """Record the insertion of the first probepoint."""
         if self._awaits_first and self._starts is not None:
             self._awaits_first = False
             self._set(0.0)
@@ -81,7 +81,7 @@ class _Time:
             self._changed.notify_all()
 
     def await_beginning(self) -> None:
-        """Wait until it counts, or the run is over."""
+        """Wait until the duration begins, or the run is over."""
         with self._changed:
             while not self._is_ended:
                 remaining = None if self._starts is None else self._starts - time.monotonic()
@@ -91,7 +91,7 @@ class _Time:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """End the session when its time is over, until the end of the context."""
+        """End the session after the duration, until the end of the context."""
         thread = threading.Thread(target=self._count, daemon=True)
         if self._duration is not None:
             thread.start()
@@ -118,11 +118,11 @@ class _Time:
 
 class Run:
     """
-    Follow the session of a program to its end, or for ``duration`` seconds.
+    A program's session that is followed to its end, or for ``duration`` seconds.
 
-    ``outputs`` take the records; ``progress`` shows what takes long before the first and after the last. With
-    ``exit_status`` the run ends as the command does. Hits that ``filters`` do not hold for make no records, as is said
-    at the end.
+    ``outputs`` take the records; ``progress`` shows slow operations before the first and after the last record. With
+    ``exit_status`` the run has the exit status of the command. Hits that ``filters`` refuse produce no records, as is
+    reported at the end.
     """
 
     def __init__(
@@ -150,14 +150,14 @@ class Run:
         self._may_end_itself = not scope.command and not any(
             instruction.row.syntax == "exit <code>" for code in program.bodies() for instruction in code.instructions
         )
-        """Whether the run is over with its last probepoint: nothing else goes on, such as a dump."""
+        """True if the run is over with its last probepoint: nothing else is in progress, such as a dump."""
         self._announces = not scope.command and scope.endpoint is None
         self._has_begun = False
         self._has_met_obstacle = False
         self._active = 0
         self._exit_status = exit_status
         self._awaited = ""
-        """What probepoints wait for, as a clause."""
+        """The condition that probepoints wait for, as a clause."""
         self._inserted = False
         self._last_signal = float("-inf")
         self._asked_to_stop = False
@@ -165,15 +165,15 @@ class Run:
         self._is_early = False
         self._reader_is_gone = False
         self._unflushed: deque[Sequence[tuple[int, bytes]]] = deque()
-        """The last records that were written, some of which may not have arrived yet."""
+        """The last written records, some of which may not have arrived yet."""
         self._unflushed_count = 0
         self._lost: Counter[int] = Counter()
-        """The records of probepoints that could not be written."""
+        """Number of records by probepoint that could not be written."""
         self._has_failed = False
         self._ended_by: int | None = None
 
     def follow(self, early: EarlyInterrupt) -> Finished | None:
-        """Hand out what happens until the end, and return that; ``early`` says if Ctrl-C came before."""
+        """Deliver records and messages until the end, and return it; ``early`` is true if Ctrl-C came before."""
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         self._is_early = early.came
         if early.came:
@@ -195,15 +195,15 @@ class Run:
 
     @property
     def is_over_in_time(self) -> bool:
-        """Whether its time has ended the run."""
+        """True if its duration has ended the run."""
         return self._time.is_over
 
     def await_beginning(self) -> None:
-        """Wait until all is probed that is there, a command's first probepoint for some seconds; or for the end."""
+        """Wait until everything in scope is probed, for a command's first probepoint some seconds; or for the end."""
         self._time.await_beginning()
 
     def end_command(self, finished: Finished | None) -> Finished | None:
-        """Ask a command that is still there to end, and return the end of the run with its status."""
+        """Terminate a command that is still running, and return the end of the run with its status."""
         if finished is None or finished.exit_status is not None or not self._argv:
             return finished
         status = self._session.end_command()
@@ -254,7 +254,7 @@ class Run:
         if self._session.hurry():
             return
         if number == signal.SIGINT and self._argv and not recent:
-            # The terminal sends Ctrl-C to the command as well, which decides what it means. Two in a row are for us.
+            # The terminal sends Ctrl-C to the command as well, which handles it. Two in quick succession end the run.
             return
         if self._asked_to_stop and recent:
             console.warning("ended before everything was written; the probepoints are removed as soon as possible")
@@ -280,7 +280,7 @@ class Run:
             self._unflushed_count = 0
 
     def _note(self, lost: int) -> None:
-        """Note that so many of the last records could not be written; the first time, have the run end."""
+        """Count ``lost`` of the last records as not written; the first time, end the run."""
         for records in reversed(self._unflushed):
             if lost <= 0:
                 break
@@ -292,14 +292,14 @@ class Run:
             self._session.stop()
 
     def _without_lost(self, counts: Sequence[Counts]) -> tuple[Counts, ...]:
-        """Return the counts, where records that were not written are lost ones."""
+        """Return the counts, with records that were not written counted as lost."""
         return tuple(
             replace(each, records=each.records - self._lost[probe], lost=each.lost + self._lost[probe])
             for probe, each in enumerate(counts)
         )
 
     def _stop_writing(self) -> None:
-        """Nobody reads our records any more, as in ``| head``: remove the probepoints, and print what there was."""
+        """Remove the probepoints and print the results: the output has no reader any more, as in ``| head``."""
         self._reader_is_gone = True
         self._outputs.abandon()
         self._session.stop()
@@ -324,7 +324,7 @@ class Run:
             note_uprobe_holders()
 
     def _end_without_probepoints(self) -> None:
-        """End the run if nothing can be hit any more: every definition had probepoints, and all are gone."""
+        """End the run if no hit is possible any more: every definition had probepoints, and all are gone."""
         probes = self._session.probes
         is_last = self._may_end_itself and self._has_begun and not self._asked_to_stop and not self._time.is_over
         never = {index for index, probe in enumerate(probes) if probe.never_returns}
@@ -337,14 +337,14 @@ class Run:
             self._session.stop()
 
     def _announce(self) -> None:
-        """Tell once that what happens from now on is recorded, as soon as all is probed that was there."""
+        """Print once that recording has begun, as soon as everything in scope is probed."""
         if self._announces and self._has_begun and self._active and not self._asked_to_stop:
             self._announces = False
             are = "s are" if self._active > 1 else " is"
             console.note(f"{self._active} probepoint{are} active; Ctrl-C ends the run")
 
     def conclude(self, finished: Finished | None) -> int:
-        """Tell what has happened, and return the exit status."""
+        """Print the results, and return the exit status."""
         if finished is None:
             return 1
         self._summarize(finished)
@@ -358,7 +358,7 @@ class Run:
         return self._status(finished)
 
     def _summarize(self, finished: Finished) -> None:
-        """Print what has become of each probepoint."""
+        """Print the state of each probepoint."""
         from dprobes.cli.output.run_summary import fault_lines, summary
 
         console.write(summary(self._program, self._session, finished.counts, console.width()))
@@ -370,7 +370,7 @@ class Run:
             console.write(_filtered_line(self._filters))
 
     def _explain_silence(self, *, has_faulted: bool) -> None:
-        """Tell why probepoints that were inserted have had no hits."""
+        """Print why inserted probepoints had no hits."""
         if has_faulted:
             console.note("the probepoints were inserted, but whenever one was hit, its instruction faulted")
             return
@@ -382,7 +382,7 @@ class Run:
         console.note("the probepoints were inserted, but never reached", hint)
 
     def _explain_absence(self) -> None:
-        """Tell why no probepoint was inserted."""
+        """Print why no probepoint was inserted."""
         probes = self._session.probes
         if self._is_early:
             console.note("the run was ended before a probepoint was inserted")
@@ -392,7 +392,7 @@ class Run:
             name = self._program.name
             message = f"no probepoint was inserted: no process mapped '{name}' as code"
             console.error(message, advice_on_name(name, self._session.mapped_files))
-        # Why those that were found were not inserted has been said.
+        # The reasons for those that were found were printed before.
         elif all(probe.never_returns for probe in probes):
             functions = list(dict.fromkeys(f"'{escaped(probe.function)}'" for probe in probes))
             returns = "never returns" if len(functions) == 1 else "never return"
@@ -415,6 +415,6 @@ class Run:
 
 
 def _filtered_line(filters: Sequence[str]) -> str:
-    """Return which hits are counted and have made no record."""
+    """Return the message about hits that are counted and have no record."""
     shown = " and ".join(f"'{escaped(each)}'" for each in filters)
     return f"hits count in any case, and make a record where {shown} holds"

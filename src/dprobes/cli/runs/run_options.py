@@ -1,7 +1,8 @@
 """
-Lines of ``run`` that are read without click, which takes a tenth of a start to import: ``-e`` with frequent options.
+Parsing of simple command lines of ``run`` without click: ``-e`` with frequent options.
 
-Whatever else a line has, or has in another form, is for click: also what is wrong, and what is to be said about it.
+The import of click takes a tenth of the start. All other lines are left to it, including invalid ones and messages
+about them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["FLAGS", "VALUES", "RunOptions", "options_of"]
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The values of options and arguments; ``cli.verbs.run`` explains them, and has the same defaults."""
+    """The values of options and arguments; ``cli.verbs.run`` documents them, and has the same defaults."""
 
     file: Path | None = None
     arguments: tuple[str, ...] = ()
@@ -76,7 +77,7 @@ class RunOptions:
 
     @property
     def has_view(self) -> bool:
-        """Whether something is shown in the place of records."""
+        """True if a view is shown instead of records."""
         return bool(self.counted or self.measured or self.summed or self.top or self.stacks)
 
 
@@ -101,13 +102,13 @@ VALUES: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "--engine": ("engine_name", _engine),
     "--duration": ("duration", seconds_of),
 }
-"""Options with a value: the name of that, and what makes it of a word; ``ValueError`` leaves the line to click."""
+"""Options with a value: its name, and its conversion; a ``ValueError`` leaves the line to click."""
 
 FLAGS: Mapping[str, str] = {"-v": "verbose", "--verbose": "verbose", "--allow-write": "allow_write"}
 
 
 def options_of(arguments: Sequence[str]) -> RunOptions | None:
-    """Return what a line says, if it consists of nothing but these options and perhaps a command after ``--``."""
+    """Return the options of a line, if it consists only of these options and an optional command after ``--``."""
     if not arguments or arguments[0] != "run":
         return None
     values: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""The blocks of a program that the tool executes, ``begin``, ``every`` and ``end``, while a run goes on."""
+"""The blocks of a program that the tool executes during a run: ``begin``, ``every`` and ``end``."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 __all__ = ["ToolBlocks"]
 
 _FILE_MAX = 1 << 20
-"""How much of a file is printed."""
+"""Maximum number of bytes of a file that are printed."""
 
 
 class ToolBlocks:
     """
-    Execute the blocks of a program, one at a time (``dpc.tool_interpreter.ToolHost``).
+    The executor of a program's blocks, one at a time (``dpc.tool_interpreter.ToolHost``).
 
     ``tables`` print tables. With ``as_json`` a ``printf`` is an object in a line; with ``aside`` it goes to standard
     error.
@@ -62,7 +62,7 @@ class ToolBlocks:
         self._block: TypedBlock | None = None
         self._over = threading.Event()
         self.has_quit = False
-        """Whether a block has asked for the end of the run."""
+        """True if a block has requested the end of the run."""
         self._system: dict[str, Callable[[], int]] = {
             "pid": os.getpid,
             "tid": threading.get_native_id,
@@ -72,15 +72,15 @@ class ToolBlocks:
         }
 
     def begin(self) -> None:
-        """Execute what comes before everything else."""
+        """Execute the ``begin`` blocks."""
         self._execute_all(BlockKind.BEGIN)
 
     @contextlib.contextmanager
     def repeated(self, await_beginning: Callable[[], None]) -> Iterator[None]:
         """
-        Execute what comes every so often, until the end of the context.
+        Execute the ``every`` blocks at their intervals, until the end of the context.
 
-        Its time counts when ``await_beginning`` has returned, which it does at the end of the run at the latest.
+        The intervals begin when ``await_beginning`` has returned, at the latest at the end of the run.
         """
         blocks = [each for each in self._tool.blocks if each.block.kind is BlockKind.EVERY]
         thread = threading.Thread(target=self._repeat, args=(blocks, await_beginning), daemon=True)
@@ -94,7 +94,7 @@ class ToolBlocks:
                 thread.join()
 
     def end(self) -> None:
-        """Execute what comes when all is over."""
+        """Execute the ``end`` blocks."""
         self._execute_all(BlockKind.END)
 
     def _execute_all(self, kind: BlockKind) -> None:
@@ -116,7 +116,7 @@ class ToolBlocks:
             except BrokenPipeError:
                 self._session.stop()
                 return
-            # A block that takes longer than its period is not executed for the times that have passed.
+            # A block that takes longer than its period skips the missed times.
             period = blocks[number].block.period
             passed = max(0, (time.monotonic_ns() - when) // period)
             heapq.heapreplace(due, (when + (passed + 1) * period, number))
@@ -132,7 +132,7 @@ class ToolBlocks:
             except DprobesError as error:
                 console.warning(f"'{block.block.written}': {error.message}", error.hint)
 
-    # What blocks act on
+    # Operations of blocks
 
     def variable(self, kind: VariableKind, index: int) -> int:
         """Return the 64 bits of a variable."""
@@ -147,7 +147,7 @@ class ToolBlocks:
             cells.close()
 
     def set_variable(self, kind: VariableKind, index: int, value: int) -> None:
-        """Set a variable; one that is not there is an error."""
+        """Set a variable; raise an error if it does not exist."""
         if kind is VariableKind.LOCAL:
             if 0 <= index < len(self._session.local_variables()):
                 self._session.change([VariableChange(index, value)])
@@ -161,30 +161,30 @@ class ToolBlocks:
             cells.close()
 
     def table_value(self, table: int, key: bytes) -> int:
-        """Return the number under a key, 0 if there is nothing."""
+        """Return the number of a key, 0 if it has none."""
         contents = self._session.tables()[table]
         return next((shown_value(contents.table, row.cells) for row in contents.rows if row.key == key), 0)
 
     def table_kept(self, table: int, key: bytes) -> bytes:
-        """Return the bytes of what a table keeps under a key, zeros if there is nothing."""
+        """Return the bytes that a table stores for a key, zeros if there are none."""
         contents = self._session.tables()[table]
         found = next((row.cells for row in contents.rows if row.key == key), (0,) * contents.table.value_cells)
         return struct.pack(f"{len(found)}Q", *found)
 
     def tally(self, table: int, key: bytes, value: int) -> None:
-        """Take a signed number into a table."""
+        """Add a signed number to the value of a key."""
         self._session.change([TableChange(table, key, value)])
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
-        """Let a table keep a string or call stack, as it lies in memory."""
+        """Store the bytes of a string or call stack for a key, in memory order."""
         self._session.change([TableChange(table, key, value)])
 
     def delete(self, table: int, key: bytes) -> None:
-        """Take a key out of a table."""
+        """Remove a key from a table."""
         self._session.change([TableChange(table, key)])
 
     def clear(self, table: int) -> None:
-        """Take all keys out of a table."""
+        """Remove all keys from a table."""
         self._session.change([TableChange(table)])
 
     def show(self, table: int, rows: int | None) -> None:
@@ -192,14 +192,14 @@ class ToolBlocks:
         self._tables.show(table, rows)
 
     def print(self, template: str, data: bytes) -> None:
-        """Print what a template makes of the bytes of a record."""
+        """Print the bytes of a record by a template."""
         if template not in self._templates:
             self._templates[template] = templates_in(template_file(0, {0: template}), 0)[0]
         record = LogRecord(0, 0, process_name=NAME, data=data, word_size=8 if self._tool.word_size == 8 else 4)
         self._write(render(self._templates[template], record))
 
     def cat(self, path: str) -> None:
-        """Print what a file says."""
+        """Print the contents of a file."""
         try:
             with Path(path).open("rb") as file:
                 data = file.read(_FILE_MAX)
@@ -217,7 +217,7 @@ class ToolBlocks:
             print_lines(text.splitlines() or [""])
 
     def quit(self) -> None:
-        """Ask for the end of the run; blocks are not repeated any more."""
+        """Request the end of the run; blocks are not repeated any more."""
         self.has_quit = True
         self._over.set()
         self._session.stop()

@@ -1,1 +1,1 @@
-"""One module for each verb of the command line; ``cli.main`` finds them."""
+"""One module for each verb of the command line; ``cli.command_group`` imports them."""

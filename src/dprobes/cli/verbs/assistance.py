@@ -1,4 +1,4 @@
-"""The verb ``doctor``: what this machine allows, found out by trying."""
+"""The verbs ``examples``, ``doctor``, ``lsp`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def doctor_command(engine: str | None) -> int:
 
 
 def _behind(engine: str) -> list[Finding]:
-    """Return what was found behind an endpoint; raise a usage error if nothing can be tried there."""
+    """Return the findings about an endpoint; raise a usage error if nothing can be tried there."""
     from dprobes.engines.engine_registry import engine_row, named_engine, rows
 
     name, argument = named_engine(engine)
@@ -108,7 +108,7 @@ def lsp_command() -> int:
     return 0
 
 
-# The verb ``completion``: the script that lets a shell complete command lines.
+# The verb ``completion``: the script for completion of command lines in a shell.
 
 
 SHELLS = ("bash", "zsh", "fish")

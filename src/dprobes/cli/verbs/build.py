@@ -163,7 +163,7 @@ def build_command(
 
 
 def _output(file: Path | None, output: Path | None) -> Path:
-    """Return the file that is written; it is a usage error if it has no name, or is the program itself."""
+    """Return the output file; raise a usage error if it has no name, or is the program itself."""
     if output is None and (file is None or str(file) == "-"):
         where = "on the command line" if file is None else "from standard input"
         raise click.UsageError(f"a program {where} needs a name for what is built: -o OUT")
@@ -178,7 +178,7 @@ def _output(file: Path | None, output: Path | None) -> Path:
 def _dump(
     program: Path | str, diagnostics: Diagnostics, options: CompileOptions, name: str, files: ModuleFiles | None
 ) -> list[str]:
-    """Return what a pass makes of a program in DProbes C."""
+    """Return the result of a pass for a program in DProbes C."""
     from dprobes.dpc.c_source import dump_lines
 
     if not is_c(program):
@@ -189,7 +189,7 @@ def _dump(
 def _files(
     program: Path | str, symbols: Path | None, kernel_types: Path | None, modules: Sequence[Path]
 ) -> ModuleFiles | None:
-    """Return what finds the files of modules for a program in DProbes C: among ``modules`` first."""
+    """Return the finder of modules' files for a program in DProbes C: ``modules`` come first."""
     if not is_c(program):
         return None
     from dprobes.dpc.modules.probed_modules import ModuleFiles
@@ -205,7 +205,7 @@ def _check_same(
     modules: Sequence[Path],
     found: Sequence[Sequence[Path]],
 ) -> None:
-    """Raise an error if a program reads something else in one of the builds ``found`` of a module than in another."""
+    """Raise an error if the contents of a program differ between the builds ``found`` of a module."""
     for builds in found:
         others = [module for module in modules if module not in builds]
         sources = [_rpn_source(program, Diagnostics(), options, files_of, (module, *others)) for module in builds[1:]]
@@ -227,7 +227,7 @@ def _rpn_source(
     files_of: Callable[[Sequence[Path]], ModuleFiles | None],
     modules: Sequence[Path],
 ) -> str:
-    """Return a program as RPN source; that of DProbes C has its lines as comments."""
+    """Return a program as RPN source; for DProbes C its lines are comments."""
     if not is_c(program):
         from dprobes.rpn.program_text import print_program
 
@@ -238,7 +238,7 @@ def _rpn_source(
 
 
 def _purpose(ppdf: Ppdf) -> str:
-    """Return what is said of a file: for which builds it is, of each module."""
+    """Return the description of a file: its builds of each module."""
     if not ppdf.companions:
         return _purpose_of_one(ppdf)
     return "; ".join(f"for '{each.program.name}' it {_purpose_of_one(each)}" for each in ppdf.members)
@@ -253,7 +253,7 @@ def _purpose_of_one(ppdf: Ppdf) -> str:
 
 
 def _doubt_names(program: Program, modules: Sequence[Path], diagnostics: Diagnostics) -> None:
-    """Warn of files that the module's name does not mean."""
+    """Print a warning about files that do not match the module's name."""
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.module_lookup import matches
 
@@ -267,7 +267,7 @@ def _doubt_names(program: Program, modules: Sequence[Path], diagnostics: Diagnos
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file, so that another one of its name is there until this one is whole."""
+    """Write a file atomically: an existing one remains until the new one is complete."""
     if path.exists() and not path.is_file():
         path.write_bytes(data)  # a pipe, or a device
         return

@@ -73,7 +73,7 @@ def check_command(
 
 
 def _note_foreign_debug_file(compiled: Compiled) -> None:
-    """Note that what is installed as the debug file of the module is that of another build."""
+    """Print a note if the installed debug file of the module is that of another build."""
     from dprobes.target.elf.symbol_sources import lack_of_debug_file
 
     if compiled.resolved is None:
@@ -81,7 +81,7 @@ def _note_foreign_debug_file(compiled: Compiled) -> None:
     try:
         problem = lack_of_debug_file(compiled.resolved.module.elf)
     except TargetError:
-        return  # damaged: who needs it says so
+        return  # a damaged file is reported where it is needed
     if problem is not None:
         compiled.diagnostics.note(compiled.program.spans.get("name"), problem, hint="install that of this build")
 

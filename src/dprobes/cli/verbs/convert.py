@@ -1,4 +1,4 @@
-"""What a conversion of a script of bpftrace asks about this machine."""
+"""The verb ``convert``, and the converter's queries about this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ThisMachine"]
 
 _EMPTY = frozenset({"libpthread", "libdl", "librt", "libutil"})
-"""Libraries whose functions are in the C library since glibc 2.34; what is left of them is small."""
+"""Libraries whose functions are in the C library since glibc 2.34; the remaining files are small."""
 
 _SMALL = 32 << 10
 
@@ -31,13 +31,13 @@ _STRUCTURE = re.compile(r"(struct|union) \w+ ?\*")
 
 
 class ThisMachine:
-    """This machine (``bpftrace.script_place.Machine``)."""
+    """Queries of the converter about this machine (``bpftrace.script_place.Machine``)."""
 
     def __init__(self) -> None:
         self._tracepoints = KernelTracepoints()
 
     def library(self, name: str) -> str:
-        """Return the name of the library of a short name, as the dynamic linker knows it."""
+        """Return the full name of a library with a short name, as found by the dynamic linker."""
         from dprobes.target.module_lookup import host_architecture, read_ld_cache
 
         libraries = {

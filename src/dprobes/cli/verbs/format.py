@@ -1,4 +1,4 @@
-"""The verb ``format``: records from elsewhere as text."""
+"""The verb ``format``: records from other machines or streams as text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
 def _records(
     stream: BinaryIO, name: str, on_damage: Callable[[Damage], None] | None
 ) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over what is in a stream, as it comes."""
+    """Iterate over the contents of a stream as they arrive."""
     pieces = _pieces(stream, name)
     begin = b""
     for piece in pieces:
@@ -88,7 +88,7 @@ def _records(
 
 
 _BEGIN = 16
-"""Bytes that tell what a stream is."""
+"""Number of bytes that identify the kind of a stream."""
 
 
 def _pieces(stream: BinaryIO, name: str) -> Iterator[bytes]:
@@ -121,7 +121,7 @@ def _trace(
 
 
 def _skip(parser: TraceParser, pieces: Iterator[bytes]) -> bool:
-    """Skip damage, and return whether something sound follows."""
+    """Skip damage, and return whether an intact frame follows."""
     while not parser.skip(at_end=False):
         if (piece := next(pieces, None)) is None:
             return parser.skip(at_end=True)
@@ -130,7 +130,7 @@ def _skip(parser: TraceParser, pieces: Iterator[bytes]) -> bool:
 
 
 def _frames(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over records in frames; what lies between them is said at the end."""
+    """Iterate over records in frames; bytes between frames are reported at the end."""
     program = TraceProgram(RecordSource(0, name), places=[PlaceEntry("")], origin=TraceOrigin(name))
     decoder = FrameDecoder()
     count = garbage = 0

@@ -1,4 +1,4 @@
-"""The verbs ``insert`` and ``apply``: have the manager insert a program."""
+"""The verbs ``insert`` and ``apply``, which insert programs through the manager."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ insertion_options = with_options(
     overhead_option,
     click.option("--json", "as_json", is_flag=True, help="Print the inserted and replaced programs as JSON."),
 )  # fmt: skip
-"""The options that say how a program is inserted; ``insert`` reads them."""
+"""The options of an insertion; ``insert`` evaluates them."""
 
 
 def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Vantage:
-    """Take the options of the scope and the engine out of ``options``, and return what is to be inserted into."""
+    """Take the options of the scope and the engine out of ``options``, and return the vantage of the insertion."""
     scope = scope_of(
         options.pop("command_line"),
         arguments,
@@ -99,16 +99,16 @@ def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Vanta
             raise click.UsageError(f"a program that is inserted cannot have the {engine} engine; use 'dprobes run'")
         if scope.command:
             raise click.UsageError("leave out -c: the probe manager starts no command that has a stub")
-        if Path(scope.endpoint).exists():  # the manager's current directory is another one
+        if Path(scope.endpoint).exists():  # the manager has another current directory
             scope = replace(scope, endpoint=str(Path(scope.endpoint).absolute()))
-    # The manager knows which processes of dprobes are to be left alone.
+    # The manager knows which dprobes processes must be excluded.
     vantage = look_around(Request(engine, scope, known, allow_self=True))
     note_process(scope, vantage.request.scope)
     return vantage
 
 
 def _log_format(options: dict[str, Any], ppdf: bytes) -> str:
-    """Return how log targets get records; those of the original's command lines as it had them."""
+    """Return the format of log targets; for the original's command lines that of the original."""
     if options["unformatted"]:
         return "dprobes"
     if not options["is_original"]:
@@ -119,7 +119,7 @@ def _log_format(options: dict[str, Any], ppdf: bytes) -> str:
 
 
 def insert(ppdf: bytes, vantage: Vantage, options: dict[str, Any], **more: Any) -> int:
-    """Have the manager insert a compiled program, and print what has become of it."""
+    """Send a compiled program to the manager for insertion, and print the result."""
     targets = [absolute_target(target) for target in options["targets"]]
     if options["merges"] and options["replaces"]:
         raise click.UsageError("give one of --merge and --replace")
@@ -167,7 +167,7 @@ def insert(ppdf: bytes, vantage: Vantage, options: dict[str, Any], **more: Any) 
 
 
 def _printed_items(ppdf: bytes) -> Item:
-    """Return the header items that the templates in a compiled program print; the manager says if it is none."""
+    """Return the header items that the templates in a compiled program print; for an invalid PPDF none."""
     from dprobes.cli.record_options import printed_items
     from dprobes.errors import FormatError
     from dprobes.ppdf.ppdf_file import decode
@@ -179,7 +179,7 @@ def _printed_items(ppdf: bytes) -> Item:
 
 
 def _report(result: manager_messages.Insertion, *, as_json: bool, verbose: bool, program: str | None) -> int:
-    """Print what was inserted, before ``program`` is executed if there is one; return the exit status."""
+    """Print what was inserted, before the optional ``program`` is executed; return the exit status."""
     inserted = result.program
     note_engine(inserted.engine, result.reason, verbose=verbose)
     probes = inserted.probepoints
@@ -205,7 +205,7 @@ def _report(result: manager_messages.Insertion, *, as_json: bool, verbose: bool,
     return 0 if active or waits else 1
 
 
-# The verb ``apply``: have the manager insert a compiled program.
+# The verb ``apply``: insertion of a compiled program through the manager.
 
 
 @click.command("apply")
@@ -225,7 +225,7 @@ def apply_command(file: Path, arguments: tuple[str, ...], **options: Any) -> int
     return insert(compiled_bytes(file), vantage, options, allow_write=options["allow_write"])
 
 
-# The verb ``insert``: compile a program, and have the manager insert it.
+# The verb ``insert``: compilation and insertion through the manager.
 
 
 @click.command("insert")
@@ -273,7 +273,7 @@ def insert_command(
 
 
 def _with_templates(file: Path, templates: Path) -> bytes:
-    """Return a compiled program with other templates than its own."""
+    """Return a compiled program with its templates replaced."""
     from dprobes.api.compiled_program import load_ppdf
 
     loaded = load_ppdf(file).with_templates(templates)

@@ -1,4 +1,4 @@
-"""The verb ``locate``: from a name to what a probe program says about the place."""
+"""The verbs ``locate``, from a name to the statements of a probe program, and ``list``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["not_there"]
 _BEFORE, _AFTER = 3, 6
 
 _LISTED_NAME = re.compile(r"(?P<name>[A-Za-z_].*[:\[].*?)(?: ?(?P<distance>[+-](?:0[xX][0-9a-fA-F]+|[0-9]+)))?")
-"""A name with a source file before it, or with brackets, as 'list' has it."""
+"""A name with a source file before it, or with brackets, in the form of 'list'."""
 
 
 @click.command("locate")
@@ -56,7 +56,7 @@ def locate_command(place: str, symbols: Path | None, pid: int | None) -> int:
 
 
 def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
-    """Return what is said of a place."""
+    """Return the lines about a place."""
     from dprobes.target.module_lookup import find_module
 
     if place.startswith(("syscall", "tracepoint")):
@@ -127,7 +127,7 @@ def _split(place: str) -> tuple[str, Expression | None]:
 
 
 def not_there(name: str, pid: int | None, place: str | None = None) -> TargetError:
-    """Return the error that says that there is no module of a name, with one that may be meant by a place."""
+    """Return the error for a missing module, with a proposal based on a place."""
     from dprobes.target.module_lookup import suggestion
 
     hint = suggestion(name, pid=pid)
@@ -202,7 +202,7 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
 
 
 def _readable(function: str) -> Iterator[str]:
-    """Give a line with the name of a function in C++ or Rust as people write it; nothing for other names."""
+    """Yield a line with the readable name of a function in C++ or Rust; nothing for other names."""
     from dprobes.target.readable_names import Demangler
 
     if (name := Demangler().name_of(function)) != function:
@@ -210,7 +210,7 @@ def _readable(function: str) -> Iterator[str]:
 
 
 def _arguments(module: Module, function: str | None) -> Iterator[str]:
-    """Give a line about where a function of a Go program takes its arguments; nothing for other programs."""
+    """Yield a line about the argument registers of a function in a Go program; nothing for other programs."""
     from dprobes.target.go_binary import Convention, convention_of, go_version, passes_in_registers
 
     if (version := go_version(module.elf)) is None:
@@ -255,7 +255,7 @@ def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | Non
     ]
 
 
-# The verb ``list``: what there is to probe.
+# The verb ``list``: the possible places of probes.
 
 
 @click.command("list")

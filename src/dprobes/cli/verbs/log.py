@@ -1,4 +1,4 @@
-"""The verb ``log``: what is in trace files, the manager's among them."""
+"""The verb ``log``: the contents of trace files, by default the manager's."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = ["TIME_FORMS", "log_command", "parse_time"]
 
-# Times of day and spans of time, as ``dprobes log --since`` and ``--until`` take them.
+# Times and durations, in the form of ``dprobes log --since`` and ``--until``.
 
 
 TIME_FORMS = "10m, 14:30, '2026-11-22 14:30:05.5', @1763785600, start+5s or end-10m"
 """The forms of a time, for messages."""
 
 Anchor = tuple[int, int] | None
-"""When the first and the last record were written."""
+"""The times of writing of the first and the last record."""
 
 _UNITS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
 _SPAN = r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+"
@@ -57,13 +57,13 @@ _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(?::\d\d(?:\.\d+)?)?\Z")
 
 
 def needs_bounds(text: str) -> bool:
-    """Return whether a time is one before the end or after the start of the records."""
+    """Return whether a time is relative to the start or the end of the records."""
     return text.startswith(("start", "end"))
 
 
 def parse_time(text: str, *, now: int, bounds: Anchor = None) -> int:
     """
-    Return a time in nanoseconds since 1970; raise ``ValueError`` if ``text`` is none.
+    Return a time in nanoseconds since 1970; raise ``ValueError`` if ``text`` is invalid.
 
     ``10m`` is ten minutes before ``now``. A time without a zone is local, one without a date is of today.
     """
@@ -93,7 +93,7 @@ def _span(text: str) -> int:
 
 
 _INTERVAL = 0.1
-"""Seconds between two looks for more."""
+"""Seconds between two checks for more records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def log_command(**values: Any) -> int:
 
 
 def _views_of(given: _LogOptions) -> tuple[StacksOptions | None, WantedFields]:
-    """Return what is shown instead of records; raise a usage error if options do not go together."""
+    """Return the views that replace records; raise a usage error for an invalid combination of options."""
     head_or_tail = given.head is not None or given.tail is not None
     if given.head is not None and given.tail is not None:
         raise click.UsageError("--head and --tail exclude each other")
@@ -238,7 +238,7 @@ def _print_found(
     *,
     is_all: bool,
 ) -> None:
-    """Print the records that are there, and the keyed tables after all of them."""
+    """Print the existing records, followed by the keyed tables."""
     found = _found(selection, followers, given.tail)
     if not given.only_tables:
         printer.print(found if given.head is None else _first(found, given.head))
@@ -264,7 +264,7 @@ def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
 
 
 def _followers(paths: Sequence[Path], on_damage: Callable[[Damage], None] | None) -> list[TraceFollower]:
-    """Return the files; an older part that is named itself belongs to no other one."""
+    """Return followers of the files; an older part that is named explicitly is not read again by another one."""
     return [TraceFollower(path, with_older=older_part(path) not in paths, on_damage=on_damage) for path in paths]
 
 
@@ -290,9 +290,9 @@ def _time_filter(since: str | None, until: str | None, paths: Sequence[Path], *,
 
 
 def _bounds(paths: Sequence[Path], *, skip_damaged: bool) -> tuple[int, int] | None:
-    """Return when the first record and the last one were written."""
+    """Return the times of writing of the first record and the last one."""
     first = last = None
-    on_damage = (lambda _: None) if skip_damaged else None  # it is said when the records are read
+    on_damage = (lambda _: None) if skip_damaged else None  # damage is reported when the records are read
     for each in _followers([path for path in paths if path.exists()], on_damage):
         with each as follower:
             for found in follower.poll():
@@ -309,7 +309,7 @@ def _bounds(paths: Sequence[Path], *, skip_damaged: bool) -> tuple[int, int] | N
 def _found(
     selection: Selection, followers: Sequence[TraceFollower], tail: int | None
 ) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over the records that are there, those of several files in the order of time."""
+    """Iterate over the existing records, merged by time if there are several files."""
 
     def of(follower: TraceFollower) -> Iterable[TraceRecord | LostRecords]:
         found = _warned(follower.poll())
@@ -325,7 +325,7 @@ def _found(
 
 
 def _last(found: list[TraceRecord | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
-    """Return the end of a list that has ``count`` records."""
+    """Return the end of a list that contains ``count`` records."""
     for at in range(len(found) - 1, -1, -1):
         if not isinstance(found[at], LostRecords):
             count -= 1
@@ -377,7 +377,7 @@ def _aggregate(
 
 
 def _print_tables(followers: Sequence[TraceFollower], format_name: str) -> None:
-    """Print the keyed tables that files hold, where the format has a form for them; all of the files has been read."""
+    """Print the keyed tables of files that have been read completely, if the format can represent tables."""
     if format_name not in ("text", "json"):
         return
     from dprobes.cli.console import print_lines
@@ -410,7 +410,7 @@ def _follow(
     head: int | None,
     tail: int | None,
 ) -> None:
-    """Print what is there and what comes; that of several files in the order of time as far as it comes together."""
+    """Print existing and new records; those of several files that arrive together are sorted by time."""
     _wait_for(lambda: all(path.exists() for path in paths))
 
     def rounds() -> Iterator[Iterator[TraceRecord | LostRecords]]:
@@ -433,7 +433,7 @@ def _wait_for(is_there: Callable[[], bool]) -> None:
 
 
 def _nobody_reads() -> bool:
-    """Return whether standard output is a pipe that nobody reads any more; writing would tell only with a record."""
+    """Return whether standard output is a pipe without a reader; a write detects that only with the next record."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))

@@ -1,4 +1,4 @@
-"""The verbs that talk to the manager: ``query``, ``getvars``, ``remove``, ``stop`` and ``log-target``."""
+"""The verbs of the manager's programs: ``query``, ``getvars``, ``remove``, ``stop`` and ``log-target``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["absolute_target", "client", "print_json"]
 
-# The options and the connection of the verbs that talk to the manager.
+# The options and the connection of these verbs.
 
 
 def client(*, starts: bool = False, patience: float | None = None) -> ManagerClient:
@@ -69,7 +69,7 @@ def print_json(value: object) -> None:
 _COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed", "skipped")
 _HEADER = ("probe", "place", "state", *_COUNTS)
 _MANY = 40
-"""Up to so many probepoints of a program are all listed; of more only those that were hit or are not active."""
+"""Maximum number of a program's probepoints that are all listed; of more only those with hits or not active."""
 
 
 @click.command("query")
@@ -190,7 +190,7 @@ def _extended(program: ManagedProgram) -> None:
             print_line(f"  {what}: " + ", ".join(str(value) for value in answer[what]))
     ppdf = decode(base64.b64decode(answer["ppdf"]))
     machine = ppdf.builds[0].machine if ppdf.builds else ppdf.machines[0]
-    # Offsets are those in the encoding of what was selected; definitions of all modules are counted in one.
+    # Offsets are those in the encoding of the selection; definitions of all modules are numbered together.
     handlers = []
     chosen = answer["selected"]["groups"], answer["selected"]["types"]
     for member in select_all([each.program for each in ppdf.members], *chosen):
@@ -340,7 +340,7 @@ def _variables(title: str, kind: str, first: int, values: Sequence[int]) -> None
     print_table(("variable", "value", "hex"), rows, title)
 
 
-# The verb ``remove``: remove inserted programs, or single probepoints.
+# The verb ``remove``: removal of inserted programs, or of single probepoints.
 
 
 @click.command("remove")
@@ -376,11 +376,11 @@ def _codes(text: str) -> tuple[int, int]:
     return major, minor
 
 
-# The verb ``stop``: everything off at once.
+# The verb ``stop``: removal of everything at once.
 
 
 _PATIENCE = 10.0
-"""Seconds that the manager has to answer, and then to end by itself, until it is killed."""
+"""Seconds that the manager has to answer, and then to end by itself, before it is killed."""
 
 
 @click.command("stop")
@@ -417,7 +417,7 @@ def stop_command(ends: bool, is_about_left: bool) -> int:
     return 0
 
 
-# The verb ``log-target``: where records go besides the manager's trace file.
+# The verb ``log-target``: destinations of records other than the manager's trace file.
 
 
 @click.group("log-target")
@@ -431,7 +431,7 @@ def log_target_command() -> None:
 
 
 def absolute_target(target: str) -> str:
-    """Return the name of a target for the manager, whose current directory is another one."""
+    """Return the name of a target independent of the current directory, which differs in the manager."""
     return parse_target(target).absolute(Path.cwd()).text
 
 

@@ -110,7 +110,7 @@ def show_command(
 
 
 def listing(compiled: Compiled, engine: str | None = None) -> Iterator[str]:
-    """Iterate over the lines of a program's listing, with what an engine does with each probepoint."""
+    """Iterate over the lines of a program's listing, with the engine's method for each probepoint."""
     program, resolved = compiled.program, compiled.resolved or compiled.kernel
     code = Disassembly(program, compiled.architecture, resolved.image if resolved is not None else None)
     yield from print_header(program)
@@ -166,7 +166,7 @@ def json_lines(compiled: Compiled) -> Iterator[str]:
 
 
 def _notes(compiled: Compiled, engine: str | None) -> dict[int, str]:
-    """Return what an engine says of probepoints, by their identities."""
+    """Return an engine's remarks about probepoints, by their identities."""
     from dprobes.engines.engine_registry import rows
 
     resolved = compiled.resolved

@@ -1,4 +1,4 @@
-"""The verb ``sql``: ask for records as tables."""
+"""The verb ``sql``: queries of records as tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["sql_command"]
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?P<query>.*)", re.IGNORECASE | re.DOTALL)
 
 _PATIENCE = 1.0
-"""Seconds that an interrupted query may take to end."""
+"""Seconds to wait for the end of an interrupted query."""
 
 
 @click.command("sql")
@@ -75,9 +75,9 @@ def _warn_of_loss(program: str, count: int) -> None:
 
 def _interruptible(database: Database, answer: Callable[[], int]) -> int:
     """
-    Carry out a query in another thread: Python heeds no Ctrl-C in the middle of one.
+    Carry out a query in another thread, because Python handles no Ctrl-C in the middle of one.
 
-    DuckDB does not end every query at once when it is asked to; then nobody waits for that.
+    DuckDB does not end every query at once when it is interrupted; the wait is limited.
     """
     results: list[int | BaseException] = []
 
@@ -148,7 +148,7 @@ def _answer(database: Database, query: str, *, as_csv: bool, as_json: bool) -> i
 
 
 def _with_place(connection: duckdb.DuckDBPyConnection, query: str, error: duckdb.Error) -> duckdb.Error:
-    """Return the error as DuckDB has it when it says the place, which it does only of a query that is executed."""
+    """Return the error with its place in the query, which DuckDB provides only when the query is executed."""
     import duckdb
 
     if "{" not in str(error):
@@ -160,14 +160,14 @@ def _with_place(connection: duckdb.DuckDBPyConnection, query: str, error: duckdb
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.Statement:
-    """Return the statement of a query; raise ``SourceError`` if it is none that only reads."""
+    """Return the statement of a query; raise ``SourceError`` if it does more than read."""
     import duckdb
 
     statements = connection.extract_statements(query)
     if not statements:
         raise query_error(query, "there is no query")
     if len(statements) > 1:
-        first = statements[0].query  # with the blanks after it or without, as the version of DuckDB has it
+        first = statements[0].query  # includes the following blanks or not, depending on the version of DuckDB
         start = len(query) - len(query[len(first) :].lstrip())
         raise query_error(query, f"expected one query, found {len(statements)}", (start, len(query)))
     (statement,) = statements

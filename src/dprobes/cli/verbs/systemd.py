@@ -1,4 +1,4 @@
-"""The verb ``systemd``: have systemd start the probe manager when it is needed."""
+"""The verb ``systemd``: configure systemd to start the probe manager on demand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["systemd_command"]
 
 _SOCKET, _SERVICE = "dprobes.socket", "dprobes.service"
 _BOOTED = Path("/run/systemd/system")
-"""There exactly if systemd runs the system (sd_booted(3))."""
+"""A directory that exists exactly if systemd runs the system (sd_booted(3))."""
 
 
 @click.group("systemd")

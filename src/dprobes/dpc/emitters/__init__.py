@@ -1,1 +1,1 @@
-"""From what is meant to RPN source, and the numbers and templates of its records."""
+"""From the typed tree to RPN source, and the minor codes and templates of its records."""

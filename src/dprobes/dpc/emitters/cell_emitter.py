@@ -1,8 +1,8 @@
 """
-Numbers that are wider than a word as RPN: 64 bits in programs with words of 32.
+RPN for numbers wider than a word: 64 bits in programs with 32-bit words.
 
-Such a number takes two cells, the high word below the low one, as ``push mem, u64`` and ``push time`` have it. What is
-computed with them is in procedures (``cell_emitter``).
+Such a number takes two cells, the high word below the low one, as with ``push mem, u64`` and ``push time``. RPN
+procedures compute with them (``cell_emitter``).
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ __all__ = ["CellEmitter", "TableEmitter", "WideEmitter", "procedure_lines", "wid
 
 
 class CellEmitter(Protocol):
-    """A writer of what leaves a value in a cell, or in two."""
+    """A writer of code that leaves a value in one cell or two."""
 
     wide: WideEmitter
     tables: TableEmitter
 
     def exact(self, value: typed_values.Value) -> None:
-        """Push a value, as its type holds it."""
+        """Push a value in the range of its type."""
 
     def low(self, value: typed_values.Value, bits: int) -> None:
-        """Push a value of which only so many low bits count."""
+        """Push a value of which only the low ``bits`` are significant."""
 
     def cut(self, type_: CType) -> None:
-        """Let the top cell hold a number of a type."""
+        """Convert the top cell to a number of a type."""
 
     def index(self, variable: typed_values.Variable) -> None:
         """Push the index of an element of an array."""
 
     def displacement(self, slot: int) -> int:
-        """Return where a variable of a block is, counted from SBP."""
+        """Return the displacement of a block's variable from SBP."""
 
     def branch(self, condition: typed_values.Value, label: str, *, when: bool) -> None:
-        """Go to a label if a condition is as ``when`` says."""
+        """Jump to a label if the truth of a condition is ``when``."""
 
     def landing(self, label: str) -> None:
-        """Put the label of a branch here."""
+        """Write the label of a branch here."""
 
 
 class TableEmitter:
-    """A writer of what tables take and give."""
+    """A writer of code for the keys and values of tables."""
 
     def __init__(self, values: CellEmitter, writer: Writer, word_size: int) -> None:
         self._values = values
@@ -60,7 +60,7 @@ class TableEmitter:
         self._word_size = word_size
 
     def cells(self, parts: tuple[typed_values.Argument, ...]) -> int:
-        """Push keys of a table, or what it keeps; return how many cells they take."""
+        """Push keys or a kept value of a table; return the number of cells."""
         cells = 0
         for part in parts:
             match part:
@@ -82,7 +82,7 @@ class TableEmitter:
         return cells
 
     def _text(self, text: typed_values.Literal | typed_values.TextChoice) -> int:
-        """Push the bytes of a text in quotes, its beginning on top; return how many cells they take."""
+        """Push the bytes of a string literal, its beginning on top; return the number of cells."""
         w, size = self._w, self._word_size
         if isinstance(text, typed_values.Literal):
             content = text.text.encode().ljust(Key(KeyKind.TEXT, text.limit).bytes, b"\0")
@@ -101,10 +101,10 @@ class TableEmitter:
         return cells
 
     def differs(self, test: typed_values.KeptTest) -> None:
-        """Push 0 if what a table keeps is the text that it is compared with, else another number."""
+        """Push 0 if the kept value of a table equals the string of a test, else another number."""
         w, size, text = self._w, self._word_size, test.text.encode()
         if not test.is_prefix:
-            text += b"\0"  # zeros are behind it
+            text += b"\0"  # the kept value ends with zeros
         self.cells((test.kept,))
         words = [text[start : start + size] for start in range(0, len(text), size)]
         for number, word in enumerate(words):
@@ -119,18 +119,18 @@ class TableEmitter:
         if below := test.kept.cells - max(len(words), 1):
             w.op(f"pop tsp, {below}", -1)
             w.drop(below - 1)
-        if not words:  # everything begins with nothing
+        if not words:  # every string begins with the empty one
             w.code("push 0; and")
 
 
-# Procedures in RPN for numbers of two cells: 64 bits in programs with words of 32.
+# RPN procedures for numbers of two cells: 64 bits in programs with 32-bit words.
 #
 # The high word of a number is below the low one. A procedure finds its operands from SBP on, the low word of the right
-# one at SBP+0, and leaves the result in the deepest cells of these; who calls it drops the others.
+# one at SBP+0, and leaves the result in their deepest cells; the caller drops the others.
 
 
 class WideProcedure(NamedTuple):
-    """A procedure: how many cells it takes and leaves, and its instructions, separated by semicolons."""
+    """A procedure: the numbers of cells it takes and leaves, and its instructions, separated by semicolons."""
 
     takes: int
     leaves: int
@@ -144,7 +144,7 @@ def _bitwise(operation: str) -> WideProcedure:
 
 
 def _negated(high: int, low: int, mask: int) -> str:
-    """Return code that negates the number in two cells where the mask is all ones, and not where it is 0."""
+    """Return code that negates the number in two cells if the mask is all ones, and keeps it if the mask is 0."""
     return (
         f"push sbp, {low}; push sbp, {mask}; xor; push sbp, {mask}; push 1; and; add; copy sbp, {low};"
         f"push 0; eq; push sbp, {mask}; and; push 1; and;"
@@ -153,7 +153,7 @@ def _negated(high: int, low: int, mask: int) -> str:
 
 
 def _shifted_right() -> str:
-    # low = low >> n | high << (32 - n) | high >> (n - 32), where counts from 32 on, as unsigned numbers, give 0
+    # low = low >> n | high << (32 - n) | high >> (n - 32); unsigned counts of 32 and more give 0
     return (
         "push sbp, 0; push sbp, 1; shr;"
         "push sbp, 0; push 32; sub; push sbp, 2; shl; or;"
@@ -165,7 +165,7 @@ def _shifted_right() -> str:
 _LESS_LOW = "push sbp, 1; push sbp, 3; eq; push sbp, 0; push sbp, 2; ltu; and"
 
 _MULTIPLY = (
-    # Of the low words ll and rl the halves: SBP-1 = ll & ffff, -2 = ll >> 16, -3 = rl & ffff, -4 = rl >> 16.
+    # The halves of the low words ll and rl: SBP-1 = ll & ffff, -2 = ll >> 16, -3 = rl & ffff, -4 = rl >> 16.
     "push sbp, 2; pzl 16; push sbp, 2; shr 16; push sbp, 0; pzl 16; push sbp, 0; shr 16;"
     "push sbp, -2; push sbp, -3; mul; push sbp, -1; push sbp, -4; mul;"  # SBP-5, SBP-6: the products in the middle
     "push sbp, -1; push sbp, -3; mul; shr 16; push sbp, -5; pzl 16; add; push sbp, -6; pzl 16; add; shr 16;"
@@ -175,20 +175,20 @@ _MULTIPLY = (
 )
 
 _DIVIDE = (
-    # n is at SBP+3 and +2, the divisor at +1 and +0: the quotient comes in the place of n, the remainder in that of the
-    # divisor. A divisor of 0 is an exception, as of a word.
+    # n is at SBP+3 and +2, the divisor at +1 and +0: the quotient replaces n, the remainder replaces the divisor. A
+    # divisor of 0 raises an exception, as for a word.
     "push 1; push sbp, 0; push sbp, 1; or; div; ros 2;"
-    "push 0; push 0; push 64;"  # SBP-1 and -2: the remainder, SBP-3: the bits that are left
+    "push 0; push 0; push 64;"  # SBP-1 and -2: the remainder, SBP-3: the remaining bits
     "again:;"
-    "push sbp, -1; shr 31;"  # what is shifted out
+    "push sbp, -1; shr 31;"  # the bit that is shifted out
     "push sbp, -1; shl 1; push sbp, -2; shr 31; or; pop sbp, -1;"
     "push sbp, -2; shl 1; push sbp, 3; shr 31; or; pop sbp, -2;"
     "push sbp, 3; shl 1; push sbp, 2; shr 31; or; pop sbp, 3;"
     "push sbp, 2; shl 1; pop sbp, 2;"
     "push sbp, 1; push sbp, -1; eq; push sbp, 0; push sbp, -2; ltu; and; push sbp, 1; push sbp, -1; ltu; or;"
-    "push 1; xor; or;"  # 1 if the divisor goes into the remainder
+    "push 1; xor; or;"  # 1 if the remainder is not less than the divisor
     "push sbp, 2; push tsp, 1; or; pop sbp, 2;"
-    "push 0; sub;"  # all ones if it does
+    "push 0; sub;"  # all ones in that case
     "push sbp, 0; push tsp, 1; and; push sbp, -2; ltu;"  # the borrow
     "push sbp, 1; push tsp, 2; and; add; push sbp, -1; sub; pop sbp, -1;"
     "push sbp, 0; push tsp, 1; and; push sbp, -2; sub; pop sbp, -2;"
@@ -246,7 +246,7 @@ def wide_procedure(name: str) -> WideProcedure:
 
 
 def procedure_lines(names: Iterable[str]) -> list[str]:
-    """Return the lines of procedures, and of those that they call."""
+    """Return the lines of procedures and of those that they call."""
     wanted: dict[str, None] = {}
     for name in names:
         wanted |= dict.fromkeys((name, *_PROCEDURES[name].calls))
@@ -262,14 +262,14 @@ def procedure_lines(names: Iterable[str]) -> list[str]:
 
 
 WORD_BITS = 32
-"""The bits of a word where there are wide numbers."""
+"""The width of a word in bits in programs with wide numbers."""
 
 _WORD = (1 << WORD_BITS) - 1
 _OPERATIONS = {"+": "add", "-": "subtract", "*": "multiply", "&": "and", "|": "or", "^": "xor", "<<": "shl"}
 
 
 class WideEmitter:
-    """A writer of wide values; ``used`` collects the procedures that are needed."""
+    """A writer of wide values; ``used`` collects the required procedures."""
 
     def __init__(self, cells: CellEmitter, writer: Writer, word_size: int, used: dict[str, None]) -> None:
         self._cells = cells
@@ -283,11 +283,11 @@ class WideEmitter:
         return integer is not None and integer.size > self._word_size
 
     def width(self, type_: CType) -> int:
-        """Return how many cells a value of a type takes."""
+        """Return the number of cells of a value."""
         return 2 if self.is_wide(type_) else 1
 
     def push(self, value: typed_values.Value) -> None:
-        """Push a value of two cells, of those that are not made of other values by control alone."""
+        """Push a value of two cells, unless it is an assignment, a step, a choice, a sequence or a call."""
         w = self._w
         match value:
             case typed_values.Constant(number):
@@ -316,7 +316,7 @@ class WideEmitter:
                 raise AssertionError(value)
 
     def call(self, name: str) -> None:
-        """Call a procedure, and drop what it takes more than it leaves."""
+        """Call a procedure, and drop the cells that it takes but does not leave."""
         self._used[name] = None
         self._w.op(f"call wide_{name}")
         procedure = wide_procedure(name)
@@ -327,20 +327,20 @@ class WideEmitter:
         self._w.code("xchg; ros 1")
 
     def test(self) -> None:
-        """Let a cell take the place of the number on top: 0 if that is 0."""
+        """Replace the number on top by one cell that is 0 if the number is 0."""
         self._w.op("or", -1)
 
     def compare(self, comparison: typed_values.Comparison) -> None:
-        """Push whether a comparison holds."""
+        """Push 1 if a comparison holds, else 0."""
         self._cells.exact(comparison.left)
         self._cells.exact(comparison.right)
         self.call("equal" if comparison.operator == "==" else "less" if comparison.is_signed else "uless")
 
     def search(self, cases: Sequence[tuple[int, str]], default: str) -> list[tuple[str, str]]:
         """
-        Search the number on top among cases, and go to ``default``, without it, if it is none of them.
+        Search the number on top among cases; if it is none of them, drop it and jump to ``default``.
 
-        Return labels that are reached with a cell more, and where each of them leads.
+        Return labels that are reached with one more cell on the stack, each with the label of its case.
         """
         w, found = self._w, []
         for number, label in cases:
@@ -372,7 +372,7 @@ class WideEmitter:
         operator, w = value.operator, self._w
         self._cells.exact(value.left)
         if operator in ("<<", ">>"):
-            # Counts are from 0 to 63, or C says nothing of the result.
+            # Counts are from 0 to 63; for others the result is undefined in C.
             self._cells.low(value.right, WORD_BITS)
             self.call("shl" if operator == "<<" else "sar" if value.type.is_signed else "shr")
             return
@@ -421,18 +421,19 @@ class WideEmitter:
                 if not is_wanted:
                     w.drop(2)
             case typed_values.Register() | typed_values.BitField():
-                raise AssertionError(target)  # of a word, and stored by ``store_bits``
+                raise AssertionError(target)  # registers are words; ``store_bits`` stores bit fields
             case _:
                 assert_never(target)
 
     def store_bits(self, unit: typed_values.Memory, bits: int, shift: int) -> None:
-        """Put the low bits of the number on top, which stays, among the others of a unit of 64 bits in memory."""
+        """Store the low bits of the number on top, which stays, in a 64-bit unit in memory, and keep its other bits."""
         w, mask = self._w, ((1 << bits) - 1) << shift
         self._cells.exact(unit.address)
         w.op("dup 1", 1)
         w.op("push mem, u64", 1)
         for is_high in (False, True):
-            # Of the unit this word is on top; three cells below it is the low word of the number, below that the high.
+            # This word of the unit is on top; the low word of the number is three cells below it, the high one below
+            # that.
             wanted = mask >> (WORD_BITS if is_high else 0) & _WORD
             if wanted:
                 w.number(_WORD & ~wanted)
@@ -444,7 +445,7 @@ class WideEmitter:
         w.op("pop mem, u64", -3)
 
     def _push_shifted(self, shift: int, bits: int, *, is_high: bool) -> None:
-        """Push a word of the number that is three cells below the top, shifted to the left."""
+        """Push a word of the number that is three cells below the top, shifted left."""
         w = self._w
         if not is_high or shift >= WORD_BITS:
             w.code(f"push tsp, 3; shl {shift % WORD_BITS}")
@@ -457,7 +458,7 @@ class WideEmitter:
                 w.op("or", -1)
 
     def cut(self, bits: int, *, is_signed: bool) -> None:
-        """Let the number on top have so many bits."""
+        """Truncate the number on top to ``bits`` bits, and extend it."""
         w, instruction = self._w, "pbl" if is_signed else "pzl"
         if bits > WORD_BITS:
             w.op("xchg")
@@ -469,7 +470,7 @@ class WideEmitter:
         self._widen(is_signed=is_signed)
 
     def _widen(self, *, is_signed: bool) -> None:
-        """Let the number on top take two cells."""
+        """Widen the number on top to two cells."""
         w = self._w
         if is_signed:
             w.code(f"dup 1; pbr {WORD_BITS}")
@@ -478,7 +479,7 @@ class WideEmitter:
         w.op("xchg")
 
     def step(self, target: typed_values.Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
-        """Add to a place."""
+        """Add a number to a place."""
         self._cells.exact(target)
         if is_postfix and is_wanted:
             self._duplicate()

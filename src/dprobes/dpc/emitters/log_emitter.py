@@ -1,4 +1,4 @@
-"""What ``printf`` logs as RPN: numbers, strings and memory, and the faults where they cannot be read."""
+"""RPN for the items of ``printf``, numbers, strings and memory, and for the faults of unreadable ones."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FaultExits", "LogEmitter", "MinorCodes", "logged_size", "minor_codes"]
 
-# An exception that nothing catches leads to the end of the code, where its code and line are counted in a keyed table.
+# An uncaught exception jumps to the end of the code, where a keyed table counts its code and line.
 
 
 def may_raise(statement: typed_program.Statement) -> bool:
-    """Return whether a statement itself, without those in it, may raise an exception that a program can cause."""
+    """Return whether a statement itself, without inner statements, may raise an exception because of the program."""
     if isinstance(statement, typed_program.Log | typed_program.Result):
         return False
     values = (each for each in statement.children() if isinstance(each, typed_values.Argument))
-    return isinstance(statement, typed_program.Loop) or any(map(_raises, values))  # there is a limit to jumps
+    return isinstance(statement, typed_program.Loop) or any(map(_raises, values))  # the number of jumps has a limit
 
 
 def _raises(value: typed_values.Argument) -> bool:
@@ -78,7 +78,7 @@ def fault_sequences(paths: LogPaths, body: typed_program.Statement) -> frozenset
 
 
 def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
-    """Return whether an exception may end the hit where it depends on the hit if something was printed."""
+    """Return whether an exception may end the hit at a place where only the hit decides if something was printed."""
     return any(
         is_mixed(paths.at.get(id(statement), frozenset())) and may_raise(statement)
         for statement in typed_program.statements_in(body)
@@ -86,7 +86,7 @@ def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
 
 
 class FaultExits:
-    """A writer of what exceptions lead to; ``push_trail`` pushes what tells at the hit if something was printed."""
+    """A writer of the code after exceptions; ``push_trail`` pushes the number of the printed sequence."""
 
     def __init__(self, writer: Writer, paths: LogPaths, push_trail: Callable[[], None]) -> None:
         self._w = writer
@@ -94,15 +94,15 @@ class FaultExits:
         self._push_trail = push_trail
         self._labels: dict[tuple[int, str], tuple[str, Span]] = {}
         self.counts = False
-        """Whether exceptions are counted."""
+        """True if exceptions are counted."""
 
     def guard(self, statement: typed_program.Statement, span: Span) -> None:
-        """Let exceptions of a statement lead to the end of the hit, unless a ``try`` catches them."""
+        """Direct exceptions of a statement to the end of the hit, unless a ``try`` catches them."""
         if may_raise(statement):
             self._guard(self._paths.at.get(id(statement), frozenset({()})), span)
 
     def guard_condition(self, condition: typed_values.Value, span: Span) -> None:
-        """Let exceptions of the condition of a probe lead to the end of the hit."""
+        """Direct exceptions of a probe's condition to the end of the hit."""
         if _raises(condition):
             self._guard(frozenset({()}), span)
 
@@ -115,7 +115,7 @@ class FaultExits:
         self._w.guard(label)
 
     def count(self, line: int) -> None:
-        """Count an exception that has happened, of a kind that its record does not tell; the handler goes on."""
+        """Count an exception of a kind that its record does not show; the handler continues."""
         w = self._w
         is_told, rest = w.new_label(), w.new_label()
         self._push_code()
@@ -134,14 +134,14 @@ class FaultExits:
         self.counts = True
 
     def _push_code(self) -> None:
-        """Push the code of the last exception, and not its two parameters, which are below it."""
+        """Push the code of the last exception without its two parameters below it."""
         self._w.op("push x")
         for _ in range(2):
             self._w.op("xchg")
             self._w.op("ros 1")
 
     def write(self) -> None:
-        """Write the ends that exceptions lead to."""
+        """Write the code to which exceptions jump."""
         w = self._w
         for (line, ending), (label, span) in self._labels.items():
             with w.at(span):
@@ -163,9 +163,9 @@ class FaultExits:
 @dataclass(frozen=True, slots=True)
 class MinorCodes:
     """
-    The codes of a probe as numbers from 0: ``of`` has the sequences that have one.
+    The minor codes of a probe, from 0: ``of`` maps a sequence to its code.
 
-    ``is_computed`` says that the code is one less than the number of the sequence, which the handler keeps in a cell.
+    With ``is_computed``, the code is one less than the number of the sequence, which the handler keeps in a cell.
     """
 
     of: dict[LogSequence, int]
@@ -173,12 +173,12 @@ class MinorCodes:
 
     @property
     def count(self) -> int:
-        """How many codes the probe takes: one at least, for what is said of it elsewhere."""
+        """The number of codes that the probe takes, at least one, because other statements refer to it."""
         return max(self.of.values(), default=0) + 1
 
 
 def minor_codes(paths: LogPaths, body: typed_program.Statement) -> MinorCodes:
-    """Return the codes of a handler whose hits take these paths."""
+    """Return the minor codes of a handler with these paths."""
     is_computed = not paths.is_known or needs_trail(paths, body)
     ends = sorted((paths.ends | fault_sequences(paths, body)) - {()}, key=lambda each: (len(each), each))
     if paths.logs == 1:
@@ -189,24 +189,24 @@ def minor_codes(paths: LogPaths, body: typed_program.Statement) -> MinorCodes:
 
 
 _LETTERS = {1: "b, ", 2: "w, ", 4: "d, ", 8: ""}
-"""The width in an instruction that logs numbers, by their bytes in programs of 64 bits."""
+"""The operand of an instruction that logs numbers, by their size in bytes in 64-bit programs."""
 
 _NO_NUMBERS = (
     typed_values.Text, typed_values.Bytes, typed_values.Literal, typed_values.TextChoice, typed_values.CommName,
     typed_values.StackTrace, typed_values.Kept,
     typed_values.NetworkAddress,
 )  # fmt: skip
-"""What is logged and is no number."""
+"""Arguments that are logged but are not numbers."""
 
 _NETWORK_ADDRESS = 16
-"""Bytes of the longest address of the Internet."""
+"""The size in bytes of the longest Internet address."""
 
 _GROUP_MAX = 16
-"""Numbers that are put on the stack to be logged together."""
+"""The largest number of values on the stack that one instruction logs."""
 
 
 def logged_size(item: typed_values.Argument, word_size: int) -> int:
-    """Return how many bytes an argument of a ``printf`` takes in a record at most, also as a fault."""
+    """Return the largest size in bytes of a ``printf`` argument in a record, faults included."""
     size = word_size
     match item:
         case typed_values.CommName() | typed_values.Literal():
@@ -233,13 +233,13 @@ def logged_size(item: typed_values.Argument, word_size: int) -> int:
 
 
 def _width_in_64(type_: CType) -> int:
-    """Return how many bytes a number has in programs of 64 bits."""
+    """Return the size in bytes of a number in 64-bit programs."""
     integer = integer_of(type_)
     return (UNSIGNED_LONG_LONG if integer is None else integer).bits_of_64 // 8
 
 
 class LogEmitter:
-    """A writer of the items of records; ``faults`` counts those that count as something else, in a handler."""
+    """A writer of the items of records; ``faults`` counts exceptions that records do not show, None in functions."""
 
     def __init__(self, writer: Writer, values: ValueEmitter, faults: FaultExits | None, word_size: int) -> None:
         self._w = writer
@@ -247,10 +247,10 @@ class LogEmitter:
         self._faults = faults
         self._word_size = word_size
         self._line = 0
-        """That of the ``printf`` at hand."""
+        """The line of the current ``printf``."""
 
     def log(self, items: Sequence[typed_values.Argument], line: int) -> None:
-        """Log the items of a ``printf`` in a line."""
+        """Log the items of the ``printf`` at a line."""
         self._line = line
         for group in _together(items, self._width_of):
             if len(group) == 1:
@@ -259,7 +259,7 @@ class LogEmitter:
                 self._log_numbers(group)
 
     def _width_of(self, item: typed_values.Argument) -> int:
-        """Return of how many bytes a number is that is logged as such, 0 of everything else."""
+        """Return the size in bytes of an item that is logged as a plain number, 0 for other items."""
         if isinstance(item, _NO_NUMBERS) or is_item(item):
             return 0
         if self._values.wide.is_wide(item.type) or does_something(item):
@@ -267,7 +267,7 @@ class LogEmitter:
         return _width_in_64(item.type)
 
     def _log_numbers(self, items: Sequence[typed_values.Argument]) -> None:
-        """Log numbers of one width, the first of which goes to the top of the stack."""
+        """Log numbers of one width, the first of which is on top of the stack."""
         for item in reversed(items):
             assert not isinstance(item, _NO_NUMBERS)
             self._values.low(item, 8 * (size_of(item.type) or self._word_size))
@@ -286,7 +286,7 @@ class LogEmitter:
             case typed_values.Memory(address, type_):
                 self._log_read(address, lambda: w.number(size_of(type_) or self._word_size), "log mrf")
             case typed_values.CommName() | typed_values.Literal():
-                pass  # that of a text in quotes is for the tool
+                pass  # only the tool logs a literal's bytes
             case typed_values.NetworkAddress():
                 self._log_network_address(item)
             case typed_values.Kept() | typed_values.TextChoice():
@@ -306,7 +306,7 @@ class LogEmitter:
             self._log_read(item.value, lambda: self._values.exact(size), "log mrf")
 
     def _log_read(self, address: typed_values.Value, size: Callable[[], None], instruction: str) -> None:
-        """Log what is at an address; where that cannot be read, or the address not be computed, the fault."""
+        """Log memory at an address, or a fault if the memory or the address itself cannot be read."""
         w = self._w
         fault, end = w.new_label(), w.new_label()
         depth, may_fail = w.depth, is_item(address)
@@ -314,7 +314,7 @@ class LogEmitter:
             w.op(f"sx {fault}")
         size()
         self._values.exact(address)
-        w.op(f"sx {end}")  # the instruction has logged the fault when it raises the exception
+        w.op(f"sx {end}")  # the instruction logs the fault before it raises the exception
         w.op(instruction, -2)
         if may_fail:
             w.op(f"jmp {end}")
@@ -323,7 +323,7 @@ class LogEmitter:
         w.restore_handler()
 
     def _log_caught(self, value: typed_values.Value | typed_values.Kept | typed_values.TextChoice) -> None:
-        """Log a value that may fault as an item of one word, and a string or stack as one of as many as it takes."""
+        """Log a value that may fault as an item of one word, and a string or stack as an item of all its words."""
         w = self._w
         fault, end = w.new_label(), w.new_label()
         depth = w.depth
@@ -342,14 +342,14 @@ class LogEmitter:
         w.restore_handler()
 
     def _log_fault(self, label: str, end: str, depth: int, value: typed_values.Argument) -> None:
-        """Log the address of an exception as a fault: what is there cannot be read now, either."""
+        """Log the address of an exception as a fault, by a read that fails again."""
         w = self._w
         w.label(label)
         w.settle(depth)
         if self._faults is not None and fails_otherwise(value):
             self._faults.count(self._line)
         w.number(1)
-        w.op("push x", 3)  # its code is on top of the address
+        w.op("push x", 3)  # the exception's code is on top of the address
         w.code("ros 1; xchg; ros 1")
         w.op(f"sx {end}")
         w.op("log mrf", -2)

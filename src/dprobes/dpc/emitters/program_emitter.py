@@ -1,4 +1,4 @@
-"""Programs as RPN source: file headers, definitions with their handlers, procedures; and the templates of records."""
+"""RPN source of programs: file headers, definitions with their handlers, procedures; and the templates of records."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["KERNEL_KINDS", "Compilation", "ProgramEmitter", "jmpmax_of", "template_file"]
 
 KERNEL_KINDS = (syntax_tree.PointKind.TRACEPOINT, syntax_tree.PointKind.SYSTEM_CALL)
-"""Points that are in no module."""
+"""Kinds of points that are in no module."""
 
 _JMPMAX = 10_000
-"""How many jumps a hit may take: loops are bounded by it."""
+"""The default limit of jumps in a hit, which bounds loops."""
 
 _SCOPED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:::[A-Za-z_][A-Za-z0-9_]*)+\Z")
 _SLASHED = re.compile(
@@ -45,7 +45,7 @@ _SLASHED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A program that was compiled: the lines of its RPN source, and its templates, a file for its major code."""
+    """A compiled program: the lines of its RPN source, and the templates of its major code."""
 
     module: str
     major: int
@@ -54,11 +54,11 @@ class Compilation:
 
     @property
     def is_in_kernel(self) -> bool:
-        """Whether it is about the kernel, a module of it, or its tracepoints."""
+        """True if the program probes the kernel, one of its modules, or its tracepoints."""
         return any(line.text.startswith("modtype =") for line in self.lines[:2])
 
     def for_words_of(self, size: int) -> Compilation:
-        """Return the program as one for processors whose words have ``size`` bytes, and for no others."""
+        """Return the program restricted to processors with words of ``size`` bytes."""
         name, *rest = self.lines
         return replace(self, lines=(name, Line(f"wordsize = {size}", name.span), *rest))
 
@@ -68,7 +68,7 @@ class Compilation:
         return "".join(f"{line.text}\n" for line in self.lines)
 
     def preprocessed(self) -> Preprocessed:
-        """Return the RPN source as a text whose places are those in C that its lines were made for."""
+        """Return the RPN source with the places in C from which its lines were made."""
         from dprobes.preprocessor.mapped_text import TextBuilder
         from dprobes.source_text import SourceFile
         from dprobes.source_text import Span as SourceSpan
@@ -85,17 +85,17 @@ class Compilation:
 
     @property
     def template_file(self) -> str:
-        """The text of the file of its templates."""
+        """The text of its template file."""
         return template_file(self.major, self.templates)
 
 
 def jmpmax_of(program: syntax_tree.ProgramTree) -> int:
-    """Return how many jumps a hit may take."""
+    """Return the limit of jumps in a hit."""
     return next((int(each.value or 0) for each in program.attributes if each.name == "jmpmax"), 0) or _JMPMAX
 
 
 def template_file(major: int, templates: Mapping[int, str]) -> str:
-    """Return the text of a file of templates by their minor codes."""
+    """Return the text of a template file, by minor codes."""
     lines = [f"major = {major}"]
     for minor, text in sorted(templates.items()):
         lines += ["", f"minor = {minor}", *(f"fmt = {_quoted(line)}" for line in text.split("\n"))]
@@ -103,7 +103,7 @@ def template_file(major: int, templates: Mapping[int, str]) -> str:
 
 
 class ProgramEmitter:
-    """A writer of the RPN programs of a program, one for each module."""
+    """A writer of the RPN programs of a source, one for each module."""
 
     def __init__(
         self,
@@ -123,14 +123,14 @@ class ProgramEmitter:
         self._diagnostics = diagnostics
         self._module = program.module or module
         self._printed: dict[int, tuple[str, Span]] = {}
-        """What the records of a minor code print, and where that is written."""
+        """The output of the records of each minor code, and its place in the source."""
         self._codes = [minor_codes(each.paths, each.body) for each in probes]
-        """The minor codes of each probe, by its place in ``probes``."""
+        """The minor codes of each probe, by its position in ``probes``."""
         self._minors = self._first_minors()
-        """The first minor code of each probe, by the place of the probe in ``probes``."""
+        """The first minor code of each probe, by its position in ``probes``."""
         self._has_faults = False
         self._wide: dict[str, None] = {}
-        """The procedures for wide numbers that the program at hand needs."""
+        """The procedures for wide numbers that the current program needs."""
         self._procedures = {each.signature.name: f"f{n}_{each.signature.name}" for n, each in enumerate(functions)}
 
     def compilations(self) -> list[Compilation]:
@@ -146,24 +146,24 @@ class ProgramEmitter:
         return [self._with_faults(each) for each in found] if self._has_faults else found
 
     def _with_faults(self, compilation: Compilation) -> Compilation:
-        """Return a program with the table of exceptions, which is its last one, in its header."""
+        """Return a program with the table of exceptions, its last table, in its header."""
         lines = list(compilation.lines)
         place = next(number for number, line in enumerate(lines) if line.text.startswith("jmpmax"))
         lines.insert(place, Line(f"table = {FAULTS}, count, word, word", None))
         return replace(compilation, lines=tuple(lines))
 
     def _module_of(self, point: syntax_tree.Point) -> str:
-        """Return the module of a point, "" if nothing says which one it is."""
+        """Return the module of a point, "" if it is not known."""
         if point.kind in KERNEL_KINDS:
             return "kernel tracepoint"
         if point.module == "kernel":
             return "kernel kernel"
         if point.kind is syntax_tree.PointKind.SAMPLE:
-            return point.module or self._program.module or "*"  # whatever runs, of a process and its command, too
+            return point.module or self._program.module or "*"  # anything that runs, even with a process or command
         if point.module or self._module:
             return point.module or self._module
         if point.kind is syntax_tree.PointKind.WATCH and point.place[:1].isdigit():
-            return "kernel kernel"  # an address of every process, as programs about the kernel have it
+            return "kernel kernel"  # an address in every process, for which kernel programs are used
         return ""
 
     def _refuse_unknown_module(self, point: syntax_tree.Point) -> None:
@@ -230,7 +230,7 @@ class ProgramEmitter:
         return Compilation(name, major, tuple(w.lines), templates)
 
     def _logmax(self, module: str) -> int:
-        """Return for how many bytes the records of a module need room, however long what they print is."""
+        """Return the largest size in bytes of a record of a module, for the longest possible output."""
         largest = 0
         for each in self._probes:
             if not any(self._module_of(point) == module for point in each.at):
@@ -247,13 +247,13 @@ class ProgramEmitter:
         return largest
 
     def _names_of(self, name: str) -> tuple[str, Span] | None:
-        """Return the groups or types of all probes, those in other modules too, and where the first ones are."""
+        """Return the groups or types of all probes, in all modules, and the place of the first ones."""
         found = [each for probe in self._probes for each in probe.probe.attributes if each.name == name]
         names = dict.fromkeys(word for each in found for word in str(each.value).split())
         return (" ".join(names), found[0].span) if found else None
 
     def _check_minors(self, probe: syntax_tree.Probe, templates: dict[int, str]) -> None:
-        """Report a minor code that another printf has: records of both would be shown as those of one."""
+        """Report a minor code with two different outputs: records of both would be shown as those of one."""
         for minor, text in templates.items():
             known, first = self._printed.setdefault(minor, (text, probe.span))
             if known != text:
@@ -264,10 +264,9 @@ class ProgramEmitter:
 
     def _first_minors(self) -> list[int]:
         """
-        Return the first minor code of each probe: of several they count from 1, in the order of the source.
+        Return the first minor code of each probe; with several probes, codes count from 1 in the order of the source.
 
-        All modules have the templates in common. What one probe prints at several places has one code if it looks
-        alike.
+        All modules share the templates. Output of one probe at several places has one code if its templates are equal.
         """
         following = int(len({each.probe.order for each in self._probes}) > 1)
         known: dict[tuple[int, tuple[tuple[int, str], ...]], int] = {}
@@ -322,7 +321,7 @@ def _templates(each: TypedProbe, codes: MinorCodes) -> dict[int, str]:
 
 
 def _placed(point: syntax_tree.Point, typer: ProgramTyper) -> list[str]:
-    """Return the statements of a probepoint's header that say where it is."""
+    """Return the statements of a probepoint's header that set its location."""
     match point.kind:
         case syntax_tree.PointKind.SAMPLE:
             return [f"sampler = {point.number}hz"]
@@ -339,7 +338,7 @@ def _placed(point: syntax_tree.Point, typer: ProgramTyper) -> list[str]:
 
 
 def _symbol(place: str) -> str:
-    """Return a place in a module as RPN has it: a name with a slash, as in Go, or with a source file, in quotes."""
+    """Return a place in a module in RPN syntax: a name with a slash, as in Go, or with a source file, is in quotes."""
     match = _SLASHED.match(place)
     return place if match is None else f'"{match["name"]}"{match["offset"]}'
 

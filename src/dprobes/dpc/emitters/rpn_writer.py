@@ -1,4 +1,4 @@
-"""RPN source as it is written: lines with the places in C that they come from, and how deep the RPN stack is."""
+"""Writer of RPN source: lines with the places in C from which they were made, and the depth of the RPN stack."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ INSTRUCTIONS = {
     VariableKind.PER_CPU: "cv",
     VariableKind.THREAD: "tv",
 }
-"""How instructions name the kinds of variables."""
+"""The names of the kinds of variables in instructions."""
 
 _BINARY = frozenset(("add", "sub", "mul", "and", "or", "xor", "eq", "lt", "ltu", "shl", "shr"))
-"""Instructions that put one cell in the place of two, if they have no operand."""
+"""Instructions without an operand that replace two cells by one."""
 
 _LASTS = re.compile(r"(exit|abort|remove|sx .*|ux)\Z")
 _HARMLESS = re.compile(
     r"(//.*|L[0-9]+:|push (-?[0-9]\w*|sbp, .*|[lgct]v, .*)|pop (sbp|[lgct]v), .*|(inc|dec) [lgct]v, .*|setmin .*"
     r"|add|xchg)\Z"
 )
-"""What ends a hit or sets another exception handler; what comes before it and raises no exception."""
+"""Instructions that end a hit or set another exception handler; instructions before them that raise no exception."""
 
 
 def _effect(word: str, operand: str) -> int:
-    """Return how much deeper an instruction makes the stack, one of those for words; ``mem`` and arrays pop more."""
+    """Return the change in depth by an instruction on one-word values; ``mem`` and arrays pop one cell more."""
     if word == "ros":
         return -int(operand)
     is_indexed = operand in INSTRUCTIONS.values() or operand.startswith("mem")
@@ -47,7 +47,7 @@ def _effect(word: str, operand: str) -> int:
 
 
 class Line(NamedTuple):
-    """A line of RPN source; ``span`` is what it was made for."""
+    """A line of RPN source; ``span`` is the place from which it was made."""
 
     text: str
     span: Span | None
@@ -55,10 +55,10 @@ class Line(NamedTuple):
 
 class Writer:
     """
-    The lines of a program, as they are written.
+    The lines of a program as they are written.
 
-    ``depth`` is how many cells are above SBP: variables of blocks, then what is being computed. Exceptions leave cells
-    behind, so ``settle`` brings it back to what it was.
+    ``depth`` is the number of cells above SBP: variables of blocks, then intermediate values. Exceptions leave cells on
+    the stack, so that ``settle`` restores the depth.
     """
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class Writer:
         self._span: Span | None = None
         self._handlers: list[str] = []
         self._guard = ""
-        """The label that exceptions lead to for certain, outside of ``catching``."""
+        """The label to which exceptions certainly jump, outside of ``catching``."""
 
     @contextmanager
     def at(self, span: Span) -> Iterator[None]:
-        """Say that what is written in the block comes from a place in C."""
+        """Set the place in C of the lines written in the block."""
         outer, self._span = self._span, span
         try:
             yield
@@ -80,24 +80,24 @@ class Writer:
             self._span = outer
 
     def op(self, text: str, effect: int = 0) -> None:
-        """Write an instruction that makes the stack so many cells deeper."""
+        """Write an instruction that makes the stack ``effect`` cells deeper."""
         self.lines.append(Line(f"    {text}", self._span))
         self.depth += effect
         if text.startswith("sx ") or text == "ux":
             self._guard = ""
 
     def code(self, text: str) -> None:
-        """Write instructions between semicolons, whose words tell how much deeper the stack is."""
+        """Write instructions between semicolons; their effects on the stack follow from their words."""
         for each in text.split("; "):
             self.op(each, _effect(*each.partition(" ")[::2]))
 
     @property
     def is_catching(self) -> bool:
-        """Whether exceptions lead to a ``catch`` here."""
+        """True if exceptions jump to a ``catch`` here."""
         return bool(self._handlers)
 
     def guard(self, label: str) -> None:
-        """Let exceptions lead to a label, if they do not yet, until something else is said."""
+        """Direct exceptions to a label, unless they already jump there, until the next change."""
         if self._guard != label:
             self.op(f"sx {label}")
             self._guard = label
@@ -111,12 +111,12 @@ class Writer:
         self.lines.append(Line(text, self._span))
 
     def new_label(self) -> str:
-        """Return a label that is nowhere yet."""
+        """Return a new label, not yet written."""
         self._labels += 1
         return f"L{self._labels}"
 
     def label(self, name: str) -> None:
-        """Put a label here."""
+        """Write a label here."""
         self.lines.append(Line(f"{name}:", self._span))
         self._guard = ""
 
@@ -132,7 +132,7 @@ class Writer:
             count -= part
 
     def settle(self, depth: int) -> None:
-        """Make the stack so deep, whatever is on it."""
+        """Set the depth of the stack, whatever its current depth."""
         self.op(f"push {depth}", 1)
         self.op("save sbp", 1)
         self.op("sub", -1)
@@ -141,7 +141,7 @@ class Writer:
 
     @contextmanager
     def catching(self, label: str) -> Iterator[None]:
-        """Let exceptions in the block lead to a label; behind it they lead to where they did before."""
+        """Direct exceptions in the block to a label, and after it to the previous label."""
         self._handlers.append(label)
         self.op(f"sx {label}")
         try:
@@ -151,11 +151,11 @@ class Writer:
             self.restore_handler()
 
     def restore_handler(self) -> None:
-        """Set the exception handler of the block that is being written: one that was used, or another, is gone."""
+        """Restore the exception handler of the current block after it was used or replaced."""
         self.op(f"sx {self._handlers[-1]}" if self._handlers else "ux")
 
     def drop_needless_handlers(self, first: int) -> None:
-        """Leave out, from a line on, where exception handlers are cleared although nothing can raise an exception."""
+        """Remove instructions, from a line on, that clear exception handlers where no exception is possible."""
         self.lines[first:] = [
             line
             for number, line in enumerate(self.lines[first:], first)
@@ -163,7 +163,7 @@ class Writer:
         ]
 
     def _is_safe(self, number: int) -> bool:
-        """Return whether all that is executed from a line on, to the end of the hit or another handler, is harmless."""
+        """Return whether no instruction from a line to the end of the hit or the next handler raises an exception."""
         for line in self.lines[number:]:
             text = line.text.strip()
             if _LASTS.match(text):

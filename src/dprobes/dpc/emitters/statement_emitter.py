@@ -1,4 +1,4 @@
-"""Statements as RPN, and what a hit ends with: a record if something was printed (``log_emitter``), else none."""
+"""RPN of statements, and of the end of a hit: a record if something was printed (``log_emitter``), else none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["StatementEmitter"]
 
 _TABLE_MIN = 5
-"""Labels of a ``switch`` from which on a search by halves takes fewer instructions than one by one."""
+"""The number of ``switch`` labels from which on a binary search takes fewer instructions than a linear one."""
 
 
 class StatementEmitter:
@@ -51,12 +51,12 @@ class StatementEmitter:
         self.faults = None if paths is None else FaultExits(writer, paths, lambda: values.exact(self._trail_cell()))
         self._items = LogEmitter(writer, values, self.faults, word_size)
         self._done: set[int] = set()
-        """The statements that are written already, by their ids."""
+        """The ids of statements that are already written."""
         self._breaks: list[str] = []
         self._continues: list[str] = []
 
     def handler(self, condition: typed_values.Value | None, body: typed_program.Statement, place: Span) -> None:
-        """Write a handler with its end; ``place`` is where the condition is written."""
+        """Write a handler with its end; ``place`` is the place of the condition."""
         w, paths, codes, first = self._w, self._paths, self._codes, len(self._w.lines)
         assert self.faults is not None
         assert paths is not None
@@ -269,9 +269,9 @@ class StatementEmitter:
 
     def _search(self, cases: Sequence[tuple[int, str]], default: str, *, is_signed: bool) -> list[tuple[str, str]]:
         """
-        Search the top cell among cases, and go to ``default``, without it, if it is none of them.
+        Search the top cell among cases; if it is none of them, drop it and jump to ``default``.
 
-        Return labels that are reached with two cells more, and where each of them leads.
+        Return labels that are reached with two more cells, each with the label of its case.
         """
         w = self._w
         if len(cases) < _TABLE_MIN:
@@ -320,17 +320,17 @@ class StatementEmitter:
     # Records
 
     def _name_record(self, log: typed_program.Log) -> None:
-        """Give the record the minor code of what has been printed so far."""
+        """Set the minor code of the record to that of the sequence printed so far."""
         w, paths, codes = self._w, self._paths, self._codes
         assert paths is not None
         assert codes is not None
         if self._trail is None:
             before = next(iter(paths.before.get(log.number, frozenset())), ())
-            if code := codes.of.get((*before, log.number), 0):  # the first one is that of the header
+            if code := codes.of.get((*before, log.number), 0):  # the header has the first code
                 w.op(f"setmin {self._minor + code}")
             return
         cell = self._trail_cell()
-        if paths.logs == 1:  # there is one template, and only whether it is needed is to be known
+        if paths.logs == 1:  # with one template, only the need for a record is to be known
             w.number(1)
             self._values.places.store(cell, is_wanted=False)
             return
@@ -347,12 +347,12 @@ class StatementEmitter:
 
 
 def _shown(text: str) -> str:
-    """Return a piece of C as the comment of a line."""
+    """Return a piece of C as a line's comment."""
     return " ".join(text.split()).replace("*/", "* /")
 
 
 def _first_statements(statement: typed_program.Statement) -> Iterator[typed_program.Statement]:
-    """Iterate over the statements that are executed first, one after the other."""
+    """Iterate over the statements that are executed first, in their order."""
     if isinstance(statement, typed_program.Steps):
         for each in statement.statements:
             yield from _first_statements(each)

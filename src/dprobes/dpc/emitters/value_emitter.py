@@ -1,8 +1,8 @@
 """
-Values as RPN: each leaves one cell, which holds its number exactly, or of which only the low bits count.
+RPN of values: each leaves one cell that holds its number exactly, or of which only the low bits count.
 
-What does not look at high bits (``+ - * << & | ^ ~``) is computed on whole cells, and cut to its type where somebody
-looks: a comparison, a division, a shift to the right, a conversion to a larger type.
+Operations that do not depend on high bits (``+ - * << & | ^ ~``) use whole cells. The result is cut to its type before
+the high bits are read: in a comparison, a division, a right shift, or a conversion to a larger type.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = ["ValueEmitter"]
 
 
 class PlaceEmitter:
-    """A writer of what changes places; ``values`` writes the values."""
+    """A writer of changes of places; ``values`` writes the values."""
 
     def __init__(self, values: CellEmitter, writer: Writer, word_size: int) -> None:
         self._values = values
@@ -65,7 +65,7 @@ class PlaceEmitter:
         self._word_size = word_size
 
     def assign(self, target: Place, value: Value, *, is_wanted: bool) -> None:
-        """Assign a value, and push it if it is wanted."""
+        """Assign a value, and push it if ``is_wanted``."""
         is_indexed = isinstance(target, Variable) and target.index is not None
         if not isinstance(target, Variable) or is_indexed or is_wanted or self._values.wide.is_wide(target.type):
             self._values.exact(value)
@@ -108,7 +108,7 @@ class PlaceEmitter:
                     w.drop()
 
     def _store_field(self, target: BitField, *, is_wanted: bool) -> None:
-        """Store the number on top in a bit field, and let it be what that holds then, or drop it."""
+        """Store the number on top in a bit field, then convert it to the field's value, or drop it."""
         wide = self._values.wide
         if wide.is_wide(target.unit.type):
             wide.store_bits(target.unit, target.bits, target.shift)
@@ -124,7 +124,7 @@ class PlaceEmitter:
             self._w.op(f"{'pbl' if is_signed else 'pzl'} {target.bits}")
 
     def _store_bits(self, unit: Memory, bits: int, shift: int) -> None:
-        """Put the low bits of the number on top, which stays, among the others of a unit of a word in memory."""
+        """Store the low bits of the number on top, which stays, in a unit in memory, and keep the unit's other bits."""
         w, size = self._w, 8 * (size_of(unit.type) or self._word_size)
         mask = (1 << bits) - 1
         self._values.exact(unit.address)
@@ -138,7 +138,7 @@ class PlaceEmitter:
         w.code(f"or; pop mem, u{size}")
 
     def step(self, target: Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
-        """Add to a place."""
+        """Add a number to a place."""
         w = self._w
         if self._values.wide.is_wide(target.type):
             self._values.wide.step(target, amount, is_postfix=is_postfix, is_wanted=is_wanted)
@@ -161,14 +161,14 @@ class PlaceEmitter:
 
 
 OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor"}
-"""The instructions of operations that need not look at bits above those that are wanted."""
+"""The instructions of operations whose low bits depend only on low bits."""
 
 BITWISE = ("&", "|", "^")
 """Operations whose results are as exact as their operands."""
 
 
 def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -> None:
-    """Push the result of an operation, as its type holds it; a word has so many ``bits``."""
+    """Push the result of an operation in the range of its type; ``bits`` is the width of a word."""
     type_, operator = value.type, value.operator
     if operator == "&" and (width := mask_width(value)) is not None:
         values.low(value.left, width)
@@ -200,7 +200,7 @@ def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int
 
 
 def mask_width(value: Arithmetic) -> int | None:
-    """Return how many low bits a mask keeps; None if it is not made of the lowest bits only."""
+    """Return the number of low bits that a mask keeps; None if it has other bits or gaps."""
     match value.right:
         case Constant(mask) if mask > 0 and mask & (mask + 1) == 0 and mask.bit_length() < value.type.bits:
             return mask.bit_length()
@@ -220,7 +220,7 @@ def _shift_right(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -
         values.exact(value.left)
         w.op("shr", -1)
         return
-    # With the sign in all bits exclusive-ored into it, a negative number is one that zeros may be shifted into.
+    # An exclusive or with the sign in all bits makes a negative number one into which zeros may be shifted.
     values.exact(value.left)
     w.code(f"dup 1; pbr {bits}")
     values.low(value.right, bits)
@@ -229,11 +229,11 @@ def _shift_right(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -
 
 _PORTABLE = ("arg", "ret", "pc", "sp")
 _PROCESSORS = {4: "i386", 8: "x86_64"}
-"""Those that have registers of programs only, by the size of a word."""
+"""The processors with registers that exist in the user context only, by their word size in bytes."""
 
 
 def push_register(w: Writer, name: str, word_size: int, *, at_entry: bool) -> None:
-    """Push a register, as it is at the hit or was at the entry of the call; ``word_size`` is in bytes."""
+    """Push a register of the hit or, ``at_entry``, of the call's entry; ``word_size`` is in bytes."""
     if at_entry or name.startswith(_PORTABLE) or not _is_low_word_pushed(w, name, word_size):
         w.op(f"push {'entry' if at_entry else 'r'}, {name}", 1)
 
@@ -247,17 +247,17 @@ def _is_low_word_pushed(w: Writer, name: str, word_size: int) -> bool:
         return False
     cells = register.cells(word_size)
     w.op(f"push u, {name}", cells)
-    for _ in range(cells - 1):  # the low one is on top
+    for _ in range(cells - 1):  # the low word is on top
         w.code("xchg; ros 1")
     return True
 
 
 _NUMBERED = re.compile(r"[a-z]{1,5}[0-9]{1,3}\Z")
-"""What registers of all processors are like that have numbers."""
+"""A name of the form of a numbered register on any processor."""
 
 
 def symbol_operand(name: str) -> str:
-    """Return a symbol's name for ``push``: in quotes with scopes, in parentheses if ``push`` may know the word."""
+    """Return the operand of ``push`` for a symbol: in quotes with scopes, in parentheses if it is ambiguous."""
     if "::" in name:
         return f'"{name}"'
     word = name.lower()
@@ -274,15 +274,15 @@ def _known_words() -> frozenset[str]:
 
 
 _BITS_MAX = 64
-"""The bits of the largest word."""
+"""The width of the largest word in bits."""
 
 
 class ValueEmitter:
     """
-    A writer of values of a handler or function; ``procedures`` are the names of the program's functions in RPN.
+    A writer of values of a handler or function; ``procedures`` maps the program's functions to their RPN names.
 
-    ``parameters`` is how many cells those of a function have: they lie below its variables. ``used`` collects the
-    procedures for wide numbers that are needed.
+    ``parameters`` is the number of cells of a function's parameters, which are deeper in the stack than its variables.
+    ``used`` collects the required procedures for wide numbers.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class ValueEmitter:
     # Exact values
 
     def exact(self, value: Value) -> None:
-        """Push a value, as its type holds it; a wide one takes two cells."""
+        """Push a value in the range of its type; a wide one takes two cells."""
         w = self._w
         match value:
             case Assign() | Step() | Choice() | Sequence() | FunctionCall():
@@ -377,7 +377,7 @@ class ValueEmitter:
                 self._call(name, arguments, type_)
 
     def effect(self, value: Value) -> None:
-        """Do what a value does, and push nothing."""
+        """Compute a value for its side effects, and push nothing."""
         match value:
             case Assign(target, assigned):
                 self.places.assign(target, assigned, is_wanted=False)
@@ -397,7 +397,7 @@ class ValueEmitter:
                 self._w.drop(self.wide.width(value.type))
 
     def low(self, value: Value, bits: int) -> None:
-        """Push a value of which only so many low bits count, in one cell if they fit into that."""
+        """Push a value of which only the low ``bits`` bits count, in one cell if they fit."""
         is_wide = self.wide.is_wide(value.type)
         match value:
             case _ if bits > self._bits:
@@ -433,7 +433,7 @@ class ValueEmitter:
         return size_of(type_) or self._word_size
 
     def cut(self, type_: CType) -> None:
-        """Let the top cell, of which only as many low bits count as a type has, hold a number of that type."""
+        """Convert the top cell, of which only the bits of a type count, to a number of that type."""
         integer = integer_of(type_)
         if integer is not None and integer.bits_of_64 < _BITS_MAX and integer.bits <= self._bits:
             self._w.op(f"{'pbl' if integer.is_signed else 'pzl'} {integer.bits}")
@@ -445,7 +445,7 @@ class ValueEmitter:
             self._w.op(f"pbl {integer.bits}")
 
     def displacement(self, slot: int) -> int:
-        """Return where a variable of a block is, counted from SBP; parameters are behind it, the last one first."""
+        """Return the displacement of a variable from SBP; parameters are at SBP and above, the last one first."""
         return -(slot + 1) if slot >= 0 else self._parameters + slot
 
     def _load_variable(self, variable: Variable) -> None:
@@ -455,7 +455,7 @@ class ValueEmitter:
         else:
             self.index(variable)
             self._w.op(f"push {name}")
-        self.cut(variable.type)  # what is stored there may have more bits
+        self.cut(variable.type)  # the cell may contain more bits
 
     def index(self, variable: Variable) -> None:
         """Push the index of an element of an array."""
@@ -478,7 +478,7 @@ class ValueEmitter:
     # Operators
 
     def _tested(self, value: Value) -> None:
-        """Push a cell that is 0 if a value is."""
+        """Push a cell that is 0 if and only if a value is 0."""
         self.exact(value)
         if self.wide.is_wide(value.type):
             self.wide.test()
@@ -491,7 +491,7 @@ class ValueEmitter:
             self._w.code("push 0; eq")
 
     def _truth(self, value: Value) -> None:
-        """Push 1 for what is not 0, else 0."""
+        """Push 1 for a value other than 0, else 0."""
         self._tested(value)
         if not is_truth(value):
             self._w.code("push 0; eq; push 1; xor")
@@ -531,7 +531,7 @@ class ValueEmitter:
             self.low(operand, target.bits)
             self.cut(type_)
         else:
-            # All numbers of the source are numbers of the target, or become so by the cell's width.
+            # All numbers of the source are numbers of the target, or become so by the width of the cell.
             self.exact(operand)
             if source.is_signed and not target.is_signed:
                 self.cut(type_)
@@ -539,7 +539,7 @@ class ValueEmitter:
     # Conditions
 
     def branch(self, condition: Value, label: str, *, when: bool) -> None:
-        """Jump to a label, a *landing* with a cell on the stack, if a condition is what ``when`` says; else go on."""
+        """Jump to a label, a *landing* with one cell more, if the truth of a condition is ``when``; else go on."""
         w = self._w
         match condition:
             case Not(operand):
@@ -583,7 +583,7 @@ class ValueEmitter:
         w.drop()
 
     def landing(self, label: str) -> None:
-        """Put the label here that ``branch`` jumps to, and drop the cell that it leaves."""
+        """Write the label to which ``branch`` jumps, and drop the cell that it leaves."""
         self._w.label(label)
         self._w.depth += 1
         self._w.drop()
@@ -591,7 +591,7 @@ class ValueEmitter:
     # Strings and functions
 
     def _differs(self, test: TextTest | CommTest) -> None:
-        """Push 0 if a string is the text that it is compared with, else 1."""
+        """Push 0 if a string matches the literal of the test, else 1."""
         if isinstance(test, TextTest):
             self.exact(test.address)
             self._w.op(f"match {'strn' if test.is_prefix else 'str'}, {quoted(test.text)}")
@@ -602,7 +602,7 @@ class ValueEmitter:
         w = self._w
         if not isinstance(type_, Void):
             for _ in range(self.wide.width(type_)):
-                w.number(0)  # for the result
+                w.number(0)  # room for the result
         for argument in arguments:
             self.exact(argument)
         w.op(f"call {self._procedures[name]}")

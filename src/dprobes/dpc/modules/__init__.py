@@ -1,1 +1,1 @@
-"""What probed modules say to a program: names, types and places of their debug information, or of the kernel's BTF."""
+"""Names, types and places that programs take from the debug information of probed modules or the kernel's BTF."""

@@ -1,7 +1,7 @@
 """
-What the debug information of a module says to a program that is compiled: of its types, variables, and places.
+The debug information of a module for the compiler: types, variables, and places.
 
-It is opened when somebody asks, so that a program that declares what it needs reads nothing of it.
+The information is opened at the first request, so that a program with its own declarations reads none of it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = ["DebugModule", "is_entry_by_name"]
 _PLACE = re.compile(r"(?P<name>.+?)(?:\s*\+\s*(?P<distance>0[xX][0-9a-fA-F]+|[0-9]+))?\Z", re.DOTALL)
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+\Z|[0-9]+\Z")
 _ARGUMENTS = {5: "arg0", 4: "arg1", 1: "arg2", 2: "arg3", 8: "arg4", 9: "arg5"}
-"""The registers of arguments of x86-64, by DWARF's numbers; those of functions of Go have other numbers."""
+"""The registers of arguments on x86-64, by DWARF's numbers; functions of Go use other registers."""
 _VECTORS = {17 + n: f"xmm{n}" for n in range(16)}
 _GO_ARGUMENTS = 9
 _C_ARGUMENTS = 6
 
 
 def is_entry_by_name(place: str) -> bool:
-    """Return whether a place is written as a function alone."""
+    """Return whether a place is written as a function name alone."""
     match = _PLACE.match(place)
     return match is not None and match["distance"] is None and _NUMBER.match(place) is None
 
 
 class DebugModule:
-    """A module, and its debug information."""
+    """A module with its debug information."""
 
     def __init__(self, elf: ElfFile, symbols: SymbolProvider = OWN_SYMBOLS) -> None:
         self.elf = elf
         self._provider = symbols
         self.declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None
-        """What the program itself declares."""
+        """The look-up of structures that the program itself declares, by kind and tag."""
 
     @cached_property
     def file(self) -> DebugFile | None:
@@ -83,7 +83,7 @@ class DebugModule:
         try:
             address = self._module.address_of(match["name"].strip('"'))
         except TargetError:
-            return None  # whoever resolves the program says what is wrong
+            return None  # the resolution of the program reports the error
         return address + int(match["distance"] or "0", 0)
 
     def symbol_address(self, name: str) -> int | None:
@@ -92,22 +92,22 @@ class DebugModule:
         return found[0].address if len(found) == 1 else None
 
     def is_chooser(self, place: str) -> bool:
-        """Return whether a place is written as a symbol whose code chooses the function at run time."""
+        """Return whether a place is written as an ifunc symbol, whose code chooses the function at run time."""
         match = _PLACE.match(place)
         name = "" if match is None else match["name"].strip('"')
         return any(symbol.kind == "ifunc" for symbol in self._module.symbols.lookup(name))
 
     def is_thread_local(self, name: str) -> bool:
-        """Return whether a symbol is that of a variable of which each thread has one."""
+        """Return whether a symbol is that of a thread-local variable."""
         return any(symbol.kind == "tls" for symbol in self._module.symbols.lookup(name))
 
     def function_symbol(self, address: int) -> str | None:
-        """Return the name of the symbol of the function at a link address."""
+        """Return the name of the symbol of the function at a link address; None if no function covers it."""
         found = self._module.symbols.covering(address)
         return None if found is None else found.name
 
     def prologue_end(self, function: Entry, entry: int) -> int:
-        """Return the link address at which a function has its arguments where it keeps them: its second line begins."""
+        """Return the link address of a function's second line, from which on its arguments are where it keeps them."""
         from dprobes.dwarf.address_lists import ranges_of
         from dprobes.dwarf.dwarf_numbers import At
         from dprobes.dwarf.line_table import LineProgram, LineSections
@@ -135,7 +135,7 @@ class DebugModule:
         return entry if second is None else second
 
     def are_untouched(self, registers: Sequence[str], start: int, end: int) -> bool:
-        """Return whether the instructions between two link addresses leave registers of arguments as they are."""
+        """Return whether the instructions between two link addresses leave these argument registers unchanged."""
         if start == end:
             return True
         if self.elf.machine != "x86_64":
@@ -148,11 +148,11 @@ class DebugModule:
 
     @property
     def is_go(self) -> bool:
-        """Whether Go has made the module, so that functions of Go take their arguments in registers of their own."""
+        """True if Go compiled the module, so that its functions take arguments in Go's own registers."""
         return passes_in_registers(self.elf)
 
     def arguments_at(self, place: str | None) -> int:
-        """Return how many arguments have names of registers at a place: those of Go are more."""
+        """Return the number of arguments with register names at a place; functions of Go have more of them."""
         if place is None or not self.is_go or (address := self.address_of(place)) is None:
             return _C_ARGUMENTS
         return _GO_ARGUMENTS if convention_of(self.function_symbol(address)) is Convention.GO else _C_ARGUMENTS
@@ -160,7 +160,7 @@ class DebugModule:
     # For values
 
     def machine(self, *, at_entry: bool = False, at_return: bool = False) -> Machine:
-        """Return what computes values, ``at_entry`` of a function, or ``at_return`` as they were at its entry."""
+        """Return the machine that computes values ``at_entry``, or, ``at_return``, as they were at the entry."""
         from dprobes.dpc.modules.debug_values import Machine
 
         word = Integer("unsigned long", self.elf.word_size, is_signed=False, rank=4)
@@ -200,7 +200,7 @@ class DebugModule:
         return row.frame.register, row.frame.offset
 
     def _symbol_near(self, address: int) -> tuple[str, int] | None:
-        """Return a symbol whose name stands for one place only, and how far behind it an address is."""
+        """Return a symbol with a unique name near an address, and the distance of the address from it."""
         files = [self.elf] if self.file is None or self.file.elf is self.elf else [self.elf, self.file.elf]
         for elf in files:
             for table in elf_symbols(elf):
@@ -213,9 +213,9 @@ class DebugModule:
     @cached_property
     def _anchor(self) -> tuple[str, int] | None:
         """
-        A symbol of a function, by its name and address: what has no name of its own is so far from it.
+        The name and address of a function symbol, relative to which places without a symbol are expressed.
 
-        In an object file there is none: its sections are not yet where they will be.
+        An object file has none, because the link addresses of its sections are not final.
         """
         if self.elf.type == "rel":
             return None

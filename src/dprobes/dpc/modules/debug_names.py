@@ -1,8 +1,8 @@
 """
-What names mean at an instruction of a module: the parameters and variables of its function, and the module's own.
+Meaning of names at an instruction of a module: parameters and variables of its function, and the module's own.
 
-Without optimization compilers describe where parameters are kept after the function has put them there: before, they
-are where the ABI has them.
+In code without optimization, compilers describe only where a function stores its parameters. Before the function has
+stored them, they are where the ABI passes them.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _BLOCKS = frozenset((Tag.LEXICAL_BLOCK, Tag.INLINED_SUBROUTINE))
 _VARIABLES = frozenset((Tag.FORMAL_PARAMETER, Tag.VARIABLE))
 _NAMED = frozenset((Tag.VARIABLE, Tag.ENUMERATOR, Tag.MEMBER))
 _NOWHERE = frame_at(None, 0, None)
-"""The data of a location that is the same at all instructions."""
+"""The frame of a location that is the same at all instructions."""
 _DEPTH_MAX = 64
 _NUMBERED = 6
-"""Arguments that have names of registers."""
+"""The number of arguments with register names."""
 _ARGUMENT_NAMES = tuple(f"arg{number}" for number in range(_NUMBERED))
 _GO = 0x16
 _ASSEMBLERS = (0x8001, 0x31)
-"""Languages (DWARF 5, 7.12): Go, and those of assemblers, which describe functions without their parameters."""
+"""Language codes (DWARF 5, 7.12) of Go, and of assemblers, which describe functions without their parameters."""
 _LISTED = 3  # ranges named in a hint
 
 
 class ModuleNames:
-    """The variables and enumerators of a module, and its types, as a place sees them whose ``scope`` that is."""
+    """The variables, enumerators and types of a module as seen from ``scope``, outside of a function."""
 
     def __init__(self, module: DebugModule, file: DebugFile, types: DebugTypes, scope: NameScope) -> None:
         self._module = module
@@ -83,18 +83,18 @@ class ModuleNames:
         return None
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return a variable of the module, or the value of an enumerator."""
+        """Return a variable of the module, or the value of an enumerator; None if there is neither."""
         plain = name.removeprefix("::")
         has_symbol = self._module.symbol_address(plain) is not None
         scope = self._scope if plain == name else self._scope.outermost()
         return self._meant(plain, scope.groups(plain, _NAMED, c_declarations=has_symbol))
 
     def find_near(self, name: str) -> ModuleVariable | None:
-        """Return what ``find`` would, if the source file that is near has it."""
+        """Return the result of ``find`` for the nearby source files only."""
         return self._meant(name, self._scope.near_groups(name, _NAMED))
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure that is not in memory."""
+        """Return a member of a structure whose bytes are not all in memory."""
         return part_of(scattered, member, self._module.machine())
 
     def _meant(self, name: str, groups: Iterator[Sequence[Scoped]]) -> ModuleVariable | None:
@@ -109,26 +109,26 @@ class ModuleNames:
         return None
 
     def _one(self, name: str, found: Sequence[tuple[Scoped, _Place]]) -> ModuleVariable:
-        """Return what all of the entries are about; raise ``TargetError`` if that is several."""
+        """Return the variable that all of the entries describe; raise ``TargetError`` if they describe several."""
         by_place: dict[object, list[tuple[Scoped, _Place]]] = {}
         for each, place in found:
             by_place.setdefault(place.key, []).append((each, place))
         if len(by_place) > 1:
             common = [k for k, all_ in by_place.items() if any(each.entry.flag(At.EXTERNAL) for each, _ in all_)]
-            if len(common) == 1:  # those of other source files are not seen by anybody
+            if len(common) == 1:  # static variables of other source files are not visible
                 by_place = {common[0]: by_place[common[0]]}
         if len(by_place) > 1:
             raise ambiguity(name, [all_[0][0] for all_ in by_place.values()])
         ((entry, place), *others) = next(iter(by_place.values()))
         type_ = self._entry_types.of_variable(entry.entry)
-        for other, _ in others:  # a declaration may not say all of its type
+        for other, _ in others:  # a declaration may lack a part of its type, such as the size of an array
             if size_of(type_) is not None:
                 break
             type_ = self._entry_types.of_variable(other.entry)
         return ModuleVariable(self._value(place, type_), type_)
 
     def _place(self, found: Scoped) -> _Place | None:
-        """Return where a variable is, or an enumerator's value; None of what is only declared."""
+        """Return the place of a variable or the value of an enumerator; None if the entry is only a declaration."""
         entry = found.entry
         if entry.tag == Tag.ENUMERATOR:
             number = entry.number(At.CONST_VALUE)
@@ -163,7 +163,7 @@ class ModuleNames:
 
 
 class _Place(NamedTuple):
-    """A variable of a module: its symbol or location, or the value of an enumerator; ``key`` tells it from others."""
+    """A variable's symbol or location, or the value of an enumerator; equal ``key`` means the same variable."""
 
     key: object
     symbol: str = ""
@@ -172,7 +172,7 @@ class _Place(NamedTuple):
 
 
 def _specified(declaration: Entry) -> Entry | None:
-    """Return the entry that defines a variable which another one of its unit declares, in a class or namespace."""
+    """Return the entry in the same unit that defines a variable declared in a class or namespace; None without one."""
     waiting = [declaration.unit.root]
     while waiting:
         for entry in waiting.pop().children():
@@ -187,7 +187,7 @@ class ProbeNames:
     """
     The names at the link address of a probepoint; ``at_return`` when the function that begins there has returned.
 
-    Names of the function come first, those of inner blocks before those of outer ones.
+    The function's own names come first, those of inner blocks before those of outer ones.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class ProbeNames:
 
     @cached_property
     def _names(self) -> ModuleNames:
-        """Names of the module, as the innermost function that is inlined at the place sees them, else the function."""
+        """The names of the module as seen from the innermost function inlined at the place, else from the function."""
         assert self._module.file is not None
         blocks = [self._function] if self._at_return else self._blocks()
         number = next((n for n, each in enumerate(blocks) if each.tag == Tag.INLINED_SUBROUTINE), len(blocks) - 1)
@@ -221,12 +221,12 @@ class ProbeNames:
 
     @property
     def types(self) -> ScopedTypes:
-        """The types as the place sees them."""
+        """The types as seen from the place."""
         return self._names.types
 
     @cached_property
     def _entry(self) -> int | None:
-        """The first instruction of the function."""
+        """The address of the first instruction of the function."""
         for each in (At.LOW_PC, At.ENTRY_PC):
             if (found := self._function.address(each)) is not None:
                 return found
@@ -236,24 +236,24 @@ class ProbeNames:
 
     @cached_property
     def _parameters(self) -> Sequence[Entry]:
-        """The parameters in the order of the source; each is described here, or where the function is described."""
+        """The parameters in the order of the source, each from the function or its abstract origin."""
         own = [child for child in self._function.children() if child.tag == Tag.FORMAL_PARAMETER]
         origin = _abstract(self._function)
         if origin == self._function:
             return own
         whole = [child for child in origin.children() if child.tag == Tag.FORMAL_PARAMETER]
         if not whole or (own and not any(child.has(At.ABSTRACT_ORIGIN) for child in own)):
-            return own  # the origin only declares it
+            return own  # the origin is only a declaration
         here = {_abstract(child): child for child in own}
         return [here.get(child, child) for child in whole] if len(whole) >= len(own) else own
 
     @cached_property
     def _places(self) -> Mapping[int, ArgumentPlace]:
         """
-        Where the ABI has the parameters, by their numbers.
+        The places where the ABI passes the parameters, by parameter number.
 
-        Those that are never anywhere are not passed: of variants of constructors. What is described by an address that
-        is kept is passed so.
+        Parameters without any location are not passed, as in some variants of constructors. A parameter whose location
+        is a stored address is passed by address.
         """
         if self._is_go:
             return {}
@@ -275,7 +275,7 @@ class ProbeNames:
 
     @property
     def _places_of_words(self) -> Mapping[int, ArgumentPlace]:
-        """Where the first parameters are if all before are words too: so are they for all other processors."""
+        """The places of the leading parameters that fit in a word: these are the same on all other processors."""
         words: dict[int, ArgumentPlace] = {}
         for number, each in enumerate(self._parameters[:_NUMBERED]):
             type_ = self._types.of_variable(each)
@@ -290,12 +290,12 @@ class ProbeNames:
 
     @cached_property
     def _returned_type(self) -> CType | None:
-        """The type of what the function returns; None for ``void``."""
+        """The return type of the function; None for ``void``."""
         found = self._types.of_variable(self._function)
         return None if isinstance(found, Void) else found
 
     def returned(self) -> ModuleVariable | None:
-        """Return what the function returns, of Go its first result."""
+        """Return the return value of the function, for Go its first result."""
         if self._is_go:
             first = next((n for n, each in enumerate(self._parameters) if each.flag(At.VARIABLE_PARAMETER)), None)
             if first is None:
@@ -307,18 +307,18 @@ class ProbeNames:
         return returned_value(type_, self._module.machine(), is_x86=self._module.elf.machine in ("x86_64", "i386"))
 
     def _go_result(self, number: int) -> ModuleVariable:
-        """Return a result of a function of Go, which is a parameter for debug information."""
+        """Return a result of a Go function; debug information describes results as parameters."""
         results = [each for each in self._parameters if each.flag(At.VARIABLE_PARAMETER)]
         types = [self._types.of_variable(each) for each in results]
         place = results.index(self._parameters[number])
         return in_registers(types[place], go_results(types)[place], self._module.machine())
 
     def parameter_type(self, number: int) -> CType | None:
-        """Return the type of a parameter."""
+        """Return the type of a parameter; None if the function has fewer."""
         return self._types.of_variable(self._parameters[number]) if number < len(self._parameters) else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, as of a type; None of those behind ``...``."""
+        """Return a parameter read as the type; None for a variadic one, after ``...``."""
         if number < len(self._parameters):
             return ModuleVariable(self._parameter(number, type_), type_)
         if any(child.tag == Tag.UNSPECIFIED_PARAMETERS for child in self._function.origin.children()):
@@ -327,7 +327,7 @@ class ProbeNames:
         raise NotKnownError(f"the function has {count or 'no'} parameter{'s' * (count != 1)}")
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return what has a name."""
+        """Return the variable or parameter of this name; None if there is none."""
         if self._at_return or name.startswith("::"):
             return self._named_parameter(name) or self._names.find(name)
         blocks = self._blocks()
@@ -337,20 +337,20 @@ class ProbeNames:
             if block.tag == Tag.INLINED_SUBROUTINE and (found := self._beside_call(blocks[number + 1 :], block, name)):
                 return found
         if (other := _variable_below(self._function, name, 0)) is not None:
-            # What other source files have of this name is not meant.
+            # Variables of this name in other source files are not meant.
             if (found := self._names.find_near(name)) is not None:
                 return found
             raise NotKnownError("outside of its block", self._where_known(other, is_at_entry=False))
         return self._names.find(name)
 
     def known(self) -> list[str]:
-        """Return the names of the parameters and variables there, those of inner blocks first."""
+        """Return the names of the parameters and variables in scope, those of inner blocks first."""
         blocks = [self._function] if self._at_return else self._blocks()
         names = [each.name for block in blocks for each in block.children() if each.tag in _VARIABLES]
         return list(dict.fromkeys(name for name in names if name))
 
     def _in_block(self, block: Entry, name: str) -> ModuleVariable | None:
-        """Return the variable or parameter of a block; what is nowhere is described with the function only."""
+        """Return the variable or parameter of a block; its abstract origin includes those without a location."""
         for entry in block.children():
             if entry.tag in _VARIABLES and entry.name == name and not entry.flag(At.DECLARATION):
                 if block is self._function and entry in self._parameters:
@@ -369,9 +369,10 @@ class ProbeNames:
 
     def _beside_call(self, around: Sequence[Entry], call: Entry, name: str) -> ModuleVariable | None:
         """
-        Return the variable of the source file that a name means in an inlined function, which sees none of its caller.
+        Return the file-scope variable that a name means in an inlined function.
 
-        At its first instruction the caller may be meant as well: then what both have is an error.
+        The inlined function does not see its caller's variables. At its first instruction, however, the name may mean a
+        variable of the caller: if both exist, it is an error.
         """
         if (found := self._names.find_near(name)) is None:
             return None
@@ -384,14 +385,14 @@ class ProbeNames:
         return found
 
     def _named_parameter(self, name: str) -> ModuleVariable | None:
-        """Return a parameter of the function, which may be described with it, and not in its blocks."""
+        """Return a parameter of the function, which may be described there and not in the blocks."""
         for number, parameter in enumerate(self._parameters):
             if parameter.name == name:
                 return self.parameter(number, self._types.of_variable(parameter))
         return None
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure that is not in memory."""
+        """Return a member of a structure whose bytes are not all in memory."""
         return part_of(scattered, member, self._machine)
 
     # Places
@@ -437,12 +438,12 @@ class ProbeNames:
         return value_at(location, type_, self._module.machine(at_return=True))
 
     def _argument(self, place: ArgumentPlace, type_: CType) -> typed_values.Value | Scattered:
-        """Return an argument that is where the ABI has it."""
+        """Return an argument at the place where the ABI passes it."""
         if self._at_return:
             return self._argument_at_entry(place, type_)
         word = self._machine.word
         if place.offset is not None:
-            # The first argument of the stack is at the frame's address: the return address is below it.
+            # At the entry the frame address is that of the first stack argument; the return address is below it.
             frame = value_of(FrameAddressOf(self._address), self._machine)
             above = typed_values.Constant(place.offset - word.size, word)
             address: typed_values.Value = folded(typed_values.Arithmetic("+", frame, above, word))
@@ -454,17 +455,17 @@ class ProbeNames:
         return in_registers(type_, _parts_of(place), self._machine).value
 
     def _argument_at_entry(self, place: ArgumentPlace, type_: CType) -> typed_values.Value | Scattered:
-        """Return what an argument was at the entry of the call that has returned."""
+        """Return the value that an argument had at the entry of the call that has returned."""
         registers = place.registers
         if place.offset is not None and self._module.elf.word_size == 4 and not place.is_address:
-            registers = (f"arg{place.offset // 4 - 1}",)  # arguments of 32 bits have their numbers on the stack
+            registers = (f"arg{place.offset // 4 - 1}",)  # 32-bit arguments are numbered by their place on the stack
         is_known = all(name in _ARGUMENT_NAMES for name in registers) and registers and not place.is_address
         if not is_known or (is_scalar(type_) and len(registers) * self._machine.word.size < (size_of(type_) or 0)):
             raise NotKnownError(*GONE)
         return in_registers(type_, _parts_of(ArgumentPlace(registers)), self._module.machine(at_return=True)).value
 
     def _argument_on_stack(self, location: InMemory) -> int | None:
-        """Return the number of an argument of a program of 32 bits that is on the stack, if it is."""
+        """Return the number of an argument on the stack of a 32-bit program; None for other locations."""
         match location.address:
             case FrameAddressOf():
                 distance = 0
@@ -479,7 +480,7 @@ class ProbeNames:
         return typed_values.Register(f"arg{number}", self._machine.word, at_entry=True)
 
     def _is_before_it_is_kept(self, entry: Entry, location: Location) -> bool:
-        """Return whether a parameter is described by its only place, in the frame, and is not yet there."""
+        """Return whether a parameter has a single location, in the frame, and is not yet stored there."""
         if is_listed(entry) or self._entry is None or not isinstance(location, InMemory):
             return False
         address = location.address.address if isinstance(location.address, Loaded) else location.address
@@ -506,7 +507,7 @@ class ProbeNames:
         return value_at(location, type_, self._machine)
 
     def _where_known(self, entry: Entry, *, is_at_entry: bool) -> str | None:
-        """Say at which instructions of the function a variable has a place."""
+        """Return a hint with the ranges where a variable has a location, or to probe the entry; None for neither."""
         if self._entry is None:
             return None
         name = self._module.function_symbol(self._entry) or "the function"
@@ -519,7 +520,7 @@ class ProbeNames:
 
 
 def _abstract(entry: Entry) -> Entry:
-    """Return the entry that one is an instance of; the declaration in a class is another one."""
+    """Return the abstract origin of an entry; a declaration in a class is a separate entry."""
     for _ in range(ORIGINS_MAX):
         origin = entry.reference(At.ABSTRACT_ORIGIN)
         if origin is None:
@@ -529,12 +530,12 @@ def _abstract(entry: Entry) -> Entry:
 
 
 def _parts_of(place: ArgumentPlace) -> tuple[ResultPart, ...]:
-    """Return the parts of an argument in registers, each of which has a word of it."""
+    """Return the parts of an argument in registers, one word each."""
     return tuple(ResultPart(8 * number, 8, register) for number, register in enumerate(place.registers))
 
 
 def _variable_below(block: Entry, name: str, depth: int) -> Entry | None:
-    """Return the variable of a name in a block or those in it, without functions that were inlined."""
+    """Return the variable of this name in a block or its inner blocks, functions that are inlined excluded."""
     for entry in block.children():
         if entry.tag == Tag.VARIABLE and entry.name == name and not entry.flag(At.DECLARATION):
             return entry
@@ -547,9 +548,9 @@ def _variable_below(block: Entry, name: str, depth: int) -> Entry | None:
 
 def names_in(module: DebugModule, place: str | None, *, at_return: bool) -> ModuleNames | ProbeNames | None:
     """
-    Return the names at a place that is written as in ``DebugModule.address_of``; None without debug information.
+    Return the names at a place in the syntax of ``DebugModule.address_of``; None without debug information.
 
-    Where no function is described there, they are those of the module.
+    If no function is described at the place, the names are those of the module.
     """
     file, types = module.file, module.entry_types
     if file is None or types is None:

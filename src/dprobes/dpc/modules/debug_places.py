@@ -1,4 +1,4 @@
-"""Points at lines of the source, and where calls were inlined: each becomes points at instructions, before all else."""
+"""Replacement of points at source lines and inlined calls by points at instructions, the first step of compilation."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 __all__ = ["SOURCE_LINES", "DebugPlaces", "PlaceFinder", "place_of", "with_instructions"]
 
 _PLACES_MAX = 1024
-"""Instructions that one point stands for."""
+"""The largest number of instructions that one point may stand for."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-"""A symbol that RPN takes as it stands."""
+"""A symbol that RPN accepts without quotes."""
 
 SOURCE_LINES = re.compile(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9]{1,9}))?")
-"""How lines of the source are written."""
+"""The syntax of points at source lines."""
 
 
 class PlaceFinder(Protocol):
-    """Instructions in a module, as places of points."""
+    """Look-up of instructions in a module, as the places of points."""
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
-        """Return those that begin lines, by line; raise ``TargetError`` if there are none."""
+        """Return the instructions that begin the lines, by line; raise ``TargetError`` if there are none."""
 
     def of_inlined(self, module: str, function: str) -> Sequence[str]:
-        """Return those that begin a call that was inlined; raise ``TargetError`` if there are none."""
+        """Return the first instructions of inlined calls of a function; raise ``TargetError`` if there are none."""
 
 
 def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, diagnostics: Diagnostics) -> ProgramTree:
     """
-    Return a program without points at lines and inlined calls; a probe at several lines becomes one for each.
+    Return a program without points at lines and inlined calls; a probe at several lines becomes one for each line.
 
-    ``module`` is that of points that name none. What is not found is an error at its point.
+    ``module`` is the module of points that name none. A place that is not found is an error at its point.
     """
     module = program.module or module
     probes: list[Probe] = []
@@ -67,7 +67,7 @@ def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, di
 def _instructions(
     point: Point, module: str, finder: PlaceFinder, diagnostics: Diagnostics
 ) -> Iterable[tuple[int, str]]:
-    """Return the lines and places of a point's instructions; nothing if that is an error. No line is 0."""
+    """Return the lines and places of a point's instructions, empty on an error; line 0 stands for no line."""
     lines = SOURCE_LINES.fullmatch(point.place) if point.kind is PointKind.CODE else None
     what = "a call that was inlined" if lines is None else f"a line of '{lines['path']}'"
     if point.at_return:
@@ -97,7 +97,7 @@ def _instructions(
 
 
 class DebugPlaces:
-    """The instructions of modules by their debug information; ``symbols`` are those that name the instructions."""
+    """The instructions of modules by their debug information; ``symbols`` provides the names of the instructions."""
 
     def __init__(
         self, file_of: Callable[[str], ElfFile | None] = lambda _name: None, symbols: SymbolProvider | None = None
@@ -133,7 +133,7 @@ class DebugPlaces:
         return (self._symbols or OWN_SYMBOLS).module_of(elf), debug
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
-        """Return those that begin lines."""
+        """Return the instructions that begin the lines, by line."""
         found, by_line = self.addresses_of_lines(module, path, first, last)
         return {line: [place_of(found, address) for address in addresses] for line, addresses in by_line.items()}
 
@@ -150,7 +150,7 @@ class DebugPlaces:
         return found, addresses_of_lines(sections, path, first, last)
 
     def of_inlined(self, module: str, function: str) -> Sequence[str]:
-        """Return those that begin a call that was inlined."""
+        """Return the first instructions of inlined calls of a function."""
         from dprobes.dwarf.inlined_calls import inlined_calls_of
 
         found, debug = self._open(module)
@@ -167,7 +167,7 @@ class DebugPlaces:
 
 
 def place_of(module: Module, address: int) -> str:
-    """Return a link address as a function and a distance; as an offset in the file if that may be several places."""
+    """Return a link address as a function plus a distance, or as a file offset if the name is ambiguous."""
     offset = module.file_offset(address)
     found = module.symbol_at(offset)
     if found is not None:

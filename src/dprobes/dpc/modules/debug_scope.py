@@ -1,8 +1,8 @@
 """
 Look-up of names in the debug information of a module, from a place in its code.
 
-A name is looked up in the blocks around the place, then in the classes and namespaces around its function, as far as
-its source file has them, then anywhere in that file; then in the same way in the whole module.
+The look-up starts in the blocks around the place. Next are the classes and namespaces around its function, as far as
+its source file has them, then the whole file. The same order applies to the whole module afterwards.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ _INTEGERS = re.compile(r"\b(?:(?:unsigned|signed|long|short|int|char)\b ?)+")
 _AROUND = re.compile(r"\s*([<>,*&()\[\]])\s*")
 _NUMBER = re.compile(r"(?<=[<,])(-?[0-9]+)[uUlL]+(?=[,>])")
 _CONST = re.compile(r"([\w:$.]+) const\b")
-"""In what names of types differ: the words of integers, blanks, ends of numbers, and where ``const`` stands."""
+"""
+The variations in the names of types: words of integers, blanks, suffixes of numbers, and the position of ``const``.
+"""
 
 _LISTED = 4  # meanings of a name in an error
 
 
 class NameScope:
     """
-    The names of a module as a place sees them.
+    The names of a module as seen from a place.
 
-    ``units`` are those of the place, the nearest first, ``around`` is what the entry of its function is in, and
-    ``blocks`` are those around it. Without them all of the module is equally far.
+    ``units`` are the units of the place, the nearest first. ``around`` is the entry of the function, whose parents are
+    the enclosing scopes, and ``blocks`` are the blocks around the place. Without these, all of the module is equally
+    near.
     """
 
     def __init__(
@@ -72,14 +75,15 @@ class NameScope:
         self._known_spellings: dict[tuple[int, str], Sequence[str]] = {}
 
     def outermost(self) -> NameScope:
-        """Return the scope of the same source file that is in no class, namespace or block."""
+        """Return the scope of the same source file outside of any class, namespace or block."""
         return NameScope(self._file, self._units)
 
     def groups(self, name: str, tags: Collection[int], *, c_declarations: bool = True) -> Iterator[Sequence[Scoped]]:
         """
-        Give the entries that a name may mean, nearest first: what has a meaning in one group is not looked for further.
+        Iterate over groups of entries that a name may mean, nearest first.
 
-        A name may be written with its scopes, ``shop::Cart``.
+        A caller looks no further than the first group with a match. A name may be written with its scopes,
+        ``shop::Cart``.
         """
         yield from self.near_groups(name, tags)
         *scopes, last = scoped_parts(name)
@@ -92,7 +96,7 @@ class NameScope:
         yield from self._sorted(found, scopes)
 
     def near_groups(self, name: str, tags: Collection[int]) -> Iterator[Sequence[Scoped]]:
-        """Give those of the place and its source file."""
+        """Iterate over the groups of the place and its source file only."""
         *scopes, last = scoped_parts(name)
         for block in self._blocks if not scopes else ():
             found = [
@@ -118,7 +122,7 @@ class NameScope:
             yield from found_in(file, unit, spelling, tags)
 
     def _spellings(self, file: DebugFile, name: str) -> Sequence[str]:
-        """Return how a file writes a name: there are several ways to write the arguments of a template."""
+        """Return the spellings of a name in a file: the arguments of a template can be written in several ways."""
         template, bracket, _ = name.partition("<")
         if not bracket:
             return (name,)
@@ -131,7 +135,7 @@ class NameScope:
         return known
 
     def _sorted(self, found: Sequence[Scoped], scopes: Sequence[str]) -> Iterator[Sequence[Scoped]]:
-        """Give what is found by how near its scopes are to the place, and then what merely ends with the scopes."""
+        """Iterate over groups of the found entries by nearness of their scopes, partial matches of the scopes last."""
         left = list(found)
         for depth in range(len(self._around), -1, -1):
             group = [each for each in left if _is_in(each, [*self._around[:depth], *scopes])]
@@ -143,14 +147,14 @@ class NameScope:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a template and its arguments in one of the ways in which they are written."""
+    """Return the name of a template and its arguments in a canonical spelling."""
     name = _INTEGERS.sub(lambda match: _integer_name(match[0].split()) + " " * match[0].endswith(" "), name)
     name = _NUMBER.sub(r"\1", _AROUND.sub(r"\1", name.strip()))
     return _CONST.sub(r"const \1", name)
 
 
 def _integer_name(words: Sequence[str]) -> str:
-    """Return the name of an integer type, which has its words in any order, and ``int`` besides."""
+    """Return the canonical name of an integer type, whose words may be in any order and include ``int`` or not."""
     sign = "unsigned " if "unsigned" in words else ""
     if "char" in words:
         return f"{'signed ' if 'signed' in words else sign}char"
@@ -160,7 +164,7 @@ def _integer_name(words: Sequence[str]) -> str:
 
 
 def _is_in(found: Scoped, scopes: Sequence[str], *, is_end: bool = False) -> bool:
-    """Return whether an entry is in scopes, which may leave open ones out; or whether its scopes end with these."""
+    """Return whether an entry is in the scopes, open ones being optional; with ``is_end``, whether it ends in them."""
     wanted = [each for each in scopes if each and each != "(anonymous namespace)"]
     for its in (found.scopes, [each for each in found.scopes if not each.is_open]):
         names = [each.name for each in its if each.name]
@@ -171,33 +175,33 @@ def _is_in(found: Scoped, scopes: Sequence[str], *, is_end: bool = False) -> boo
 
 
 def _is_called(name: str, wanted: str) -> bool:
-    """Return whether a scope has a name; that of a template has its arguments besides, if they are not written."""
+    """Return whether a scope has this name; the arguments of a template may be omitted."""
     if name == wanted or "<" not in name:
         return name == wanted
     return _plain(name) == _plain(wanted) if "<" in wanted else name.partition("<")[0] == wanted
 
 
 class ScopedTypes:
-    """The types of a module by their names (``NamedTypes``), as a place sees them."""
+    """The types of a module by their names (``NamedTypes``), as seen from a place."""
 
     def __init__(self, type_of: Callable[[Entry], CType], scope: NameScope) -> None:
-        """``type_of`` makes a type of its entry."""
+        """Look types up in ``scope``; ``type_of`` makes a type from its entry."""
         self._type_of = type_of
         self._scope = scope
 
     def named(self, name: str) -> CType | None:
-        """Return the type that ``typedef`` gives a name, or in C++ a class."""
+        """Return the type that ``typedef`` gives this name, or in C++ a class; None if there is none."""
         return self._meant(name, _NAMED, name)
 
     def tagged(self, kind: str, tag: str) -> CType | None:
-        """Return a structure, union or enumeration by its tag."""
+        """Return a structure, union or enumeration by its tag; None if there is none."""
         return self._meant(tag, _TAGS[kind], f"{kind} {tag}")
 
     def _meant(self, name: str, tags: Collection[int], written: str) -> CType | None:
         for group in self._scope.groups(name, tags):
             entries = [each for each in group if _is_whole(each.entry)]
             if plain := [each for each in entries if each.entry.tag not in _WITH_TAGS]:
-                entries = plain  # a name of ``typedef`` is no tag
+                entries = plain  # a ``typedef`` name takes precedence over a tag
             if entries:
                 return self._one(entries, written)
         return None
@@ -215,7 +219,7 @@ class ScopedTypes:
 
 
 def definition_of(entry: Entry, file: DebugFile, type_of: Callable[[Entry], CType]) -> Entry | None:
-    """Return the entry that defines a structure that another one declares; ``TargetError`` if they are several."""
+    """Return the entry that defines a declared structure; raise ``TargetError`` if there are several."""
     name = entry.text(At.NAME)
     if not name:
         return None
@@ -232,12 +236,12 @@ def definition_of(entry: Entry, file: DebugFile, type_of: Callable[[Entry], CTyp
 
 
 def _is_whole(entry: Entry) -> bool:
-    """Return whether an entry defines what it is about, or refers to what does."""
+    """Return whether an entry is a definition, or refers to one by its signature."""
     return not entry.flag(At.DECLARATION) or entry.has(At.SIGNATURE)
 
 
 def ambiguity(written: str, found: Sequence[Scoped]) -> TargetError:
-    """Return the error that says that a name may mean several things."""
+    """Return the error for a name with several possible meanings."""
     names = ["::".join([*(s.name for s in each.scopes if s.name), each.entry.name or ""]) for each in found]
     files = [_source_of(each.entry) for each in found]
     if len(set(names)) == len(names):

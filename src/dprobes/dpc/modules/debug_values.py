@@ -1,4 +1,4 @@
-"""Where variables are, as values of C that are computed at the hit: registers, memory, and arithmetic with them."""
+"""Locations of variables as C values to compute at the hit, from registers, memory, and arithmetic with them."""
 
 from __future__ import annotations
 
@@ -68,22 +68,22 @@ __all__ = [
     "value_of",
 ]
 
-# Structures are read when somebody asks for their members: what a pointer leads to may be half of the program.
+# Members are read at the first request: a pointer may lead to half of the program's types.
 
 _CHAIN_MAX = 64
-"""Types that lead to each other without a structure: pointers to arrays of pointers …"""
+"""The longest chain of types without a structure: pointers to arrays of pointers …"""
 
 _MEMBERS_MAX = 1 << 16
 _COUNT_MAX = 1 << 40
 _NO_ELEMENTS = (-1, (1 << 32) - 1, (1 << 64) - 1)
-"""Upper bounds of arrays without elements, in the forms that compilers write."""
+"""Upper bounds that compilers write for arrays without elements."""
 
 _PLUS_CONSTANT = 0x23
 
 _PASS_BY_REFERENCE = 4
 _CPP_LANGUAGES = frozenset((0x04, 0x1A, 0x21, 0x2B, 0x3A))
 _NESTED_MAX = 64
-"""Members in members that are looked at."""
+"""The largest depth of nested members that is examined."""
 
 _RECORDS = {Tag.STRUCTURE_TYPE: "struct", Tag.CLASS_TYPE: "struct", Tag.UNION_TYPE: "union"}
 _QUALIFIERS = frozenset((Tag.CONST_TYPE, Tag.VOLATILE_TYPE, Tag.RESTRICT_TYPE, Tag.ATOMIC_TYPE, Tag.IMMUTABLE_TYPE))
@@ -93,7 +93,7 @@ _FLOATS = frozenset((Encoding.FLOAT, Encoding.COMPLEX_FLOAT))
 
 
 class DebugTypes:
-    """The types of a module; ``declared`` knows the structures that the program itself defines."""
+    """The types of a module; ``declared`` looks up the structures that the program itself defines."""
 
     def __init__(
         self, file: DebugFile, word_size: int, declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None
@@ -107,11 +107,11 @@ class DebugTypes:
     # By entries
 
     def of(self, entry: Entry | None) -> CType:
-        """Return the type that an entry describes; None is ``void``."""
+        """Return the type that an entry describes; None stands for ``void``."""
         return self._of(entry, 0)
 
     def of_variable(self, entry: Entry) -> CType:
-        """Return the type of a variable, parameter, or what a function returns."""
+        """Return the type of a variable or parameter, or the return type of a function."""
         return self.of(entry.type)
 
     def _of(self, entry: Entry | None, depth: int) -> CType:
@@ -125,7 +125,7 @@ class DebugTypes:
 
     def _made(self, entry: Entry, depth: int) -> CType:
         if entry.has(At.SIGNATURE) and (whole := entry.reference(At.SIGNATURE)) is not None:
-            return self._of(whole, depth + 1)  # it has a unit of its own
+            return self._of(whole, depth + 1)  # the type is in a type unit
         tag = entry.tag
         if tag in _QUALIFIERS or tag == Tag.TYPEDEF:
             return self._of(entry.type, depth + 1)
@@ -142,7 +142,7 @@ class DebugTypes:
                 return self._array(entry, depth)
             case Tag.PTR_TO_MEMBER_TYPE:
                 return self._word()
-        return VOID  # functions, and what has no type
+        return VOID  # functions, and entries without a type
 
     def _word(self) -> Integer:
         return Integer("unsigned long", self._word_size, is_signed=False, rank=4)
@@ -210,13 +210,13 @@ class DebugTypes:
 
     def _member(self, entry: Entry) -> Member | None:
         if entry.flag(At.EXTERNAL) or entry.flag(At.DECLARATION):
-            return None  # of a class, not of each of its objects
+            return None  # a static member belongs to the class, not to each object
         type_ = self.of_variable(entry)
         name = (entry.text(At.NAME) or "") if entry.tag == Tag.MEMBER else ""
         offset = entry.number(At.DATA_MEMBER_LOCATION) or 0
         if (expression := entry.block(At.DATA_MEMBER_LOCATION)) is not None:
             if expression[:1] != bytes([_PLUS_CONSTANT]):
-                # A virtual base: where it is, each object says in its table. Its members are not known here.
+                # The offset of a virtual base is in a table of each object. Its members are not known here.
                 return Member("", Record(type_.tag), 0) if isinstance(type_, Record) else None
             from dprobes.target.elf.byte_reader import unsigned_at
 
@@ -235,7 +235,8 @@ class DebugTypes:
             return None
         first = entry.number(At.DATA_BIT_OFFSET)
         if first is None:
-            # Before DWARF 4: how many bits are above it in its unit, which the byte order says more about.
+            # Before DWARF 4, this attribute counts the bits above the field in its unit; the byte order decides their
+            # meaning.
             unit = entry.number(At.BYTE_SIZE) or size
             above = entry.number(At.BIT_OFFSET) or 0
             first = 8 * offset + (8 * unit - above - bits if entry.unit.sizes.order == "little" else above)
@@ -247,7 +248,7 @@ class DebugTypes:
 def bit_field(
     name: str, type_: CType, first: int, bits: int, word_size: int, *, is_big_endian: bool = False
 ) -> Member | None:
-    """Return a bit field from a bit of a structure on, in a unit that has all of it; None if there is no such unit."""
+    """Return a bit field that begins at bit ``first`` of a structure; None if no unit contains all of it."""
     size = size_of(type_) or 0
     for start, unit in ((first // (8 * size) * size, size), (first // 8, size), (first // 8, word_size)):
         shift = first - 8 * start
@@ -258,11 +259,11 @@ def bit_field(
 
 
 def base_type(name: str, size: int, word_size: int, *, is_signed: bool) -> Integer | Floating:
-    """Return the type of a name of C: the ``char`` of the program, another integer, or what has no arithmetic."""
+    """Return the type of a C name: ``char``, another integer, or a type without arithmetic for unusual sizes."""
     if name == "char" and is_signed and size == 1:
         return CHAR
     if size not in (1, 2, 4, 8):
-        return Floating(name, size)  # as __int128: its bytes are there
+        return Floating(name, size)  # such as __int128: only its bytes are available
     return Integer(name, size, is_signed=is_signed, rank=rank_of(name, size, word_size))
 
 
@@ -276,7 +277,7 @@ def rank_of(name: str, size: int, word_size: int) -> int:
 
 
 def _count(subrange: Entry) -> int | None:
-    """Return how many elements a dimension has; None if it does not say so, or only at run time."""
+    """Return the number of elements of a dimension; None if it is missing or known only at run time."""
     count = subrange.number(At.COUNT)
     if count is None:
         upper = subrange.number(At.UPPER_BOUND)
@@ -288,10 +289,11 @@ def _count(subrange: Entry) -> int | None:
 
 def _is_passed_by_address(entry: Entry, depth: int) -> bool:
     """
-    Return whether functions of C++ get the address of an object of a class, and not its bytes.
+    Return whether C++ functions get the address of an object of a class instead of its bytes.
 
-    Some compilers say so. Else it is a class with a destructor, a copy constructor or a virtual function of its own, or
-    with a base or member of such a class (Itanium C++ ABI, 1.1, "non-trivial for the purposes of calls").
+    Some compilers record this. Otherwise it holds for a class with its own destructor, copy constructor or virtual
+    function. It also holds for a class with a base or member of such a class (Itanium C++ ABI, 1.1, "non-trivial for
+    the purposes of calls").
     """
     whole = entry.reference(At.SIGNATURE) if entry.has(At.SIGNATURE) else entry
     if whole is None or depth > _NESTED_MAX:
@@ -318,7 +320,7 @@ def _is_passed_by_address(entry: Entry, depth: int) -> bool:
 
 
 def _makes_non_trivial(function: Entry, name: str, whole: Entry) -> bool:
-    """Return whether a function of a class is a destructor, copies or moves an object, or is virtual."""
+    """Return whether a member function is a destructor, a copy or move constructor, or virtual."""
     if function.number(At.VIRTUALITY):
         return True
     own = function.text(At.NAME) or ""
@@ -327,7 +329,7 @@ def _makes_non_trivial(function: Entry, name: str, whole: Entry) -> bool:
     if own != name:
         return False
     parameters = [child for child in function.children() if child.tag == Tag.FORMAL_PARAMETER]
-    if len(parameters) < 2 or function.flag(At.ARTIFICIAL):  # the first is the object
+    if len(parameters) < 2 or function.flag(At.ARTIFICIAL):  # the first parameter is the object
         return False
     type_ = parameters[1].type
     if type_ is None or type_.tag not in (Tag.REFERENCE_TYPE, Tag.RVALUE_REFERENCE_TYPE):
@@ -339,7 +341,7 @@ def _makes_non_trivial(function: Entry, name: str, whole: Entry) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a type of C as it is usually written: ``unsigned long`` for ``long unsigned int``."""
+    """Return the usual spelling of a C type name: ``unsigned long`` for ``long unsigned int``."""
     words = name.split()
     if "unsigned" in words:
         words = ["unsigned", *(word for word in words if word != "unsigned")]
@@ -352,18 +354,18 @@ GONE = (
     "not known any more at the return: at the entry it is in no register",
     "keep it at the entry, in a thread variable",
 )
-"""Why a parameter is not known at a return, and what to do."""
+"""The reason why a parameter is not known at a return, and a remedy."""
 
 _COMPARISONS = {"==": ("==", False), "!=": ("==", True), "<s": ("<", False), ">=s": ("<", True)}
 
 
 class Machine(NamedTuple):
     """
-    What is known of a processor and a module when values are computed.
+    The facts about a processor and a module that the computation of values needs.
 
-    ``registers`` are the names of registers by DWARF's numbers. ``symbol_near`` gives a symbol for a link address, and
-    how far behind it that is. ``frame`` gives register and offset of the canonical frame address at an instruction.
-    ``at_return`` says that registers are meant as they were at the entry of the function that has returned.
+    ``registers`` maps DWARF's numbers to names of registers. ``symbol_near`` returns a symbol for a link address, and
+    the distance of the address from it. ``frame`` returns register and offset of the canonical frame address at an
+    instruction. ``at_return`` means that registers have the values of the entry of the function that has returned.
     """
 
     word: Integer
@@ -375,12 +377,12 @@ class Machine(NamedTuple):
 
     @property
     def long(self) -> Integer:
-        """The signed type of a word."""
+        """The signed integer type of a word."""
         return LONG_LONG if self.word.size == 8 else Integer("long", 4, is_signed=True, rank=4)
 
 
 def value_at(location: Location, type_: CType, machine: Machine) -> typed_values.Value | Scattered:
-    """Return the value, or the place in memory, of a variable; raise ``NotKnownError`` if it has none there."""
+    """Return the value of a variable, or its place in memory; raise ``NotKnownError`` if it has none there."""
     match location:
         case Unavailable(reason):
             raise NotKnownError(reason)
@@ -395,7 +397,7 @@ def value_at(location: Location, type_: CType, machine: Machine) -> typed_values
 
 
 def in_registers(type_: CType, parts: Sequence[ResultPart], machine: Machine) -> ModuleVariable:
-    """Return an argument or a result that is in registers; raise ``NotKnownError`` without ``parts``."""
+    """Return an argument or a result in registers; raise ``NotKnownError`` without ``parts``."""
     if not parts:
         raise NotKnownError("in no register that a handler can read")
     made = tuple(
@@ -415,7 +417,7 @@ def in_registers(type_: CType, parts: Sequence[ResultPart], machine: Machine) ->
 
 
 def returned_value(type_: CType, machine: Machine, *, is_x86: bool) -> ModuleVariable:
-    """Return what a function has returned; raise ``NotKnownError`` where that is not known."""
+    """Return the return value of a function; raise ``NotKnownError`` if its place is not known."""
     if not is_x86 and (not is_scalar(type_) or (size_of(type_) or 0) > machine.word.size):
         raise NotKnownError(f"where a function returns '{type_}' is known of x86 only")
     parts = result_parts(type_, machine.word.size) if is_x86 else (ResultPart(0, size_of(type_) or 8, "retval"),)
@@ -425,7 +427,7 @@ def returned_value(type_: CType, machine: Machine, *, is_x86: bool) -> ModuleVar
 
 
 def part_of(scattered: Scattered, member: Member, machine: Machine) -> typed_values.Value | Scattered:
-    """Return a member of a structure that is not in memory; raise ``NotKnownError`` if it has no value there."""
+    """Return a member of a structure whose bytes are not all in memory; raise ``NotKnownError`` without a value."""
     size = size_of(member.unit or member.type) or 1
     start, end = member.offset, member.offset + size
     found = tuple(
@@ -443,7 +445,7 @@ def part_of(scattered: Scattered, member: Member, machine: Machine) -> typed_val
 
 
 def _bits(unit: typed_values.Value, member: Member, machine: Machine) -> typed_values.Value:
-    """Return a bit field of a unit: shifted to the highest bits of a word, and back with its sign."""
+    """Return a bit field of a unit: shifted to the highest bits of a word, then back, which extends its sign."""
     assert member.bits is not None
     integer = member.type.base if hasattr(member.type, "base") else member.type
     is_signed = isinstance(integer, Integer) and integer.is_signed
@@ -458,10 +460,10 @@ def _bits(unit: typed_values.Value, member: Member, machine: Machine) -> typed_v
 
 
 def _scalar(parts: tuple[Part, ...], type_: CType, machine: Machine) -> typed_values.Value:
-    """Return a number from the parts that its bytes are in."""
+    """Return a number assembled from the parts that hold its bytes."""
     size = size_of(type_) or machine.word.size
     whole: typed_values.Value | None = None
-    known = 0  # bytes from the first one on
+    known = 0  # number of bytes known from the start on
     for part in parts:
         if part.value is None or part.offset > known:
             raise NotKnownError("optimized out, at least in part")
@@ -491,7 +493,7 @@ def _operation(
 
 
 def _parts(location: Location, offset: int, size: int, machine: Machine) -> list[Part]:
-    """Return the parts of ``size`` bytes that a location has from ``offset`` on, each no larger than a word."""
+    """Return the parts of a location that hold ``size`` bytes from ``offset`` on, each no larger than a word."""
     word = machine.word.size
     match location:
         case Unavailable():
@@ -544,7 +546,7 @@ def _register(number: int, machine: Machine) -> typed_values.Value:
 
 
 def value_of(node: Node, machine: Machine) -> typed_values.Value:
-    """Return what has to be computed at the hit; raise ``NotKnownError`` if it cannot be."""
+    """Return the value to compute at the hit; raise ``NotKnownError`` if that is impossible."""
     word = machine.word
     match node:
         case Number(number):
@@ -602,7 +604,7 @@ def _calculated(operator: str, left: typed_values.Value, right: Node | None, mac
                 return folded(typed_values.Negation(left, word, is_complement=operator == "~"))
     if operator in ("<<", ">>", ">>s") and isinstance(right, Number) and right.value >= 8 * word.size:
         if operator != ">>s":
-            return typed_values.Constant(0, word)  # compilers write such counts, and debuggers take them so
+            return typed_values.Constant(0, word)  # compilers emit such counts, and debuggers interpret them so
         right = Number(8 * word.size - 1)
     other = value_of(right, machine)
     if operator in _COMPARISONS or operator in (">s", "<=s"):

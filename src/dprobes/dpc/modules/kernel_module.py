@@ -1,4 +1,4 @@
-"""The types of a kernel's BTF as types of C; structures are read when somebody asks for their members."""
+"""The types of a kernel's BTF as C types; the members of structures are read at the first request."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _TAGGED = {"struct": (Kind.STRUCT,), "union": (Kind.UNION,), "enum": (Kind.ENUM,
 
 @contextlib.contextmanager
 def damage_reported() -> Iterator[None]:
-    """Raise ``TargetError`` where what is read of BTF makes no sense."""
+    """Raise ``TargetError`` if BTF is malformed."""
     try:
         yield
     except (IndexError, ValueError, FormatError, RecursionError) as error:
@@ -71,7 +71,7 @@ def damage_reported() -> Iterator[None]:
 
 
 class BtfTypes:
-    """The types of a kernel; ``declared`` knows the structures that the program itself defines."""
+    """The types of a kernel; ``declared`` looks up the structures that the program itself defines."""
 
     def __init__(self, btf: Btf, declared: Callable[[str, str], Record | None]) -> None:
         self._btf = btf
@@ -81,15 +81,15 @@ class BtfTypes:
     # By names
 
     def named(self, name: str, near: Collection[int] = ()) -> CType | None:
-        """Return the type that ``typedef`` gives a name; of several that of a number in ``near``."""
+        """Return the type that ``typedef`` gives a name; among several, the one whose number is in ``near``."""
         return self._found(name, (Kind.TYPEDEF, Kind.INT), near, name)
 
     def tagged(self, kind: str, tag: str, near: Collection[int] = ()) -> CType | None:
-        """Return a structure, union or enumeration by its tag; of several that of a number in ``near``."""
+        """Return a structure, union or enumeration by its tag; among several, the one whose number is in ``near``."""
         return self._found(tag, _TAGGED[kind], near, f"{kind} {tag}")
 
     def enumerator(self, name: str) -> int | None:
-        """Return the value of an enumerator."""
+        """Return the value of an enumerator; None if there is none."""
         with damage_reported():
             return self._btf.enumerator(name)
 
@@ -111,7 +111,7 @@ class BtfTypes:
         return different[0] if different else None
 
     def reached_from(self, numbers: Iterable[int]) -> frozenset[int]:
-        """Return the numbers of the types that others lead to, by pointers, qualifiers and names."""
+        """Return the numbers of the types reachable from others by pointers, qualifiers and type names."""
         found: set[int] = set()
         with damage_reported():
             for number in numbers:
@@ -128,7 +128,7 @@ class BtfTypes:
     # By numbers
 
     def of(self, number: int) -> CType:
-        """Return the type with a number; 0 is ``void``. Raise ``TargetError`` where BTF is damaged."""
+        """Return the type with a number; 0 is ``void``. Raise ``TargetError`` if BTF is malformed."""
         with damage_reported():
             return self._of(number, 0)
 
@@ -161,7 +161,7 @@ class BtfTypes:
                 type_ = self._of(element, depth + 1)
                 if isinstance(type_, Void):
                     raise ValueError(f"array {number} has elements without a type")  # noqa: TRY004 - of the kernel
-                return Array(type_, count if 0 < count <= _COUNT_MAX else None)  # 0: as many as there are
+                return Array(type_, count if 0 < count <= _COUNT_MAX else None)  # 0: number not fixed
             case Kind.FWD:
                 return self._forward(number)
         return VOID  # functions
@@ -189,7 +189,7 @@ class BtfTypes:
         return Record(tag, is_union=is_union, definition=lambda record: self._define(record, number))
 
     def _forward(self, number: int) -> Record:
-        """Return a structure that is only declared in one place, as it is defined in another."""
+        """Return a structure that is only declared here, with the members of its definition elsewhere."""
         tag = self._btf.name(number)
         if (declared := self.declared("struct", tag)) is not None:
             return declared
@@ -209,7 +209,7 @@ class BtfTypes:
             record.define([each for each in members if each is not None], self._btf.target(number), 1)
 
     def _member(self, name: str, type_number: int, first: int, width: int) -> Member | None:
-        """Return a member that begins at a bit; a bit field has a ``width``."""
+        """Return a member that begins at bit ``first``; ``width`` is that of a bit field in bits, else 0."""
         type_ = self._of(type_number, 0)
         if not width and first % 8 == 0:
             return Member(name, type_, first // 8)
@@ -221,41 +221,41 @@ class BtfTypes:
 
 _LONG = Integer("unsigned long", _WORD, is_signed=False, rank=4)
 _ARGUMENTS = 6
-"""Words that are passed in registers."""
+"""The number of words that are passed in registers."""
 _MACHINE = Machine(_LONG, "little", {}, lambda _address: None, lambda _address: None)
 
 
 class BtfModule:
-    """The running kernel, or a module of it, by its types."""
+    """The running kernel or one of its modules, described by its types."""
 
     def __init__(self, btf: Callable[[], Btf | None]) -> None:
-        """``btf`` reads the type information when somebody asks; None if the kernel shows none."""
+        """Read the types with ``btf`` at the first request; it returns None if the kernel exposes none."""
         self._read = btf
         self.declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None
-        """What the program itself declares."""
+        """The look-up of structures that the program itself declares, by kind and tag."""
 
     @cached_property
     def btf(self) -> Btf | None:
-        """The type information; None if the kernel shows none."""
+        """The type information; None if the kernel exposes none."""
         return self._read()
 
     @cached_property
     def types(self) -> BtfTypes | None:
-        """The types; None if the kernel shows none."""
+        """The types; None if the kernel exposes none."""
         return None if self.btf is None else BtfTypes(self.btf, self._declared)
 
     def _declared(self, kind: str, tag: str) -> Record | None:
         return self.declared(kind, tag)
 
     def names_at(self, place: str | None, *, at_return: bool) -> BtfNames:
-        """Return what names mean at a function; behind its first instruction arguments may be elsewhere."""
+        """Return the names at a function; after its first instruction, arguments may be elsewhere."""
         name = None if place is None else place.strip('"')
         function = name if name is not None and name.isidentifier() else None
         return BtfNames(self, function, at_return=at_return)
 
 
 class _TypesNear:
-    """The types of a kernel by their names (``NamedTypes``): of several of a name that with a number in ``near``."""
+    """The types of a kernel by name (``NamedTypes``); among several, the one whose number is in ``near``."""
 
     def __init__(self, types: BtfTypes, near: frozenset[int]) -> None:
         self._types = types
@@ -271,7 +271,7 @@ class _TypesNear:
 
 
 class BtfNames:
-    """What names mean at the entry or, ``at_return``, the return of a ``function`` of the kernel, None elsewhere."""
+    """The names at the entry or, ``at_return``, the return of a kernel ``function``, None for other places."""
 
     def __init__(self, module: BtfModule, function: str | None, *, at_return: bool) -> None:
         self._module = module
@@ -281,7 +281,7 @@ class BtfNames:
 
     @cached_property
     def _signature(self) -> tuple[Sequence[tuple[str, int]], int] | None:
-        """The parameters, and the number of the type that is returned; None without such a function."""
+        """The parameters, and the number of the return type; None without such a function."""
         self.was_asked = True
         btf = self._module.btf
         if btf is None or self._function is None:
@@ -290,11 +290,11 @@ class BtfNames:
             with damage_reported():
                 return btf.parameters(self._function), btf.result(self._function)
         except TargetError:
-            return None  # it has no such function, or not with its types
+            return None  # the kernel has no such function, or no types for it
 
     @cached_property
     def _parameters(self) -> Sequence[tuple[str, CType, int | None]]:
-        """Name, type, and number of the argument, of each parameter; None for one that is not in one register."""
+        """The name, type and argument number of each parameter; the number is None unless it is in one register."""
         signature, types = self._signature, self._module.types
         if signature is None or types is None:
             return ()
@@ -309,18 +309,18 @@ class BtfNames:
         return found
 
     arguments = _ARGUMENTS
-    """How many arguments have names of registers."""
+    """The number of arguments with register names."""
 
     @cached_property
     def types(self) -> NamedTypes | None:
-        """The types, of several with one name that of a parameter; None if the kernel shows none."""
+        """The types; among several of one name, the one that a parameter uses. None if the kernel exposes none."""
         signature, types = self._signature, self._module.types
         if types is None or signature is None:
             return types
         return _TypesNear(types, types.reached_from([number for _, number in signature[0]] + [signature[1]]))
 
     def returned(self) -> ModuleVariable | None:
-        """Return what the function returns; None if it is not known."""
+        """Return the return value of the function; None if it is not known."""
         signature, types = self._signature, self._module.types
         if signature is None or types is None:
             return None
@@ -334,29 +334,29 @@ class BtfNames:
         return [name for name, _, _ in self._parameters if name]
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure that is not in memory."""
+        """Return a member of a structure whose bytes are not all in memory."""
         return part_of(scattered, member, _MACHINE)
 
     def parameter_type(self, number: int) -> CType | None:
-        """Return the type of a parameter; None if it is not known, or not in a register of its own."""
+        """Return the type of a parameter; None if it is not known, or not alone in a register."""
         if number >= len(self._parameters):
             return None
         _, type_, argument = self._parameters[number]
         return type_ if argument is not None else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, as of a type; None if there is none that is in a register of its own."""
+        """Return a parameter read as the type; None unless it is alone in a register."""
         if number >= len(self._parameters) or (argument := self._parameters[number][2]) is None:
             return None
         return self._argument(argument, type_)
 
     @property
     def is_known(self) -> bool:
-        """Whether the kernel's types have the function."""
+        """True if the kernel's types include the function."""
         return self._signature is not None
 
     def named_parameter(self, name: str) -> ModuleVariable | None:
-        """Return the parameter that has a name, if it is in a register of its own."""
+        """Return the parameter of this name; None unless it is alone in a register."""
         for found, type_, argument in self._parameters:
             if found == name and argument is not None:
                 return self._argument(argument, type_)
@@ -367,7 +367,7 @@ class BtfNames:
         return ModuleVariable(folded(typed_values.Convert(register, type_)), type_)
 
     def elsewhere(self, name: str) -> ModuleVariable | None:
-        """Return the variable or enumerator of the kernel that has a name."""
+        """Return the variable or enumerator of the kernel with this name; None if there is none."""
         name = name.removeprefix("::")
         btf, types = self._module.btf, self._module.types
         if btf is None or types is None:
@@ -383,19 +383,19 @@ class BtfNames:
         return ModuleVariable(typed_values.Memory(typed_values.Symbol(name, _LONG), type_), type_)
 
 
-# BTF knows the parameters of functions, but no variable of theirs: debug information is opened only when it is asked.
+# BTF describes the parameters of functions, but not their local variables. Debug information is opened on request only.
 
 _CHARACTERS = re.compile(r"(?:const )?(?:(?:un)?signed )?char ?\[(\w*)\]")
 
 
 class KernelModule:
-    """The kernel or a module of it; ``described`` gives its file, None if there is none."""
+    """The kernel or one of its modules; ``described`` returns its file with debug information, or None."""
 
     def __init__(self, types: BtfModule, described: Callable[[], ElfFile | None]) -> None:
         self._btf = types
         self._described = described
         self.declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None
-        """What the program itself declares."""
+        """The look-up of structures that the program itself declares, by kind and tag."""
         types.declared = self._declared
 
     def _declared(self, kind: str, tag: str) -> Record | None:
@@ -403,7 +403,7 @@ class KernelModule:
 
     @cached_property
     def debug(self) -> DescribedModule | None:
-        """The module by its debug information; None if none is installed."""
+        """The module with its debug information; None if none is installed."""
         elf = self._described()
         if elf is None:
             return None
@@ -413,13 +413,13 @@ class KernelModule:
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types, for a kernel without BTF those of debug information; None if nothing describes them."""
+        """The types: BTF, or debug information for a kernel without BTF; None without either."""
         if self._btf.types is not None:
             return self._btf.types
         return None if self.debug is None else self.debug.types
 
     def names_at(self, place: str | None, *, at_return: bool) -> KernelNames:
-        """Return what names mean at a place: a function, or a function and a distance."""
+        """Return the names at a place: a function, or a function plus a distance."""
         return KernelNames(self, self._btf.names_at(place, at_return=at_return), place, at_return=at_return)
 
     def given_at(self, place: str, *, at_return: bool) -> EventTypes:
@@ -442,7 +442,7 @@ class EventTypes:
         return KernelTracepoints()
 
     def type_of(self, name: str) -> CType | None:
-        """Return the type of a field: a number, a string, an array of characters; None of others, or if it depends."""
+        """Return the type of a field that is a number, string or character array; None for others, or if it varies."""
         from dprobes.target.kernel.traced_fields import Form
 
         self.was_asked = True
@@ -453,13 +453,13 @@ class EventTypes:
             else:
                 ways = self._tracepoints.ways_to(self._subsystem, self._name, name)
         except (OSError, TargetError):
-            return None  # whoever resolves the program says what is wrong
+            return None  # the resolution of the program reports the error
         if not ways or len({(way.size, way.is_signed, way.form) for way in ways}) != 1:
             return None
         if ways[0].form is not Form.NUMBER:
             found = [match for way in ways if (match := _CHARACTERS.fullmatch(way.type_name)) is not None]
             counts = {int(match[1]) if match[1].isdecimal() else None for match in found}
-            # A string whose place the record says has no length that is known beforehand.
+            # The record holds the place of such a string; its length is not known beforehand.
             return Array(CHAR, counts.pop()) if len(found) == len(ways) and len(counts) == 1 else None
         if all(way.type_name.replace("const ", "").replace(" ", "") == "char*" for way in ways):
             return Pointer(CHAR, ways[0].size)
@@ -467,7 +467,7 @@ class EventTypes:
 
 
 class KernelNames:
-    """What names mean at a place in the kernel (``PlaceNames``): first by ``btf``, which knows entries and returns."""
+    """The names at a place in the kernel (``PlaceNames``): first those of ``btf``, which covers entries and returns."""
 
     def __init__(self, module: KernelModule, btf: BtfNames, place: str | None, *, at_return: bool) -> None:
         self._module = module
@@ -478,12 +478,12 @@ class KernelNames:
 
     @property
     def was_asked(self) -> bool:
-        """Whether anything was asked."""
+        """True if any name was looked up."""
         return self._btf.was_asked
 
     @cached_property
     def _debug(self) -> LateNames | None:
-        """The names by debug information; those at a number, whose section is not known, are those of the module."""
+        """The names of debug information; for a numeric place, whose section is not known, the names of the module."""
         debug = self._module.debug
         if debug is None:
             return None
@@ -492,18 +492,18 @@ class KernelNames:
 
     @property
     def arguments(self) -> int:
-        """How many arguments have names of registers."""
+        """The number of arguments with register names."""
         return self._btf.arguments
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types: those of BTF, or else of debug information, as the place sees them."""
+        """The types of BTF, else of debug information, as seen from the place."""
         if self._btf.types is not None or self._debug is None:
             return self._btf.types
         return self._debug.types
 
     def returned(self) -> ModuleVariable | None:
-        """Return what the function returns; None if it is not known."""
+        """Return the return value of the function; None if it is not known."""
         if self._btf.is_known or self._debug is None:
             return self._btf.returned()
         return self._debug.returned()
@@ -514,12 +514,12 @@ class KernelNames:
         return found if found is not None or self._debug is None else self._debug.parameter_type(number)
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, as of a type; None if there is none that is known."""
+        """Return a parameter read as the type; None if it is not known."""
         found = self._btf.parameter(number, type_)
         return found if found is not None or self._debug is None else self._debug.parameter(number, type_)
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return the parameter, variable or enumerator that has a name."""
+        """Return the parameter, variable or enumerator of this name; None if there is none."""
         if (found := self._btf.named_parameter(name)) is not None:
             return found
         if self._place is not None and self._debug is not None and (found := self._debug.find(name)) is not None:
@@ -528,7 +528,7 @@ class KernelNames:
         return found if found is not None or self._debug is None else self._debug.find(name)
 
     def cause(self, name: str) -> str | None:
-        """Return why nothing has a name there, and what to write; None where nothing describes the kernel."""
+        """Return a hint for an unknown name: the names known at the place; None if nothing describes the kernel."""
         if self._place is None or self.types is None:
             return None
         declared = f"for a variable without debug information, declare it: extern int {name};"
@@ -536,5 +536,5 @@ class KernelNames:
         return f"known at this place: {', '.join(names)}; {declared}" if names else None
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure that is not in memory."""
+        """Return a member of a structure whose bytes are not all in memory."""
         return self._btf.member_of(scattered, member)

@@ -1,7 +1,7 @@
 """
-The names that the debug information of a module has, and the arguments of its USDT probes, for who may never ask.
+Names from the debug information of a module, and arguments of its USDT probes, with lazy look-up.
 
-Who does not ask does not even import what reads debug information.
+A program that looks no name up does not even import the reader of debug information.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["DescribedModule", "LateNames", "UsdtTypes"]
 
 _LISTED = 6
-"""Names that are listed in a hint."""
+"""The largest number of names in a hint."""
 
 
 class LateNames:
     """
-    The names at a place that is written as in ``DebugModule.address_of``; it is looked for when somebody asks.
+    The names at a place in the syntax of ``DebugModule.address_of``, read at the first request.
 
-    Those are what ``names_in`` returns; without debug information there are none.
+    They are those that ``names_in`` returns; there are none without debug information.
     """
 
     def __init__(self, module: DebugModule, place: str | None, *, at_return: bool) -> None:
@@ -52,16 +52,16 @@ class LateNames:
 
     @cached_property
     def arguments(self) -> int:
-        """How many arguments have names of registers there."""
+        """The number of arguments with register names at the place."""
         return self._module.arguments_at(self._place)
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types as the place sees them; None without debug information."""
+        """The types as seen from the place; None without debug information."""
         return None if self._names is None else self._names.types
 
     def returned(self) -> ModuleVariable | None:
-        """Return what the function returns; None if it is not known."""
+        """Return the return value of the function; None if it is not known."""
         return None if self._names is None else self._names.returned()
 
     def parameter_type(self, number: int) -> CType | None:
@@ -69,16 +69,16 @@ class LateNames:
         return None if self._names is None else self._names.parameter_type(number)
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, as of a type; None if it is not known."""
+        """Return a parameter read as the type; None if it is not known."""
         return None if self._names is None else self._names.parameter(number, type_)
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return what has a name; None if it is not known."""
+        """Return the variable or parameter of this name; None if it is not known."""
         return None if self._names is None else self._names.find(name)
 
     def cause(self, name: str) -> str | None:
         """
-        Return why nothing has a name there, and what to write.
+        Return a hint for an unknown name: the reason, and a declaration to write.
 
         Without debug information, return that a debug file is of another build; None if there is no such file.
         """
@@ -109,13 +109,13 @@ class LateNames:
         return f"known at this place: {', '.join(known[:_LISTED])}{', …' * (len(known) > _LISTED)}; {elsewhere}"
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure that is not in memory."""
+        """Return a member of a structure whose bytes are not all in memory."""
         assert self._names is not None
         return self._names.member_of(scattered, member)
 
 
 class DescribedModule(DebugModule):
-    """A module that is probed, with the names that its debug information has."""
+    """A probed module with the names of its debug information."""
 
     @cached_property
     def types(self) -> NamedTypes | None:
@@ -123,7 +123,7 @@ class DescribedModule(DebugModule):
         return self.names_at(None, at_return=False).types
 
     def names_at(self, place: str | None, *, at_return: bool) -> LateNames:
-        """Return what names mean at a place that is written as for ``address_of``; without one, anywhere."""
+        """Return the names at a place in the syntax of ``address_of``; those of the module if it is None."""
         return LateNames(self, place, at_return=at_return)
 
     def given_at(self, place: str, *, at_return: bool) -> UsdtTypes:  # noqa: ARG002 - which a USDT probe has not
@@ -132,7 +132,7 @@ class DescribedModule(DebugModule):
 
 
 class UsdtTypes:
-    """The types of the arguments of a USDT probe by its notes, of which it has one for each site."""
+    """The types of the arguments of a USDT probe by its notes, of which the probe has one for each site."""
 
     def __init__(self, elf: ElfFile, place: str) -> None:
         self._elf = elf
@@ -147,16 +147,16 @@ class UsdtTypes:
 
     def type_of(self, name: str) -> CType | None:
         """
-        Return the type of the argument of a number from 0, one that holds what all sites have.
+        Return a type that holds the argument of a number, from 0, at all sites.
 
-        It is None where there is no such type, and where a site has no value.
+        It is None if there is no such type, and if a site has no value.
         """
         self.was_asked = True
         number = int(name)
         try:
             found = [site.arguments[number] for site in self._sites if number < len(site.arguments)]
         except TargetError:
-            return None  # whoever resolves the program says what is wrong
+            return None  # the resolution of the program reports the error
         signed = [each.size for each in found if each.signed]
         unsigned = [each.size for each in found if not each.signed]
         size = max((*signed, *unsigned), default=0)

@@ -1,4 +1,4 @@
-"""The files of the modules that a program is compiled for, and what they say to it."""
+"""The files of the modules that a program is compiled for, and the information that they provide."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["KERNEL", "KERNEL_MODULE", "ModuleFiles", "ProbedModules"]
 
 KERNEL = "kernel"
-"""What the kernel is called before the colon of a place."""
+"""The name of the kernel before the colon of a place."""
 
 KERNEL_MODULE = "kmod "
-"""The prefix of a kernel module's name there."""
+"""The prefix of a kernel module's name before the colon of a place."""
 
 _OF_KERNEL = (PointKind.TRACEPOINT, PointKind.SYSTEM_CALL)
 
 
 class ProbedModules:
-    """The modules of a program, and what describes each; ``module`` is that of points that name none."""
+    """The modules of a program and their descriptions; ``module`` is the module of points that name none."""
 
     def __init__(self, program: ProgramTree, module: str, module_of: Callable[[str], ProbedModule | None]) -> None:
         self._written = program.module
@@ -40,23 +40,23 @@ class ProbedModules:
 
     def _name_of(self, point: Point) -> str:
         if point.kind is PointKind.SAMPLE:
-            return point.module or self._written  # else whatever runs, also where there is a module of a process
+            return point.module or self._written  # empty: anything that runs, even with a default module
         return KERNEL if point.kind in _OF_KERNEL else point.module or self._default
 
     def name_at(self, point: Point | None) -> str:
-        """Return the name of the module of a point, or of the only one; empty if there are several."""
+        """Return the name of the module of a point, or of the program's only module; empty if there are several."""
         if point is not None:
             return self._name_of(point)
         return self.names[0] if len(self.names) == 1 else ""
 
     @property
     def first(self) -> ProbedModule | None:
-        """The module whose types a program may name: the one that is probed first, the kernel where anything is."""
+        """The module whose types a program may name: the first one probed, or the kernel if anything is probed."""
         return self._of(self.names[0] or KERNEL) if self.names else None
 
     @property
     def all(self) -> Iterator[ProbedModule]:
-        """All modules that something describes."""
+        """All modules with a description."""
         for name in self.names:
             if (module := self._of(name or KERNEL)) is not None:
                 yield module
@@ -65,18 +65,18 @@ class ProbedModules:
         return self._module_of(name) if name else None
 
     def kernel_at(self, point: Point | None) -> ProbedModule | None:
-        """Return the kernel where a point is hit in it, or may be: also in functions, which several points may call."""
+        """Return the kernel if a point may be hit in it; None stands for functions, which several points may call."""
         name = self.name_at(point)
         return self._of(KERNEL) if name in ("", KERNEL) or name.startswith(KERNEL_MODULE) else None
 
     def names_at(self, point: Point) -> PlaceNames | None:
-        """Return what names mean at a point."""
+        """Return the names at a point; None if its module has no description."""
         module = self._of(self._name_of(point))
         place = point.place if point.kind is PointKind.CODE else None
         return None if module is None else module.names_at(place, at_return=point.at_return)
 
     def given_at(self, point: Point) -> GivenTypes | None:
-        """Return the types of what a point gives that is no code; None of others, and of modules that are not here."""
+        """Return the types of the fields or arguments at a point; None at points of code and for missing modules."""
         if point.kind is not PointKind.USDT and point.kind not in _OF_KERNEL:
             return None
         module = self._of(self._name_of(point))
@@ -84,7 +84,7 @@ class ProbedModules:
         return None if module is None else module.given_at(place, at_return=point.at_return)
 
     def names_of_all(self) -> PlaceNames | None:
-        """Return what names mean in the functions of a program: nothing, if it probes several modules."""
+        """Return the names in the functions of a program; None if it probes several modules."""
         module = self.first if len(self.names) == 1 else None
         return None if module is None else module.names_at(None, at_return=False)
 
@@ -93,8 +93,8 @@ class ModuleFiles:
     """
     The files of modules by their names.
 
-    ``pid`` and ``command`` are where a module is looked for, ``symbols`` is a file with symbols (``--sym``). The files
-    ``named`` come first. ``kernel_types`` gives the types of a kernel that is not the one that runs here.
+    ``pid`` and ``command`` are searched for modules; ``symbols`` is a file with symbols (``--sym``). The files
+    ``named`` come first. ``kernel_types`` returns the types of a kernel other than the running one.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class ModuleFiles:
         self._modules: dict[str, ProbedModule | None] = {}
 
     def tell_modules(self, names: Sequence[str]) -> None:
-        """Say which modules the program has: for a single one the first named file is taken, whatever it is called."""
+        """Set the modules of the program: for a single module the first named file is used, whatever its name."""
         self._is_only = len(names) == 1
 
     def word_size_of(self, module: str) -> int:
-        """Return the size of a word of a module, in bytes; that of the process or command if there is no such file."""
+        """Return the word size of a module in bytes; that of the process or command if the module has no file."""
         from dprobes.target.module_lookup import usual_architecture
 
         elf = self._file_of(module)
@@ -128,17 +128,17 @@ class ModuleFiles:
         try:
             return 4 if usual_architecture(self._pid, self._command) == "i386" else 8
         except TargetError:
-            return 8  # who starts the command says what is wrong with it
+            return 8  # the start of the command reports the error
 
     def module_of(self, module: str) -> ProbedModule | None:
-        """Return what describes a module; None if it is not on this machine."""
+        """Return the description of a module; None if the module is not on this machine."""
         if module not in self._modules:
             self._modules[module] = self._described(module)
         return self._modules[module]
 
     @property
     def places(self) -> DebugPlaces:
-        """What finds instructions in the modules by their debug information."""
+        """The look-up of instructions in the modules by their debug information."""
         from dprobes.dpc.modules.debug_places import DebugPlaces
         from dprobes.target.probed_module import FileSymbols
 
@@ -154,7 +154,7 @@ class ModuleFiles:
         return None if elf is None else DescribedModule(elf, FileSymbols(self._symbols))
 
     def _of_kernel(self, name: str) -> ProbedModule:
-        """Return what describes the kernel, or a module of it."""
+        """Return the description of the kernel or one of its modules."""
         from dprobes.dpc.modules.kernel_module import BtfModule, KernelModule
         from dprobes.target.kernel.kernel_files import described_kernel, described_module
 
@@ -186,7 +186,7 @@ class ModuleFiles:
 
 
 def _module_btf(name: str) -> Btf | None:
-    """Return the types of a module that is loaded, and of the kernel; those of the kernel if it shows none."""
+    """Return the types of a loaded module and of the kernel; those of the kernel alone if the module exposes none."""
     from pathlib import Path
 
     from dprobes.errors import FormatError
@@ -200,7 +200,7 @@ def _module_btf(name: str) -> Btf | None:
 
 
 def _kernel_btf() -> Btf | None:
-    """Return the types of the running kernel; None if it shows none."""
+    """Return the types of the running kernel; None if it exposes none."""
     from pathlib import Path
 
     from dprobes.errors import FormatError

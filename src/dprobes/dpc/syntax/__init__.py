@@ -1,1 +1,1 @@
-"""What is written: tokens, the parsers, and the tree of a program before names and types have a meaning."""
+"""The syntax of programs: tokens, the parsers, and the tree, in which names and types have no meaning yet."""

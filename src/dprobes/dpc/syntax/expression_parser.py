@@ -1,4 +1,4 @@
-"""Expressions: C's operators by their precedence (C17 6.5), and what DProbes C adds."""
+"""Parser of expressions: C's operators by their precedence (C17 6.5), and the additions of DProbes C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cursor", "ExpressionParser", "TokenStream", "number_of", "scoped_parts", "string_value"]
 
-# A name may have its scopes, ``shop::Cart``, or stand in backquotes, ``Box<int>::last``. Names of places are no tokens.
+# A name may include its scopes, ``shop::Cart``, or be in backquotes, ``Box<int>::last``. Names of places are not
+# tokens.
 
 _TOKEN = re.compile(
     r"""(?P<name>[A-Za-z_$][A-Za-z0-9_$]*(?:::[A-Za-z_$][A-Za-z0-9_$]*)*|`[^`\s][^`\n]*`)
@@ -43,10 +44,10 @@ class TokenStream(TextTokens):
         return token
 
     def take_place_word(self) -> Token:
-        """Take what stands up to a blank, a bracket, a comma or a semicolon as one word, which may be empty."""
+        """Take the text up to a blank, a bracket, a comma or a semicolon as one word, which may be empty."""
         word = self.take_match(_PLACE_WORD)
         assert word is not None
-        # In a place backquotes are quotes.
+        # In a place, backquotes act as quotes.
         text = _QUOTED.sub(lambda match: f'"{match[0][1:-1]}"', word.text)
         return Token(word.kind, text, word.start, word.end)
 
@@ -56,7 +57,7 @@ class TokenStream(TextTokens):
 
 
 def scoped_parts(name: str) -> list[str]:
-    """Return the scopes of a name and the name itself; what stands in the brackets of a template parts nothing."""
+    """Return the scopes of a name and the name itself; text in the brackets of a template is not split."""
     parts, start, depth = [], 0, 0
     for place, character in enumerate(name):
         if character in "<([{":
@@ -70,23 +71,23 @@ def scoped_parts(name: str) -> list[str]:
 
 
 _DEPTH_MAX = 100
-"""How deep expressions, statements and types may be nested."""
+"""The largest depth of nested expressions, statements and types."""
 
 
 class Cursor(TokenCursor[TokenStream]):
-    """A walk through the tokens of a program."""
+    """A cursor on the tokens of a program."""
 
     def __init__(self, tokens: TokenStream, diagnostics: Diagnostics) -> None:
         super().__init__(tokens, diagnostics, _DEPTH_MAX)
         self.typedefs: set[str] = set()
-        """Names that ``typedef`` has declared: with them a parenthesis is a cast."""
+        """The names that ``typedef`` has declared, which make a parenthesis a cast."""
 
 
 _LEVELS = (
     ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
     ("*", "/", "%"),
 )  # fmt: skip
-"""The operators between two operands, the loosest first."""
+"""The binary operators by precedence, the lowest first."""
 _LEVEL_OF = {operator: level for level, operators in enumerate(_LEVELS) for operator in operators}
 
 _ASSIGNMENTS = {
@@ -98,7 +99,7 @@ _PREFIXES = ("-", "+", "~", "!", "*", "&")
 _NUMBER = re.compile(r"(?P<digits>0[xX][0-9A-Fa-f]+|0[bB][01]+|[0-9]+)(?P<suffix>[A-Za-z]*)\Z")
 _C_SUFFIXES = frozenset({"", "u", "l", "ul", "lu", "ll", "ull", "llu"})
 UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-"""What may stand behind a number: times in nanoseconds, and amounts."""
+"""The factors of suffixes of numbers: times in nanoseconds, and amounts."""
 
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]+|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "e": "\x1b"}
@@ -108,11 +109,11 @@ _SURROGATES = range(0xD800, 0xE000)
 _SIMPLE = frozenset("ntrabfve\"'?\\\n")
 
 _DIGITS_MAX = 70
-"""More digits than a number of 64 bits has in any base, without zeros in front."""
+"""More digits than a 64-bit number has in any base, without leading zeros."""
 
 
 def string_value(text: str) -> str:
-    """Return what a string or character in quotes stands for."""
+    """Return the contents of a string or character literal."""
 
     def value(match: re.Match[str]) -> str:
         code = match.group(1)
@@ -130,7 +131,7 @@ def string_value(text: str) -> str:
 
 
 def _checked_value(cursor: Cursor, token: Token) -> str:
-    """Return what a string or character in quotes stands for; an escape that C does not have is an error."""
+    """Return the contents of a string or character literal; report an escape that C does not have."""
     for match in _ESCAPE.finditer(token.text[1:-1]):
         code = match.group(1)
         if len(code) == 1 and code not in _SIMPLE and code not in "01234567":
@@ -140,7 +141,7 @@ def _checked_value(cursor: Cursor, token: Token) -> str:
 
 
 def number_of(cursor: Cursor, token: Token) -> syntax_tree.Number:
-    """Return the number that a token is; one that is none is an error."""
+    """Return the number of a token; report one that is not a number."""
     span = cursor.tokens.span(token)
     if token.kind is TokenKind.CHARACTER:
         return syntax_tree.Number(ord(_checked_value(cursor, token)), "char", is_decimal=True, span=span)
@@ -170,20 +171,20 @@ class TypeParser(Protocol):
     """A parser of the types in expressions."""
 
     def begins_type(self, distance: int = 0) -> bool:
-        """Return whether the next token, or one behind it, begins a type."""
+        """Return whether the next token, or a later one, begins a type."""
 
     def type_name(self) -> syntax_tree.TypeName:
         """Parse a type without a name."""
 
 
 class ExpressionParser:
-    """A parser of expressions; ``declarations`` knows what a type is."""
+    """A parser of expressions; ``declarations`` recognizes types."""
 
     def __init__(self, cursor: Cursor, declarations: TypeParser) -> None:
         self._cursor = cursor
         self._declarations = declarations
         self._colons = 0
-        """In how many constructs the parser is in which a colon follows an expression."""
+        """The number of enclosing constructs in which a colon follows an expression."""
 
     def expression(self) -> syntax_tree.Expression:
         """Parse an expression with commas."""
@@ -204,7 +205,7 @@ class ExpressionParser:
             return syntax_tree.Assignment(_ASSIGNMENTS[operator.text], left, value, left.span.to(value.span))
 
     def constant(self) -> syntax_tree.Expression:
-        """Parse an expression that is to be a constant; whether it is one is for others to say."""
+        """Parse an expression that has to be constant; the typer checks that it is."""
         self._colons += 1
         try:
             return self._conditional()
@@ -226,7 +227,7 @@ class ExpressionParser:
         return syntax_tree.Conditional(condition, yes, no, condition.span.to(no.span))
 
     def _binary(self, least: int) -> syntax_tree.Expression:
-        """Parse what operators of a level combine, and of those that bind closer."""
+        """Parse operators of a level and of those that bind more tightly."""
         cursor = self._cursor
         left = self._unary()
         while cursor.peek().kind is TokenKind.PUNCTUATION and (level := _LEVEL_OF.get(cursor.peek().text, -1)) >= least:
@@ -320,7 +321,7 @@ class ExpressionParser:
                 if (hint := cast_hint(word.text)) is not None:
                     raise cursor.wrong(f"there is no type '{word.text}'", value.span, hint)
             return value
-        if cursor.accept("::"):  # a symbol of the module, whatever else has its name
+        if cursor.accept("::"):  # a symbol of the module, even if another meaning has its name
             name = cursor.expect_name("a symbol of the module")
             return syntax_tree.Name(f"::{name.text}", cursor.span_from(token))
         hint = None
@@ -350,7 +351,7 @@ class ExpressionParser:
         return syntax_tree.Name(f"::{name.text}", cursor.span_from(first), module)
 
     def arguments(self, end: str) -> tuple[syntax_tree.Expression, ...]:
-        """Parse expressions between commas, and the bracket behind them."""
+        """Parse expressions between commas, and the bracket after them."""
         if self._cursor.accept(end):
             return ()
         found = self._cursor.listed(self.assignment)

@@ -1,5 +1,5 @@
 """
-Programs: the ``module`` statement, declarations, functions, and points with their blocks.
+Parser of programs: the ``module`` statement, declarations, functions, and points with their blocks.
 
 ::
 
@@ -41,31 +41,31 @@ __all__ = ["MODULE_ATTRIBUTES", "POINT_WORDS", "PROBE_ATTRIBUTES", "parse"]
 
 _MODULE_END = re.compile(r'(?P<module>"(?:[^"\\]|\\.)*"|[^":]*?):(?!:)(?P<place>.*)\Z')
 _QUOTED_WHOLE = re.compile(r'"(?P<module>\.{0,2}/[^":]*|[^\s":()\[\]{}<>]+):(?!:)(?P<place>(?:[^"\\]|\\.)+)"\Z')
-"""A module and a place in one pair of quotes; names of functions that have a single colon have blanks before it."""
+"""A module and a place in one pair of quotes; names of functions with a single colon have blanks before it."""
 _UNQUOTED = re.compile(r"[\w.:*?+@$/-]+\Z")
 """A place that needs no quotes."""
 _SOURCE_LINE = re.compile(
     r"[^:\"]+\.(c|cc|cpp|cxx|C|c\+\+|h|hh|hpp|hxx|inl|ipp|tcc|def|rs|go|s|S|asm|y|l|m|mm|d|f|f90|pas|adb|zig|swift|cu)"
     r":[0-9]+(-[0-9]+)?"
 )
-"""A line of a file in a usual language, without a module."""
+"""A line of a file in a common language, without a module."""
 _MORE_OF_PATH = re.compile(r"(?P<more>(?:[^\s\":]|::)+):(?!:)(?P<place>[^\"]*[A-Za-z_][^\"]*)")
-"""The rest of a path that has a second colon and no quotes, from its first colon on; no line of a source file."""
+"""The rest of an unquoted path with a second colon, from its first colon on; not a line of a source file."""
 _SOURCE_FILE = re.compile(r".+\.[A-Za-z+]{1,4}")
 _POINT_OF_OTHERS = re.compile(r"[ \t]+(?P<point>begin|end|[^\s{;=,:.]*[:.][^\s{;=]*)\s*(?:\{|when\b|if\b|/|\Z)")
-"""A place with a word before it, of which it has a mark: what follows the name of a type has none."""
+"""A place of another tracer after a word, recognized by its punctuation, which the name after a type does not have."""
 _ATTRIBUTE = re.compile(r"(?P<name>\w+)\s*[=:]?\s*(?P<value>[0-9]\w*|\"[^\"]*\")?")
 _RATE_DIGITS_MAX = 20
 _FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
-"""A group, or a type of probepoints."""
+"""The name of a group or a type of probepoints."""
 
 _STRING_LIMIT = "max_strlen"
 _HEADER_WORDS = frozenset(("name", "modtype", "major", "minor", "offset", "address", "sampler", "opcode", "table"))
-"""Words that programs in RPN begin with."""
+"""Words with which RPN programs begin."""
 _STATEMENTS = ("printf", "print", "clear", "delete", "remove", "skip", "debugger", "core", "crash", "exit")
-"""Calls that stand in blocks."""
+"""Calls that are allowed in blocks only."""
 MODULE_ATTRIBUTES = ("major", "jmpmax", _STRING_LIMIT)
 PROBE_ATTRIBUTES = ("maxhits", "passcount", "minor", "opcode", "group", "type", "logonfault")
 """The attributes of a ``module`` statement, and of a probe."""
@@ -77,18 +77,18 @@ _CALLED = {
     syntax_tree.PointKind.TRACEPOINT: "tracepoint",
     syntax_tree.PointKind.SYSTEM_CALL: "system call",
 }
-"""Names of the kinds of kernel points, for messages."""
+"""Names of the kinds of kernel points in messages."""
 
 _USDT = "a statically defined probe of a module"
 _TIME = "write every 1s"
 """The shortest and the longest time between two executions of a block, in nanoseconds."""
 
 POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
-"""What points and blocks of the tool begin with."""
+"""The words with which points and blocks of the tool begin."""
 
 
 def parse(text: Preprocessed, diagnostics: Diagnostics) -> syntax_tree.ProgramTree:
-    """Return the tree of a program; what is wrong goes to ``diagnostics``, and is not in the tree."""
+    """Return the tree of a program without parts in error, which are reported to ``diagnostics``."""
     return _ProgramParser(Cursor(TokenStream(text, diagnostics), diagnostics)).program()
 
 
@@ -103,7 +103,7 @@ def split_place(word: str) -> tuple[str, str]:
 
 
 def _quoted_apart(word: str) -> str:
-    """Return a word in which a module and a place have quotes of their own, where both stand in the same ones."""
+    """Return a word with separate quotes for module and place if both are in the same quotes."""
     match = _QUOTED_WHOLE.match(word)
     if match is None or _SOURCE_LINE.fullmatch(word[1:-1]):
         return word
@@ -129,7 +129,7 @@ def _hint_about_condition(place: str, rest: str, word: str) -> str:
     return f"write the whole condition in the brackets behind 'when': … && {condition})"
 
 
-# What is wrong with a place, and how it is written; ``before`` stands before it.
+# Errors in places, each with the correct form; ``before`` is the text before the place.
 
 
 def _end_of_others(module: str, place: str, before: str) -> tuple[str, str] | None:
@@ -143,7 +143,7 @@ def _end_of_others(module: str, place: str, before: str) -> tuple[str, str] | No
 def _unquoted_path(module: str, place: str, before: str, *, is_usdt: bool) -> tuple[str, str] | None:
     if not module.startswith(("/", "./", "../")):
         return None
-    if is_usdt:  # PROVIDER:NAME has a colon of its own
+    if is_usdt:  # PROVIDER:NAME has its own colon
         more, _, rest = place.rpartition(":")[0].rpartition(":")
         if not more:
             return None
@@ -213,7 +213,7 @@ class _ProgramParser:
         return syntax_tree.ProgramTree(module, attributes, declarations, functions, probes, blocks)
 
     def _refuse_what_begins_no_item(self) -> None:
-        """Report what stands in blocks, or is written for other tracers, where a probe or declaration may begin."""
+        """Report a statement, or syntax of other tracers, where a probe or declaration may begin."""
         cursor = self._cursor
         token, following = cursor.peek(), cursor.peek(1)
         if token.text == "}" and token.kind is TokenKind.PUNCTUATION:
@@ -239,7 +239,7 @@ class _ProgramParser:
                 raise cursor.wrong(f"'{token.text}' stands before no place", hint=f"write '{ours}'")
 
     def _is_declaration(self) -> bool:
-        """Return whether a declaration comes next: what begins with an unknown name is a point."""
+        """Return whether a declaration comes next; an unknown name begins a point."""
         return self._declarations.has_storage() or self._declarations.begins_type()
 
     def _is_function(self) -> bool:
@@ -384,7 +384,7 @@ class _ProgramParser:
         )
 
     def _hint_before_block(self, first: Token, point: syntax_tree.Point) -> str:
-        """Return how what stands between a place and its block, or instead of it, is written."""
+        """Return a hint for text between a place and its block, or instead of the block."""
         cursor = self._cursor
         found, text = cursor.peek(), cursor.tokens.text
         place = cursor.tokens.written(first.start, cursor.last.end)
@@ -416,7 +416,7 @@ class _ProgramParser:
         return f"a block stands behind the place: {place} {{ … }}"
 
     def _refuse_filter(self, point: syntax_tree.Point) -> None:
-        """Say how a condition is written here, if there is one in slashes: behind a place, or as its end."""
+        """Report a condition in slashes after a place or at its end, with the correct form."""
         cursor = self._cursor
         end, distance = cursor.last, 0
         while not cursor.sees("{", distance=distance) and cursor.peek(distance).kind is not TokenKind.END:
@@ -464,7 +464,7 @@ class _ProgramParser:
         return self._in_code(first, syntax_tree.PointKind.CODE, None, self._place("a place to probe"))
 
     def _is_keyword(self, *words: str) -> bool:
-        """Return whether one of these words comes next, and is not the name of a module or function."""
+        """Return whether one of these words comes next as a keyword, not as the name of a module or function."""
         token = self._cursor.peek()
         if token.kind is not TokenKind.NAME or token.text not in words:
             return False
@@ -497,7 +497,7 @@ class _ProgramParser:
     def _refuse_other_marks(
         self, kind: syntax_tree.PointKind, module: str, place: str, word: Token, *, at_return: bool
     ) -> None:
-        """Report a place that has the marks of other tracers: ``libc.so.6!malloc``, ``libc.so.6:malloc:return``."""
+        """Report a place with the syntax of other tracers: ``libc.so.6!malloc``, ``libc.so.6:malloc:return``."""
         if word.text.startswith('"'):
             return
         before = "return " if at_return else ""

@@ -1,4 +1,4 @@
-"""Types and declarations (C17 6.7), as far as probes need them: no functions' types, and no initialisers in braces."""
+"""Parser of types, declarations (C17 6.7) and statements, without function types and initialisers in braces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMED_TYPES = {
     "size_t": (0, False), "ssize_t": (0, True), "uintptr_t": (0, False), "intptr_t": (0, True),
     "ptrdiff_t": (0, True), "off_t": (0, True), "pid_t": (4, True), "uid_t": (4, False), "gid_t": (4, False),
 }  # fmt: skip
-"""Types that are known without a declaration: size in bytes, 0 for a word, and whether they are signed."""
+"""Types that need no declaration: size in bytes, 0 for a word, and whether they are signed."""
 
 STORAGES = {
     "static": syntax_tree.Storage.STATIC,
@@ -44,7 +44,7 @@ STORAGES = {
 }
 
 _C_STORAGES = ("static", "extern", "typedef")
-"""Those of C, which stand anywhere among the words of a type; the others are names as well."""
+"""The storage words of C, allowed anywhere among the words of a type; the others are names as well."""
 
 _NO_NAMES = BASIC_WORDS | _UNSUPPORTED | QUALIFIERS | {*TAGGED, *_C_STORAGES}
 
@@ -57,7 +57,7 @@ class DeclarationParser:
         self.expressions = ExpressionParser(cursor, self)
 
     def begins_type(self, distance: int = 0) -> bool:
-        """Return whether the next token, or one behind it, begins a type."""
+        """Return whether the next token, or a later one, begins a type."""
         token = self._cursor.peek(distance)
         if token.kind is not TokenKind.NAME:
             return False
@@ -66,14 +66,14 @@ class DeclarationParser:
             return True
         if token.text in self._cursor.typedefs:
             return True
-        # A name that only stars follow up to a parenthesis can be nothing but a type of the module's.
+        # A name with only stars between it and a parenthesis can only be a type of the module.
         stars = 0
         while self._cursor.sees("*", distance=distance + 1 + stars):
             stars += 1
         return stars > 0 and self._cursor.sees(")", distance=distance + 1 + stars)
 
     def has_storage(self) -> bool:
-        """Return whether a declaration comes next that says where its variables are."""
+        """Return whether a declaration with a storage word comes next."""
         return self._cursor.sees(*STORAGES)
 
     def begins_declaration(self) -> bool:
@@ -85,7 +85,7 @@ class DeclarationParser:
         return True
 
     def _is_name_of_type(self) -> bool:
-        """Return whether an unknown name is a type: ``name name`` and ``name *name =|;`` are no expressions in use."""
+        """Return whether an unknown name is a type: ``name name`` and ``name *name =|;`` are no useful expressions."""
         distance = 1
         while self._cursor.sees("*", distance=distance):
             distance += 1
@@ -114,7 +114,7 @@ class DeclarationParser:
         return syntax_tree.Parameter(declarator.name, type_, cursor.span_from(first))
 
     def _own_name(self) -> str:
-        """Take a name that is declared, which has no scopes: those are of the module."""
+        """Take the name of a declaration, without scopes, because names with scopes are the module's."""
         name = self._cursor.take()
         if "::" in name.text:
             message = f"'{name.text}' is a name of the module, and cannot be declared"
@@ -122,7 +122,7 @@ class DeclarationParser:
         return name.text
 
     def parameters(self) -> tuple[syntax_tree.Parameter, ...]:
-        """Parse parameters up to the closing parenthesis; ``void`` alone is none."""
+        """Parse parameters up to the closing parenthesis; ``void`` alone stands for none."""
         cursor = self._cursor
         if cursor.accept(")"):
             return ()
@@ -153,7 +153,7 @@ class DeclarationParser:
         declarator = partial(self._declarator, specifier, needs_name=True, is_typedef=is_typedef)
         declarators = [] if cursor.sees(";") else cursor.listed(declarator)
         span = cursor.span_from(first)
-        if not cursor.sees("}"):  # as behind the last statement of a block
+        if not cursor.sees("}"):  # the last statement of a block needs no semicolon
             if cursor.sees(".", ":", "-"):
                 hint = "a probe has no type or word before its place: MODULE:FUNCTION { … }"
                 raise cursor.wrong(f"expected ';' behind a declaration, found {cursor.peek().described}", hint=hint)
@@ -161,7 +161,7 @@ class DeclarationParser:
         return syntax_tree.Declaration(storage, specifier, tuple(declarators), span)
 
     def specifier(self, storages: list[Token] | None = None) -> syntax_tree.Specifier:
-        """Parse what a declaration begins with; ``static`` and its like may be among it if they are collected."""
+        """Parse the beginning of a declaration; if ``storages`` is a list, it collects ``static`` and its like."""
         cursor = self._cursor
         while self._is_beside(storages):
             pass
@@ -193,7 +193,7 @@ class DeclarationParser:
         return syntax_tree.Specifier(tuple(words), cursor.span_from(first))
 
     def _is_beside(self, storages: list[Token] | None) -> bool:
-        """Take a word that may stand among those of a type, if one comes next."""
+        """Take a qualifier or storage word among the words of a type, if one comes next."""
         if self._cursor.accept(*QUALIFIERS):
             return True
         if storages is None or (token := self._cursor.accept(*_C_STORAGES)) is None:
@@ -273,10 +273,10 @@ class StatementParser:
         self.declarations = DeclarationParser(cursor)
         self.expressions = self.declarations.expressions
         self._closed: list[tuple[Token, Token]] = []
-        """The braces of the blocks that were parsed, in the order of their ends."""
+        """The braces of the parsed blocks, in the order of their ends."""
 
     def block(self) -> syntax_tree.Block:
-        """Parse a block; what is wrong in a statement is reported, and the others are parsed."""
+        """Parse a block; report statements in error, and go on with the next."""
         cursor = self._cursor
         first = cursor.expect("{", "at the start of a block")
         statements: list[syntax_tree.Statement] = []
@@ -296,9 +296,9 @@ class StatementParser:
 
     def _unclosed(self, first: Token) -> ParseError:
         """
-        Report a brace that nothing closes, and return what leaves its block.
+        Report an unclosed brace, and return the ``ParseError`` to raise.
 
-        What was forgotten may be a brace further inside: that before a brace which is less indented than its block.
+        The missing brace may be further inside: before a closing brace that is less indented than its block.
         """
         cursor = self._cursor
         span = cursor.tokens.span(first)
@@ -312,7 +312,7 @@ class StatementParser:
         return ParseError()
 
     def statement(self) -> syntax_tree.Statement | None:
-        """Parse a statement; None of an empty one."""
+        """Parse a statement; return None for an empty one."""
         cursor = self._cursor
         if cursor.accept(";"):
             return None
@@ -338,14 +338,14 @@ class StatementParser:
         return statement
 
     def _end(self, what: str, statement: syntax_tree.Expression | None = None) -> None:
-        """Take the semicolon at the end; the last one of a block may be missing."""
+        """Take the semicolon at the end of a statement; the last one of a block may omit it."""
         if not self._cursor.sees("}", ";"):
             message = f"expected ';' behind {what}, found {self._cursor.peek().described}"
             raise self._cursor.wrong(message, hint=self._hint_behind(statement))
         self._cursor.accept(";")
 
     def _hint_behind(self, statement: syntax_tree.Expression | None) -> str | None:
-        """Return how a statement is written behind which no semicolon stands."""
+        """Return a hint for a statement without a semicolon."""
         cursor = self._cursor
         found = cursor.peek()
         rest = " ".join(re.split(r"[;}]", cursor.tokens.text[found.start :], maxsplit=1)[0].split())
@@ -366,7 +366,7 @@ class StatementParser:
         return f"write ';' before '{found.text}'" if found.kind in (TokenKind.NAME, TokenKind.TABLE) else None
 
     def condition(self, what: str) -> syntax_tree.Expression:
-        """Parse a condition in brackets, behind a word."""
+        """Parse a condition in brackets after a word."""
         cursor = self._cursor
         if not cursor.sees("("):
             brace = cursor.tokens.text.find("{", cursor.peek().start)
@@ -492,7 +492,7 @@ KEYWORDS = {
 
 
 def _has_table(expression: syntax_tree.Expression) -> bool:
-    """Return whether a part of an expression with commas changes a table."""
+    """Return whether an operand of a comma expression changes a table."""
     match expression:
         case syntax_tree.Comma(left, right):
             return _has_table(left) or _has_table(right)
@@ -502,6 +502,6 @@ def _has_table(expression: syntax_tree.Expression) -> bool:
 
 
 def _indentation(span: Span) -> int:
-    """Return how many blanks the line begins with where a place is."""
+    """Return the number of blanks at the beginning of a place's line."""
     line = span.file.line_text(span.line)
     return len(line) - len(line.lstrip())

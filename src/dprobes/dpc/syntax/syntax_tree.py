@@ -1,4 +1,4 @@
-"""The tree of a program in DProbes C: what is written, before names and types have a meaning."""
+"""The tree of a DProbes C program: its syntax, before names and types have a meaning."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ __all__ = [
 
 
 class Number(Node):
-    """A constant; ``suffix`` is what stands behind its digits, in lower case."""
+    """A constant; ``suffix`` is the text after its digits, in lower case."""
 
     value: int
     suffix: str
@@ -73,14 +73,14 @@ class Number(Node):
 
 
 class StringLiteral(Node):
-    """A string in quotes, several of which may follow each other; ``value`` is without escapes."""
+    """A string literal, possibly of several adjacent ones; ``value`` has its escapes resolved."""
 
     value: str
     span: Span
 
 
 class Name(Node):
-    """A name, of a symbol of the module with ``::`` before it; ``module`` is what is written before that, or empty."""
+    """A name; ``::`` before it means a symbol of the module. ``module`` is the module written before that, or empty."""
 
     name: str
     span: Span
@@ -88,7 +88,7 @@ class Name(Node):
 
 
 class Unary(Node):
-    """An operator before its operand: ``- + ~ ! * &``."""
+    """A prefix operator with its operand: ``- + ~ ! * &``."""
 
     operator: str
     operand: Expression
@@ -96,7 +96,7 @@ class Unary(Node):
 
 
 class Increment(Node):
-    """``++`` or ``--``; its value is that before if ``is_postfix``."""
+    """``++`` or ``--``; with ``is_postfix``, its value is the previous one."""
 
     amount: int
     operand: Expression
@@ -123,7 +123,7 @@ class Conditional(Node):
 
 
 class Assignment(Node):
-    """``target = value``, or with an operator before the ``=``, which is ``operator`` then."""
+    """``target = value``; ``operator`` is the operator before ``=``, or empty."""
 
     operator: str
     target: Expression
@@ -140,7 +140,7 @@ class Comma(Node):
 
 
 class Call(Node):
-    """A call of a function of the program, or of what the language provides."""
+    """A call of a function of the program or of the language."""
 
     function: str
     arguments: tuple[Expression, ...]
@@ -198,7 +198,7 @@ Expression = (
 
 
 class EnumeratorSyntax(Node):
-    """An enumerator, with its value if that is written."""
+    """An enumerator, with its value or None."""
 
     name: str
     value: Expression | None
@@ -207,10 +207,10 @@ class EnumeratorSyntax(Node):
 
 class Specifier(Node):
     """
-    What a declaration begins with: ``words`` (``unsigned long``, a name of ``typedef``), or a tagged type.
+    The beginning of a declaration: ``words`` (``unsigned long``, a name of ``typedef``), or a tagged type.
 
     ``kind`` is ``struct``, ``union`` or ``enum`` for a tagged type, else empty; ``members`` and ``enumerators`` are
-    None where it is only named.
+    None if the type is only named.
     """
 
     words: tuple[str, ...]
@@ -222,7 +222,7 @@ class Specifier(Node):
 
 
 class Declarator(Node):
-    """What is declared: stars, name, dimensions (None where one is left out); ``bits`` is that of a bit field."""
+    """A declarator: stars, name, dimensions (None for an omitted one); ``bits`` is the width of a bit field."""
 
     name: str
     pointers: int
@@ -233,7 +233,7 @@ class Declarator(Node):
 
 
 class TypeName(Node):
-    """A type where no name is declared, as in casts."""
+    """A type without a declared name, as in casts."""
 
     specifier: Specifier
     declarator: Declarator
@@ -265,7 +265,7 @@ class Declaration(Node):
 
 
 class ExpressionStatement(Node):
-    """An expression for what it does."""
+    """An expression that is computed for its side effects."""
 
     expression: Expression
     span: Span
@@ -279,7 +279,7 @@ class Block(Node):
 
 
 class If(Node):
-    """``if``, with ``else`` where there is one."""
+    """``if``, possibly with ``else``."""
 
     condition: Expression
     then: Statement
@@ -304,7 +304,7 @@ class DoWhile(Node):
 
 
 class For(Node):
-    """``for``; each of its three parts may be left out."""
+    """``for``; each of its three parts may be None."""
 
     first: Declaration | ExpressionStatement | None
     condition: Expression | None
@@ -348,7 +348,7 @@ class Return(Node):
 
 
 class Try(Node):
-    """``try { } catch (code, address) { }``; the two names may be left out."""
+    """``try { } catch (code, address) { }``; the two names are optional."""
 
     body: Block
     names: tuple[str, ...]
@@ -365,7 +365,7 @@ Statement = (
 # The program
 
 PERIOD_MIN, PERIOD_MAX = 10_000_000, 86_400_000_000_000
-"""How many nanoseconds there are between two executions of a block, from 10ms to one day."""
+"""The shortest and the longest period of a block in nanoseconds, 10ms and one day."""
 
 
 class PointKind(Enum):
@@ -381,7 +381,7 @@ class PointKind(Enum):
 
 
 class Parameter(Node):
-    """A parameter of a point or a function; ``type`` is None where only its name is given."""
+    """A parameter of a point or a function; ``type`` is None if only its name is given."""
 
     name: str
     type: TypeName | None
@@ -392,9 +392,8 @@ class Point(Node):
     """
     A place before a block.
 
-    ``module`` is empty where the program or the command line says it; ``place`` is what stands behind its colon.
-    ``number`` is a frequency, ``access`` that of a watchpoint, ``parameters`` is None
-    where there are no parentheses.
+    ``module`` is empty if the program or the command line sets it; ``place`` is the text after the module's colon.
+    ``number`` is a frequency, ``access`` that of a watchpoint, ``parameters`` is None without parentheses.
     """
 
     kind: PointKind
@@ -409,7 +408,7 @@ class Point(Node):
 
 
 class Attribute(Node):
-    """A word in brackets before a point, with its value."""
+    """An attribute in brackets before a point, with its value."""
 
     name: str
     value: int | str | None
@@ -420,8 +419,7 @@ class Probe(Node):
     """
     Points, their condition, and the block that is executed there.
 
-    ``line`` is the line of the source that the points are at, 0 if they are at none; ``order`` is where among probes it
-    is written.
+    ``line`` is the source line of the points, 0 for other points; ``order`` is the position of the probe in the source.
     """
 
     points: tuple[Point, ...]
@@ -434,7 +432,7 @@ class Probe(Node):
 
 
 class BlockKind(Enum):
-    """The time when the tool executes a block of its own."""
+    """The time at which the tool executes one of its blocks."""
 
     BEGIN = "begin"
     EVERY = "every"
@@ -442,7 +440,7 @@ class BlockKind(Enum):
 
 
 class ToolBlock(Node):
-    """A block that the tool executes; ``period`` is in nanoseconds, and how it is ``written`` stands in messages."""
+    """A block that the tool executes; ``period`` is in nanoseconds, ``written`` its name in messages."""
 
     kind: BlockKind
     body: Block
@@ -474,5 +472,5 @@ class ProgramTree(Node):
 
     @property
     def parts(self) -> list[Probe | ToolBlock]:
-        """Its probes and blocks in the order in which they are written."""
+        """The probes and blocks in the order of the source."""
         return sorted((*self.probes, *self.blocks), key=lambda each: each.order)

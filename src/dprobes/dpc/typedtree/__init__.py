@@ -1,1 +1,1 @@
-"""What is meant: the tree with types and all names resolved, and what can be known of it without a machine."""
+"""The typed tree, with all names resolved, and the properties of it that do not depend on a machine."""

@@ -1,4 +1,4 @@
-"""What names mean where: blocks in blocks, the program around them, and what every probe has."""
+"""The meaning of names: nested blocks, the program around them, and names that every probe has."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class NotKnownError(Exception):
-    """The reason why a variable has no value at an instruction; ``hint`` says what to do instead."""
+    """The reason why a variable has no value at an instruction; ``hint`` suggests an alternative."""
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -44,7 +44,7 @@ class NotKnownError(Exception):
 
 
 class Part(NamedTuple):
-    """``size`` bytes of a variable from ``offset`` on: a word whose low bytes they are; None if they are nowhere."""
+    """``size`` bytes of a variable from ``offset`` on, the low bytes of ``value``; None if they are nowhere."""
 
     offset: int
     size: int
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 class Scattered(NamedTuple):
-    """A structure that is not in memory: its parts in order."""
+    """A structure whose bytes are not all in memory: its parts in order."""
 
     parts: tuple[Part, ...]
     type: CType
@@ -60,7 +60,7 @@ class Scattered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotName:
-    """A variable on the RPN stack, or a parameter of a function (negative)."""
+    """A variable on the RPN stack, or with a negative slot a parameter of a function."""
 
     slot: int
     type: CType
@@ -72,8 +72,8 @@ class Named:
     """
     A parameter of a probe.
 
-    It is the ``ordinal``-th of its function, and the ``argument``-th in registers for integers, None if it is in none.
-    ``is_declared`` says that its type is written in the program.
+    ``ordinal`` is its position in the function's parameters; ``argument`` is its position among the integer registers,
+    None if it is in none. With ``is_declared``, the program states its type.
     """
 
     ordinal: int
@@ -85,7 +85,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class ProgramVariable:
-    """A variable that outlives the hit: ``count`` cells from ``first`` on; ``type`` is that of an element."""
+    """A variable that outlives the hit: ``count`` cells from ``first`` on; ``type`` is the type of an element."""
 
     kind: VariableKind
     first: int
@@ -106,7 +106,7 @@ class ModuleSymbol:
 
 @dataclass(frozen=True, slots=True)
 class ModuleVariable:
-    """A variable, parameter or constant of the module that its debug information describes."""
+    """A variable, parameter or constant of the module from its debug information."""
 
     value: Value | Scattered
     type: CType
@@ -134,14 +134,14 @@ class Surroundings:
     """
     The place of an expression.
 
-    At a return, ``at_return``, arguments are those of the entry. A tracepoint or system call, ``is_traced``, has fields
-    with names; a statically defined probe, ``is_usdt``, arguments of its own. ``watched`` is what a watchpoint watches,
-    ``line`` the line of the source that the probe is at.
-    ``allow_write`` allows assignments to what is the target's. In a function of the program, ``is_function``, and in a
-    block of the tool, ``is_tool``, there is no hit. ``names`` knows the names of the place in
-    ``module``, which is empty if it is not known, ``given`` the types of what the place itself gives; ``kernel`` is
-    there where a hit may be in the kernel. With
-    ``is_entry_known`` the entry of a call was seen for certain.
+    With ``at_return``, arguments are those of the entry. ``is_traced`` means a tracepoint or system call, which has
+    named fields; ``is_usdt`` means a USDT probe, which has its own arguments. ``watched`` is the watched object of a
+    watchpoint, and ``line`` the source line of the probe. ``allow_write`` allows assignments to the target.
+
+    In a function of the program, ``is_function``, and in a block of the tool, ``is_tool``, there is no hit. ``names``
+    are the names of the place in ``module``, which is empty if it is not known; ``given`` has the types of the place's
+    own fields or arguments; ``kernel`` is set if a hit may be in the kernel. With ``is_entry_known``, the entry of the
+    call was certainly seen.
     """
 
     at_return: bool = False
@@ -160,124 +160,124 @@ class Surroundings:
 
     @property
     def has_hit(self) -> bool:
-        """Whether what belongs to a hit is known."""
+        """True if the place has a hit with its registers and memory."""
         return not self.is_function and not self.is_tool
 
     def refusal(self, name: str) -> tuple[str, str]:
-        """Return what is wrong with a name that belongs to a hit, and what to do."""
+        """Return the error message for a name that belongs to a hit, and a hint."""
         if self.is_tool:
             return f"'{name}' belongs to a hit, and a block of the tool has none", "keep it in a variable or a table"
         return f"'{name}' is not known in a function", "give it to the function as an argument"
 
 
 class NamedTypes(Protocol):
-    """The types of a module by their names; ``TargetError`` if a name means several, or the description is damaged."""
+    """The types of a module by name; ``TargetError`` if a name is ambiguous, or the description is malformed."""
 
     def named(self, name: str) -> CType | None:
-        """Return the type that has a name of its own: that of a ``typedef``, or in C++ a class."""
+        """Return the type with a name of its own: that of a ``typedef``, or in C++ a class; None if there is none."""
 
     def tagged(self, kind: str, tag: str) -> CType | None:
-        """Return a structure, union or enumeration by its tag."""
+        """Return a structure, union or enumeration by its tag; None if there is none."""
 
 
 class ProbedModule(Protocol):
-    """A module that is probed: ``declared`` are the structures that the program itself defines, by kind and tag."""
+    """A probed module; ``declared`` looks up the program's own structures, by kind and tag."""
 
     declared: Callable[[str, str], Record | None]
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types; None if nothing describes them."""
+        """The types; None without a description."""
 
     def names_at(self, place: str | None, *, at_return: bool) -> PlaceNames:
-        """Return what names mean at a place in the code; without one, anywhere."""
+        """Return the names at a place in the code; those of the module if it is None."""
 
     def given_at(self, place: str, *, at_return: bool) -> GivenTypes:
-        """Return the types of what a place that is no code gives: a USDT probe, a tracepoint, ``syscall:NAME``."""
+        """Return the types at a place that is not code: a USDT probe, a tracepoint, ``syscall:NAME``."""
 
 
 class GivenTypes(Protocol):
-    """The types of the arguments of a USDT probe by their numbers, or of the fields of an event of the kernel."""
+    """The types of the arguments of a USDT probe by number, or of the fields of a kernel event."""
 
     was_asked: bool
-    """Whether anything was asked: then the same name may have another type at another place."""
+    """True if any type was looked up: the same name may then have another type at another place."""
 
     def type_of(self, name: str) -> CType | None:
-        """Return the type of what has a name or number there; None if it is not known, or that of a word."""
+        """Return the type of a field or an argument; None if it is not known, or is that of a word."""
 
 
 class TypeListener(Protocol):
-    """Hear of the types that expressions and parameters have: what editors show."""
+    """A listener for the types of expressions and parameters, which editors show."""
 
     def __call__(self, span: Span, type_: CType) -> None:
-        """Note a type; what is at several places may have several."""
+        """Note a type; code at several places may have several."""
 
 
 class PlaceNames(Protocol):
-    """What names mean at a place in a module, by its debug information; ``TargetError`` if that is damaged."""
+    """The names at a place in a module, from its debug information; ``TargetError`` if it is malformed."""
 
     @property
     def was_asked(self) -> bool:
-        """Whether anything was asked: then the same text may mean something else at another place."""
+        """True if any name was looked up: the same text may then mean something else at another place."""
 
     @property
     def is_entry(self) -> bool:
-        """Whether the place is written as a function: arguments are where the ABI has them."""
+        """True if the place is written as a function: arguments are where the ABI passes them."""
 
     @property
     def arguments(self) -> int:
-        """How many arguments have names of registers there."""
+        """The number of arguments with register names at the place."""
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types by the names that they have there; None if nothing describes them."""
+        """The types by their names at the place; None without a description."""
 
     def returned(self) -> ModuleVariable | None:
-        """Return what the function returns; None if it is not known; ``NotKnownError`` if it is in no register."""
+        """Return the return value; None if it is not known; ``NotKnownError`` if it is in no register."""
 
     def parameter_type(self, number: int) -> CType | None:
         """Return the type of a parameter of the function; None if it is not known."""
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, as of a type; None if there is none; ``NotKnownError`` if it has no value there."""
+        """Return a parameter read as the type; None if there is none; ``NotKnownError`` if it has no value."""
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return what has a name there; None if there is nothing; ``NotKnownError`` if it has no value there."""
+        """Return the variable or constant of a name; None if there is none; ``NotKnownError`` if it has no value."""
 
     def cause(self, name: str) -> str | None:
-        """Return why nothing has a name there, and what to write; None if nothing describes the module."""
+        """Return a hint for an unknown name; None if the module has no description."""
 
     def member_of(self, scattered: Scattered, member: Member) -> Value | Scattered:
-        """Return a member of a structure that is not in memory; ``NotKnownError`` if it has no value there."""
+        """Return a member of a scattered structure; ``NotKnownError`` if it has no value."""
 
 
 Declared = SlotName | Named | ProgramVariable | ModuleSymbol
-"""What a declaration gives a name."""
+"""The meaning that a declaration can give to a name."""
 
 Meaning = Declared | TracedField | ModuleVariable
 
 
 class Scope:
-    """The names of a block; those of the blocks around it are seen through it."""
+    """The names of a block, including those of the enclosing blocks."""
 
     def __init__(self, outer: Scope | None = None) -> None:
         self._outer = outer
         self._names: dict[str, Declared] = {}
 
     def add(self, name: str, meaning: Declared) -> Declared | None:
-        """Give a name a meaning; return the one that it has in this very block already, and keeps."""
+        """Add a name; return its existing meaning in this block, which is kept, else None."""
         if (known := self._names.get(name)) is not None:
             return known
         self._names[name] = meaning
         return None
 
     def find(self, name: str) -> Declared | None:
-        """Return what a name means here."""
+        """Return the meaning of a name here; None if it has none."""
         found = self._names.get(name)
         return found if found is not None or self._outer is None else self._outer.find(name)
 
     def names(self) -> Iterator[str]:
-        """Give all names that are seen here."""
+        """Iterate over all names that are visible here."""
         yield from self._names
         if self._outer is not None:
             yield from self._outer.names()

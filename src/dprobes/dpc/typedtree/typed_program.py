@@ -1,8 +1,11 @@
 """
-Which ``printf`` statements a hit may execute, in which order: each such sequence is a kind of record with a template.
+The typed statements of a program, and the sequences of ``printf`` that a hit may execute.
 
-A sequence is numbered so that the number of a longer one follows from that of the shorter one: n * (logs + 1) + log. So
-a handler that does not know its way beforehand keeps the number of the sequence so far in a cell.
+Each sequence is a kind of record with its own template. The number of a sequence follows from that of its prefix::
+
+    n * (logs + 1) + log
+
+So a handler whose path is not known beforehand keeps the number of the current sequence in a cell.
 """
 
 from __future__ import annotations
@@ -57,14 +60,14 @@ __all__ = [
 
 
 class Evaluate(Node):
-    """A value for what it does."""
+    """A value that is computed for its side effects."""
 
     value: Value
     span: Span
 
 
 class Log(Node):
-    """A ``printf``: what it logs, and the template for that; ``number`` counts those of a handler from 1."""
+    """A ``printf``: its logged items, and their template; ``number`` counts the ``printf`` of a handler from 1."""
 
     number: int
     items: tuple[Argument, ...]
@@ -73,7 +76,7 @@ class Log(Node):
 
 
 class Tally(Node):
-    """What is put into a keyed table; ``value`` is None where only occurrences count."""
+    """An update of a keyed table; ``value`` is None if only occurrences are counted."""
 
     table: str
     keys: tuple[Argument, ...]
@@ -82,7 +85,7 @@ class Tally(Node):
 
 
 class Untally(Node):
-    """``delete``: keys that are taken out of a table."""
+    """``delete``: the removal of keys from a table."""
 
     table: str
     keys: tuple[Argument, ...]
@@ -90,7 +93,7 @@ class Untally(Node):
 
 
 class Show(Node):
-    """``print`` in a block of the tool: at most ``rows`` rows of a table, all with None."""
+    """``print`` in a block of the tool: at most ``rows`` rows of a table, None for all."""
 
     table: str
     rows: int | None
@@ -98,14 +101,14 @@ class Show(Node):
 
 
 class Clear(Node):
-    """``clear`` in a block of the tool: a table without anything in it."""
+    """``clear`` in a block of the tool: the removal of all entries of a table."""
 
     table: str
     span: Span
 
 
 class Cat(Node):
-    """``cat`` in a block of the tool: what a file says."""
+    """``cat`` in a block of the tool: the output of a file's contents."""
 
     path: str
     span: Span
@@ -127,7 +130,7 @@ class Select(Node):
 
 
 class Loop(Node):
-    """``while``, ``for`` and ``do``: the condition is tested before the body but in ``do``; ``step`` is behind it."""
+    """``while``, ``for`` and ``do``: ``do`` tests the condition after the body; ``step`` follows the body."""
 
     condition: Value | None
     step: Value | None
@@ -137,7 +140,7 @@ class Loop(Node):
 
 
 class Test(Node):
-    """A ``case``: the value, or None for ``default``, and which of the statements it leads to."""
+    """A ``case``: its value, None for ``default``, and the index of the statement to which it jumps."""
 
     value: int | None
     position: int
@@ -153,13 +156,13 @@ class Switch(Node):
 
 
 class Steps(Node):
-    """Statements one after the other."""
+    """A sequence of statements."""
 
     statements: tuple[Statement, ...]
 
 
 class Jumping(Enum):
-    """Where a statement jumps to."""
+    """The kind of a jump."""
 
     BREAK = "break"
     CONTINUE = "continue"
@@ -197,14 +200,14 @@ class End(Node):
 
 
 class Skip(Node):
-    """The end of the handler, and of the function that begins at the probepoint: it returns the value."""
+    """The end of the handler and of the function that begins at the probepoint, which returns the value."""
 
     value: Value
     span: Span
 
 
 class TryCatch(Node):
-    """``try``: ``code`` and ``address`` are where the exception is stored, None where it has no name."""
+    """``try``: ``code`` and ``address`` store the exception, None if the ``catch`` names no variable."""
 
     body: Statement
     code: Local | None
@@ -220,7 +223,7 @@ Statement = (
 
 
 def statements_in(statement: Statement) -> Iterator[Statement]:
-    """Iterate over a statement and all in it."""
+    """Iterate over a statement and all statements in it."""
     return (each for each in statement.walk() if isinstance(each, Statement))
 
 
@@ -230,7 +233,7 @@ def logs_in(statement: Statement) -> Iterator[Log]:
 
 
 def goes_on(statement: Statement) -> bool:
-    """Return whether control may come to the end of a statement."""
+    """Return whether control can reach the end of a statement."""
     match statement:
         case Steps(statements):
             return all(goes_on(each) for each in statements)
@@ -248,10 +251,11 @@ _SEQUENCES_MAX = 64
 @dataclass(frozen=True, slots=True)
 class LogPaths:
     """
-    The sequences of a handler: those that its hits may end with, and those that may lead to each ``printf``.
+    The sequences of ``printf`` in a handler: those at its ends, and those before each ``printf``.
 
-    ``logs`` is how many ``printf`` the handler has; ``at`` has the sequences that may lead to a statement, by its id;
-    ``last`` those that may lead to the end of the handler's code, ``returns`` those to each ``return``.
+    ``logs`` is the number of ``printf`` statements in the handler. ``at`` maps the id of a statement to the sequences
+    that may precede it. ``last`` has the sequences at the end of the handler's code, ``returns`` those at each
+    ``return``.
     """
 
     logs: int
@@ -270,13 +274,13 @@ class LogPaths:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known before each ``printf`` what was logged before, and at each end whether something was."""
+        """True if the sequence before each ``printf`` is fixed, and at each end whether something was logged."""
         ends = (self.last, *self.returns)
         return all(len(each) <= 1 for each in self.before.values()) and not any(map(is_mixed, ends))
 
 
 def is_mixed(sequences: frozenset[LogSequence]) -> bool:
-    """Return whether it depends on the hit if something was printed."""
+    """Return whether it depends on the hit if anything was printed."""
     return () in sequences and len(sequences) > 1
 
 
@@ -285,7 +289,7 @@ class _TooManyError(Exception):
 
 
 class _Walk:
-    """The way through a handler: sequences go in, and come out where control goes on, breaks, continues or ends."""
+    """A walk through a handler that maps the sequences before a statement to those after it and at its exits."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
@@ -320,7 +324,7 @@ class _Walk:
                 return self._through_switch(statement, given)
             case TryCatch(body, _, _, handler):
                 after = self.through(body, given)
-                # An exception may come behind any printf of the block.
+                # Any printf of the block may precede the exception.
                 inside = given | after | {(*s, n) for n, before in self.before.items() for s in before if _has(body, n)}
                 return after | self.through(handler, inside)
             case Jump(kind):
@@ -360,7 +364,7 @@ def _has(statement: Statement, number: int) -> bool:
 
 
 def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogPaths:
-    """Return the sequences of ``printf`` that a handler may execute; report where they cannot be told apart."""
+    """Return the sequences of ``printf`` that a handler may execute; report an error if there are too many."""
     walk = _Walk(diagnostics)
     last: set[LogSequence] = set()
     try:
@@ -376,7 +380,7 @@ def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogP
 
 @dataclass(frozen=True, slots=True)
 class TypedFunction:
-    """A function of the program with its types; ``slots`` counts the variables of its blocks."""
+    """A typed function of the program; ``slots`` is the number of variables of its blocks."""
 
     signature: FunctionSignature
     body: Statement
@@ -385,7 +389,7 @@ class TypedFunction:
 
 @dataclass(frozen=True, slots=True)
 class TypedProbe:
-    """A probe with its types ``at`` some of its points, and what it may print."""
+    """A typed probe for the points ``at``, with its sequences of ``printf``."""
 
     probe: syntax_tree.Probe
     at: tuple[syntax_tree.Point, ...]
@@ -397,7 +401,7 @@ class TypedProbe:
 
 @dataclass(frozen=True, slots=True)
 class TypedBlock:
-    """A block of the tool with its types; ``slots`` counts its variables."""
+    """A typed block of the tool; ``slots`` is the number of its variables."""
 
     block: syntax_tree.ToolBlock
     body: Statement

@@ -1,8 +1,8 @@
 """
-The typed tree: a program whose names are resolved and whose conversions are written out.
+The typed tree: a program with resolved names and explicit conversions.
 
-Each value has a type, and stands for one cell of the RPN stack that holds a number of that type: sign-extended to the
-word if the type is signed, else filled up with zeros.
+Each value has a type and stands for one cell of the RPN stack with a number of that type. The number is extended to the
+word with its sign if the type is signed, else with zeros.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 
 class Constant(Node):
-    """A number that is known."""
+    """A number that is known at compile time."""
 
     value: int
     type: CType
@@ -75,7 +75,7 @@ class Register(Node):
     """
     A register at the hit, or with ``at_entry`` at the entry of the function whose return is probed.
 
-    ``is_certain`` says that the entry was seen, as a value before has shown.
+    ``is_certain`` means that an earlier value has shown that the entry was seen.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Register(Node):
 
 
 class System(Node):
-    """What an instruction of the group "System variables" pushes: ``pid``, ``time``; ``is_certain`` as of registers."""
+    """A value of the group "System variables", such as ``pid``, ``time``; ``is_certain`` as for registers."""
 
     name: str
     type: CType
@@ -100,7 +100,7 @@ class Local(Node):
 
 
 class VariableKind(Enum):
-    """The instructions that access a variable."""
+    """The kind of a variable; the enum value is the name of its instructions' operand."""
 
     LOCAL = "lv"
     GLOBAL = "gv"
@@ -109,7 +109,7 @@ class VariableKind(Enum):
 
 
 class Variable(Node):
-    """A variable of the program, or the element ``index`` of an array of them that begins at ``first``."""
+    """A variable of the program, or the element ``index`` of an array that begins at ``first``."""
 
     kind: VariableKind
     first: int
@@ -118,14 +118,14 @@ class Variable(Node):
 
 
 class Memory(Node):
-    """What is in the target's memory at an address."""
+    """A value in the target's memory at an address."""
 
     address: Value
     type: CType
 
 
 class BitField(Node):
-    """Bits of a unit in memory: ``bits`` of them, above ``shift`` lower ones."""
+    """``bits`` bits of a unit in memory, above ``shift`` lower ones."""
 
     unit: Memory
     bits: int
@@ -134,11 +134,11 @@ class BitField(Node):
 
 
 Place = Register | Local | Variable | Memory | BitField
-"""What can be assigned to."""
+"""The nodes that an assignment can have as its target."""
 
 
 class Arithmetic(Node):
-    """An operation on two values of its type; of shifts the right one may be of another."""
+    """An operation on two values of its type; the right operand of a shift may have another type."""
 
     operator: str
     left: Value
@@ -155,7 +155,7 @@ class Negation(Node):
 
 
 class Comparison(Node):
-    """A comparison of two values of one type, ``== < <=`` or with the operands exchanged; it is 0 or 1."""
+    """A comparison of two values of one type, ``== < <=`` or with the operands exchanged; the result is 0 or 1."""
 
     operator: str
     left: Value
@@ -188,14 +188,14 @@ class Either(Node):
 
 
 class Convert(Node):
-    """A value as another type holds it."""
+    """A value converted to another type."""
 
     operand: Value
     type: CType
 
 
 class Assign(Node):
-    """An assignment; its value is what the place holds then."""
+    """An assignment; its value is that of the target afterwards."""
 
     target: Place
     value: Value
@@ -203,7 +203,7 @@ class Assign(Node):
 
 
 class Step(Node):
-    """``++`` and ``--``: ``amount`` is added; the value is that before if ``is_postfix``."""
+    """``++`` and ``--``: ``amount`` is added; with ``is_postfix``, the value is the previous one."""
 
     target: Place
     amount: int
@@ -238,7 +238,7 @@ class FunctionCall(Node):
 
 
 class TableValue(Node):
-    """What a keyed table has under its keys."""
+    """The value of a keyed table for its keys."""
 
     table: str
     keys: tuple[Argument, ...]
@@ -246,7 +246,7 @@ class TableValue(Node):
 
 
 class TextTest(Node):
-    """Whether the string at an address is ``text``, or begins with it if ``is_prefix``."""
+    """A test if the string at an address is ``text``, or begins with it if ``is_prefix``."""
 
     address: Value
     text: str
@@ -255,7 +255,7 @@ class TextTest(Node):
 
 
 class CommTest(Node):
-    """Whether the process name is ``text``, or begins with it if ``is_prefix``."""
+    """A test if the process name is ``text``, or begins with it if ``is_prefix``."""
 
     text: str
     is_prefix: bool
@@ -263,7 +263,7 @@ class CommTest(Node):
 
 
 class KeptTest(Node):
-    """Whether the string that a table keeps is ``text``, or begins with it; with "" also whether there is no stack."""
+    """A test if the string in a table is ``text``, or begins with it; with "" also if there is no stack."""
 
     kept: Kept
     text: str
@@ -278,7 +278,7 @@ Value = (
 )  # fmt: skip
 
 
-# What only can be logged
+# Nodes that can only be logged
 
 
 class Text(Node):
@@ -298,7 +298,7 @@ class Bytes(Node):
 
 
 class Literal(Node):
-    """A text in quotes: what a table keeps, or its key, has room for ``limit`` bytes of it."""
+    """A literal string; a table has room for ``limit`` bytes of it as a value or key."""
 
     text: str
     limit: int
@@ -306,7 +306,7 @@ class Literal(Node):
 
 
 class TextChoice(Node):
-    """One of two strings in quotes, or of more: the one of a condition."""
+    """A choice of string literals by a condition; choices may be nested."""
 
     condition: Value
     yes: Literal | TextChoice
@@ -321,7 +321,7 @@ class CommName(Node):
 
 
 class StackTrace(Node):
-    """The call stack of the program, or of the kernel."""
+    """The call stack of the program or of the kernel."""
 
     is_kernel: bool
     frames: int | None
@@ -330,9 +330,9 @@ class StackTrace(Node):
 
 class Kept(Node):
     """
-    The string or call stack that a keyed table has under its keys; it takes ``cells`` on the RPN stack.
+    The string or call stack that a keyed table has for its keys; it takes ``cells`` on the RPN stack.
 
-    ``padding`` is how many cells of zeros are behind it, where it goes to something with more room.
+    ``padding`` is the number of zero cells after it, if the destination is larger.
     """
 
     table: str
@@ -343,7 +343,7 @@ class Kept(Node):
 
 
 class NetworkAddress(Node):
-    """An address of the Internet: ``size`` bytes of memory in the network's order, or a number as it is read there."""
+    """An Internet address: ``size`` bytes of memory in network order, or a number as read from there."""
 
     value: Value
     size: Value | None

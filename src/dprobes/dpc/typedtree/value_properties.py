@@ -1,4 +1,4 @@
-"""What is true of typed values, wherever they stand: whether they can fail, change something, are 0 or 1."""
+"""Properties of typed values in any context: possible faults, side effects, and truth values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def integer_of(type_: CType) -> Integer | None:
-    """Return the integer type whose numbers a type's values are; None of a type that has no numbers."""
+    """Return the integer type of a type's values; None for a type without numbers."""
     match type_:
         case Integer():
             return type_
@@ -59,13 +59,13 @@ def integer_of(type_: CType) -> Integer | None:
 
 
 def cut(value: int, type_: CType) -> int:
-    """Return a number as a type holds it."""
+    """Return a number as a type stores it."""
     integer = integer_of(type_)
     return value if integer is None else integer.cut(value)
 
 
 def folded(value: Value) -> Value:
-    """Return a value whose operands are folded already, as a constant if it is one, or more simply written."""
+    """Return the simplified form of a value whose operands are already folded, a constant if possible."""
     match value:
         case Convert(Constant(number), type_):
             return Constant(cut(number, type_), type_)
@@ -93,7 +93,7 @@ def folded(value: Value) -> Value:
 
 
 def _truth(value: Value, type_: CType) -> Value:
-    """Return 1 of what is not 0."""
+    """Return the value as 1 if it is not 0."""
     match value:
         case Comparison() | Not() | Both() | Either():
             return value
@@ -101,7 +101,7 @@ def _truth(value: Value, type_: CType) -> Value:
 
 
 WHOLE_OPERATIONS = {"+": add, "-": sub, "*": mul, "&": and_, "|": or_, "^": xor}
-"""Operations that have a result for all numbers."""
+"""Operations with a result for all operands."""
 
 _ADDITIVE = ("+", "|", "^")
 
@@ -138,7 +138,7 @@ def _power_of(number: int) -> int:
 
 
 def _computed(operator: str, left: int, right: int, type_: Integer) -> int | None:
-    """Return the result of an operation; None where C leaves it undefined, so that it happens at the hit."""
+    """Return the result of an operation; None if it is undefined in C, so that it is left to the hit."""
     if operator in ("/", "%"):
         return divided(left, right)[operator == "%"] if right else None
     if operator in ("<<", ">>") and not 0 <= right < type_.bits:
@@ -165,7 +165,7 @@ def is_item(argument: typed_values.Argument) -> bool:
 
 
 def form_of(argument: typed_values.Argument) -> Form:
-    """Return how an argument is logged."""
+    """Return the form in which an argument is logged."""
     if not is_item(argument):
         return Form.RAW
     return (
@@ -174,12 +174,12 @@ def form_of(argument: typed_values.Argument) -> Form:
 
 
 def reads_memory(value: typed_values.Value) -> bool:
-    """Return whether computing a value may raise an exception for memory that is not there."""
+    """Return whether the computation of a value may raise an exception for unmapped memory."""
     return reads_memory_itself(value) or any(map(reads_memory, operands_of(value)))
 
 
 def reads_memory_itself(value: typed_values.Value) -> bool:
-    """Return whether a value reads memory when all that it is computed from is known."""
+    """Return whether a value reads memory itself, apart from its operands."""
     match value:
         case typed_values.Memory() | typed_values.BitField() | typed_values.TextTest() | typed_values.FunctionCall():
             return True
@@ -199,7 +199,7 @@ def reads_memory_itself(value: typed_values.Value) -> bool:
 
 
 def fails_otherwise(value: typed_values.Argument) -> bool:
-    """Return whether computing a value may raise an exception for something else than memory that is not there."""
+    """Return whether the computation of a value may raise an exception other than one for unmapped memory."""
     match value:
         case typed_values.Arithmetic("/" | "%", _, typed_values.Constant(divisor)) if divisor:
             pass
@@ -224,7 +224,7 @@ _OPERATIONS = Arithmetic | Comparison | Both | Either | Sequence | Negation | No
 
 
 def operands_of(value: typed_values.Argument) -> tuple[typed_values.Value, ...]:
-    """Return the values that a value is computed from."""
+    """Return the direct operands of a value."""
     match value:
         case typed_values.TextChoice(condition, yes, no):
             return (condition, *operands_of(yes), *operands_of(no))
@@ -235,7 +235,7 @@ def operands_of(value: typed_values.Argument) -> tuple[typed_values.Value, ...]:
 
 
 def does_something(value: typed_values.Value) -> bool:
-    """Return whether computing a value changes something."""
+    """Return whether the computation of a value has side effects."""
     match value:
         case typed_values.Assign() | typed_values.Step() | typed_values.FunctionCall():
             return True
@@ -245,7 +245,7 @@ def does_something(value: typed_values.Value) -> bool:
 
 
 def is_truth(value: typed_values.Value) -> bool:
-    """Return whether a value is 0 or 1."""
+    """Return whether a value is always 0 or 1."""
     match value:
         case typed_values.Comparison() | typed_values.Not() | typed_values.Both() | typed_values.Either():
             return True
@@ -259,7 +259,7 @@ def is_truth(value: typed_values.Value) -> bool:
 
 
 def needs_entry(value: typed_values.Value) -> bool:
-    """Return whether a value cannot be computed unless the entry of the call was seen."""
+    """Return whether the computation of a value requires that the entry of the call was seen."""
     match value:
         case typed_values.Register(_, _, at_entry):
             return at_entry
@@ -273,7 +273,7 @@ def needs_entry(value: typed_values.Value) -> bool:
 
 
 def greatest(value: typed_values.Value) -> int | None:
-    """Return a number that a value, which is not negative, never exceeds; None if nothing is known of it."""
+    """Return an upper bound of a value that is not negative; None if no bound is known."""
     match value:
         case typed_values.Constant(number) if number >= 0:
             return number
@@ -289,7 +289,7 @@ def greatest(value: typed_values.Value) -> int | None:
 def steady(
     place: typed_values.Place, keep: Callable[[typed_values.Value], typed_values.Local]
 ) -> tuple[typed_values.Value | None, typed_values.Place]:
-    """Return a place that can be used twice, and what is done before: its address, which may do something, is kept."""
+    """Return a place that can be used twice, and the value to compute before: its address, if that has side effects."""
     match place:
         case typed_values.Memory(address, type_) if does_something(address):
             kept = keep(address)

@@ -1,1 +1,1 @@
-"""From what is written to what is meant: names and types, and the errors of who means what cannot be."""
+"""From the source tree to the typed tree: names and types, and the errors of programs without a meaning."""

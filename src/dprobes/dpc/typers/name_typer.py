@@ -1,4 +1,4 @@
-"""Calls with types: of functions of the program, and of what the language provides; and tests of strings."""
+"""Typing of names, of calls (the program's functions and those of the language), and of string tests."""
 
 from __future__ import annotations
 
@@ -66,27 +66,27 @@ __all__ = ["CallTyper", "NameTyper"]
 Answer = TypeVar("Answer")
 
 _ARGUMENTS = 6
-"""How many arguments are in registers by their numbers."""
+"""The number of arguments in registers that are accessible by number."""
 
 _WIDE = 8
-"""Bytes of a word where arguments are in registers."""
+"""The word size in bytes of processors that pass arguments in registers."""
 
 _RETURNED = "ret"
-"""The field of a system call's end that has what it returns."""
+"""The name of the field for a system call's return value."""
 
 
 class NameTyper:
-    """A typer of the names in a handler or function; ``values`` types what they are parts of."""
+    """A typer of the names in a handler or function; ``values`` types the expressions that contain them."""
 
     def __init__(self, values: PlaceTyper, functions: Mapping[str, FunctionSignature], where: Surroundings) -> None:
         self._values = values
         self._functions = functions
         self._where = where
         self._undeclared: set[str] = set()
-        """Names that something was assigned to, and that nothing declares."""
+        """Names to which something was assigned without a declaration."""
 
     def value(self, name: syntax_tree.Name) -> Value:
-        """Return the value of what has a name."""
+        """Return the value of a name."""
         match meaning := self.meaning(name):
             case SlotName(slot, type_):
                 return typed_values.Local(slot, type_)
@@ -108,7 +108,7 @@ class NameTyper:
                 return self._provided(meaning, name.span)
 
     def whole(self, variable: ModuleVariable, span: Span) -> Value:
-        """Return the value of a variable of the module; of an array the address of its first element."""
+        """Return the value of a variable of the module; for an array, the address of its first element."""
         value = variable.value
         if isinstance(value, typed_values.Memory):
             return self._values.decayed(value, span)
@@ -120,7 +120,7 @@ class NameTyper:
         return value
 
     def memory(self, name: syntax_tree.Name) -> typed_values.Memory | None:
-        """Return the place in memory that has a name; None if that has none."""
+        """Return the place in memory of a name; None if it has none."""
         meaning = self.meaning(name)
         if isinstance(meaning, ModuleSymbol):
             return typed_values.Memory(self.symbol(meaning.name), meaning.type)
@@ -128,18 +128,18 @@ class NameTyper:
         return found.value if found is not None and isinstance(found.value, typed_values.Memory) else None
 
     def field(self, name: str) -> Value:
-        """Return the value of a field of a tracepoint or system call; of an array the address of its first element."""
+        """Return the value of a tracepoint's or system call's field; for an array, the address of its first element."""
         pushed, given = typed_values.System(f"tp, {name}", self._values.types.long), self.type_of_field(name)
         if isinstance(given, Array):
             given = self._values.types.pointer_to(given.element)
         return pushed if given is None else folded(typed_values.Convert(pushed, given))
 
     def type_of_field(self, name: str) -> CType | None:
-        """Return the type of a field, whose arrays are arrays; None where it is not known."""
+        """Return the type of a field, array types included; None if it is not known."""
         return None if self._where.given is None else self._where.given.type_of(name)
 
     def type_of(self, name: syntax_tree.Name) -> CType | None:
-        """Return the type of what is in memory or of a structure in registers; None of other names."""
+        """Return the type of an object in memory or of a structure in registers; None for other names."""
         meaning = self.meaning(name)
         if isinstance(meaning, TracedField):
             return self.type_of_field(meaning.name)
@@ -150,7 +150,7 @@ class NameTyper:
         return None if memory is None else memory.type
 
     def _variable(self, meaning: Meaning | ProvidedName | int, span: Span) -> ModuleVariable | None:
-        """Return the variable, parameter or result of the module that a name means; None if it means something else."""
+        """Return the variable, parameter or result of the module that a name means; None for other names."""
         match meaning:
             case Named():
                 return self._parameter(meaning, span)
@@ -161,14 +161,14 @@ class NameTyper:
         return None
 
     def memory_of_module(self, name: syntax_tree.Name) -> typed_values.Memory | None:
-        """Return the place in memory of a variable that debug information describes; None if there is none."""
+        """Return the place in memory of a variable from debug information; None if there is none."""
         found = self._of_module(name)
         return (
             found.value if isinstance(found, ModuleVariable) and isinstance(found.value, typed_values.Memory) else None
         )
 
     def part(self, access: syntax_tree.MemberAccess) -> ModuleVariable | None:
-        """Return a member of a structure that is in registers or known otherwise; None if it is in memory."""
+        """Return a member of a structure that is not in memory, such as one in registers; None if it is in memory."""
         match access.base:
             case syntax_tree.Name() as base:
                 found = self._variable(self.meaning(base), base.span)
@@ -190,7 +190,7 @@ class NameTyper:
         return ModuleVariable(value, member.type)
 
     def _asked(self, span: Span, name: str, question: Callable[[], Answer]) -> Answer:
-        """Ask the debug information; what it says against it is an error."""
+        """Call ``question``, and report an error from the debug information at ``span``."""
         try:
             return question()
         except NotKnownError as error:
@@ -199,14 +199,14 @@ class NameTyper:
             raise self._values.wrong(span, error.message, error.hint) from None
 
     def _parameter(self, meaning: Named, span: Span) -> ModuleVariable:
-        """Return a parameter: where debug information has it, or else where the ABI has it."""
+        """Return a parameter from its place in debug information, else from its place in the ABI."""
         names = self._where.names
         if names is not None and not self._where.is_usdt:
             try:
                 found = names.parameter(meaning.ordinal, meaning.type)
             except NotKnownError as error:
                 raise self._values.wrong(span, f"'{span.text}' is not known here: {error.reason}", error.hint) from None
-            except TargetError as error:  # the debug information is damaged
+            except TargetError as error:  # the debug information is malformed
                 if not meaning.is_declared:
                     raise self._values.wrong(span, error.message, error.hint) from None
                 found = None
@@ -221,7 +221,7 @@ class NameTyper:
 
     @property
     def _arguments(self) -> int:
-        """How many arguments are in registers by their numbers."""
+        """The number of arguments in registers that are accessible by number."""
         return _ARGUMENTS if self._where.names is None else self._where.names.arguments
 
     def symbol(self, name: str) -> typed_values.Symbol:
@@ -237,7 +237,7 @@ class NameTyper:
         return self._values.operators.argument(number, type_, at_entry=self._where.at_return, is_certain=is_certain)
 
     def meaning(self, name: syntax_tree.Name) -> Meaning | ProvidedName | int:
-        """Return what has a name; an enumerator is a number."""
+        """Return the meaning of a name; for an enumerator it is a number."""
         if (found := self._known(name)) is not None:
             return found
         if name.name in RESERVED_CALLS or name.name in self._functions:
@@ -246,13 +246,13 @@ class NameTyper:
         raise self._unknown(name)
 
     def check_assigned(self, name: syntax_tree.Name) -> None:
-        """Report a name that something is assigned to, if nothing is named so."""
+        """Report an assignment to a name without a meaning."""
         if not name.module and self._known(name) is None and name.name not in RESERVED_CALLS:
             self._undeclared.add(name.name)
             raise self._unknown(name)
 
     def _known(self, name: syntax_tree.Name) -> Meaning | ProvidedName | int | None:
-        """Return what has a name, None if nothing has it."""
+        """Return the meaning of a name; None if it has none."""
         if (found := self._values.scope.find(name.name)) is not None:
             return found
         if (enumerator := self._values.types.enumerators.get(name.name)) is not None:
@@ -266,13 +266,13 @@ class NameTyper:
             if (argument := numbered_argument(name.name, most)) is not None:
                 return argument
         if self._where.is_traced and name.name.isupper() and (constant := self._of_module(name)) is not None:
-            return constant  # an enumerator of the kernel: fields have small letters
+            return constant  # an enumerator of the kernel: names of fields are lower case
         if self._where.is_traced and name.name not in RESERVED_CALLS and not name.name.startswith("::"):
             return TracedField(_RETURNED if name.name == "retval" and self._where.at_return else name.name)
         return self._of_module(name)
 
     def _unknown(self, name: syntax_tree.Name) -> TypingError:
-        """Report a name that nothing has."""
+        """Report a name without a meaning."""
         plain = name.name.removeprefix("::")
         known = [*self._values.scope.names(), *self._values.types.enumerators, *PROVIDED]
         from dprobes.dpc.tracer_words import name_hint
@@ -285,7 +285,7 @@ class NameTyper:
         return self._values.wrong(name.span, f"nothing is named '{plain}'", hint)
 
     def _argument_hint(self, name: str) -> str | None:
-        """Return where an argument is by whose number there is none."""
+        """Return a hint for an argument whose number is too high: the place of the argument."""
         match = re.fullmatch(r"arg([0-9]{1,2})", name)
         if match is None or not self._where.has_hit or self._where.is_traced:
             return None
@@ -295,7 +295,7 @@ class NameTyper:
         return f"arg0 to arg{_ARGUMENTS - 1} are in registers; this one is in memory: *(long *)(sp + {offset})"
 
     def _declaration_hint(self, name: str) -> str:
-        """Return why a name of the module may not be known, and how to declare it."""
+        """Return a hint with the reason why a name of the module may be unknown, and its declaration."""
         declared = f"declare it: extern int {name};"
         names, module = self._where.names, self._where.module
         if names is None or not self._where.has_hit or self._where.is_traced:
@@ -318,7 +318,7 @@ class NameTyper:
         return None if names is None else self._asked(name.span, plain, lambda: names.find(name.name))
 
     def _is_of(self, module: str) -> bool:
-        """Return whether a name means the module of the probe, be it a path."""
+        """Return whether a name, possibly a path, means the module of the probe."""
         return module in (self._where.module, self._where.module.rpartition("/")[2])
 
     def _provided(self, name: ProvidedName, span: Span) -> Value:
@@ -353,19 +353,19 @@ class NameTyper:
         return typed_values.System(name.pushed, type_, name.is_at_return and self._where.is_entry_known)
 
     def _returned(self, span: Span) -> ModuleVariable | None:
-        """Return what the function returns, by its type; None where that is not known."""
+        """Return the typed return value of the function; None if it is not known."""
         names = self._where.names
         return None if names is None else self._asked(span, "retval", names.returned)
 
     def _result(self, span: Span) -> Value:
-        """Return what the function returns, a word where its type is not known."""
+        """Return the return value of the function, a word if its type is not known."""
         if (found := self._returned(span)) is not None:
             return self.whole(found, span)
         return typed_values.Register("retval", self._values.types.word)
 
 
 def no_arithmetic(scattered: Scattered) -> tuple[str, str | None]:
-    """Return what is wrong with a floating-point number that is in a register, and what to do."""
+    """Return the error message for a floating-point number in a register, and a hint."""
     registers = [part.value.name for part in scattered.parts if isinstance(part.value, typed_values.Register)]
     hint = f'its bits are reg("{registers[0]}")' if len(registers) == 1 else None
     return _reason(scattered.type), hint
@@ -378,25 +378,25 @@ def _reason(type_: CType) -> str:
 
 
 _STRING_MAX = 65530
-"""Bytes of a string that a record can have, with what is before it."""
+"""The largest size in bytes of a string in a record, which leaves room for its prefix."""
 
 _MEMORY_MAX = 1024
-"""Bytes of memory that a record has of a length that only the hit knows."""
+"""The largest size in bytes of memory in a record whose length is known only at the hit."""
 
 _NTOP_MAX, _AF_INET6, _IPV4, _IPV6 = 2, 10, 4, 16
-"""The arguments of ``ntop``, the family of the longer addresses, and how many bytes addresses have."""
+"""The largest number of arguments of ``ntop``, the family of IPv6 addresses, and the sizes of addresses in bytes."""
 
 _SWAPPED = {"s": 16, "l": 32}
-"""How many bits ``ntohs`` and ``ntohl`` have."""
+"""The widths in bits of ``ntohs`` and ``ntohl``."""
 
 _COMM_MAX = PROCESS_NAME_SIZE - 1
-"""Bytes of a process name, without its NUL."""
+"""The largest length of a process name in bytes, without its NUL."""
 
 _COUNTS = {
     "str": (1, 2), "mem": (2,), "ustack": (0, 1), "kstack": (0, 1), "sym": (1,),
     **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), (1,)),
 }  # fmt: skip
-"""How many arguments calls have."""
+"""The numbers of arguments that calls take."""
 
 _STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
 
@@ -405,8 +405,8 @@ class CallTyper:
     """
     A typer of calls; ``values`` types their arguments.
 
-    What is hit at a return is the function that began at its entry. In a block of the tool, ``is_tool``, a text in
-    quotes is a string.
+    With ``at_return``, the probed function is the one that began at the entry of the call. In a block of the tool,
+    ``is_tool``, a string literal is a string.
     """
 
     def __init__(
@@ -445,7 +445,7 @@ class CallTyper:
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
 
     def _misused(self, call: syntax_tree.Call) -> TypingError:
-        """Report a call of what the language provides that has other arguments, or stands where a value does."""
+        """Report a call to a function of the language with wrong arguments, or without a value where one is needed."""
         name, form = call.function, CALL_FORMS[call.function]
         if name in _COUNTS and len(call.arguments) not in _COUNTS[name]:
             return self._values.wrong(call.span, f"'{name}' is not called with these arguments", f"write {form}")
@@ -469,7 +469,7 @@ class CallTyper:
         return typed_values.FunctionCall(function.name, arguments, function.type, call.span)
 
     def text_test(self, expression: syntax_tree.Binary) -> Value | None:
-        """Return the test of a string against a text in quotes, if an expression is one."""
+        """Return the test of a string against a literal; None for other expressions."""
         for subject, text in ((expression.left, expression.right), (expression.right, expression.left)):
             if isinstance(text, syntax_tree.StringLiteral):
                 return self._test_of(subject, text.value, is_prefix=False)
@@ -533,7 +533,7 @@ class CallTyper:
         return typed_values.KeptTest(kept, text, is_prefix, INT)
 
     def text(self, expression: syntax_tree.Expression) -> typed_values.Argument | None:
-        """Return what can only be printed or be a key; None of a value."""
+        """Return an argument that can only be printed or be a key; None for a value."""
         limit = self._values.types.string_limit
         match expression:
             case syntax_tree.TableAccess():
@@ -570,7 +570,7 @@ class CallTyper:
         return None
 
     def _length(self, length: syntax_tree.Expression, hint: str) -> int:
-        """Return at most how many bytes a string has, ``str(p, n)``; ``hint`` says what else is written."""
+        """Return the largest length of a string, ``str(p, n)``; ``hint`` suggests an alternative."""
         try:
             value = self._values.value(length)
         except UnknownTypeError:
@@ -580,7 +580,7 @@ class CallTyper:
         return self._number(length, _STRING_MAX, "bytes of a string")
 
     def _limited(self, length: Value) -> Value:
-        """Return a length that only the hit knows, at most one byte more than is shown."""
+        """Return a length that is known only at the hit, limited to one byte more than is shown."""
         most = typed_values.Constant(_MEMORY_MAX + 1, UNSIGNED)
         first, kept = self._values.kept_once(length)
         is_more = typed_values.Comparison("<", most, kept, is_signed=False, type=INT)
@@ -588,7 +588,7 @@ class CallTyper:
         return limited if first is None else typed_values.Sequence(first, limited, UNSIGNED)
 
     def _characters(self, expression: syntax_tree.Expression) -> int | None:
-        """Return how many characters the array has that an expression is; None of everything else."""
+        """Return the number of characters in an array expression; None for other expressions."""
         if not isinstance(
             expression, syntax_tree.Name | syntax_tree.MemberAccess | syntax_tree.Index | syntax_tree.Unary
         ):
@@ -599,7 +599,7 @@ class CallTyper:
         return type_.count
 
     def array_text(self, address: Value, count: int | None) -> typed_values.Text:
-        """Return the string in an array of ``count`` characters, of which no more are read; or at an address."""
+        """Return the string in an array of ``count`` characters, read no further, or at an address if it is None."""
         limit = self._values.types.string_limit
         whole = folded(typed_values.Convert(address, self._values.types.word))
         if count is not None and count <= limit:
@@ -618,7 +618,7 @@ class CallTyper:
         )
 
     def _network_address(self, arguments: Sequence[syntax_tree.Expression], span: Span) -> typed_values.NetworkAddress:
-        """Return ``ntop(address)`` or ``ntop(family, address)``: the address is a number, or where it is in memory."""
+        """Return ``ntop(address)`` or ``ntop(family, address)``; the address is a number or a pointer to it."""
         if not 1 <= len(arguments) <= _NTOP_MAX:
             raise self._values.wrong(span, "'ntop' takes an address, or the family and an address")
         address = self._values.value(arguments[-1])
@@ -644,7 +644,7 @@ class CallTyper:
         return typed_values.NetworkAddress(place, size, Network())
 
     def _swapped(self, expression: syntax_tree.Expression, *, bits: int | None) -> Value:
-        """Return a number with its bytes in the other order; of all bits of its type, or of so many."""
+        """Return a number with its bytes in reverse order; ``bits`` is the width, None for that of its type."""
         value = self._values.value(expression)
         size = size_of(value.type) if bits is None else bits // 8
         if not isinstance(value.type, Integer | Enumeration) or size is None:
@@ -668,7 +668,7 @@ class CallTyper:
         return self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
 
     def _number(self, expression: syntax_tree.Expression, most: int, what: str) -> int:
-        """Return a number from 1 to ``most``."""
+        """Return the number of a constant expression; report one that is not from 1 to ``most``."""
         number = self._values.constant(expression)
         if number is None:
             raise TypingError
@@ -678,7 +678,7 @@ class CallTyper:
 
 
 def _is_string(expression: syntax_tree.Expression) -> bool:
-    """Return whether an expression is a string, whatever it is compared with."""
+    """Return whether an expression is a string in any comparison."""
     match expression:
         case syntax_tree.Name("comm") | syntax_tree.Call("str"):
             return True

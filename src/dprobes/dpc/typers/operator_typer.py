@@ -1,7 +1,7 @@
 """
-Operators and conversions with types (C17 6.3, 6.5): what they make of values that have some already.
+Operators and conversions with types (C17 6.3, 6.5), applied to typed values.
 
-Nothing here knows names, or where in a program it is.
+Nothing here depends on names or on the place in a program.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ _COMPARISONS = ("==", "!=", "<", ">", "<=", ">=")
 
 
 class TypingError(Exception):
-    """The way out of what is being typed; the error has been reported."""
+    """The exit from the current typing; the error is already reported."""
 
 
 class OperatorTyper:
-    """A typer of operators; ``types`` knows the sizes of the target's words."""
+    """A typer of operators; ``types`` has the target's word size."""
 
     def __init__(self, types: TypeTable, diagnostics: Diagnostics) -> None:
         self._types = types
         self._diagnostics = diagnostics
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
-        """Report an error and return what leaves what is being typed."""
+        """Report an error, and return the ``TypingError`` to raise."""
         self._diagnostics.error(span, message, hint=hint)
         return TypingError()
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
-        """Return a value as a type holds it, as an assignment converts it."""
+        """Return a value converted to a type, as an assignment converts it."""
         source = value.type
         if source == type_:
             return value
@@ -65,7 +65,7 @@ class OperatorTyper:
         return folded(typed_values.Convert(value, type_))
 
     def number(self, number: syntax_tree.Number) -> typed_values.Constant:
-        """Return a constant with the first type that holds it (C17 6.4.4.1, 5)."""
+        """Return a constant with the first type that can represent it (C17 6.4.4.1, 5)."""
         long, word = self._types.long, self._types.word
         if number.suffix == "char":
             return typed_values.Constant(number.value, INT)
@@ -79,7 +79,7 @@ class OperatorTyper:
         return typed_values.Constant(number.value, type_)
 
     def warn(self, span: Span, message: str, hint: str | None = None) -> None:
-        """Report a warning once, however often the expression is typed."""
+        """Report a warning once, even if the expression is typed several times."""
         if not any(each.span == span and each.message == message for each in self._diagnostics):
             self._diagnostics.warning(span, message, hint=hint)
 
@@ -92,7 +92,7 @@ class OperatorTyper:
         return value if operator == "+" else folded(typed_values.Negation(value, type_, is_complement=operator == "~"))
 
     def binary(self, operator: str, left: Value, right: Value, span: Span) -> Value:
-        """Return ``left operator right``, but for the logical operators."""
+        """Return ``left operator right``, for all operators except the logical ones."""
         if operator in _COMPARISONS:
             return folded(self._comparison(operator, left, right, span))
         if operator in ("+", "-") and (isinstance(left.type, Pointer) or isinstance(right.type, Pointer)):
@@ -171,7 +171,7 @@ class OperatorTyper:
         return typed_values.Convert(value, type_)
 
     def in_cells(self, value: Value) -> Value:
-        """Return a value that can be computed with: a bit field that is, or lies in, two words as its shifts."""
+        """Return a value for arithmetic: a bit field that takes two words, or lies in two, becomes shifts."""
         if not isinstance(value, typed_values.BitField) or not self.is_wide_field(value):
             return value
         integer = integer_of(value.type)
@@ -184,19 +184,19 @@ class OperatorTyper:
         return folded(typed_values.Convert(low, value.type))
 
     def is_wide_field(self, field: typed_values.BitField) -> bool:
-        """Return whether a bit field takes two cells, or its unit does."""
+        """Return whether a bit field or its unit takes two cells."""
         return self.is_wide(field.type) or self.is_wide(field.unit.type)
 
     def is_wide(self, type_: CType) -> bool:
-        """Return whether values of a type take two cells: 64 bits in programs with words of 32."""
+        """Return whether values of a type take two cells: 64 bits in programs with 32-bit words."""
         return isinstance(type_, Integer | Enumeration) and (size_of(type_) or 0) > self._types.word_size
 
     def width(self, type_: CType) -> int:
-        """Return how many cells a value of a type takes."""
+        """Return the number of cells of a value."""
         return 2 if self.is_wide(type_) else 1
 
     def argument(self, number: int, type_: CType, *, at_entry: bool, is_certain: bool) -> Value:
-        """Return the argument that begins with the word of a number."""
+        """Return the argument that begins with the word ``number``."""
         low, high = (typed_values.Register(f"arg{number + n}", self._types.word, at_entry, is_certain) for n in (0, 1))
         if not self.is_wide(type_):
             return folded(typed_values.Convert(low, type_))
@@ -207,7 +207,7 @@ class OperatorTyper:
         )
 
     def moved(self, pointer: Value, count: Value, target: CType, span: Span, *, back: bool = False) -> Value:
-        """Return an address so many elements on, as a word."""
+        """Return an address moved by ``count`` elements, as a word."""
         word = self._types.word
         size = typed_values.Constant(self.size(target, span), word)
         distance = folded(typed_values.Arithmetic("*", folded(typed_values.Convert(count, word)), size, word))
@@ -216,7 +216,7 @@ class OperatorTyper:
         )
 
     def size(self, type_: CType, span: Span) -> int:
-        """Return the size of a type in bytes; that of ``void`` is 1, as gcc has it."""
+        """Return the size of a type in bytes; the size of ``void`` is 1, as in gcc."""
         if isinstance(type_, Void):
             return 1
         size = size_of(type_)
@@ -225,7 +225,7 @@ class OperatorTyper:
         return size
 
     def stride(self, type_: CType, span: Span) -> int:
-        """Return how much ``++`` adds."""
+        """Return the number that ``++`` adds."""
         if isinstance(type_, Pointer):
             return self.size(type_.target, span)
         if not isinstance(type_, Integer | Enumeration):
@@ -234,10 +234,10 @@ class OperatorTyper:
 
 
 class TextTyper(Protocol):
-    """A typer of what can only be printed, or be a key."""
+    """A typer of expressions that can only be printed or be a key."""
 
     def text(self, expression: syntax_tree.Expression) -> Argument | None:
-        """Return what can only be printed or be a key; None of a value."""
+        """Return an argument that can only be printed or be a key; None for a value."""
 
     def array_text(self, address: Value, count: int | None) -> Text:
         """Return the string in an array of ``count`` characters, or at an address."""
@@ -253,31 +253,31 @@ class ExpressionTyper(Protocol):
         """Return the value of an expression."""
 
     def constant(self, expression: syntax_tree.Expression) -> int | None:
-        """Return the number of a constant expression; report one that is none."""
+        """Return the number of a constant expression; report any other expression, and return None."""
 
     def kept(self, access: syntax_tree.TableAccess) -> Kept | None:
-        """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
+        """Return the string or call stack that a table has for the keys; None if the table keeps numbers."""
 
     def type_of(self, expression: syntax_tree.Expression) -> CType:
         """Return the type of an expression, before an array becomes the address of its first element."""
 
     def condition(self, expression: syntax_tree.Expression) -> Value:
-        """Return a value that can be tested; of a string or a call stack in a table whether there is one."""
+        """Return a value that can be tested; for a string or call stack in a table, whether it exists."""
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
-        """Return what is done before, and a value that may be used several times and is computed once."""
+        """Return a value to compute first, or None, and a value that may be used several times."""
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
-        """Return a value as a type holds it, as an assignment converts it."""
+        """Return a value converted to a type, as an assignment converts it."""
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
-        """Report an error and return what leaves what is being typed."""
+        """Report an error, and return the ``TypingError`` to raise."""
 
 
 class PlaceTyper(ExpressionTyper, Protocol):
-    """A typer of places, too; ``scope`` has the names of the block."""
+    """A typer of expressions and places; ``scope`` has the names of the block."""
 
     scope: Scope
 
     def decayed(self, place: Place, span: Span) -> Value:
-        """Return the value of a place; of an array the address of its first element."""
+        """Return the value of a place; for an array, the address of its first element."""

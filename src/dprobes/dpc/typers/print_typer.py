@@ -1,4 +1,4 @@
-"""``printf`` with types: what is logged, and the template that shows it."""
+"""Typing of ``printf``: the logged items, and the template that shows them."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PrintTyper"]
 
-# A field is named by its expression: of a chain by the last member; what is computed is ``value``.
+# A field has the name of its expression: the last member of a chain, or ``value`` for a computed value.
 
 NAME_MAX = 60
-"""Characters of a name, so that there is room for a number behind it."""
+"""The largest length of a name in characters, which leaves room for a number after it."""
 
 _UNNAMED = "value"
 
 _OF_THEIR_ARGUMENT = ("str", "mem", "sym")
-"""Calls whose values have the name of what they are called with."""
+"""Calls whose fields are named after their argument."""
 
 
 def field_name(expression: syntax_tree.Expression) -> str:
-    """Return the name of what an expression stands for, a C identifier."""
+    """Return the name of an expression's field, a C identifier."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", _name(expression))  # compilers name members ``_vptr.B`` and ``$t0``
     return (f"_{name}" if name[:1].isdigit() else name)[:NAME_MAX] or _UNNAMED
 
@@ -92,21 +92,21 @@ def _name(expression: syntax_tree.Expression) -> str:
 
 
 _ELEMENTS = "diuxXocCvh"
-"""Conversions that print the elements of an array, rather than its address."""
+"""Conversions that print the elements of an array instead of its address."""
 
 _UNSIGNED = "uxXo"
 """Conversions that show a negative number by its bits."""
 
 
 class PrintTyper:
-    """A typer of what handlers print, or with ``is_tool`` what the tool does."""
+    """A typer of ``printf`` in handlers, or with ``is_tool`` in blocks of the tool."""
 
     def __init__(self, values: ValueTyper, *, is_tool: bool) -> None:
         self._values = values
         self._is_tool = is_tool
 
     def log(self, call: syntax_tree.Call, number: int) -> typed_program.Log:
-        """Return a ``printf`` of a number; raise ``TypingError`` if it is wrong."""
+        """Return the ``printf`` with this number; raise ``TypingError`` for errors."""
         if not call.arguments or not isinstance(format_ := call.arguments[0], syntax_tree.StringLiteral):
             message = "'printf' takes a format in quotes, then what it prints"
             hint = 'write printf("%d", x)'
@@ -143,7 +143,7 @@ class PrintTyper:
             try:
                 holder, item = self._place(written, expression)
             except (TypingError, UnknownTypeError):
-                is_wrong = True  # which has been said, and what is wrong in the others is said as well
+                is_wrong = True  # it is reported; errors in the other arguments are reported as well
                 continue
             places.append((written, holder))
             if item is not None:
@@ -155,13 +155,13 @@ class PrintTyper:
     def _place(
         self, written: Conversion, expression: syntax_tree.Expression | FirstElements
     ) -> tuple[str, typed_values.Argument | None]:
-        """Return what stands in the template for a conversion, and what goes into the record for it, if anything."""
+        """Return the place-holder for a conversion, and the item of the record for it, None without one."""
         if isinstance(expression, FirstElements):
             elements = self._elements(expression)
             return _list_of(written, elements.type, field_name(expression.array)), elements
         conversion = _as_people_take_it(written, expression)
         if conversion.letter == "e" and not self._values.may_return_errors:
-            conversion = replace(conversion, layout=f"#{conversion.layout}")  # a library's -1 says: see errno
+            conversion = replace(conversion, layout=f"#{conversion.layout}")  # -1 from a library means: see errno
         item = self._printed(expression, conversion)
         is_string = conversion.letter in "sv"
         is_logged = False
@@ -194,14 +194,14 @@ class PrintTyper:
         return typed_values.Bytes(address, typed_values.Constant(size, UNSIGNED), Array(type_.element, first.shown))
 
     def _form(self, item: typed_values.Argument) -> Form:
-        """Return how an argument is logged; numbers of two cells are items of their bytes, where they are items."""
+        """Return the form in which an argument is logged; a number of two cells is an item of its bytes."""
         form = Form.RAW if self._is_tool else form_of(item)
         return Form.BYTES if form is Form.WORD and self._values.operators.is_wide(item.type) else form
 
     def _with_members(
         self, text: str, found: Sequence[Conversion], arguments: Sequence[syntax_tree.Expression]
     ) -> tuple[str, tuple[syntax_tree.Expression | FirstElements, ...]]:
-        """Return a format and its values with the members of structures in the places of ``%S``."""
+        """Return a format and its values with each ``%S`` replaced by the members of the structure."""
         parts, position = list[str](), 0
         values: list[syntax_tree.Expression | FirstElements] = []
         for conversion, expression in zip(found, arguments, strict=True):
@@ -221,13 +221,13 @@ class PrintTyper:
         return "".join((*parts, text[position:])), tuple(values)
 
     def _is_string(self, type_: CType) -> bool:
-        """Return whether ``%s`` takes a value for the address of a string; a parameter without a type is a word."""
+        """Return whether ``%s`` takes a value as the address of a string; a parameter without a type is a word."""
         if isinstance(type_, Pointer):
             return size_of(type_.target) in (None, 1)
         return type_ == self._values.types.word
 
     def _string_there(self, expression: syntax_tree.Expression, type_: CType, letter: str) -> str | None:
-        """Return how the string is written that a field of a tracepoint, or another number, may be the address of."""
+        """Return a hint for a number that may be the address of a string, such as a tracepoint's field."""
         if not isinstance(expression, syntax_tree.Name | syntax_tree.MemberAccess):
             return None
         if not isinstance(type_, Integer) or type_.size != self._values.types.word_size:
@@ -237,7 +237,7 @@ class PrintTyper:
         return f"if it is the address of a string, print str({expression.span.text}); %d, %u, %x and %p print a number"
 
     def _array(self, expression: syntax_tree.Expression) -> typed_values.Bytes | None:
-        """Return the bytes of an array that is in memory, None of everything else."""
+        """Return the bytes of an array in memory; None for other expressions."""
         if not isinstance(expression, syntax_tree.MemberAccess | syntax_tree.Name | syntax_tree.Index):
             return None
         type_ = self._values.type_of(expression)
@@ -270,17 +270,17 @@ class PrintTyper:
         if isinstance(value.type, Void | Record):
             raise self._values.wrong(expression.span, f"'{value.type}' cannot be printed")
         if letter == "e" and isinstance(value.type, Integer) and value.type.size == INT.size:
-            # Whatever the sign of its type, it is negative; templates have no errno of 4 bytes, but of a word.
+            # The value is negative, whatever its type's sign; templates print errno of a word, not of 4 bytes.
             return folded(typed_values.Convert(typed_values.Convert(value, INT), self._values.types.long))
         if letter == "T" and isinstance(value.type, Integer) and value.type.size == INT.size:
             return folded(
                 typed_values.Convert(value, self._values.types.long)
-            )  # as templates have no time of 4 bytes, either
+            )  # templates print no time of 4 bytes, either
         return _as_c_takes_it(value, conversion)
 
 
 def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
-    """Return a number as the type that a conversion prints: cut, or of at most the size of ``int`` as one with sign."""
+    """Return a number as the type that a conversion prints: truncated, or signed if it is no larger than ``int``."""
     if not isinstance(value.type, Integer | Enumeration):
         return value
     letter = conversion.letter
@@ -299,7 +299,7 @@ def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
 
 
 def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expression) -> Conversion:
-    """Return a conversion that is as good for an expression: the time of a call has a unit."""
+    """Return a better conversion for an expression, if there is one: the time of a call has a unit."""
     match expression:
         case syntax_tree.Name("elapsed") if conversion.letter == "v":
             return replace(conversion, letter="T")
@@ -307,7 +307,7 @@ def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expressio
 
 
 def _laid_out(text: str, conversion: Conversion) -> str:
-    """Return a text that is known as a template has it, as wide as a conversion says."""
+    """Return a constant string in template form, with the width and precision of the conversion."""
     flags = conversion.layout.rstrip("0123456789.")
     width, _, precision = conversion.layout.removeprefix(flags).lstrip("0").partition(".")
     shown = text[: int(precision or 0)] if "." in conversion.layout else text
@@ -324,14 +324,14 @@ def _is_place(expression: syntax_tree.Expression) -> bool:
 
 
 def _list_of(conversion: Conversion, type_: CType, name: str) -> str:
-    """Return the place-holder of a list with commas; its elements are numbers."""
+    """Return the place-holder of a list of numbers with commas."""
     holder = placeholder(conversion, type_, Form.BYTES)
     assert holder is not None
     return named(holder, name, is_list=True, has_commas=True)
 
 
 def _is_list(item: typed_values.Argument) -> bool:
-    """Return whether the numbers of an array are printed."""
+    """Return whether an item is the numbers of an array."""
     return isinstance(item.type, Array) and item.type.count is not None
 
 

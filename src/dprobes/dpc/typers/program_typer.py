@@ -1,4 +1,4 @@
-"""The parts of a program with types: declarations, functions, and the blocks of points."""
+"""Typing of the parts of a program: declarations, functions, and the blocks of points."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VARIABLE_COUNTS = {
     typed_values.VariableKind.PER_CPU: "cvars",
     typed_values.VariableKind.THREAD: "tvars",
 }
-"""The statements of a file header that say how many variables of a kind there are."""
+"""The statements of a file header with the numbers of variables, by kind."""
 
 _TRACED = (syntax_tree.PointKind.TRACEPOINT, syntax_tree.PointKind.SYSTEM_CALL)
 _VARIABLES_MAX = 65536
@@ -59,7 +59,7 @@ _PARAMETERS_MAX = 6
 
 
 class ProgramTyper:
-    """A typer of the parts of a program that probes ``modules``; ``tell`` hears of the types."""
+    """A typer of the parts of a program that probes ``modules``; ``tell`` receives the types."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ProgramTyper:
         )
         self.counts = dict.fromkeys(typed_values.VariableKind, 0)
         self.shares_words = False
-        """Whether all threads have a variable in common that has the size of a word."""
+        """True if the program has a word-sized variable that all threads share."""
         self._modules = modules
         self.types = TypeTable(word_size, diagnostics, self._constant, modules.first)
         self.types.string_limit = string_limit
@@ -104,7 +104,7 @@ class ProgramTyper:
         return ValueTyper(types, self.functions, scope, self._diagnostics, self.tables, where, self._tell)
 
     def declare(self, declared: syntax_tree.Declaration | syntax_tree.Function) -> None:
-        """Give the names of a declaration or function their meanings: of declarations first."""
+        """Declare the names of a declaration or function; declarations come before functions."""
         with suppress(TypingError, UnknownTypeError):
             if isinstance(declared, syntax_tree.Declaration):
                 self._declare(declared)
@@ -153,7 +153,7 @@ class ProgramTyper:
         return ProgramVariable(kind, first, count, element, isinstance(type_, Array), declarator.span)
 
     def _width(self, type_: CType) -> int:
-        """Return how many cells a value of a type takes."""
+        """Return the number of cells of a value."""
         return 2 if (size_of(type_) or 0) > self.types.word_size else 1
 
     def _declare_function(self, function: syntax_tree.Function) -> None:
@@ -173,14 +173,14 @@ class ProgramTyper:
         self.functions[function.name] = FunctionSignature(function.name, type_, parameters, span)
 
     def function(self, function: syntax_tree.Function) -> TypedFunction | None:
-        """Return a function with its types; None if what it is cannot be told."""
+        """Return a function with its types; None if its declaration was refused, as that of a second one is."""
         signature = self.functions.get(function.name)
         if signature is None or signature.span != function.type.declarator.span:
             return None
         scope = Scope(self._scope)
         cells = 0
         for parameter, type_ in zip(function.parameters, signature.parameters, strict=True):
-            cells += self._width(type_)  # the low word of a wide one is on top
+            cells += self._width(type_)  # the low word of a wide parameter is on top
             if scope.add(parameter.name, SlotName(-cells, type_, parameter.span)) is not None:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
         where = Surroundings(
@@ -196,7 +196,7 @@ class ProgramTyper:
         return TypedFunction(signature, body, values.slots)
 
     def probes(self, probe: syntax_tree.Probe) -> list[TypedProbe]:
-        """Return a probe with its types, once for all points where they are the same; none if it is wrong."""
+        """Return a probe with its types, once for all points with equal results; nothing if it has errors."""
         at_return = any(point.at_return for point in probe.points)
         if at_return and not all(point.at_return for point in probe.points):
             self._diagnostics.error(probe.points[0].span, "entries and returns cannot share a block")
@@ -210,7 +210,7 @@ class ProgramTyper:
                 return []
             is_asked = names is None or names.was_asked or (given is not None and given.was_asked)
             if not is_asked or self._diagnostics.has_errors:
-                # No point differs from others.
+                # No look-up depended on the point, so that all points have equal results.
                 return [replace(typed_probe, at=probe.points)]
             same = next((n for n, each in enumerate(found) if _is_same(each, typed_probe)), None)
             if same is None:
@@ -220,14 +220,14 @@ class ProgramTyper:
         return found
 
     def types_at(self, point: syntax_tree.Point) -> TypeTable:
-        """Return the types as a point sees them."""
+        """Return the types as seen from a point."""
         return self.types.seen_from(self._modules.names_at(point))
 
     def _check_watched(self, point: syntax_tree.Point) -> None:
-        """Report a point that watches what has no size."""
+        """Report a watchpoint on an object without a size."""
         if point.type is None:
             return
-        with suppress(UnknownTypeError):  # which is reported
+        with suppress(UnknownTypeError):  # which reports it
             type_ = self.types_at(point).of(point.type)
             if not size_of(type_):
                 self._diagnostics.error(point.span, f"'{type_}' has no size that is known: it cannot be watched")
@@ -241,7 +241,7 @@ class ProgramTyper:
         *,
         is_first: bool,
     ) -> TypedProbe | None:
-        """Return a probe with its types at a point; what is wrong at several points is reported once."""
+        """Return a probe with its types at a point; errors that several points share are reported once."""
         if is_first:
             return self._probe_or_error(probe, point, names, given)
         known, self._diagnostics = self._diagnostics, Diagnostics()
@@ -255,7 +255,7 @@ class ProgramTyper:
     def _probe_or_error(
         self, probe: syntax_tree.Probe, point: syntax_tree.Point, names: PlaceNames | None, given: GivenTypes | None
     ) -> TypedProbe | None:
-        """Return a probe with its types at a point; of what describes a module badly an error at the point."""
+        """Return a probe with its types at a point; report malformed debug information at the point."""
         try:
             return self._probe(probe, point, names, given)
         except TargetError as error:
@@ -291,7 +291,7 @@ class ProgramTyper:
                     raise values.wrong(probe.condition.span, "a condition assigns nothing: found '='", hint)
                 condition = values.condition(probe.condition)
             except (TypingError, UnknownTypeError):
-                is_wrong = True  # what is wrong in the block is said as well
+                is_wrong = True  # errors in the block are reported as well
             if condition is not None and needs_entry(condition):
                 slots, where = values.slots, replace(where, is_entry_known=True)
                 values = self._values(scope, where)
@@ -304,7 +304,7 @@ class ProgramTyper:
         return TypedProbe(probe, (point,), condition, body, values.slots, paths)
 
     def block(self, block: syntax_tree.ToolBlock) -> TypedBlock:
-        """Return a block of the tool with its types; all tables that probes use have theirs by then."""
+        """Return a block of the tool with its types; all tables of probes are typed before."""
         where = Surroundings(is_tool=True)
         scope = Scope(self._scope)
         values = self._values(scope, where)
@@ -347,7 +347,7 @@ class ProgramTyper:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
 
     def _words(self, type_: CType) -> int:
-        """Return how many of the numbered arguments a parameter takes: in programs of 32 bits all are on the stack."""
+        """Return the number of argument words of a parameter; in 32-bit programs all are on the stack."""
         word = self.types.word_size
         if word == 8:
             (place,) = argument_places([type_], VOID, word)
@@ -364,9 +364,9 @@ class ProgramTyper:
         is_numbered: bool,
     ) -> CType | None:
         """
-        Return the type that is written, or else that of the probe's note or the debug information, or else a word.
+        Return the written type of a parameter, else that of the USDT note or the debug information, else a word.
 
-        It is None of a parameter that has no number, of which debug information says nothing.
+        It is None for a parameter without a number that debug information does not describe.
         """
         if parameter.type is None and noted is not None:
             return noted
@@ -384,5 +384,5 @@ class ProgramTyper:
 
 
 def _is_same(one: TypedProbe, other: TypedProbe) -> bool:
-    """Return whether the same is done at points of one probe."""
+    """Return whether the code for two points of one probe is equal."""
     return (one.condition, one.body, one.slots) == (other.condition, other.body, other.slots)

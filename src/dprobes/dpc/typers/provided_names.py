@@ -1,4 +1,4 @@
-"""What every probe has without a declaration: names, and what can be called."""
+"""The names and functions that every probe has without a declaration."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ProvidedName:
     """
     A name that every probe has.
 
-    Either ``pushed`` is what ``push`` is followed by, or ``register`` is one; a string has neither. ``type`` is None
-    for a word. ``in_functions`` says whether functions of the program know it, too.
+    Either ``pushed`` is the operand of ``push``, or ``register`` is a register; a string has neither. ``type`` is None
+    for a word. With ``in_functions``, functions of the program have the name, too.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ProvidedName:
 
     @property
     def is_of_function(self) -> bool:
-        """Whether it is a register's, or another thing of the function that is probed."""
+        """True if the name belongs to the probed function, such as a register."""
         return self.is_at_return or not self.in_functions
 
 
@@ -70,13 +70,13 @@ PROVIDED = {
 }  # fmt: skip
 
 TOOL_ACTIONS = ("print", "clear", "cat", "exit")
-"""What the tool does in blocks of its own."""
+"""The actions that only blocks of the tool have."""
 
 ACTIONS = ("printf", "debugger", "crash", "core", "remove", "delete", "skip", *TOOL_ACTIONS)
-"""What is a statement only."""
+"""The calls that are statements and have no value."""
 
 KINDS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4, "last": 1}
-"""The functions that a table keeps values of, and the number of their arguments."""
+"""The functions for the values of tables, and the numbers of their arguments."""
 
 RESERVED_CALLS = {
     "str": "makes a string: print it, compare it, or use it as a key",
@@ -91,7 +91,7 @@ RESERVED_CALLS = {
     **dict.fromkeys(ACTIONS, "is a statement, and has no value"),
     **dict.fromkeys(KINDS, "is what a table keeps: write @name[keys] = …"),
 }
-"""What can be called, and what is wrong about a call where a value is expected."""
+"""The functions that can be called, and the error message for a call in the place of a value."""
 
 CALL_FORMS = {
     "str": "str(p), or str(p, n) for at most n bytes",
@@ -113,11 +113,11 @@ CALL_FORMS = {
     **{name: f"{name}(x)" for name in ("sum", "min", "max", "avg", "stats", "hist", "last")},
     "lhist": "lhist(x, min, max, step)",
 }
-"""How each of them is called."""
+"""The syntax of each call, for hints."""
 
 
 def numbered_argument(name: str, most: int) -> ProvidedName | None:
-    """Return what ``arg0`` and so on are at a place with so many arguments: a USDT probe, or a function of Go."""
+    """Return the name ``arg0`` and so on at a place with ``most`` arguments: a USDT probe, or a function of Go."""
     number = name.removeprefix("arg")
     if number == name or not number.isdecimal() or str(int(number)) != number or int(number) >= most:
         return None

@@ -1,4 +1,4 @@
-"""Statements with types: what they do, and where variables of blocks are."""
+"""Typing of statements, and the stack slots of variables in blocks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StatementTyper:
         self._switches = 0
 
     def block(self, block: syntax_tree.Block) -> typed_program.Steps:
-        """Return the statements of a block, with what is wrong left out."""
+        """Return the statements of a block, without those in error."""
         outer = self._values.scope
         self._values.scope = Scope(outer)
         try:
@@ -67,12 +67,12 @@ class StatementTyper:
                 found.append(self.statement(statement))
             except (TypingError, UnknownTypeError):
                 continue
-            except TargetError as error:  # of what describes the module
+            except TargetError as error:  # from the description of the module
                 self._diagnostics.error(statement.span, error.message, hint=error.hint)
         return found
 
     def statement(self, statement: syntax_tree.Statement) -> typed_program.Statement:
-        """Return a statement with its types; raise ``TypingError`` if it is wrong."""
+        """Return a statement with its types; raise ``TypingError`` for errors."""
         match statement:
             case syntax_tree.ExpressionStatement(expression, span):
                 return self._expression(expression, span)
@@ -122,7 +122,7 @@ class StatementTyper:
         assert_never(statement)
 
     def _test(self, condition: syntax_tree.Expression) -> typed_values.Value | None:
-        """Return a condition, None if it is wrong, which has been said: what depends on it may be wrong as well."""
+        """Return a condition; None after a reported error, so that errors in dependent statements are reported, too."""
         self._warn_of_assignment(condition)
         try:
             return self._values.condition(condition)
@@ -130,14 +130,14 @@ class StatementTyper:
             return None
 
     def _warn_of_assignment(self, condition: syntax_tree.Expression) -> None:
-        """Warn of an assignment that may have been meant to be a comparison."""
+        """Warn of an assignment that may have been meant as a comparison."""
         if isinstance(condition, syntax_tree.Assignment) and not condition.operator:
             message = "this condition assigns: found '='"
             hint = f"equality is '=='; if an assignment is meant, write ({condition.span.text}) != 0"
             self._values.operators.warn(condition.span, message, hint)
 
     def _inner(self, statement: syntax_tree.Statement) -> typed_program.Statement:
-        """Return a statement with a scope of its own."""
+        """Return a statement with its own scope."""
         if isinstance(statement, syntax_tree.Block):
             return self.block(statement)
         return self.block(syntax_tree.Block((statement,), statement.span))
@@ -150,7 +150,7 @@ class StatementTyper:
             self._loops -= 1
 
     def _while(self, loop: typed_program.Loop) -> typed_program.Statement:
-        """Return a loop without a condition that is always true; one that is never true is no loop."""
+        """Return a loop without a condition that is always true; a condition that is never true gives no loop."""
         if isinstance(loop.condition, typed_values.Constant):
             if not loop.condition.value:
                 return typed_program.Steps(())
@@ -160,7 +160,7 @@ class StatementTyper:
         return loop
 
     def _check_end(self, body: typed_program.Statement, span: Span) -> None:
-        """Warn of a loop without a condition that nothing in it ends."""
+        """Warn of a loop without a condition or any exit."""
         if not _leaves(body):
             message = "nothing ends this loop but jmpmax, or an exception"
             self._values.operators.warn(span, message, "write 'break' or 'return' where it ends")
@@ -266,7 +266,7 @@ class StatementTyper:
                 try:
                     value = self._values.converted(self._values.value(declarator.value), type_, declarator.value.span)
                 except (TypingError, UnknownTypeError):
-                    self._new_slot(declarator.name, type_, declarator.span)  # so that its uses are right
+                    self._new_slot(declarator.name, type_, declarator.span)  # avoid errors at its uses
                     raise
             place = self._new_slot(declarator.name, type_, declarator.span)
             steps.append(typed_program.Evaluate(typed_values.Assign(place, value, type_), declarator.span))
@@ -363,7 +363,7 @@ class StatementTyper:
 
 
 def _leaves(statement: typed_program.Statement, *, is_inner: bool = False) -> bool:
-    """Return whether something in a loop ends it; a ``break`` that ``is_inner`` is of another statement."""
+    """Return whether a loop has an exit; in an inner loop or switch, ``is_inner``, ``break`` is none."""
     match statement:
         case typed_program.Jump(kind):
             return kind is typed_program.Jumping.BREAK and not is_inner

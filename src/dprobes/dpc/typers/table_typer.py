@@ -1,4 +1,4 @@
-"""Keyed tables with types: what is kept in each and under which keys, as its first use says."""
+"""Typing of keyed tables: the kinds of their values and keys, which their first use decides."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 __all__ = ["TableTyper", "Tables", "is_text_choice", "text_sizes", "values_written"]
 
 VALUE = -1
-"""The position of what a table keeps; those of keys begin with 0."""
+"""The position of the kept value; positions of keys begin with 0."""
 
 TEXT = "text"
-"""What a text in quotes is, and a string that is as long as nothing says."""
+"""The kind of a string literal, and of a string without a stated length."""
 
 SIGNED, _UNSIGNED = "signed", "word"
-"""Keys of a word, with a sign and without."""
+"""The kinds of a one-word key, signed and unsigned."""
 
 _BOUNDS = "lhist"
-"""What tables keep with bounds, which only types tell: it has to be put before it is read."""
+"""The kind with bounds, which only typing evaluates: such a table must be written before it is read."""
 
 
 def values_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str]:
-    """Return what the tables keep whose first use that puts something puts a number, or a text in quotes, by names."""
+    """Return the kinds of values of the tables whose first write has a number or a string literal, by name."""
     found: dict[str, str] = {}
     bodies = [probe.body for probe in program.probes]
     bodies += [function.body for function in program.functions]
@@ -84,7 +84,7 @@ def _kind(value: syntax_tree.Expression, kinds: frozenset[str]) -> str:
 
 
 def is_text_choice(value: syntax_tree.Expression) -> bool:
-    """Return whether a value is a text in quotes, or a choice between such."""
+    """Return whether a value is a string literal, or a choice between such."""
     match value:
         case syntax_tree.StringLiteral():
             return True
@@ -94,7 +94,11 @@ def is_text_choice(value: syntax_tree.Expression) -> bool:
 
 
 def text_sizes(program: ProgramTree, kept: int) -> dict[tuple[str, int], int]:
-    """Return the bytes that strings in quotes need, by table and position; of a string tables keep ``kept`` bytes."""
+    """
+    Return the room in bytes for strings at each place with a literal, by table and position.
+
+    A place into which the value of another table goes has the room of that table, by default ``kept`` bytes.
+    """
     bodies = [each for probe in program.probes for each in (probe.condition, probe.body) if each is not None]
     bodies += [function.body for function in program.functions]
     placed = [each for body in bodies for each in _placed(body)]
@@ -113,7 +117,7 @@ def text_sizes(program: ProgramTree, kept: int) -> dict[tuple[str, int], int]:
 def _placed(
     tree: syntax_tree.Expression | syntax_tree.Block,
 ) -> Iterator[tuple[tuple[str, int], syntax_tree.Expression]]:
-    """Iterate over keys and what is put under them, each with the name of the table and its position."""
+    """Iterate over keys and kept values, each with the name of its table and its position."""
     for node in tree.walk():
         match node:
             case syntax_tree.Assignment(_, syntax_tree.TableAccess(name), value):
@@ -124,7 +128,7 @@ def _placed(
 
 
 def _room_for(value: syntax_tree.Expression) -> int:
-    """Return for how many bytes of a text there is room in the cells that it takes; 0 of what is none."""
+    """Return the number of string bytes that fit in the cells of a literal; 0 for other values."""
     match value:
         case syntax_tree.StringLiteral(text):
             return min(len(text.encode("utf-8", "replace")) // 8 * 8 + 7, STRING_SIZE_MAX)
@@ -134,14 +138,14 @@ def _room_for(value: syntax_tree.Expression) -> int:
 
 
 def word_kind(type_: Integer | Enumeration, known: str) -> str:
-    """Return the kind of a key of a word: that of the first use of the table, or else with the sign of its type."""
+    """Return the kind of a one-word key: that of the table's first use, else by the sign of its type."""
     if known in (_UNSIGNED, SIGNED):
         return known
     return SIGNED if (type_.base if isinstance(type_, Enumeration) else type_).is_signed else _UNSIGNED
 
 
 LONG, SIGNED_LONG = "long", "slong"
-"""The kinds of keys of 64 bits in programs of 32, and of values, which have a sign in any case."""
+"""The kinds of 64-bit keys in 32-bit programs, and of values, which are always signed."""
 
 _WIDE = (LONG, SIGNED_LONG)
 
@@ -161,7 +165,7 @@ _MIXED = (
     (frozenset(("ustack", "uframes")), _KEPT_STACK_HINT),
     (frozenset(("kstack", "frames")), _KEPT_STACK_HINT.replace("ustack", "kstack")),
 )
-"""Kinds of strings and call stacks of which a place of a table has one, with what to do."""
+"""Kinds of strings and call stacks that cannot share a place of a table, with hints."""
 
 _SUMS = {"+": 1, "-": -1}
 
@@ -169,9 +173,9 @@ _SUMS = {"+": 1, "-": -1}
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
     """
-    A table: its name in RPN, what it keeps, and its keys, as the statement ``table =`` says them.
+    A table: its name in RPN, the kind of its values, and its keys, as in the statement ``table =``.
 
-    ``value`` is the kind of value if that is no word: a number of 64 bits, a string, a call stack.
+    ``value`` is the kind of value unless it is a word: a 64-bit number, a string, a call stack.
     """
 
     name: str
@@ -189,13 +193,13 @@ class KeyedTable:
 
     @property
     def contents(self) -> str:
-        """What it keeps, and under which keys."""
+        """The description of values and keys in messages."""
         kept = f" of {_word(self.value)}" if self.value else ""
         return f"'{self.kind}'{kept} by {', '.join(map(_word, self.keys)) or 'no key'}"
 
     @property
     def kept(self) -> Key | None:
-        """The string or call stack that it keeps; None of numbers."""
+        """The string or call stack that the table keeps; None for numbers."""
         return Key.parsed(self.value) if self.value and self.value != LONG else None
 
 
@@ -203,8 +207,8 @@ class Tables:
     """
     The tables of a program.
 
-    ``written`` says what is put into those that are read before that, ``quoted`` for how many bytes of strings in
-    quotes they have to have room, by name and position. ``string_limit`` is that of ``str(p)``.
+    ``written`` returns the kinds of values of tables that are read before they are written; ``quoted`` returns the
+    sizes in bytes of string literals, by name and position. ``string_limit`` is the limit of ``str(p)`` in bytes.
     """
 
     def __init__(
@@ -226,11 +230,11 @@ class Tables:
         return iter(self._tables.values())
 
     def find(self, name: str) -> KeyedTable | None:
-        """Return the table of a name, if it was used already."""
+        """Return the table of a name; None if it was not used yet."""
         return self._tables.get(name or UNNAMED)
 
     def written(self, name: str) -> Kept | None:
-        """Return what is put into a table further below; None if that is not known."""
+        """Return the value that a later statement puts into a table; None if it is not known."""
         kind = self._written().get(name)
         if kind == TEXT:
             size = self.text_size(name, VALUE)
@@ -238,20 +242,20 @@ class Tables:
         return None if kind is None else Kept(kind)
 
     def text_kind(self, size: int) -> str:
-        """Return the kind of what has room for so many bytes of strings in quotes, and of those that are kept."""
+        """Return the kind of a place with room for string literals of ``size`` bytes, and for other strings."""
         return f"cuttext[{size}]" if size > self.string_limit else f"text[{size}]"
 
     def written_key(self, name: str) -> Key | None:
-        """Return what string is put into a table further below; None if it keeps numbers, or nothing is known."""
+        """Return the kind of string that a later statement puts into a table; None for numbers, or if not known."""
         written = self.written(name)
         return Key.parsed(written.value) if written is not None and written.value else None
 
     def text_size(self, name: str, position: int) -> int | None:
-        """Return for how many bytes of strings in quotes there is to be room; None where handlers put none."""
+        """Return the room in bytes for string literals at a place; None if handlers put none there."""
         return self._quoted().get((name, position))
 
     def check(self) -> None:
-        """Report the tables that are printed or cleared, and into which nothing is put."""
+        """Report the tables that are printed or cleared but never written."""
         for name, span in self.named:
             if self.find(name) is None:
                 near = did_you_mean(f"@{name}", [f"@{each}" for each in self._tables])
@@ -259,7 +263,7 @@ class Tables:
                 self._diagnostics.error(span, f"nothing is put into '@{name}'", hint=hint)
 
     def used(self, name: str, kept: Kept, keys: tuple[str, ...], span: Span) -> KeyedTable:
-        """Return the table of a name, made by its first use; report a use that does not fit that."""
+        """Return the table of a name, which its first use creates; report a use that does not match the first."""
         if name.startswith("__"):
             self._diagnostics.error(span, f"'@{name}' is no name for a table: '__' begins those of dprobes")
         table = KeyedTable(name or UNNAMED, kept.kind, keys, kept.unit, kept.value, span)
@@ -274,7 +278,7 @@ class Tables:
 
 
 def _hint_about(one: KeyedTable, other: KeyedTable) -> str | None:
-    """Return what to do where two uses of a table have strings or call stacks of two kinds in one place."""
+    """Return a hint for two uses of a table with different kinds of strings or call stacks in one place."""
     if len(one.keys) != len(other.keys):
         return None
     for place in zip((one.value, *one.keys), (other.value, *other.keys), strict=True):
@@ -287,14 +291,14 @@ def _hint_about(one: KeyedTable, other: KeyedTable) -> str | None:
 def _with_room(
     text: typed_values.Literal | typed_values.TextChoice, size: int
 ) -> typed_values.Literal | typed_values.TextChoice:
-    """Return a text in quotes, or a choice between such, that takes the cells of so many bytes."""
+    """Return a string literal, or a choice between such, with the size in bytes of its place."""
     if isinstance(text, typed_values.Literal):
         return replace(text, limit=size, type=String(size))
     return replace(text, yes=_with_room(text.yes, size), no=_with_room(text.no, size), type=String(size))
 
 
 class Kept(NamedTuple):
-    """What a use of a table lets it keep: see ``KeyedTable``."""
+    """The kept value in a use of a table; the fields are those of ``KeyedTable``."""
 
     kind: str
     unit: str = ""
@@ -309,7 +313,7 @@ def _word(key: str) -> str:
 
 
 class TableTyper:
-    """A typer of uses of tables; ``values`` types numbers, ``strings`` strings and stacks. ``is_tool`` is a block's."""
+    """A typer of uses of tables; ``values`` types numbers, ``strings`` strings and stacks."""
 
     def __init__(self, values: ExpressionTyper, strings: TextTyper, tables: Tables, *, is_tool: bool) -> None:
         self._values = values
@@ -320,7 +324,7 @@ class TableTyper:
     def assignment(
         self, target: syntax_tree.TableAccess, operator: str, value: syntax_tree.Expression
     ) -> typed_program.Tally:
-        """Return what ``@name[keys] = value`` does: ``value`` may be what is to be kept, ``hist(x)``."""
+        """Return the statement ``@name[keys] = value``; ``value`` may be a kind of value, ``hist(x)``."""
         kinds, keys = self._keys(target)
         kept, taken = self._kept(operator, value, target.name)
         if kept.value and len(keys) == _KEYS_MAX:
@@ -329,7 +333,7 @@ class TableTyper:
         return typed_program.Tally(table.name, keys, taken, target.span)
 
     def step(self, target: syntax_tree.TableAccess, amount: int) -> typed_program.Tally:
-        """Return what ``@name[keys]++`` does."""
+        """Return the statement ``@name[keys]++``."""
         kinds, keys = self._keys(target)
         known = self._tables.find(target.name)
         kind = "count" if amount == 1 and (known is None or known.kind == "count") else "sum"
@@ -339,18 +343,18 @@ class TableTyper:
         return typed_program.Tally(table.name, keys, number, target.span)
 
     def whole(self, access: syntax_tree.TableAccess) -> str:
-        """Return the name of a table that is meant as a whole; what it keeps may be written below."""
+        """Return the name of a table that is used as a whole; the statements that write it may follow later."""
         self._tables.named.append((access.name, access.span))
         return access.name or UNNAMED
 
     def removal(self, target: syntax_tree.TableAccess) -> typed_program.Untally:
-        """Return what ``delete(@name[keys])`` does."""
+        """Return the statement ``delete(@name[keys])``."""
         kinds, keys = self._keys(target)
         self._check(target, kinds)
         return typed_program.Untally(target.name or UNNAMED, keys, target.span)
 
     def value(self, access: syntax_tree.TableAccess) -> Value:
-        """Return the number that a table has under its keys."""
+        """Return the number that a table has for the keys."""
         if (kept := self.kept(access)) is not None:
             raise self._values.wrong(
                 access.span,
@@ -362,7 +366,7 @@ class TableTyper:
         return typed_values.TableValue(access.name or UNNAMED, keys, self._number_type(known.value))
 
     def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
-        """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
+        """Return the string or call stack that a table has for the keys; None if it keeps numbers."""
         known = self._tables.find(access.name)
         key = known.kept if known is not None else self._tables.written_key(access.name)
         if key is None:
@@ -390,7 +394,7 @@ class TableTyper:
         return self._tables.used(access.name, Kept(known.kind, known.unit, known.value), kinds, access.span)
 
     def _kept(self, operator: str, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument | None]:
-        """Return what a table keeps, and the value that is taken in."""
+        """Return the kept value of a table, and the argument to put in."""
         known = self._tables.find(name)
         if operator in _SUMS:
             number, kind = self._number(value, known)
@@ -418,7 +422,7 @@ class TableTyper:
         return Kept(f"lhist({', '.join(str(bound or 0) for bound in bounds)})", unit, kind), number
 
     def _last(self, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument]:
-        """Return what a table keeps as it is: a number, a string, a call stack."""
+        """Return the kept value and the argument of ``last``: a number, a string, a call stack."""
         known, text = self._tables.find(name), self._strings.text(value)
         if text is None or isinstance(text, typed_values.Register):
             number, kind = self._number(value, known)
@@ -433,7 +437,7 @@ class TableTyper:
         return Kept("last", value=kind), text
 
     def _number(self, expression: syntax_tree.Expression, known: KeyedTable | None) -> tuple[Value, str]:
-        """Return a number that is taken in, and what it is if it is no word."""
+        """Return a number to put in, and its kind unless it is a word."""
         value = self._values.value(expression)
         kind = LONG if self._values.operators.is_wide(value.type) or (known is not None and known.value == LONG) else ""
         return self._values.converted(value, self._number_type(kind), expression.span), kind
@@ -450,7 +454,7 @@ class TableTyper:
         return tuple(kind for kind, _ in found), tuple(value for _, value in found)
 
     def _key(self, key: syntax_tree.Expression, known: str, size: int | None) -> tuple[str, Argument]:
-        """Return the kind of a key, and its value; ``known`` and ``size`` as ``_fitting`` has them."""
+        """Return the kind of a key, and its value; ``known`` and ``size`` as in ``_fitting``."""
         text = self._strings.text(key)
         if isinstance(text, typed_values.NetworkAddress):
             raise self._values.wrong(key.span, "a network address is no key", "use its number")
@@ -481,7 +485,7 @@ class TableTyper:
         raise self._values.wrong(key.span, f"'{value.type}' is no key")
 
     def _object(self, key: syntax_tree.Expression) -> typed_values.Text | typed_values.Bytes | None:
-        """Return the string in an array of characters, or the bytes of another array or a structure; None of others."""
+        """Return the string in a character array, or the bytes of another array or a structure; None for others."""
         if not isinstance(key, syntax_tree.Name | syntax_tree.MemberAccess | syntax_tree.Index | syntax_tree.Unary):
             return None
         if isinstance(key, syntax_tree.Unary) and key.operator != "*":
@@ -498,7 +502,7 @@ class TableTyper:
         return typed_values.Bytes(whole, typed_values.Constant(size_of(type_) or 0, UNSIGNED), Array(CHAR, None))
 
     def _byte_count(self, value: typed_values.Bytes, span: Span) -> int:
-        """Return how many bytes are a key, which has to be the same for all."""
+        """Return the size in bytes of a key, which has to be constant."""
         match value.size:
             case typed_values.Constant(count) if 1 <= count <= STRING_SIZE_MAX:
                 return count
@@ -510,9 +514,10 @@ class TableTyper:
 
     def _fitting(self, text: Argument, known: str, size: int | None, span: Span) -> tuple[str, Argument]:
         """
-        Return the kind of a part that is no number, and its value.
+        Return the kind of a key or kept value that is not a number, and the value.
 
-        The tool has strings as they are ``known``; there is room for ``size`` bytes where handlers put those in quotes.
+        The tool uses strings of the ``known`` kind. ``size`` is the room in bytes if handlers put string literals
+        there.
         """
         if size is not None:
             match text:
@@ -538,7 +543,7 @@ class TableTyper:
         return known, typed_values.Literal(text.text, limit, String(limit))
 
     def _part(self, text: Argument, span: Span) -> str:
-        """Return the kind of a key, or of what is kept, that is no number."""
+        """Return the kind of a key or kept value that is not a number."""
         match text:
             case typed_values.CommName():
                 return "comm"

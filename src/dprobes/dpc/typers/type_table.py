@@ -1,4 +1,4 @@
-"""Which type is meant by what is written: words, tags, names of ``typedef``, pointers and arrays."""
+"""The types that a program's text means: words, tags, names of ``typedef``, pointers and arrays."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 __all__ = ["STRING_LIMIT", "TypeTable", "UnknownTypeError"]
 
 STRING_LIMIT = 200
-"""Bytes of a string where a program says nothing else (``max_strlen``)."""
+"""The default limit of a string in bytes (``max_strlen``)."""
 
 _ELEMENTS_MAX = 1 << 32
 
 
 class UnknownTypeError(Exception):
-    """The way out of what depends on a type that is not known; the error has been reported."""
+    """The exit from constructs that depend on an unknown type; the error is already reported."""
 
 
 class TypeTable:
     """
-    The types that a program knows, for a word of 4 or 8 bytes.
+    The types of a program, for a word of 4 or 8 bytes.
 
-    ``constant`` evaluates dimensions and enumerators; it reports what is no constant and returns None. Names that the
-    program does not declare are those of ``module``.
+    ``constant`` evaluates dimensions and enumerators; it reports an expression that is not constant and returns None.
+    Names that the program does not declare are looked up in ``module``.
     """
 
     def __init__(
@@ -77,22 +77,22 @@ class TypeTable:
         self.enumerators: dict[str, int] = {}
         """The values of all enumerators by their names."""
         self.string_limit = STRING_LIMIT
-        """Bytes of a string that are shown, and a key, where the program does not say how many."""
+        """The default size in bytes of a string that is shown or is a key."""
 
     def seen_from(self, names: PlaceNames | None) -> TypeTable:
-        """Return the table for a place that is described by ``names``: it has what the program has declared so far."""
+        """Return a table for the place that ``names`` describes, with the program's declarations so far."""
         table = copy(self)
         table._names = names  # noqa: SLF001 - of the same class
         table._records = {}  # noqa: SLF001
         return table
 
     def tell_module(self, module: ProbedModule) -> None:
-        """Let a module know the structures that the program defines, which come before its own."""
+        """Give a module the program's own structures, which take precedence over the module's."""
         module.declared = self._declared_record
 
     @property
     def word(self) -> Integer:
-        """An unsigned word: what a register holds."""
+        """An unsigned word, the type of a register."""
         return Integer("unsigned long", self.word_size, is_signed=False, rank=LONG_RANK)
 
     @property
@@ -109,7 +109,7 @@ class TypeTable:
         return self.declared(self.base(name.specifier), name.declarator)
 
     def declared(self, base: CType, declarator: syntax_tree.Declarator) -> CType:
-        """Return the type of what a declarator declares."""
+        """Return the type of a declarator."""
         type_ = base
         for _ in range(declarator.pointers):
             type_ = self.pointer_to(type_)
@@ -126,11 +126,11 @@ class TypeTable:
         return type_
 
     def define(self, name: str, type_: CType) -> None:
-        """Let a name stand for a type."""
+        """Define a name for a type."""
         self._typedefs[name] = type_
 
     def base(self, specifier: syntax_tree.Specifier) -> CType:
-        """Return the type that a declaration begins with, and define it if its members are there."""
+        """Return the type at the beginning of a declaration, and define it if it has members."""
         match specifier.kind:
             case "struct" | "union":
                 return self._record(specifier)
@@ -191,7 +191,7 @@ class TypeTable:
         raise UnknownTypeError
 
     def kernel_task(self, kernel: ProbedModule | None, span: Span) -> CType | None:
-        """Return the type of pointers to the kernel's threads; None where nothing is known of it."""
+        """Return the type of pointers to the kernel's threads; None if it is not known."""
         known: CType | None = self._declared_record("struct", "task_struct")
         try:
             if known is None and kernel is not None and (types := kernel.types) is not None:
@@ -219,7 +219,7 @@ class TypeTable:
             raise UnknownTypeError from None
 
     def _looked_up(self, kind: str, name: str) -> CType | None:
-        """Return a type as the place sees it, or else one of the module that the program probes first."""
+        """Return a type as seen from the place, else from the module that the program probes first."""
         for described in (self._names, self._module):
             types = None if described is None else described.types
             found = None if types is None else types.tagged(kind, name) if kind else types.named(name)
@@ -246,7 +246,7 @@ class TypeTable:
         return record
 
     def _define_as_in_module(self, record: Record) -> None:
-        """Give a structure the members that it has in the module, if it is there."""
+        """Define a structure with its members in the module, if it exists there."""
         found = self._looked_up("union" if record.is_union else "struct", record.tag)
         if isinstance(found, Record) and found is not record and (members := found.members) is not None:
             record.define(members, found.size, found.alignment)
@@ -281,7 +281,7 @@ class TypeTable:
         return bits
 
     def check_size(self, type_: CType, span: Span) -> int:
-        """Return the size of a type in bytes; report one that has none, and raise ``UnknownTypeError``."""
+        """Return the size of a type in bytes; if it has none, report that and raise ``UnknownTypeError``."""
         size = size_of(type_)
         if size is None:
             hint = None
@@ -319,7 +319,7 @@ class TypeTable:
 
 
 def _go_together(words: Sequence[str]) -> bool:
-    """Return whether words, in any order, are a type of C (C17 6.7.2)."""
+    """Return whether words, in any order, form a type of C (C17 6.7.2)."""
     signs = words.count("signed") + words.count("unsigned")
     rest = sorted(word for word in words if word not in ("signed", "unsigned", "int"))
     if signs > 1 or words.count("int") > 1:

@@ -1,4 +1,4 @@
-"""Expressions with types: what names mean, which conversions C makes, and what cannot be meant (C17 6.5)."""
+"""Typing of expressions: meaning of names, conversions of C, and errors (C17 6.5)."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ class ValueTyper:
         self.names = NameTyper(self, functions, where)
         self._where = where
         self.slots = 0
-        """How many variables on the RPN stack there are."""
+        """The number of variables on the RPN stack."""
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
-        """Report an error and return what leaves what is being typed."""
+        """Report an error, and return the ``TypingError`` to raise."""
         return self.operators.wrong(span, message, hint)
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
-        """Return a value as a type holds it, as an assignment converts it."""
+        """Return a value converted to a type, as an assignment converts it."""
         return self.operators.converted(value, type_, span)
 
     # Values
 
     def value(self, expression: syntax_tree.Expression) -> Value:
-        """Return the value of an expression; of an array it is the address of its first element."""
+        """Return the value of an expression; for an array, the address of its first element."""
         try:
             value = folded(self._value(expression))
-        except TargetError as error:  # of what describes the module
+        except TargetError as error:  # from the description of the module
             raise self.wrong(expression.span, error.message, error.hint) from None
         if self._tell is not None:
             self._tell(expression.span, value.type)
         return self.operators.in_cells(value)
 
     def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
-        """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
+        """Return the string or call stack that a table has for the keys; None if it keeps numbers."""
         return self.tables.kept(access)
 
     def condition(self, expression: syntax_tree.Expression) -> Value:
-        """Return a value that can be tested; of a string or a call stack in a table whether there is one."""
+        """Return a value that can be tested; for a string or call stack in a table, whether it exists."""
         if isinstance(expression, syntax_tree.TableAccess) and (kept := self.kept(expression)) is not None:
             return typed_values.Not(typed_values.KeptTest(kept, "", is_prefix=False, type=INT), INT)
         value = self.value(expression)
@@ -95,7 +95,7 @@ class ValueTyper:
         return value
 
     def constant(self, expression: syntax_tree.Expression) -> int | None:
-        """Return the number of a constant expression; report one that is none."""
+        """Return the number of a constant expression; report any other expression, and return None."""
         try:
             value = self.value(expression)
         except (TypingError, UnknownTypeError):
@@ -149,7 +149,7 @@ class ValueTyper:
                 return typed_values.Sequence(left_value, right_value, right_value.type)
             case syntax_tree.Cast(name, operand):
                 type_ = self._type(name)
-                if self._tell is not None:  # of it, too, if its operand is wrong
+                if self._tell is not None:  # even if its operand has errors
                     self._tell(expression.span, type_)
                 return self.operators.cast(type_, self.value(operand), expression.span)
             case syntax_tree.SizeOf():
@@ -174,7 +174,7 @@ class ValueTyper:
             raise TypingError from None
 
     def decayed(self, place: Place, span: Span) -> Value:
-        """Return the value of a place; of an array the address of its first element."""
+        """Return the value of a place; for an array, the address of its first element."""
         if isinstance(place, typed_values.Memory):
             if isinstance(place.type, Array):
                 return folded(typed_values.Convert(place.address, self.types.pointer_to(place.type.element)))
@@ -256,9 +256,9 @@ class ValueTyper:
         return typed_values.Variable(array.kind, array.first, array.type, self.converted(index, self.types.word, span))
 
     def _lack_of_types(self) -> str | None:
-        """Return that the kernel has no types, where they are missed."""
+        """Return the message that the kernel has no types, if that explains an unknown type."""
         kernel = self._where.kernel
-        with suppress(TargetError):  # which is reported where a type is named
+        with suppress(TargetError):  # the error is reported where a type is named
             if kernel is not None and kernel.types is None:
                 return "this kernel does not describe its types (CONFIG_DEBUG_INFO_BTF)"
         return None
@@ -313,7 +313,7 @@ class ValueTyper:
         return place
 
     def check_write(self, span: Span) -> None:
-        """Report what changes the target if that is not allowed."""
+        """Report a change of the target if it is not allowed."""
         if not self._where.allow_write:
             raise self.wrong(span, "this changes the target, which is not allowed", "allow it with --allow-write")
 
@@ -356,7 +356,7 @@ class ValueTyper:
         return _behind(first, typed_values.Step(target, amount * stride, is_postfix, target.type))
 
     def _step_of_bits(self, target: typed_values.BitField, amount: int, span: Span, *, is_postfix: bool) -> Value:
-        """Return ``++`` or ``--`` of a bit field of two words."""
+        """Return ``++`` or ``--`` of a bit field that takes two words."""
         value = self.operators.in_cells(target)
         before = self._kept(value)
         after = self.operators.binary("+", before, typed_values.Constant(amount, INT), span)
@@ -365,14 +365,14 @@ class ValueTyper:
         return typed_values.Sequence(typed_values.Assign(before, value, value.type), result, target.type)
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
-        """Return what is done before, and a value that may be used several times and is computed once."""
+        """Return a value to compute first, or None, and a value that may be used several times."""
         if isinstance(value, typed_values.Constant | typed_values.Local):
             return None, value
         kept = self._kept(value)
         return typed_values.Assign(kept, value, kept.type), kept
 
     def _kept(self, value: Value) -> typed_values.Local:
-        """Return a variable without a name for a value."""
+        """Return an unnamed variable for a value."""
         first = self.slots
         self.slots += self.operators.width(value.type)
         return typed_values.Local(first, value.type)
@@ -396,7 +396,7 @@ class ValueTyper:
         return typed_values.Constant(offset, self.types.word)
 
     def _type_named(self, name: syntax_tree.Name) -> CType | None:
-        """Return the type of the module that a name is, if it is nothing else."""
+        """Return the type of the module that a name means if it has no other meaning."""
         if self.scope.find(name.name) is not None or name.name in PROVIDED:
             return None
         try:
@@ -406,12 +406,12 @@ class ValueTyper:
 
     @property
     def may_return_errors(self) -> bool:
-        """Whether -1 may mean the error of this number: in the kernel, and where no module is known."""
+        """True if -1 may be an error number: in the kernel, and if the module is not known."""
         module = self._where.module
         return self._where.is_traced or not module or module == KERNEL or module.startswith(KERNEL_MODULE)
 
     def type_of(self, expression: syntax_tree.Expression) -> CType:
-        """Return the type of an expression, whose arrays are arrays."""
+        """Return the type of an expression, array types included."""
         if isinstance(expression, syntax_tree.Unary) and expression.operator == "*":
             return self._place_of_memory(expression).type
         if isinstance(expression, syntax_tree.MemberAccess) and (part := self.names.part(expression)) is not None:
@@ -426,5 +426,5 @@ class ValueTyper:
 
 
 def _behind(first: Value | None, value: Value) -> Value:
-    """Return a value before which another one is computed."""
+    """Return a value, with ``first`` computed before it unless that is None."""
     return value if first is None else typed_values.Sequence(first, value, value.type)

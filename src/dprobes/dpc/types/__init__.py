@@ -1,1 +1,1 @@
-"""The types of C: themselves, how values of each are printed, and where they are passed to functions."""
+"""The types of C, the output formats of their values, and the places where functions pass them."""

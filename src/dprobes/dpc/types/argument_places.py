@@ -1,5 +1,5 @@
 """
-Where the arguments of a function are when it is entered, and its result when it has returned, by their types.
+The places of a function's arguments at its entry, and of its result at the return, by their types.
 
 Rules: System V ABI, AMD64 Architecture Processor Supplement, 3.2.3 "Parameter Passing"; Intel386 Architecture Processor
 Supplement, 2.2.3; Go's ABIInternal (cmd/compile/abi-internal.md).
@@ -34,7 +34,7 @@ __all__ = ["ArgumentPlace", "ResultPart", "argument_places", "go_results", "is_r
 _REGISTERS = 6
 _VECTORS = 8
 _WIDE_MAX = 16
-"""Bytes of the largest structure that is in registers."""
+"""The size in bytes of the largest structure that is passed in registers."""
 _DEPTH_MAX = 16
 _LEAVES_MAX = 64
 _GO_REGISTERS = ("rax", "rbx", "rcx", "rdi", "rsi", "r8", "r9", "r10", "r11")
@@ -43,10 +43,10 @@ _GO_VECTORS = 15
 
 class ArgumentPlace(NamedTuple):
     """
-    An argument at the entry: in ``registers``, each with 8 bytes of it, or ``offset`` bytes above the stack pointer.
+    An argument at the entry: in ``registers`` of 8 bytes each, or ``offset`` bytes above the stack pointer.
 
-    Registers are ``arg0`` to ``arg5``, and ``xmm0`` to ``xmm7`` for floating-point numbers. ``is_address`` says that
-    what is there is the address of the argument.
+    Registers are ``arg0`` to ``arg5``, and ``xmm0`` to ``xmm7`` for floating-point numbers. With ``is_address``, the
+    place holds the address of the argument.
     """
 
     registers: tuple[str, ...]
@@ -63,12 +63,12 @@ class ResultPart(NamedTuple):
 
 
 def argument_places(parameters: Sequence[CType], result: CType, word_size: int) -> list[ArgumentPlace]:
-    """Return where arguments are; ``result`` is the type that is returned."""
+    """Return the places of arguments; ``result`` is the return type."""
     if word_size != 8:
         return list(_all_on_stack(parameters, result, word_size))
     free, vectors, offset = 0, 0, 8
     if is_returned_in_memory(result):
-        free = 1  # where to is the first argument, which nobody wrote
+        free = 1  # the address of the result is a hidden first argument
     found: list[ArgumentPlace] = []
     for type_ in parameters:
         is_address = isinstance(type_, Record) and type_.is_passed_by_address
@@ -83,18 +83,18 @@ def argument_places(parameters: Sequence[CType], result: CType, word_size: int) 
                 vectors += not is_integer
             found.append(ArgumentPlace(tuple(registers), is_address=is_address))
         elif isinstance(type_, Record) and not is_address and not any(_leaves(type_, 0, 0)):
-            found.append(ArgumentPlace(()))  # without members nothing is passed
+            found.append(ArgumentPlace(()))  # a structure without members is not passed
         else:
             size = 8 if is_address else size_of(type_) or 8
             if size > 8 and _is_aligned_wide(type_):
-                offset += (offset - 8) % 16  # the first argument on the stack is at 8 above it
+                offset += (offset - 8) % 16  # the first stack argument, at 8, is aligned to 16
             found.append(ArgumentPlace((), offset, is_address=is_address))
             offset += -(-size // 8) * 8
     return found
 
 
 def is_returned_in_memory(type_: CType) -> bool:
-    """Return whether a function of 64 bits is told by its first argument where to put what it returns."""
+    """Return whether a 64-bit function gets the address for its result as a hidden first argument."""
     if not isinstance(type_, Record):
         return False
     return type_.is_passed_by_address or not (_classes(type_) or _is_long_double(type_))
@@ -102,9 +102,9 @@ def is_returned_in_memory(type_: CType) -> bool:
 
 def result_parts(type_: CType, word_size: int) -> tuple[ResultPart, ...] | None:
     """
-    Return in which registers a result is; None if ``retval`` is the address of it.
+    Return the registers of a result; None if ``retval`` is the address of it.
 
-    Nothing if it is in none that a handler can read: a ``long double`` is on the stack of the FPU.
+    The tuple is empty if no readable register holds the result: a ``long double`` is on the stack of the FPU.
     """
     size = size_of(type_) or word_size
     if word_size != 8:
@@ -123,7 +123,7 @@ def result_parts(type_: CType, word_size: int) -> tuple[ResultPart, ...] | None:
 
 
 def go_results(types: Sequence[CType]) -> list[tuple[ResultPart, ...]]:
-    """Return in which registers the results of a function of Go are; of one on the stack nothing."""
+    """Return the registers of the results of a Go function, empty for a result on the stack."""
     integers, vectors = 0, 0
     found: list[tuple[ResultPart, ...]] = []
     for type_ in types:
@@ -144,7 +144,7 @@ def go_results(types: Sequence[CType]) -> list[tuple[ResultPart, ...]]:
 
 
 def _is_for_go(type_: CType, depth: int) -> bool:
-    """Return whether Go has values of a type in registers: no arrays of several elements, no complex numbers."""
+    """Return whether Go passes a type in registers: no arrays of several elements, no complex numbers."""
     match type_:
         case Array(element, count):
             return count in (0, 1) and _is_for_go(element, depth)
@@ -158,7 +158,7 @@ def _is_for_go(type_: CType, depth: int) -> bool:
 def _all_on_stack(parameters: Sequence[CType], result: CType, word_size: int) -> Iterator[ArgumentPlace]:
     offset = word_size
     if isinstance(result, Record):
-        offset += word_size  # where to put it comes first
+        offset += word_size  # the address for the result comes first
     for type_ in parameters:
         is_address = isinstance(type_, Record) and type_.is_passed_by_address
         yield ArgumentPlace((), offset, is_address=is_address)
@@ -167,7 +167,7 @@ def _all_on_stack(parameters: Sequence[CType], result: CType, word_size: int) ->
 
 
 def _is_long_double(type_: CType) -> bool:
-    """Return whether a structure is nothing but a ``long double``."""
+    """Return whether a structure consists of a ``long double`` only."""
     leaves = [leaf for _, leaf in _leaves(type_, 0, 0)]
     return len(leaves) == 1 and isinstance(leaves[0], Floating) and leaves[0].size > 8
 
@@ -180,7 +180,7 @@ def _is_aligned_wide(type_: CType) -> bool:
 
 
 def _classes(type_: CType) -> list[bool]:
-    """Return of each register of a type whether it is one for integers; empty if the type is in memory."""
+    """Return for each register of a type whether it is an integer register; empty if the type is in memory."""
     match type_:
         case Integer() | Enumeration() | Pointer():
             return [True]
@@ -193,7 +193,7 @@ def _classes(type_: CType) -> list[bool]:
                 return [False]
             return [False] if size <= 8 else []  # a long double is in memory
         case Array():
-            return [False] if (size_of(type_) or 0) in (8, _WIDE_MAX) else []  # of all arrays only vectors are passed
+            return [False] if (size_of(type_) or 0) in (8, _WIDE_MAX) else []  # only vectors are passed as arrays
         case Record():
             size = size_of(type_) or 0
             if not 0 < size <= _WIDE_MAX:
@@ -213,7 +213,7 @@ def _classes(type_: CType) -> list[bool]:
 
 
 def _leaves(type_: CType, offset: int, depth: int) -> Iterator[tuple[int, CType]]:
-    """Give what a structure consists of in the end, with offsets."""
+    """Iterate over the scalar parts of a structure with their offsets."""
     if depth > _DEPTH_MAX:
         return
     match type_:

@@ -1,8 +1,8 @@
 """
-The types of C: their sizes and layouts in the target's ABI, and what its operators make of them (C17 6.2.5, 6.3.1).
+The types of C: their sizes and layouts in the target's ABI, and the types of its operators (C17 6.2.5, 6.3.1).
 
-Types are values: two that are written alike are equal, but structures and unions are compared by identity, since they
-may be declared before they are defined.
+Types compare by value, except structures and unions, which compare by identity because they may be declared before they
+are defined.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 _PAIRS_MAX = 1 << 14
-"""Pairs of structures that are compared before two types are taken for the same."""
+"""The number of compared pairs of structures after which two types count as equal."""
 
 _UNNAMED_MAX = 16
-"""How deep unnamed structures are looked for in each other."""
+"""The largest depth of nested unnamed structures that is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """An integer type; ``rank`` orders those of one size, as ``long`` and ``long long`` (C17 6.3.1.1)."""
+    """An integer type; ``rank`` orders types of one size, such as ``long`` and ``long long`` (C17 6.3.1.1)."""
 
     name: str
     size: int
@@ -80,23 +80,23 @@ class Integer:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is ``long`` or ``unsigned long``, which have the size of a word."""
+        """True for ``long`` and ``unsigned long``, which have the size of a word."""
         return self.rank == LONG_RANK and self.size >= INT.size
 
     @property
     def bits_of_64(self) -> int:
-        """The width in bits in programs of 64 bits; handlers that come out the same for 32 bits are good for both."""
+        """The width in bits in 64-bit programs; handlers that come out the same for 32 bits suit both."""
         return UNSIGNED_LONG_LONG.bits if self.is_long else self.bits
 
     def cut(self, value: int) -> int:
-        """Return a number of any size as this type holds it."""
+        """Return a number of any size as this type stores it."""
         if self.is_bool:
             return int(value != 0)
         value &= (1 << self.bits) - 1
         return value - (1 << self.bits) if self.is_signed and value >> (self.bits - 1) else value
 
     def holds(self, value: int) -> bool:
-        """Return whether a number is one of this type."""
+        """Return whether this type can represent a number."""
         return self.cut(value) == value
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Floating:
-    """A type of floating-point numbers: it has a size, and no values that anything is done with."""
+    """A type of floating-point or otherwise unsupported numbers: it has a size, but no operations."""
 
     name: str
     size: int
@@ -115,7 +115,7 @@ class Floating:
 
     @property
     def why_no_number(self) -> str:
-        """Why nothing is computed with values, as people are told."""
+        """The error message for an operation on values of the type."""
         if "int128" in self.name:
             return f"there is no arithmetic on more than 64 bits: this is '{self.name}'"
         return f"there is no floating-point arithmetic: this is '{self.name}'"
@@ -135,7 +135,7 @@ class Enumeration:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A pointer; ``size`` is that of a word of the target."""
+    """A pointer; ``size`` is the word size of the target in bytes."""
 
     target: CType
     size: int
@@ -147,9 +147,9 @@ class Pointer:
 @dataclass(frozen=True, slots=True)
 class Array:
     """
-    An array; ``count`` is None where the type does not say how many elements there are.
+    An array; ``count`` is None if the type does not state the number of elements.
 
-    Of memory whose length only a hit knows ``shown`` bytes are shown; it is 0 where the length is known.
+    For memory whose length is known only at the hit, ``shown`` is the number of bytes to show; it is 0 otherwise.
     """
 
     element: CType
@@ -165,9 +165,9 @@ class Member:
     """
     A member of a structure or union.
 
-    ``offset`` is in bytes. Of a bit field ``bits`` is the width and ``shift`` how many lower bits of the unit of its
-    type at ``offset`` are not in it; of other members ``bits`` is None. ``unit`` is that of a bit field whose bits are
-    not all in one of its type.
+    ``offset`` is in bytes. For a bit field, ``bits`` is its width and ``shift`` the number of lower bits in its unit at
+    ``offset``; ``bits`` is None for other members. ``unit`` is the type of the unit if one of the field's own type does
+    not contain all of its bits.
     """
 
     name: str
@@ -182,8 +182,8 @@ class Record:
     """
     A structure or union; ``members`` is None until it is defined.
 
-    ``definition`` defines it when somebody asks for its members or its size. ``is_passed_by_address`` is said of a
-    class of C++ whose objects are more than their bytes: functions are given the address of a copy.
+    ``definition`` defines it at the first request for its members or size. ``is_passed_by_address`` is True for a C++
+    class with non-trivial objects: functions get the address of a copy.
     """
 
     __slots__ = ("_alignment", "_definition", "_members", "_size", "is_passed_by_address", "is_union", "tag")
@@ -205,13 +205,13 @@ class Record:
         self._alignment = 1
 
     def define(self, members: Sequence[Member], size: int, alignment: int) -> None:
-        """Say what is in it."""
+        """Set the members, and the size and alignment in bytes."""
         self._definition = None
         self._members, self._size, self._alignment = tuple(members), size, alignment
 
     @property
     def is_defined(self) -> bool:
-        """Whether its members are known without asking for them."""
+        """True if the members are known without a call of ``definition``."""
         return self._members is not None
 
     def _ask(self) -> None:
@@ -221,24 +221,24 @@ class Record:
 
     @property
     def members(self) -> tuple[Member, ...] | None:
-        """Its members in order; None if they are not known."""
+        """The members in order; None if they are not known."""
         self._ask()
         return self._members
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """The size in bytes."""
         self._ask()
         return self._size
 
     @property
     def alignment(self) -> int:
-        """Its alignment in bytes."""
+        """The alignment in bytes."""
         self._ask()
         return self._alignment
 
     def member(self, name: str, depth: int = 0) -> Member | None:
-        """Return a member by its name, also one of an unnamed structure in it (C17 6.7.2.1, 13)."""
+        """Return a member by its name, including members of unnamed structures in it (C17 6.7.2.1, 13)."""
         for member in self.members or ():
             if member.name == name:
                 return member
@@ -249,7 +249,7 @@ class Record:
         return None
 
     def member_names(self, depth: int = 0) -> list[str]:
-        """Return the names that ``member`` knows."""
+        """Return the names that ``member`` finds."""
         names = []
         for member in self.members or ():
             if member.name:
@@ -265,9 +265,9 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class String:
     """
-    The type of ``str(p)`` and ``comm``: text that is logged, compared or a key. C has no such type.
+    The type of ``str(p)`` and ``comm``: a string that is logged, compared or a key. C has no such type.
 
-    ``limit`` bytes of it are read. With ``marks`` the last one only tells whether there is more.
+    At most ``limit`` bytes are read. With ``marks``, the last byte only marks that the string is cut.
     """
 
     limit: int
@@ -275,7 +275,7 @@ class String:
 
     @property
     def shown(self) -> int:
-        """How many bytes are shown."""
+        """The number of bytes that are shown."""
         return self.limit - self.marks
 
     def __str__(self) -> str:
@@ -284,7 +284,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What ``ustack()`` and ``kstack()`` are: a call stack that is logged, or a key."""
+    """The type of ``ustack()`` and ``kstack()``: a call stack that is logged, or a key."""
 
     is_kernel: bool
     frames: int | None
@@ -295,7 +295,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What ``ntop(x)`` is: an address of the Internet that is logged."""
+    """The type of ``ntop(x)``: an Internet address that is logged."""
 
     def __str__(self) -> str:
         return "network address"
@@ -321,24 +321,24 @@ _BY_SIZE = {1: "char", 2: "short", 4: "int", 8: "long"}
 
 
 def integer_of(size: int, *, is_signed: bool) -> Integer:
-    """Return the integer type of 1, 2, 4 or 8 bytes, as programs of 64 bits call it."""
+    """Return the integer type of 1, 2, 4 or 8 bytes, with its name in 64-bit programs."""
     name = _BY_SIZE[size] if is_signed else f"unsigned {_BY_SIZE[size]}"
     return Integer(name, size, is_signed=is_signed, rank=list(_BY_SIZE).index(size) + 1)
 
 
 def is_scalar(type_: CType) -> bool:
-    """Return whether a type has values that can be tested and compared: numbers and pointers."""
+    """Return whether values of a type can be tested and compared: numbers and pointers."""
     return isinstance(type_, Integer | Enumeration | Pointer)
 
 
 def promoted(type_: Integer | Enumeration) -> Integer:
-    """Return the type to which the integer promotions convert (C17 6.3.1.1, 2)."""
+    """Return the result type of the integer promotions (C17 6.3.1.1, 2)."""
     integer = type_.base if isinstance(type_, Enumeration) else type_
     return INT if integer.rank < INT.rank else integer
 
 
 def common_type(left: Integer | Enumeration, right: Integer | Enumeration) -> Integer:
-    """Return the type to which the usual arithmetic conversions convert both operands (C17 6.3.1.8)."""
+    """Return the result type of the usual arithmetic conversions of two operands (C17 6.3.1.8)."""
     a, b = promoted(left), promoted(right)
     if a.is_signed == b.is_signed:
         return a if (a.rank, a.size) >= (b.rank, b.size) else b
@@ -357,7 +357,7 @@ def unsigned_of(type_: Integer) -> Integer:
 
 
 def size_of(type_: CType) -> int | None:
-    """Return the size of a type in bytes; None of one that has none."""
+    """Return the size of a type in bytes; None if it has none."""
     match type_:
         case Integer(size=size) | Pointer(size=size) | Floating(size=size):
             return size
@@ -390,9 +390,9 @@ def laid_out(record: Record, members: Sequence[tuple[str, CType, int | None]], w
     """
     Define a structure or union by its members: name, type, and the width of a bit field.
 
-    Bit fields are placed as the System V ABI says: in the next unit of their type that has room for all of their bits;
-    one without a name and of width 0 ends the unit. Units begin where such a type may: one of 64 bits at each word of a
-    program of 32. There a field whose bits are in one word has that for its unit, since behind it may be nothing.
+    The System V ABI places a bit field in the next unit of its type with room for all of its bits; an unnamed one of
+    width 0 ends the unit. Units begin where their type may begin: a 64-bit unit at each word of a 32-bit program.
+    There, a field whose bits are in one word has that word as its unit, because the memory after it may be unmapped.
     """
     placed, position, alignment = [], 0, 1  # in bits
     end = 0
@@ -422,7 +422,7 @@ def laid_out(record: Record, members: Sequence[tuple[str, CType, int | None]], w
 
 
 def is_same_layout(one: CType, other: CType) -> bool:
-    """Return whether two types are laid out alike, with the same names, as far as both are more than declared."""
+    """Return whether two types have the same layout and names, as far as both are defined."""
     seen: set[tuple[int, int]] = set()
     waiting = [(one, other)]
     while waiting and len(seen) < _PAIRS_MAX:

@@ -1,8 +1,9 @@
 """
-The formats of ``printf``: C's conversions, and those of templates, as lines of a template (``docs/templates.md``).
+The formats of ``printf``: C's conversions and those of templates, as template lines (``docs/templates.md``).
 
-A conversion says how a value is shown. Its type says how large it is, so that most length modifiers (``l``, ``z``) mean
-nothing; those are left that cut a number (``h``, ``hh``), and ``%lc`` is ``%C``, a character by its code.
+A conversion sets the form of output. The size follows from the type of the value, so that most length modifiers (``l``,
+``z``) have no effect. The exceptions are ``h`` and ``hh``, which truncate a number, and ``%lc``, which is ``%C``, a
+character by its code.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ _CONVERSION = re.compile(r"%(?:(?P<percent>%)|(?P<flags>[-0+ #]*)(?P<width>[0-9]
 _SIZES = {1: "b", 2: "w", 4: "d", 8: "q"}
 _NUMBERS = "diuxXocCpaveT"
 _NAMES_MAX = 256
-"""Names of an enumeration that a record knows; others are shown by their numbers."""
+"""The largest number of enumeration names in a record; other values are shown as numbers."""
 
 WIDTH_MAX = 4095
-"""The largest width and precision, those of templates."""
+"""The largest width and precision in templates."""
 
 _CUT = {"h": 2, "hh": 1}
-"""Bytes that are left of a number by length modifiers."""
+"""The size in bytes to which length modifiers truncate a number."""
 
 _TEMPLATE_LETTERS = {"i": "d", "C": "c"}
 _FLAGGED = "diuxXo"
-"""Conversions whose flags mean something but for '-'."""
+"""Conversions for which flags other than '-' have an effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A conversion from ``start`` to ``end`` of a format; of a number it shows ``bytes_shown`` bytes, or all."""
+    """A conversion from ``start`` to ``end`` of a format; ``bytes_shown`` truncates a number, None shows all bytes."""
 
     start: int
     end: int
@@ -63,7 +64,7 @@ class Conversion:
 
 
 def conversions(text: str) -> tuple[list[Conversion], int | None]:
-    """Return the conversions of a format, and where a percent sign stands that begins none."""
+    """Return the conversions of a format, and the position of a percent sign that begins none."""
     found: list[Conversion] = []
     position = 0
     while (start := text.find("%", position)) >= 0:
@@ -81,13 +82,13 @@ def conversions(text: str) -> tuple[list[Conversion], int | None]:
 
 
 def widest(conversion: Conversion) -> int:
-    """Return the larger one of a width and a precision; of more digits than make sense a number that is too large."""
+    """Return the larger of width and precision; too many digits give a number that is too large."""
     numbers = re.findall(r"[0-9]+", conversion.layout)
     return max((int(number[:20]) for number in numbers), default=0)
 
 
 def _layout(match: re.Match[str]) -> str:
-    """Return flags, width and precision as a template has them: no flag is there that does nothing."""
+    """Return flags, width and precision in template form, without flags that have no effect."""
     flags, width, precision = match["flags"], match["width"], match["precision"]
     if match["letter"] not in _FLAGGED:
         flags = "-" if "-" in flags else ""
@@ -100,7 +101,7 @@ def _layout(match: re.Match[str]) -> str:
 
 
 class Form(Enum):
-    """How a value is logged: as its bytes, as an item of its bytes, or as an item of a word."""
+    """The form in which a value is logged: its bytes, an item of its bytes, or an item of a word."""
 
     RAW = "raw"
     BYTES = "bytes"
@@ -109,9 +110,9 @@ class Form(Enum):
 
 def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
     """
-    Return the place-holder of a template for a value of a type, None if the conversion does not fit it.
+    Return the template's place-holder for a value of a type; None if the conversion does not fit it.
 
-    Numbers of types smaller than ``int`` are shown as the ``int`` that C makes of them.
+    Numbers of types smaller than ``int`` are shown as the ``int`` to which C promotes them.
     """
     letter = _TEMPLATE_LETTERS.get(conversion.letter, conversion.letter)
     match type_:
@@ -137,7 +138,7 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
 
 
 def _number(layout: str, letter: str, type_: Integer | Enumeration | Pointer, form: Form) -> str | None:
-    """Return the place-holder of a number, None if the letter does not fit it."""
+    """Return the place-holder of a number; None if the letter does not fit it."""
     if letter == "c" and isinstance(type_, Pointer):
         return None
     integer = type_.base if isinstance(type_, Enumeration) else type_
@@ -149,7 +150,7 @@ def _number(layout: str, letter: str, type_: Integer | Enumeration | Pointer, fo
 
 
 def _string(layout: str, type_: String) -> str:
-    """Return the place-holder of a string, with a mark where it is cut that the program has not asked for."""
+    """Return the place-holder of a string, with a truncation mark unless the program's precision cuts it."""
     width, _, precision = layout.partition(".")
     if not type_.marks or (precision and int(precision) <= type_.shown):
         return f"%*{layout}s"
@@ -157,16 +158,16 @@ def _string(layout: str, type_: String) -> str:
 
 
 def named(holder: str, name: str, *, is_list: bool = False, has_commas: bool = False) -> str:
-    """Return a place-holder that says the name of its field; a list of numbers has one name for all."""
+    """Return a place-holder with the name of its field; a list of numbers has one name for all."""
     brackets = "[,]" if has_commas else "[]"
     return f"%({name}{brackets * (is_list and not holder.endswith('h'))}){holder[1:]}"
 
 
 def _named(conversion: Conversion, type_: Enumeration, form: Form) -> str:
-    """Return the place-holder that shows a number by the name that an enumeration gives it."""
+    """Return the place-holder that shows a number by its name in the enumeration."""
     size = "n" if form is Form.WORD else _SIZES[type_.base.size]
     width = conversion.layout.partition(".")[0]
-    first: dict[int, str] = {}  # of several names of a number the first one
+    first: dict[int, str] = {}  # the first name of each number
     for name, value in type_.values.items():
         first.setdefault(type_.base.cut(value), name)
     names = ",".join(f"{name}={value}" for value, name in list(first.items())[:_NAMES_MAX])
@@ -175,7 +176,7 @@ def _named(conversion: Conversion, type_: Enumeration, form: Form) -> str:
 
 
 def lines_of(text: str, places: list[tuple[Conversion, str]]) -> list[str]:
-    """Return the lines of a template for a format in which place-holders take the places of conversions."""
+    """Return the lines of the template for a format, with conversions replaced by place-holders."""
     parts, position = [], 0
     for conversion, holder in places:
         parts += [text[position : conversion.start], holder]
@@ -187,7 +188,7 @@ def lines_of(text: str, places: list[tuple[Conversion, str]]) -> list[str]:
 # ``%S``: a structure printed whole, ``{next=0x0, state=IDLE, name="x", values=[1, 2]}``.
 
 VALUES_MAX = 64
-"""Values of one structure: each is an item of the record."""
+"""The largest number of values of one structure; each is an item of the record."""
 
 _ELEMENTS_MAX = 8
 _DEPTH_MAX = 4
@@ -201,14 +202,14 @@ class Expansion(NamedTuple):
 
 
 class FirstElements(NamedTuple):
-    """The first elements of an array, which are printed as a list."""
+    """The first elements of an array, printed as a list."""
 
     array: syntax_tree.Expression
     shown: int
 
 
 def is_text(type_: CType) -> bool:
-    """Return whether a type is an array of characters, which is printed as text."""
+    """Return whether a type is an array of characters, which is printed as a string."""
     return (
         isinstance(type_, Array)
         and type_.count is not None
@@ -220,10 +221,9 @@ def is_text(type_: CType) -> bool:
 
 def expanded(expression: syntax_tree.Expression, record: Record, word_size: int) -> Expansion:
     """
-    Return what prints a structure.
+    Return the format and the values that print a structure.
 
-    Dots stand for members behind the first ``VALUES_MAX`` values, for values that do not fit into a word, and for
-    virtual bases.
+    Dots stand for members after the first ``VALUES_MAX`` values, for values larger than a word, and for virtual bases.
     """
     values: list[syntax_tree.Expression | FirstElements] = []
     return Expansion(_Expander(word_size, values).record(expression, record, 0), tuple(values))
@@ -248,7 +248,7 @@ class _Expander:
             elif isinstance(member.type, Record) and member.type.members is None:
                 parts.append(f"{member.type.tag}=...")  # a virtual base
             elif isinstance(member.type, Record) and depth < _DEPTH_MAX:
-                # The members of an unnamed structure are members of this one.
+                # The members of an unnamed structure are members of the enclosing structure.
                 parts.append(self.record(expression, member.type, depth + 1)[1:-1])
         return f"{{{', '.join(parts)}}}"
 

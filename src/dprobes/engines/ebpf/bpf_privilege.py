@@ -1,4 +1,4 @@
-"""What this user lacks for BPF programs."""
+"""Privileges for BPF programs that this user lacks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["is_in_user_namespace", "missing_privilege"]
 
 _USERS = Path("/proc/self/uid_map")
 _ALL_USERS = ["0", "0", "4294967295"]
-"""The only line of that file in the initial user namespace (user_namespaces(7))."""
+"""Fields of the only line of that file in the initial user namespace (user_namespaces(7))."""
 
 _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # capability(7)
 
 
 def missing_privilege() -> str | None:
-    """Return which capabilities this process lacks for BPF programs on uprobes, as a clause; None if it has them."""
+    """Return a clause about the missing capabilities for BPF programs on uprobes; None if none is missing."""
     effective = int(process_field(os.getpid(), "CapEff") or "0", 16)
     if effective >> _CAP_SYS_ADMIN & 1:
         return None
@@ -27,7 +27,7 @@ def missing_privilege() -> str | None:
 
 
 def is_in_user_namespace() -> bool:
-    """Return whether this process is in a user namespace of its own, whose root is root nowhere else."""
+    """Return whether this process is in a user namespace, whose root is root nowhere else."""
     try:
         return _USERS.read_text().split() != _ALL_USERS
     except OSError:

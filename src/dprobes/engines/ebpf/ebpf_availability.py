@@ -1,4 +1,4 @@
-"""Whether the engine is worth a thought: what ``auto`` asks, which costs little where privileges are missing."""
+"""Availability of the engine for ``auto``: a check that costs little if privileges are missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["support"]
 
 
 def support(knowledge: MachineKnowledge) -> KernelSupport:
-    """Return what the kernel lets us do; without privileges nothing is tried, because all of it would fail."""
+    """Return the kernel's support; without privileges nothing is tried, because all trials would fail."""
     if (missing := missing_privilege()) is not None:
         return KernelSupport(missing, "run dprobes as root")
     from dprobes.engines.ebpf.feature_support import kernel_support

@@ -1,4 +1,4 @@
-"""What the machine allows the eBPF engine, found out by trying; and what a probepoint costs where it is not hit."""
+"""Tests of the features that this machine permits the eBPF engine, and of the cost of a probepoint without hits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BTF = "use a kernel with CONFIG_DEBUG_INFO_BTF"
 
 
 def examine_kernel(features: Features, lockdown: str) -> list[Finding]:
-    """Return what was found about the kernel and its modules; ``lockdown`` is a clause on it, empty without one."""
+    """Return the findings about the kernel and its modules; ``lockdown`` is a clause on it, empty without one."""
     kernel = RunningKernel()
     trampolines = (
         "boot a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS that permits them"
@@ -146,7 +146,7 @@ _OLD = "Linux 5.17 or newer has it; --engine ptrace needs none of it"
 
 
 def examine() -> list[Finding]:
-    """Return what was found, the most important things first."""
+    """Return the findings, the most important ones first."""
     if (missing := missing_privilege()) is not None:
         disabled = _sysctl("kernel/unprivileged_bpf_disabled")
         detail = f"{missing} (kernel.unprivileged_bpf_disabled is {disabled or 'not there'})"
@@ -221,7 +221,7 @@ def _sysctl(name: str) -> str:
 
 
 def _compiler() -> str:
-    """Return what the kernel does with BPF programs."""
+    """Return how the kernel executes BPF programs."""
     if _sysctl("net/core/bpf_jit_enable") == "0":
         return "interpreted, several times slower: set net.core.bpf_jit_enable to 1"
     return f"compiled, Linux {os.uname().release}"
@@ -235,7 +235,7 @@ def _lockdown() -> str:
 
 
 def _map_memory() -> Finding:
-    """Find out whether the kernel has room for what records wait in."""
+    """Test whether the kernel has memory for a ring of the default size."""
     from dprobes.engines.ebpf.ebpf_options import RING_SIZE
     from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 
@@ -268,7 +268,7 @@ def _waiting_program() -> bytes:
 
 
 def _cost() -> Finding:
-    """Measure what a probepoint changes in the memory of a process that maps the file."""
+    """Measure the change of memory of a process that maps a file with a probepoint."""
     from dprobes.engines.ebpf.attach.handler_objects import attach_nothing
 
     what = "insert a probepoint into a program"
@@ -279,7 +279,7 @@ def _cost() -> Finding:
         try:
             process = subprocess.Popen([path])
         except OSError as error:
-            # Temporary files may be on a file system that executes none.
+            # Temporary files may be on a file system mounted with noexec.
             return Finding(what, works=True, detail=f"not tried: {reason_of(error)}")
         try:
             _await_sleep(process.pid)
@@ -297,13 +297,13 @@ def _cost() -> Finding:
 
 
 def _await_sleep(pid: int) -> None:
-    """Wait until the program has come to its pause: before that its page may not be in use."""
+    """Wait until the program has reached its pause: before that its page may not be in use."""
     until = time.monotonic() + _STARTING_TIME
     while thread_state(pid) != "S" and time.monotonic() < until:
         time.sleep(0.001)
 
 
 def _private_memory(pid: int) -> int:
-    """Return how many KiB of memory a process shares with no file, and so with no other process."""
+    """Return the KiB of memory that a process shares with no file, and so with no other process."""
     found = re.findall(r"^Anonymous: +(\d+) kB", Path(f"/proc/{pid}/smaps").read_text(), re.MULTILINE)
     return sum(int(size) for size in found)

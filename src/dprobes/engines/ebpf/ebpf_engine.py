@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 __all__ = ["EbpfEngine", "engine_for"]
 
 MANY_PLACES = 500
-"""From so many probepoints on it is asked who maps their file."""
+"""Number of probepoints from which on the processes that map their file are counted."""
 
 MANY_BREAKPOINTS = 50_000
 """
-So many breakpoints in processes that do not count are too many for a command alone.
+Number of breakpoints in other processes from which on a command alone does not justify them.
 
-To write one and to take it away took 4 us in processes that slept, and 77 us in those of a busy machine. Who runs
-into one meanwhile has a hit that counts nowhere. With ptrace they are in the command only.
+To write a breakpoint and to remove it took 4 us in processes that slept, and 77 us in those of a busy machine. A hit by
+one of these processes meanwhile counts nowhere. With ptrace, breakpoints are in the command only.
 """
 
 
 class EbpfEngine(Engine):
     """
-    Probe files in all that map them, with handlers that are compiled to eBPF and run in the kernel.
+    Engine that probes files in all processes that map them, with handlers compiled to eBPF that run in the kernel.
 
     ``exact``, ``command`` are those of the ``Planner``, the others those of ``Settings``. Any thread may use an engine,
     and sessions may share it.
@@ -83,12 +83,12 @@ class EbpfEngine(Engine):
 
     @cached_property
     def support(self) -> KernelSupport:
-        """What this kernel lets the engine do."""
+        """Support of the engine by this kernel."""
         return kernel_support(self.features)
 
     @property
     def found_capabilities(self) -> Container[Capability]:
-        """What this kernel lets it do besides; each is tried when it is asked for."""
+        """Further capabilities on this kernel; each is tried when it is asked for."""
         return self.support.capabilities
 
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: ARG002 - the protocol's signature
@@ -103,7 +103,7 @@ class EbpfEngine(Engine):
             )
 
     def plan(self, job: Job) -> Plan:
-        """Return how the probepoints that were found are served; raise ``SourceError`` if one cannot be."""
+        """Return the plan for the resolved probepoints; raise ``SourceError`` if one is not supported."""
         compiled = job.compiled
         if compiled.everywhere:
             self.plan_everywhere(compiled.everywhere, compiled.diagnostics)
@@ -131,18 +131,18 @@ class EbpfEngine(Engine):
         try:
             plan = self.plan_file(compiled.program, compiled.resolved, diagnostics)
         except SourceError:
-            return None  # "plan" says it
+            return None  # "plan" reports the error
         conflict = conflict_outside(str(compiled.resolved.module.path), places_of(plan), processes_of(scope))
         if conflict is None:
             compiled.diagnostics.extend(diagnostics)  # the plan is kept
         return conflict
 
     def plan_file(self, program: Program, resolved: ResolvedModule, diagnostics: Diagnostics) -> FilePlan:
-        """Return how the probepoints of a file are served; raise ``SourceError`` if one cannot be."""
+        """Return the plan for the probepoints of a file; raise ``SourceError`` if one is not supported."""
         return self._planner.plan(program, resolved, diagnostics)
 
     def plan_everywhere(self, probes: Sequence[Probepoint], diagnostics: Diagnostics) -> None:
-        """Raise ``SourceError`` if the probepoints of a program without a module cannot be served."""
+        """Raise ``SourceError`` if a probepoint of a program without a module is not supported."""
         self._planner.plan_everywhere(probes, diagnostics)
 
     def attach(self, plan: Plan) -> EbpfSession:
@@ -155,7 +155,7 @@ class EbpfEngine(Engine):
 
 
 def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:
-    """Return the engine for what a user says."""
+    """Return the engine for a user's options."""
     own = engine_row(EbpfEngine.name).own_options(options.own)
     return EbpfEngine(
         allow_write=options.allow_write,
@@ -173,7 +173,7 @@ def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:
 
 
 def _cost(compiled: Compiled, scope: Scope) -> str | None:
-    """Return why it takes too long to put the breakpoints for a command into all processes; None if it does not."""
+    """Return why breakpoints for a command would take too long in all processes; None if they would not."""
     assert compiled.resolved is not None
     count = len(compiled.resolved.in_code)
     if not scope.is_command or count < MANY_PLACES:

@@ -1,4 +1,4 @@
-"""What ``show --bpf`` prints: handlers as the ebpf engine compiles them, with their RPN instructions beside."""
+"""Output of ``show --bpf``: handlers as the ebpf engine compiles them, beside their RPN instructions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ebpf_listing"]
 
 _ASSUMED = (Feature.MAY_GOTO, Feature.SLEEPABLE_UPROBE)
-"""What the kernel is taken to offer if nothing can be tried."""
+"""Features that the kernel is assumed to have if nothing can be tried."""
 
 _PROCESSORS = ("i386", "x86_64")
 
@@ -45,7 +45,7 @@ def ebpf_listing(compiled: Compiled) -> Iterator[str]:
     yield from print_header(program)
     yield f"// {target.name}, {target.word_size}-byte words; {remark}"
     image = resolved.image if resolved is not None else encode(program, target)
-    # Without the module nobody knows where its symbols are.
+    # Without the module the addresses of its symbols are unknown.
     symbols = dict(resolved.symbols) if resolved is not None else {r.symbol: 0 for r in image.relocations}
     basic = replace(basic_request(features, program), symbols=symbols)
     sites, refusals = _sites(compiled, features)
@@ -66,7 +66,7 @@ def ebpf_listing(compiled: Compiled) -> Iterator[str]:
 
 
 def _features() -> tuple[Features, str]:
-    """Return what the kernel offers, and words for it."""
+    """Return the features of the kernel, and a description of them."""
     missing = missing_privilege()
     if missing is None:
         return Features(), "for this kernel"
@@ -76,7 +76,7 @@ def _features() -> tuple[Features, str]:
 
 
 def _sites(compiled: Compiled, features: Features) -> tuple[Mapping[int, Site], list[str]]:
-    """Return the first site of each definition, by its number, and what the engine would refuse."""
+    """Return the first site of each definition, by its number, and messages about what the engine would refuse."""
     if compiled.resolved is None:
         return {}, []
     try:

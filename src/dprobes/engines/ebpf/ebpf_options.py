@@ -1,4 +1,4 @@
-"""What users say about the eBPF engine alone, and what an engine gives to each of its sessions."""
+"""Options of the eBPF engine, and the settings that an engine shares with its sessions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["RING_SIZE", "EbpfOptions", "Settings"]
 
 RING_SIZE = 16 << 20
-"""Bytes of records that wait to be taken, if nothing else is said."""
+"""Default size of the ring in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EbpfOptions:
     """
-    The options of the eBPF engine.
+    Options of the eBPF engine.
 
-    ``pid_namespace`` gives process ids as the namespace of the processes numbers them. ``exact`` forbids to place a
-    breakpoint at a cheaper neighbour. ``ring_size`` is in bytes.
+    ``pid_namespace`` reports process ids in the numbering of the processes' namespace. ``exact`` forbids placing a
+    breakpoint at a cheaper neighboring instruction. ``ring_size`` is in bytes.
     """
 
     pid_namespace: bool = False
@@ -34,9 +34,9 @@ class EbpfOptions:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """
-    How an engine was made, and what its sessions share.
+    Settings of an engine, which its sessions share.
 
-    ``pid_namespace`` gives process ids as the namespace of the processes numbers them. ``ring_size`` is in bytes, a
+    ``pid_namespace`` reports process ids in the numbering of the processes' namespace. ``ring_size`` is in bytes, a
     power of two. ``replaceable`` programs can be replaced by others (``Job.replaces``), which costs each hit a
     nanosecond. ``overhead`` is that of ``EngineOptions``.
     """

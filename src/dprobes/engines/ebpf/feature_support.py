@@ -1,4 +1,4 @@
-"""What the features of this kernel mean for the engine: whether it works, and how handlers are to be written."""
+"""Consequences of this kernel's features for the engine: whether it works, and the form of handlers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOOPS = (Feature.MAY_GOTO, Feature.ITERATORS, Feature.BPF_LOOP)
 
 
 def kernel_support(features: Features) -> KernelSupport:
-    """Return whether the engine works here, and what it can besides its row in the registry."""
+    """Return whether the engine works here, and its capabilities besides those of its row in the registry."""
     problem = missing_privilege()
     if problem is not None:
         return KernelSupport(problem, "run dprobes as root, or with CAP_BPF and CAP_PERFMON")
@@ -40,7 +40,7 @@ def kernel_support(features: Features) -> KernelSupport:
             return _problem(feature, error)
     if not any(feature in features for feature in _LOOPS):
         return KernelSupport("this kernel has no loops in BPF programs", "Linux 5.17 and newer has them")
-    # Found out by opening a file; that programs can be loaded on typed tracepoints goes with it.
+    # This test only opens a file; a kernel with BTF can load programs on typed tracepoints.
     problem, remedy = (None, None)
     if Feature.BTF not in features:
         problem, remedy = _NO_TYPES
@@ -60,11 +60,11 @@ _WAYS = {
     Capability.KERNEL_MODULE: (Feature.KPROBE, Feature.TRAMPOLINE),
     Capability.KERNEL_SKIP: (Feature.OVERRIDE_RETURN, Feature.MODIFY_RETURN),
 }
-"""What one of several features is enough for."""
+"""Features of which any one is enough."""
 
 
 class _Found:
-    """The capabilities that this kernel has features for; few programs ask for any, so each is tried then."""
+    """Capabilities for which this kernel has features; each is tried on demand, as few programs need any."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
@@ -94,7 +94,7 @@ def _problem(feature: Feature, error: OSError) -> KernelSupport:
 
 
 def abilities_of(features: Features, program: Program) -> Abilities:
-    """Return how the handlers of a program are to be written for this kernel, the best form of loops first."""
+    """Return the form of a program's handlers for this kernel, with the best form of loops."""
     rows = [instruction.row for code in program.bodies() for instruction in code.instructions]
     writes, in_kernel = any(row.writes for row in rows), space_of(program) is Space.KERNEL
     verifies = any(row.operator == "vfyrw" for row in rows)

@@ -1,4 +1,4 @@
-"""What the kernel would do at a place that carries a uprobe, in words, for those who choose one."""
+"""Remarks about the kernel's treatment of instructions that carry a uprobe, for users who choose one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["place_notes"]
 
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
-    """Iterate over what is done at instructions, for probes that name a place as a function's start if it is one."""
+    """Iterate over notes on instructions, for probes that name a place as a function's start if it is one."""
     from dprobes.target.code.uprobe_sites import cheap_sites
 
     if not is_x86(module):

@@ -1,4 +1,4 @@
-"""The engine: it probes what a stub stands for, whose files are on this machine."""
+"""The gdb engine, which probes the target behind a stub; the target's files must be on this machine."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ __all__ = ["GdbEngine"]
 @dataclass(frozen=True, slots=True)
 class StubPlan(engine_interface.Plan):
     """
-    What is to be probed of what a stub stands for: ``places`` of a machine, else those of a module.
+    Plan for the target of a stub: ``places`` of a machine, or those of the job's module if None.
 
-    ``machine`` is that of a program that is about no code in particular.
+    ``machine`` is that of a program about no module.
     """
 
     places: Resolved | None = None
@@ -47,7 +47,7 @@ class StubPlan(engine_interface.Plan):
 
 
 class GdbEngine(engine_interface.Engine):
-    """Run handlers at hits of a target that the stub at the endpoint of the scope stops."""
+    """Engine that runs handlers at hits in a target, which the stub at the endpoint of the scope stops."""
 
     name = "gdb"
 
@@ -62,7 +62,7 @@ class GdbEngine(engine_interface.Engine):
         self._connection: StubConnection | None = None
 
     def check(self, scope: engine_interface.Scope, options: EngineOptions) -> None:  # noqa: ARG002 - it is known already
-        """Raise ``EngineError`` if the stub is taken; who inserts programs for others starts no commands."""
+        """Raise ``EngineError`` if a program that is inserted for others would have to start a command."""
         if not self._may_connect:
             raise EngineError(
                 "the probe manager starts no command that has a stub",
@@ -72,9 +72,10 @@ class GdbEngine(engine_interface.Engine):
     @contextlib.contextmanager
     def processor(self, program: Program) -> Iterator[Architecture | None]:
         """
-        Return that of the machine as such; others' kernels are found on one like this machine's only.
+        Yield the processor of a program about the machine itself, None for other programs.
 
-        The connection is that of the run: a machine that stands at its reset stays there until then.
+        Other kernels are found only on machines of this machine's architecture. The connection is that of the run: a
+        machine that is stopped at its reset stays there until then.
         """
         shared = self._shared(self._present)
         if program.name != MACHINE or (shared is None and not self._may_connect):
@@ -93,7 +94,7 @@ class GdbEngine(engine_interface.Engine):
 
     @contextlib.contextmanager
     def kernel(self, program: Program) -> Iterator[RunningKernel]:
-        """Hold the machine still meanwhile, and return its kernel; raise ``EngineError`` if there is none."""
+        """Stop the machine meanwhile, and yield its kernel; raise ``EngineError`` if there is none."""
         if program.name == MACHINE:
             yield BareMachine()
             return
@@ -112,12 +113,12 @@ class GdbEngine(engine_interface.Engine):
                 yield shared.members[0].kernel()
 
     def _shared(self, sessions: Sequence[object]) -> SharedStub | None:
-        """Return what those of some sessions share that are at the same stub; None if there are none."""
+        """Return the open stub that one of some sessions has at the same endpoint; None if there is none."""
         stubs = [each.shared for each in sessions if isinstance(each, StubSession)]
         return next((each for each in stubs if each.connection.endpoint == self._endpoint and each.is_open), None)
 
     def plan(self, job: engine_interface.Job) -> StubPlan:
-        """Return the places; raise ``EngineError`` if the module is not on this machine, or of no processor for it."""
+        """Return the plan; raise ``EngineError`` if the module is not on this machine, or its processor unknown."""
         compiled = job.compiled
         if compiled.kernel is not None:
             return StubPlan(self, job, self._visited, compiled.kernel)
@@ -136,7 +137,7 @@ class GdbEngine(engine_interface.Engine):
         return StubPlan(self, job)
 
     def attach(self, plan: engine_interface.Plan) -> StubSession:
-        """Stop the target until probepoints are there; a session that is at the stub already is joined."""
+        """Stop the target until probepoints are inserted; join a session that is at the stub already."""
         assert isinstance(plan, StubPlan)
         session = self._session(plan)
         session.enter()
@@ -144,9 +145,9 @@ class GdbEngine(engine_interface.Engine):
 
     def _session(self, plan: StubPlan) -> StubSession:
         """
-        Return the session for what the stub stands for.
+        Return the session for the kind of target.
 
-        That is asked of the stub, unless a command has to start it: it is a process then.
+        The stub is asked for the kind, unless a command has to start it: then the target is a process.
         """
         job, places = plan.job, plan.places
         shared = self._shared(job.beside)

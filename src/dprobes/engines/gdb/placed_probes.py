@@ -1,4 +1,4 @@
-"""Where the probepoints of a program are in the target, as its module comes and goes."""
+"""Places of a program's probepoints in the target, which change when its module is mapped or unmapped."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PlacedProbes", "WatchedPlaces"]
 
-# A stub that has none, or no more, says so when the first one is asked for. One for instructions (``x``) is a
-# breakpoint. Some stubs call every access a write: then those for reads and writes are concerned as well as those for
-# writes.
+# A stub without watchpoints, or without free ones, reports that when the first one is requested. A watchpoint for
+# execution (``x``) is a breakpoint. Some stubs report every access as a write: then watchpoints for reads and writes
+# are hit as well as those for writes.
 
 
 AT_LEAST = "at least: of several processors at once one"
 """
-What is said of the counts of a watchpoint in a machine with several processors.
+Remark on the counts of a watchpoint in a machine with several processors.
 
-Where two of these come to watchpoints before the machine stands still, QEMU reports the stop of one (seen with 7.2 to
-lose 30 to 45 % of the accesses of threads on both).
+If two processors reach watchpoints before the machine stops, QEMU reports the stop of only one. With 7.2, 30 to 45 % of
+the accesses of threads on both processors were lost.
 """
 
 _KINDS = {Access.WRITE: BreakpointKind.WRITE, Access.READ_WRITE: BreakpointKind.ACCESS}
@@ -46,18 +46,18 @@ class _Place(NamedTuple):
 
 
 class WatchedPlaces:
-    """The memory that is watched in a ``target``."""
+    """Watched memory in a ``target``."""
 
     def __init__(self, target: StubTarget) -> None:
         self._target = target
         self._owners: dict[_Place, list[tuple[StubProbe, Point]]] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything is watched."""
+        """Return whether any memory is watched."""
         return bool(self._owners)
 
     def place(self, probe: StubProbe, point: Point, memory: WatchedMemory, bias: int) -> ProbeState:
-        """Watch memory for a probepoint of data; return what has become of that."""
+        """Insert a watchpoint for a probepoint of data; return the state of the probepoint."""
         address = memory.address + (0 if memory.absolute else bias)
         place = _Place(address, memory.length, _KINDS[memory.access])
         if place not in self._owners:
@@ -75,7 +75,7 @@ class WatchedPlaces:
         return ProbeState.ACTIVE
 
     def concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
-        """Return whom an access concerns that a stub has called ``watch``, ``rwatch`` or ``awatch``."""
+        """Return the owners of watchpoints for an access reported as ``watch``, ``rwatch`` or ``awatch``."""
         return [
             owner
             for place, owners in self._owners.items()
@@ -85,7 +85,7 @@ class WatchedPlaces:
         ]
 
     def drop(self, probe: StubProbe) -> None:
-        """Forget a probepoint, and watch no longer what nobody needs."""
+        """Forget a probepoint, and remove the watchpoints that no other one needs."""
         for place, owners in list(self._owners.items()):
             self._owners[place] = [owner for owner in owners if owner[0] is not probe]
             if not self._owners[place]:
@@ -93,21 +93,21 @@ class WatchedPlaces:
                 self._target.unwatch(*place)
 
     def forget(self) -> None:
-        """Watch nothing any longer: what was there may be gone."""
+        """Remove all watchpoints: their memory may be gone."""
         for place in self._owners:
             self._target.unwatch(*place)
         self._owners.clear()
 
 
 class ProbedEntry(NamedTuple):
-    """The entry of a function whose return is probed, with the registers that are kept for that."""
+    """The entry of a function whose return is probed, with the registers that are kept for the handler."""
 
     probe: StubProbe
     kept: Sequence[Register]
 
 
 class PlacedProbes:
-    """The probepoints of a program that are in the target, by their addresses."""
+    """Probepoints of a program in the target, by their addresses."""
 
     def __init__(self, target: StubTarget, program: Program, placed: StubProgram, resolved: Resolved) -> None:
         self._target = target
@@ -115,23 +115,25 @@ class PlacedProbes:
         self._placed = placed
         self._resolved = resolved
         self.bias: int | None = None
-        """How far the module is above its link addresses, None as long as it is not there."""
+        """Distance of the module from its link addresses in bytes, None while it is not mapped."""
         self.at: dict[int, list[tuple[StubProbe, Point]]] = {}
-        """The probepoints at instructions."""
+        """Probepoints at instructions."""
         self.entries: dict[int, list[ProbedEntry]] = {}
-        """Those at returns, by the entry of their function."""
+        """Probepoints at returns, by the entry of their function."""
         self.points: dict[StubProbe, Point] = {}
         self.raw: dict[int, bytes] = {}
-        """The instructions under breakpoints."""
+        """Original instructions under breakpoints."""
         self.detached: set[int] = set()
-        """Where all handlers can run after the hit: they need but the registers, and no number of hits ends them."""
+        """
+        Addresses at which all handlers can run after the hit: they need only the registers, and have no limit of hits.
+        """
         numbered = enumerate(program.definitions)
         self._needing = {n for n, each in numbered if needs_target(program, each, resolved.architecture)}
         self.watched = WatchedPlaces(target)
-        """Those at accesses to memory."""
+        """Probepoints at accesses to memory."""
 
     def move(self, bias: int | None) -> dict[ProbeState, list[int]]:
-        """Take notice of where the module is now; return what has become of probepoints by that."""
+        """Place the probepoints anew after the module was mapped at ``bias``, or unmapped; return their states."""
         for address in self.at.keys() | self.entries.keys():
             self._target.forget(address)
         for places in (self.at, self.entries, self.raw, self.detached):
@@ -148,7 +150,7 @@ class PlacedProbes:
         return states
 
     def _state_of(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
-        """Place a probepoint; return what has become of it."""
+        """Place a probepoint; return its state."""
         if probe.is_in_code:
             return self._place(number, probe, bias)
         if probe.kind is ProbeKind.SAMPLER:
@@ -180,7 +182,7 @@ class PlacedProbes:
         return ProbeState.ACTIVE
 
     def _detach(self, address: int) -> None:
-        """Note whether handlers at an address can run after the hit."""
+        """Record whether handlers at an address can run after the hit."""
         owners = self.at.get(address, ())
         is_bound = any(owner.limits.maxhits or owner.definition in self._needing for owner, _ in owners)
         if owners and not is_bound and address not in self.entries:
@@ -189,7 +191,7 @@ class PlacedProbes:
             self.detached.discard(address)
 
     def _is_other(self, address: int, raw: bytes) -> bool:
-        """Return whether another instruction than the file's is at an address, as far as that is known."""
+        """Return whether the instruction at an address differs from the file's, as far as that is known."""
         return self._target.read(address, len(raw)) != raw
 
     def _watch(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
@@ -206,7 +208,7 @@ class PlacedProbes:
         return owner.state
 
     def drop(self, probe: StubProbe) -> None:
-        """Forget a probepoint; the breakpoints that nobody needs any more are still there."""
+        """Forget a probepoint; breakpoints that are not needed any more stay in the target."""
         self.watched.drop(probe)
         for address, owners in list(self.at.items()):
             self.at[address] = [owner for owner in owners if owner[0] is not probe]

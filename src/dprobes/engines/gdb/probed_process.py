@@ -1,4 +1,4 @@
-"""A process behind a stub as what a program is about: its module comes and goes, and it can be left to others."""
+"""A process behind a stub as the target of a program: its module may be unloaded, and it can be left to others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProbedProcess(StubMember):
         self._core_directory = core_directory
 
     def kernel(self) -> GuestKernel:
-        """Raise ``EngineError``: there is none."""
+        """Raise ``EngineError``: a process has no kernel."""
         name = self._target.stub.name
         raise EngineError(f"the stub {name} stands for a process, and not for a machine with a kernel")
 
@@ -62,7 +62,7 @@ class ProbedProcess(StubMember):
         return Inferior(target, context, HandlerRunner(context), stepper)
 
     def begin(self) -> None:
-        """Find the files of the process, which may have to begin first, and insert the breakpoints."""
+        """Find the files of the process, which may have to start first, and insert the breakpoints."""
         target, stub, program = self._target, self._target.stub, self._job.program
         if self._job.scope.pid is not None:
             raise EngineError(f"the stub {stub.name} stands for one process: leave out -p")
@@ -82,7 +82,7 @@ class ProbedProcess(StubMember):
         self.place_probes()
 
     def place_probes(self) -> None:
-        """Insert the probepoints where the module is loaded now, unless they are there."""
+        """Insert the probepoints where the module is loaded now, unless they are inserted."""
         files = self._process.loaded_files()
         if self._code_files is not None:
             self._code_files.look(files)
@@ -95,15 +95,15 @@ class ProbedProcess(StubMember):
 
     @property
     def own_places(self) -> set[int]:
-        """Where the dynamic linker tells of files."""
+        """Address at which the dynamic linker reports files."""
         return set() if self._process.linker_place is None else {self._process.linker_place}
 
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Have handlers speak of a thread."""
+        """Select the thread that handlers refer to."""
         self._context.select(thread, registers, self._process.pid)
 
     def is_handed_over(self, handled: Sequence[Handled[StubProgram]]) -> bool:
-        """Return whether a handler hands the process over; warn of others that would."""
+        """Return whether a handler hands the process to the debugger; warn of others that request another exit."""
         codes = [each.outcome.exit_code for each in handled if each.outcome is not None]
         handing_over = [code for code in codes if code in HANDING_OVER]
         first = handing_over[0] if handing_over else CORE_DUMP
@@ -115,7 +115,7 @@ class ProbedProcess(StubMember):
         return first != CORE_DUMP
 
     def hand_over(self, at: int, where: str, registers: Registers) -> DebuggerRelay:  # noqa: ARG002 - as they are
-        """Take everything out, and return where a debugger takes over."""
+        """Remove all breakpoints, and return the relay through which a debugger takes over."""
         self._target.clear()
         relay = self._target.stub.relay()
         text = f"the process stands still at {at:#x} ({where}) until a debugger takes over, or the run is ended"
@@ -123,7 +123,7 @@ class ProbedProcess(StubMember):
         return relay
 
     def write_core(self, at: int, registers: Registers) -> None:
-        """Write the core of the process, and tell of it."""
+        """Write the core of the process, and report that."""
         self.events.add(self._write_core(at, registers))
 
     def _write_core(self, at: int, registers: Registers) -> Notice:

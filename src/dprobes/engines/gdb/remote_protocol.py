@@ -6,9 +6,9 @@ A packet and a notification are (GDB manual, appendix E.1, "Overview")::
     $ payload # checksum         % payload # checksum
                  two hexadecimal digits: the sum of the payload's bytes, as they are sent, modulo 256
 
-In a payload ``}`` escapes the byte after it, whose bit 5 is inverted; ``$``, ``#``, ``}`` and ``*`` do not occur else.
+In a payload ``}`` escapes the byte after it, whose bit 5 is inverted; ``$``, ``#``, ``}`` and ``*`` occur only escaped.
 ``*`` and a character with the code n + 29 stand for n more copies of the character before them (run-length encoding).
-Between packets there are ``+`` and ``-``, which acknowledge and refuse a packet, and anything else is noise.
+Between packets, ``+`` acknowledges and ``-`` refuses a packet; anything else is noise.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = [
 ]
 
 INTERRUPT: Final = b"\x03"
-"""What stops the target while it runs; it is no packet."""
+"""Byte that interrupts a running target; it is not a packet."""
 SIGINT, SIGILL, SIGTRAP, SIGFPE, SIGBUS, SIGSEGV = 2, 4, 5, 8, 10, 11
-"""How GDB numbers signals (include/gdb/signals.def)."""
+"""Signal numbers of GDB (include/gdb/signals.def)."""
 
 _START, _NOTIFICATION, _END, _ESCAPE, _RUN = b"$%#}*"
 _ACKNOWLEDGED = b"+"[0]
@@ -58,13 +58,13 @@ _RUN_BASE = 29
 _SPECIAL = bytes((_START, _END, _ESCAPE, _RUN))
 _CHECKSUM_DIGITS = 2
 _ADLER_MAX = 256
-"""Bytes whose sum is less than 65521, which Adler-32 reduces sums by (RFC 1950, section 8.2)."""
+"""Maximum number of bytes whose sum is below 65521, the modulus of Adler-32 (RFC 1950, section 8.2)."""
 _PAYLOAD_MAX = 4 << 20
-"""Bytes of a payload, as it is sent and as it is meant; a stub that sends more is not one."""
+"""Maximum size of a payload in bytes, encoded and decoded; a peer that sends more is not a stub."""
 
 
 class MessageKind(enum.Enum):
-    """The kinds of what comes; the value completes "the stub sent ..."."""
+    """Kinds of received messages; the value completes "the stub sent ..."."""
 
     PACKET = "a packet"
     NOTIFICATION = "a notification"
@@ -76,9 +76,9 @@ class MessageKind(enum.Enum):
 
 class Message(NamedTuple):
     """
-    What has come from the other side.
+    A message from the other side.
 
-    ``payload`` is that of a packet or a notification; of a damaged packet it is what is wrong, as text.
+    ``payload`` is that of a packet or a notification; for a damaged packet it describes the damage.
     """
 
     kind: MessageKind
@@ -95,7 +95,7 @@ def packet(payload: bytes) -> bytes:
 
 
 def _checksum(sent: bytes) -> int:
-    """Return the sum of the bytes modulo 256, by another checksum whose lower half is one more than their sum."""
+    """Return the sum of the bytes modulo 256, from Adler-32, whose lower half is the sum plus one."""
     if len(sent) <= _ADLER_MAX:
         return adler32(sent) - 1 & 0xFF
     return sum((adler32(sent[at : at + _ADLER_MAX]) & 0xFFFF) - 1 for at in range(0, len(sent), _ADLER_MAX)) & 0xFF
@@ -112,20 +112,20 @@ def _escaped(payload: bytes) -> bytes:
 
 
 class PacketReader:
-    """The reader of messages in what comes, in whatever pieces."""
+    """Incremental parser of messages; the input may be split anywhere."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
         self._looked_at = 0
-        """How much of a packet that has begun is known not to hold its end."""
+        """Length in bytes of the part of an incomplete packet that was already searched for its end."""
 
     @property
     def is_within(self) -> bool:
-        """Whether a packet has begun whose end has not come."""
+        """True if a packet has begun whose end has not arrived."""
         return bool(self._pending)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Take what has come; return the messages that are complete by that."""
+        """Add received bytes; return the messages that they complete."""
         messages: list[Message] = []
         taken = 0 if self._pending else self._take_whole(data, messages)
         self._pending += data[taken:]
@@ -136,9 +136,9 @@ class PacketReader:
     @staticmethod
     def _take_whole(data: bytes, messages: list[Message]) -> int:
         """
-        Find the messages that are whole and as they nearly always are; return how many bytes those take.
+        Parse complete messages that need no unescaping; return the number of bytes that they take.
 
-        Each hit waits for it: what is said byte by byte below is looked at as a whole here.
+        Each hit waits for this. It is a fast path: ``_next`` parses everything else byte by byte.
         """
         place = 0
         while (start := data.find(b"$", place)) >= 0:
@@ -180,7 +180,7 @@ class PacketReader:
         is_packet = pending[0] == _START
         sent, checksum = bytes(pending[1:end]), bytes(pending[end + 1 : end + 1 + _CHECKSUM_DIGITS])
         begun_again = sent.rfind(b"$")
-        if begun_again >= 0:  # the end of the first one was lost, which is sent once more, or was
+        if begun_again >= 0:  # the end of the first packet was lost; it is or was sent again
             self._forget(begun_again + 1)
             return self._packet()
         self._forget(end + 1 + _CHECKSUM_DIGITS)
@@ -198,7 +198,7 @@ class PacketReader:
 
 
 def _meaning_of(sent: bytes) -> bytes | str:
-    """Return what a payload means, or what is wrong with it."""
+    """Return the decoded payload as bytes, or a description of what is wrong with it as a string."""
     if _ESCAPE not in sent and _RUN not in sent:
         return sent
     meant = bytearray()
@@ -226,17 +226,17 @@ def _meaning_of(sent: bytes) -> bytes | str:
     return bytes(meant)
 
 
-# Each packet is acknowledged until both sides agree that the connection loses nothing (``QStartNoAckMode``). What was
-# refused is sent again; a damaged packet is refused. Where a connection is reliable, several packets may be under way:
-# their answers come in the same order.
+# Each packet is acknowledged until both sides agree that the connection loses nothing (``QStartNoAckMode``). A refused
+# packet is sent again; a damaged packet is refused. Where a connection is reliable, several packets may be under way:
+# their answers arrive in the same order.
 
 
 _ATTEMPTS = 5
-"""How often a packet is sent, or refused, before the connection counts as bad."""
+"""Number of times that a packet is sent or refused before the connection counts as bad."""
 
 
 class Received(NamedTuple):
-    """What came of some bytes: ``answers`` and ``notifications`` are payloads, ``reply`` is to be sent."""
+    """Result of received bytes: ``answers`` and ``notifications`` are payloads, ``reply`` is to be sent."""
 
     answers: tuple[bytes, ...]
     notifications: tuple[bytes, ...]
@@ -244,46 +244,46 @@ class Received(NamedTuple):
 
 
 class Conversation:
-    """One side of a conversation in packets; ``has_acknowledgements`` says whether packets are acknowledged."""
+    """One side of a conversation in packets; ``has_acknowledgements`` tells whether packets are acknowledged."""
 
     def __init__(self) -> None:
         self.has_acknowledgements = True
         self._reader = PacketReader()
         self._asked = b""
         self._outstanding = 0
-        """How many packets have had no answer."""
+        """Number of packets without an answer so far."""
         self._is_acknowledged = True
         self._attempts = 0
         self._refusals = 0
         self._ahead = 0
-        """How many packets that are still to come have been acknowledged."""
+        """Number of packets that were acknowledged before they arrive."""
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether the other side has got what was asked, as far as that shows."""
+        """True if the other side is known to have received the last packet."""
         return self._is_acknowledged or not self.has_acknowledgements
 
     @property
     def is_ahead(self) -> bool:
-        """Whether packets that were acknowledged have not come yet."""
+        """True if packets that were acknowledged have not arrived yet."""
         return self._ahead > 0
 
     def ask(self, payload: bytes) -> bytes:
-        """Return what is to be sent for a payload."""
+        """Return the bytes to send for a payload."""
         self._asked = packet(payload)
         self._is_acknowledged, self._attempts, self._refusals = False, 1, 0
         self._outstanding += 1
         return self._asked
 
     def acknowledge_ahead(self, count: int) -> bytes:
-        """Return what acknowledges the next packets before they come, on a connection that damages none."""
+        """Return the bytes that acknowledge the next packets before they arrive, on a connection that damages none."""
         if not self.has_acknowledgements:
             return b""
         self._ahead += count
         return b"+" * count
 
     def ask_again(self) -> bytes:
-        """Return the same once more; raise ``EngineError`` if that has been done too often."""
+        """Return the last packet for another attempt; raise ``EngineError`` after too many attempts."""
         self._attempts += 1
         if self._outstanding > 1:
             raise EngineError("the stub has refused one of several packets, on a connection that damages none")
@@ -292,7 +292,7 @@ class Conversation:
         return self._asked
 
     def receive(self, data: bytes) -> Received:
-        """Take what has come; raise ``EngineError`` if the other side does not speak the protocol."""
+        """Process received bytes; raise ``EngineError`` if the other side does not speak the protocol."""
         answers: list[bytes] = []
         notifications: list[bytes] = []
         reply = bytearray()
@@ -329,7 +329,7 @@ class Conversation:
         return b"-"
 
 
-# Why the target has stopped: the stop reply packets (GDB manual, appendix E.3).
+# Stop reply packets (GDB manual, appendix E.3).
 #
 # ::
 #
@@ -342,7 +342,7 @@ _SIGNAL_DIGITS = 2
 
 @dataclass(frozen=True, slots=True)
 class ThreadId:
-    """A thread as a stub names it: ``process`` is 0 where it does not speak of processes."""
+    """Id of a thread in the protocol; ``process`` is 0 if the stub does not name processes."""
 
     process: int
     thread: int
@@ -352,7 +352,7 @@ class ThreadId:
 
     @classmethod
     def parse(cls, text: str) -> ThreadId:
-        """Read ``p PID . TID`` or ``TID``, in hexadecimal; raise ``EngineError`` for anything else."""
+        """Parse ``p PID . TID`` or ``TID``, in hexadecimal; raise ``EngineError`` for anything else."""
         process, _, thread = text[1:].partition(".") if text.startswith("p") else ("0", "", text)
         try:
             return cls(int(process, 16), int(thread or "0", 16))
@@ -363,10 +363,10 @@ class ThreadId:
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """
-    The target has stopped with a signal, by the number that GDB gives it.
+    A stop of the target by a signal, in GDB's numbering.
 
-    ``registers`` are those that the stub told at once, by their numbers. ``reason`` is what else it is: ``watch``,
-    ``rwatch`` or ``awatch`` with the address ``data``, ``swbreak``, ``hwbreak``, ``fork``, ``library`` and others.
+    ``registers`` are those that the stub sent along, by their numbers. ``reason`` is a further reason: ``watch``,
+    ``rwatch`` or ``awatch`` with the address in ``data``, ``swbreak``, ``hwbreak``, ``fork``, ``library`` and others.
     """
 
     signal: int
@@ -377,13 +377,13 @@ class Stopped:
 
     @property
     def address(self) -> int | None:
-        """The address that was accessed, None if it is no such stop."""
+        """Address of the access that triggered a watchpoint, None for other stops."""
         return int(self.data, 16) if self.reason in _WATCHED else None
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process has come to its end: with a ``status``, or by a ``signal``."""
+    """The end of a process, with a ``status`` or by a ``signal``."""
 
     status: int | None
     signal: int | None
@@ -392,12 +392,12 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class NoThreads:
-    """The end of all threads: none is left that could go on."""
+    """The end of all threads: none is left that could run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The target has printed something; it goes on."""
+    """Output of the target, which continues to run."""
 
     text: bytes
 
@@ -408,7 +408,7 @@ _WATCHED = ("watch", "rwatch", "awatch")
 
 
 def parse_stop_reply(payload: bytes) -> StopReply:
-    """Read a stop reply; raise ``EngineError`` if it is none."""
+    """Parse a stop reply; raise ``EngineError`` if it is none."""
     try:
         kind, rest = payload[:1].decode("ascii"), payload[1:].decode("ascii")
         match kind:

@@ -1,14 +1,14 @@
 """
-The stub that sessions share: its connection, what stands behind it, and who drives that.
+The stub that sessions share: its connection, its target, and the loop that drives the target.
 
-A target stops for all programs at once, so one thread at a time waits for that and sees to it: whichever asks for its
-session's events first::
+A target stops for all programs at once. One thread at a time waits for the stop and handles it: the first one that asks
+for the events of its session::
 
     let it run ─► stop ─► which is it?
         ▲                    │
         └── step over it ◄── handlers, or new files
 
-The first member leads: what stands behind the stub is what its program is about.
+The first member leads: its program determines what the target is.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ if TYPE_CHECKING:
 __all__ = ["SharedStub", "TargetDriver"]
 
 _LOOK = 0.1
-"""Seconds after which a session looks whether others have something for it."""
+"""Seconds between two checks whether other sessions have work for this one."""
 _STILL_PATIENCE = 20.0
-"""Seconds in which a target has to stop so that a program can be inserted or removed."""
+"""Seconds to wait for the target to stop before a program is inserted or removed."""
 _NEXT = 0.001
 _PATIENCE = 2.0
-"""Seconds after which it is said that a target does not stop."""
+"""Seconds after which a warning reports that the target does not stop."""
 _UNDER_WAY = 0.5
-"""Seconds within which an interrupt has reached a target that goes on."""
+"""Seconds within which an interrupt reaches a running target."""
 _CHANGES = ("fork", "vfork", "vforkdone", "exec")
-"""Stops for what has become of a process."""
+"""Reasons of stops that report a change of the process: fork or exec."""
 _FAULTS = frozenset({SIGILL, SIGFPE, SIGBUS, SIGSEGV})
 
 
 class SharedStub:
-    """The stub of a ``connection``; ``members`` are the programs whose probepoints are in the target."""
+    """The stub of a ``connection``, shared by ``members``: the programs whose probepoints are in the target."""
 
     def __init__(self, connection: StubConnection) -> None:
         self.connection = connection
@@ -73,68 +73,68 @@ class SharedStub:
         self.members: list[StubMember] = []
         self.driver = TargetDriver(self)
         self.lock = threading.Lock()
-        """Held while handlers run."""
+        """Lock that is held while handlers run."""
         self.is_over = False
-        """Whether all sessions come to their end now."""
+        """True if all sessions end now."""
         self.status: int | None = None
-        """The wait status of what was behind the stub, if it has told one."""
+        """Wait status of the target, None if the stub has not reported one."""
         self.is_left = False
-        """Whether the target was left to a debugger, at whatever probepoint."""
+        """True if the target was left to a debugger, at any probepoint."""
         self.relay: DebuggerRelay | None = None
-        """Where a debugger takes over, if a handler wants that."""
+        """Relay through which a debugger takes over the target, None if no handler has requested it."""
         self._has_begun = False
         self._driving = threading.RLock()
         self._counting = threading.Lock()
-        """Held while ``_holds`` changes."""
+        """Lock that is held while ``_holds`` changes."""
         self._holds = 0
-        """How many want the target to stand still, by whom nobody else drives it."""
+        """Number of callers that need the target to be stopped; only they drive it."""
         self._delayed: tuple[int, ThreadId | None] | None = None
-        """How the target is to go on when nobody wants it to stand still any more."""
+        """Arguments for resuming the target once ``_holds`` is 0 again: signal and thread."""
 
     @property
     def target(self) -> StubTarget:
-        """What stands behind the stub."""
+        """The target behind the stub."""
         target = self.connection.target
         assert target is not None, "the driver has set it"
         return target
 
     @property
     def is_open(self) -> bool:
-        """Whether others can join."""
+        """True if other programs can join."""
         return bool(self.members) and not self.is_over
 
     @property
     def needed(self) -> set[int]:
-        """Where breakpoints have to be."""
+        """Addresses at which breakpoints are needed."""
         first, *others = self.members
         return first.needed.union(*(each.needed for each in others))
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the target has to stop."""
+        """True if the target has to stop."""
         return bool(self._holds) or any(each.wants_stop for each in self.members)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the end of all was asked for."""
+        """True if the end of all members has been requested."""
         return all(each.is_stopping for each in self.members)
 
     def patience(self) -> float:
-        """Return how long a stop can be awaited before a member may want one; 0.1 s at most."""
+        """Return the seconds, at most 0.1, to wait for a stop before a member may need the target to stop."""
         if self.is_wanted:
             return _LOOK
         due = min((each.due for each in self.members), default=math.inf)
         return max(0.0, min(_LOOK, due - time.monotonic()))
 
     def warn(self, message: str, hint: str | None = None) -> None:
-        """Tell the user of the first member something."""
+        """Report a warning to the user of the first member."""
         if self.members:
             self.members[0].events.warn(message, hint)
 
-    # Coming and going
+    # Joining and leaving
 
     def join(self, member: StubMember) -> None:
-        """Insert the probepoints of a program beside those of others, while the target stands still."""
+        """Insert the probepoints of a program beside those of others, while the target is stopped."""
         self.members.append(member)
         try:
             self.driver.begin(member)
@@ -143,13 +143,13 @@ class SharedStub:
             raise
 
     def withdraw(self, member: StubMember) -> None:
-        """Take the probepoints of a program out, while the target stands still; those of others stay."""
+        """Remove the probepoints of a program while the target is stopped; those of others stay."""
         member.withdraw()
         self.members.remove(member)
         self.driver.remove_unneeded()
 
     def begin(self) -> None:
-        """Let the target go on from where the first members have begun, unless it was let go on already."""
+        """Resume the target from its first stop, if it has not been resumed yet."""
         if self._has_begun:
             return
         with self._driving:
@@ -158,16 +158,16 @@ class SharedStub:
                 self.resume()
 
     def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
-        """Let the target go on, now or when nobody wants it to stand still any more."""
+        """Resume the target, now or as soon as no caller needs it to be stopped."""
         if self._holds:
             self._delayed = signal, thread
         else:
             self.target.resume(signal, thread)
 
     def turn(self) -> bool:
-        """Wait for the target to stop, for a short time, and see to that; return whether anything may have happened."""
+        """Wait briefly for the target to stop and handle the stop; return whether anything may have happened."""
         while self._holds:
-            time.sleep(_NEXT)  # who wants the target to stand still drives it
+            time.sleep(_NEXT)  # the caller that holds the target drives it
         if not self._driving.acquire(timeout=_LOOK):
             return False
         try:
@@ -186,7 +186,7 @@ class SharedStub:
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Have the target stand still, between two hits; raise ``EngineError`` if it does not stop, or has ended."""
+        """Keep the target stopped between two hits; raise ``EngineError`` if it does not stop or has ended."""
         with self._counting:
             self._holds += 1
         try:
@@ -213,20 +213,20 @@ class SharedStub:
 
 
 class TargetDriver:
-    """What interrupts the target of a ``shared`` stub, sees to its stops for all members, and lets it go on."""
+    """Driver of the target of a ``shared`` stub: interrupts it, handles its stops for all members, resumes it."""
 
     _inferior: Inferior
 
     def __init__(self, shared: SharedStub) -> None:
         self._shared = shared
         self._asked_at: float | None = None
-        """When the target was interrupted, None if that is not needed."""
+        """Monotonic time in seconds of the last interrupt, None if no stop is needed."""
         self._is_overtaken = False
-        """Whether the target has stopped for something else since then."""
+        """True if the target has stopped for another reason since the interrupt."""
         self._has_complained = False
 
     def set_up(self, stub: Stub) -> None:
-        """Find what stands behind the stub, and insert the probepoints of all members in it."""
+        """Find the target behind the stub and insert the probepoints of all members into it."""
         shared, members = self._shared, self._shared.members
         self._inferior = members[0].find(stub, shared.connection.tell, shared.warn)
         shared.connection.target = self._inferior.target
@@ -236,7 +236,7 @@ class TargetDriver:
             self._begin(each)
 
     def begin(self, member: StubMember) -> None:
-        """Insert the probepoints of another member, while the target stands still."""
+        """Insert the probepoints of another member, while the target is stopped."""
         member.take_over(self._inferior)
         self._begin(member)
 
@@ -245,14 +245,14 @@ class TargetDriver:
         self._settle()
 
     def _settle(self) -> None:
-        """Have breakpoints where members need them after one of these has placed its own."""
+        """Make the inserted breakpoints match those that members need, after one of them has placed its own."""
         self.remove_unneeded()
         target = self._inferior.target
-        for address in sorted(self._shared.needed - target.inserted):  # which others had where a module was
+        for address in sorted(self._shared.needed - target.inserted):  # others had breakpoints where a module was
             target.insert(address)
 
     def remove_unneeded(self) -> None:
-        """Take the breakpoints out that nobody needs any more."""
+        """Remove the breakpoints that no member needs any more."""
         shared, target = self._shared, self._inferior.target
         for address in sorted(target.inserted - shared.needed):
             target.remove(address)
@@ -261,7 +261,7 @@ class TargetDriver:
     # Stops
 
     def turn(self) -> bool:
-        """Wait for the target to stop, for a short time, and see to that; return whether it did."""
+        """Wait briefly for the target to stop and handle the stop; return whether it stopped."""
         shared = self._shared
         try:
             self._ask_to_stop()
@@ -272,14 +272,14 @@ class TargetDriver:
         if reply is not None:
             self._is_overtaken = True
             if shared.members[0].is_machine and any(each.due < math.inf for each in shared.members):
-                self.forget_request()  # QEMU forgets an interrupt that comes when the machine has just stopped
+                self.forget_request()  # QEMU drops an interrupt that comes just after the machine stopped
         if isinstance(reply, Exited):
             shared.status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
         shared.is_over |= is_over
         return reply is not None
 
     def _has_returned(self, error: ConnectionLostError) -> bool:
-        """Return whether a stub whose connection was lost could be reached again; then the run goes on."""
+        """Return whether a stub whose connection was lost could be reached again; if so, the run continues."""
         shared = self._shared
         stub = None if shared.is_stopping else shared.connection.reopen()
         if stub is None:
@@ -295,7 +295,7 @@ class TargetDriver:
         return True
 
     def _ask_to_stop(self) -> None:
-        """Interrupt the target if it has to stop, once."""
+        """Interrupt the target if it has to stop; repeat it only if the first interrupt was lost."""
         now = time.monotonic()
         if not self._shared.is_wanted:
             self._asked_at = None
@@ -303,7 +303,7 @@ class TargetDriver:
             self._asked_at, self._is_overtaken = now, False
             self._inferior.target.interrupt()
         elif self._is_overtaken and now > self._asked_at + _UNDER_WAY:
-            # The interrupt came when the target had just stopped: it is lost, else it would have come by now.
+            # The interrupt was sent just after the target stopped and is lost: otherwise it would have arrived by now.
             self._is_overtaken = False
             self._inferior.target.interrupt()
         elif now > self._asked_at + _PATIENCE and not self._has_complained:
@@ -313,11 +313,11 @@ class TargetDriver:
             )
 
     def forget_request(self) -> None:
-        """Take notice that the target has stopped: who wants it to stop again has to ask again."""
+        """Forget the pending interrupt because the target has stopped; a further stop needs another request."""
         self._asked_at = None
 
     def _on_stop(self, reply: StopReply) -> bool:
-        """See to a stop, and let the target go on; return whether the run is over instead."""
+        """Handle a stop and resume the target; return whether the run is over instead."""
         assert isinstance(reply, Stopped)
         target, stepper = self._inferior.target, self._inferior.stepper
         with self._shared.lock:
@@ -337,7 +337,7 @@ class TargetDriver:
             return self._on_hit(at, thread, registers)
 
     def _on_signal(self, reply: Stopped, thread: ThreadId | None, *, is_ours: bool) -> bool:
-        """Do what waits for a stop, and let the target go on, with its signal if that is not ours."""
+        """Do the work that waits for a stop and resume the target, with its signal unless the tool caused that."""
         self._take_samples()
         if self._shared.is_left:
             return True
@@ -348,7 +348,7 @@ class TargetDriver:
         return False
 
     def _on_hit(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
-        """Run what is to be run at a breakpoint, and let the target go on; return whether the run is over instead."""
+        """Run the handlers of a breakpoint and resume the target; return whether the run is over instead."""
         if self._goes_on_before(at, thread, registers):
             return False
         shared = self._shared
@@ -367,7 +367,7 @@ class TargetDriver:
         outcome = self._inferior.runner.run(owners) if owners else ()
         leader = shared.members[0]
         if self._hand_over(leader, outcome, at, registers):
-            return True  # before the instruction
+            return True  # the instruction has not been executed
         uncounted = self._leave_core(leader, outcome, at, registers)
         return self._leave_breakpoint(at, thread, registers, outcome, uncounted)
 
@@ -379,7 +379,11 @@ class TargetDriver:
         outcome: Sequence[Handled[StubProgram]],
         uncounted: Sequence[Handled[StubProgram]],
     ) -> bool:
-        """Have the instruction under a breakpoint executed, or its function left, and let the target go on."""
+        """
+        Execute the instruction under a breakpoint, or leave its function, and resume the target.
+
+        Return whether the run is over instead.
+        """
         target, stepper = self._inferior.target, self._inferior.stepper
         if (skip := skipping(outcome)) is not None and skip.outcome is not None:
             reply: StopReply = stepper.leave_function(skip.outcome.value, thread, registers)
@@ -399,14 +403,14 @@ class TargetDriver:
         return self._after_step(reply, thread)
 
     def _raw(self, at: int) -> bytes | None:
-        """Return the instruction under a breakpoint, as a member with a probepoint there knows it."""
+        """Return the instruction under a breakpoint, from a member with a probepoint there, or None."""
         return next((raw for each in self._shared.members if (raw := each.placed.raw.get(at)) is not None), None)
 
     def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
         """
-        Let the target go on before handlers run that need but the registers; return whether that was done.
+        Resume the target before handlers run, if they need only the registers; return whether that was done.
 
-        QEMU then translates the code anew, as it does after each stop, while they run.
+        QEMU retranslates the code after each stop. This way it does so while the handlers run.
         """
         (member, *others), stepper = self._shared.members, self._inferior.stepper
         is_ours = member.awaits_return_at(at) or at in member.own_places
@@ -421,7 +425,7 @@ class TargetDriver:
         return True
 
     def _on_change(self, reply: Stopped) -> None:
-        """Take notice of a process that was forked, which is not in scope, or of another program in this one."""
+        """Handle a fork, whose child is not in scope, or an exec that replaced the program."""
         target, members = self._inferior.target, self._shared.members
         match reply.reason:
             case "fork" | "vfork":
@@ -436,7 +440,7 @@ class TargetDriver:
                     self._begin(each)
 
     def _see_returns(self, member: StubMember, at: int, thread: ThreadId | None, registers: Registers) -> None:
-        """Run the handlers of returns to an address."""
+        """Run the handlers of calls that return to an address."""
         context = self._inferior.context
         for call in member.returned_calls(at, thread, registers):
             context.entry = call.entry
@@ -447,7 +451,7 @@ class TargetDriver:
             self._count(self._leave_core(member, handled, at, registers))
 
     def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
-        """Run the handlers of those who watch the memory that was accessed."""
+        """Run the handlers of the watchpoints on the accessed memory."""
         assert reply.address is not None
         members, target = self._shared.members, self._inferior.target
         for each in members:
@@ -474,7 +478,7 @@ class TargetDriver:
     def _hand_over(
         self, member: StubMember, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers
     ) -> bool:
-        """Leave the target as it stands if handlers want that; return whether the run is over by that."""
+        """Leave the target stopped for a debugger if handlers request that; return whether that ends the run."""
         if not member.is_handed_over(handled):
             return False
         where = next((each.probe.program.place_of(each.probe) for each in handled), "")
@@ -487,7 +491,7 @@ class TargetDriver:
     def _leave_core(
         self, member: StubMember, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers
     ) -> Sequence[Handled[StubProgram]]:
-        """Write the core of a process if a handler wants that; return the hits that are still to be counted."""
+        """Write the core of a process if a handler requests it; return the hits that are still to be counted."""
         if member.is_machine or not any(each.outcome and each.outcome.exit_code == CORE_DUMP for each in handled):
             return handled
         self._count(handled)
@@ -496,7 +500,7 @@ class TargetDriver:
         return ()
 
     def _count(self, handled: Sequence[Handled[StubProgram]], *, has_faulted: bool = False) -> None:
-        """Count hits, each for its program, and take out what has become inactive by that."""
+        """Count hits, each for its program, and remove the breakpoints of probepoints that become inactive."""
         members = self._shared.members
         if len(members) == 1:
             has_gone = members[0].count(handled, has_faulted=has_faulted)
@@ -509,7 +513,7 @@ class TargetDriver:
             self.remove_unneeded()
 
     def _carry_out_wishes(self) -> None:
-        """Remove what is to be removed, and those programs whose end was asked for while others stay."""
+        """Carry out pending removals, and withdraw members that are to end while others stay."""
         members = self._shared.members
         if any([each.carry_out_removals() for each in members]):  # noqa: C419 - of all
             self.remove_unneeded()
@@ -519,9 +523,10 @@ class TargetDriver:
 
     def _may_end(self) -> bool:
         """
-        Return whether the run can end here: nothing of ours is still to reach the target.
+        Return whether the run can end here: no interrupt of the tool is still on its way to the target.
 
-        An interrupt that came when the target had just stopped is lost, or raises its signal as soon as that goes on.
+        An interrupt that is sent just after the target stopped is lost, or raises its signal as soon as the target
+        resumes.
         """
         if not self._shared.is_stopping:
             return False
@@ -530,7 +535,7 @@ class TargetDriver:
         return not is_under_way or asked is None or time.monotonic() > asked + _UNDER_WAY
 
     def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:
-        """Let the target go on after a hit, a process with its signal; return whether the run is over instead."""
+        """Resume the target after a hit, a process with its signal; return whether the run is over instead."""
         if not isinstance(reply, Stopped) or self._shared.is_left or self._may_end():
             return True
         is_ours = self._shared.members[0].is_machine or reply.signal in (SIGTRAP, SIGINT)

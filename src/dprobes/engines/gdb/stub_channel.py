@@ -1,8 +1,8 @@
 """
-Questions to a stub and their answers, and what is told in between without waiting.
+Questions to a stub and their answers, and packets that are sent in between without waiting.
 
-Which packets a stub knows is found by asking: one that it does not know it answers with an empty one (GDB manual,
-appendix E.1), and nothing is asked twice that it does not.
+A stub answers an unsupported packet with an empty one (GDB manual, appendix E.1). This way the packets that it supports
+are found, and an unsupported one is not sent twice.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
 __all__ = ["REASON", "StubChannel"]
 
 _DRAIN = 0.05
-"""Seconds to wait for what a stub says of itself when somebody connects."""
+"""Seconds to wait for unsolicited packets of a stub after connecting."""
 _FRAME = 4
-"""Bytes of a packet around its payload."""
+"""Bytes of a packet that are not its payload."""
 _AT_ONCE_MAX = 200
 """
-Bytes of packets that are sent together while they are acknowledged.
+Maximum total size in bytes of packets that are sent together while they are acknowledged.
 
-QEMU (user mode) takes 256 bytes from the connection, and waits for the acknowledgement of its answer before it looks at
-what of them is left. What comes after it would be taken for a refusal.
+QEMU (user mode) reads 256 bytes from the connection, and waits for the acknowledgement of its answer before it looks at
+the rest of them. It would take what follows for a refusal.
 """
 _READ_AT_ONCE = 256
 """
-Bytes that QEMU (user mode) takes from the connection while the target stands still (gdb_handlesig in gdbstub/user.c).
+Bytes that QEMU (user mode) reads from the connection while the target is stopped (gdb_handlesig in gdbstub/user.c).
 
-It looks at all of them before it lets the target go, and at nothing in the connection until that stops.
+It processes all of them before it resumes the target, and reads nothing more until that stops.
 """
 _OURS = (
     "multiprocess+;swbreak+;hwbreak+;fork-events+;vfork-events+;exec-events+;vContSupported+;no-resumed+;"
     "xmlRegisters=i386,arm,mips,powerpc,s390"
 )
-"""What we can, and the processors whose descriptions of registers we understand."""
+"""Features of this client, and the processors whose register descriptions it understands."""
 _STOPS = (b"S", b"T", b"W", b"X", b"N")
-"""How packets begin that say why a target stands still."""
+"""First bytes of packets that give the reason of a stop."""
 _OBJECT_MAX = 64 << 20
 _CHUNK = 0x800
 REASON: Final = b"?"
-"""What asks why the target stands still."""
+"""Packet that asks for the reason of the current stop."""
 
 
 def _is_stop(answer: bytes) -> bool:
-    """Return whether an answer to another question says that the target has stopped."""
+    """Return whether the answer to another question is a stop reply."""
     return answer[:1] in (b"S", b"T") and answer[1:3].isalnum() and answer[1:3].lower() == answer[1:3]
 
 
 class StubChannel:
-    """The way to a stub at the other end of ``transport``, which answers within ``patience`` seconds."""
+    """A channel to a stub at the other end of ``transport``, which has to answer within ``patience`` seconds."""
 
     def __init__(self, transport: Transport, patience: float) -> None:
         self._transport = transport
@@ -63,27 +63,29 @@ class StubChannel:
         self._conversation = Conversation()
         self._answers: deque[bytes] = deque()
         self._told: list[bytes] = []
-        """What is to be sent before the next question, and answered by OK."""
+        """Payloads to send before the next question; the stub answers each with OK."""
         self._owed: deque[bytes] = deque()
-        """What of that has been sent, in its order, and is still to be answered."""
+        """Payloads of ``tell`` that were sent, in their order, and not answered yet."""
         self._may_stop_late = True
-        """Whether a stop may still come that nobody waits for: QEMU stops a machine when somebody connects."""
+        """True if an unsolicited stop may still arrive: QEMU stops a machine when a client connects."""
         self._unknown: set[str] = set()
         self._due = b""
-        """Acknowledgements that go out with what is sent next."""
+        """Acknowledgements that go out with the next data to be sent."""
         self._is_followed = False
-        """Whether something will be sent as soon as what is awaited has come, so that its acknowledgement can wait."""
+        """
+        True if something is sent as soon as the expected answer arrives, so that the acknowledgement of that can wait.
+        """
         self.features: dict[str, str] = {}
-        """What it says of itself: "+", "-", or a value, by the name."""
+        """Features that the stub reports, by name: "+", "-", or a value."""
 
     @property
     def name(self) -> str:
-        """How a user named it."""
+        """Name of the stub as the user gave it."""
         return self._transport.name
 
     def start(self) -> None:
-        """Agree with it on how to speak; raise ``EngineError`` if it does not speak the protocol."""
-        self._take_all(_DRAIN)  # a stop that nobody asked for
+        """Negotiate the features; raise ``EngineError`` if the stub does not speak the protocol."""
+        self._take_all(_DRAIN)  # an unsolicited stop
         self._answers.clear()
         self._transmit(b"+")
         for entry in self.ask(f"qSupported:{_OURS}").decode("ascii", "replace").split(";"):
@@ -91,15 +93,15 @@ class StubChannel:
             self.features[name if equals else entry[:-1]] = value if equals else entry[-1:]
         if self.features.get("QStartNoAckMode") == "+" and self.ask("QStartNoAckMode") == b"OK":
             self._conversation.has_acknowledgements = False
-        self.ask("Hgp0.0" if self.knows("multiprocess") else "Hg0")  # before it gdbserver has no target to describe
+        self.ask("Hgp0.0" if self.knows("multiprocess") else "Hg0")  # before this, gdbserver has no target to describe
 
     @property
     def has_acknowledgements(self) -> bool:
-        """Whether packets are acknowledged."""
+        """True if packets are acknowledged."""
         return self._conversation.has_acknowledgements
 
     def relay(self) -> DebuggerRelay:
-        """Return what lets a debugger have the connection, while the target stands still."""
+        """Return a relay that gives a debugger the connection, while the target is stopped."""
         from dprobes.engines.gdb.stub_transports import DebuggerRelay
 
         self.flush()
@@ -107,9 +109,10 @@ class StubChannel:
 
     def take_over(self, *, has_acknowledgements: bool, patience: float) -> StopReply | None:
         """
-        Go on with a conversation that somebody else has begun; return the stop that comes within so many seconds.
+        Continue a conversation that another client has begun; return the last stop that arrives.
 
-        The other one may have left answers that were not acknowledged, or not read.
+        Read until nothing arrives for ``patience`` seconds. The other client may have left answers unread or
+        unacknowledged.
         """
         self._conversation.has_acknowledgements = has_acknowledgements
         if has_acknowledgements:
@@ -120,11 +123,11 @@ class StubChannel:
         return parse_stop_reply(stops[-1]) if stops else None
 
     def knows(self, feature: str) -> bool:
-        """Return whether it said that it has a feature."""
+        """Return whether the stub reported a feature as supported."""
         return self.features.get(feature) == "+"
 
     def ask(self, payload: str | bytes, patience: float | None = None) -> bytes:
-        """Return the answer to a packet; raise ``EngineError`` if there is none in time."""
+        """Return the answer to a packet; raise ``EngineError`` if none arrives in time."""
         data = payload.encode("latin-1") if isinstance(payload, str) else payload
         self._send(data)
         answer = self._answer(data, self._patience if patience is None else patience)
@@ -133,11 +136,11 @@ class StubChannel:
         return answer
 
     def ask_if_known(self, payload: str) -> bytes | None:
-        """Return the answer to a packet, None if the stub does not know such."""
+        """Return the answer to a packet, None if the stub does not support its kind."""
         return self.ask_if_known_kind(payload.partition(":")[0].partition(",")[0], payload)
 
     def ask_if_known_kind(self, kind: str, payload: str) -> bytes | None:
-        """Return the answer to a packet of a kind, None if the stub does not know that."""
+        """Return the answer to a packet of a kind, None if the stub does not support that."""
         if kind in self._unknown:
             return None
         answer = self.ask(payload)
@@ -147,7 +150,7 @@ class StubChannel:
         return answer
 
     def command(self, line: str, patience: float | None = None) -> str | None:
-        """Return what the monitor behind the stub says to a command (``qRcmd``), None if there is no monitor."""
+        """Return the output of a command of the monitor behind the stub (``qRcmd``), None if there is no monitor."""
         patience = self._patience if patience is None else patience
         if "qRcmd" in self._unknown:
             return None
@@ -165,17 +168,17 @@ class StubChannel:
 
     def tell(self, payload: str | bytes) -> None:
         """
-        Ask for what has no answer but OK, with the next question, and do not wait for it.
+        Queue a request whose only answer is OK, to be sent with the next question, without waiting for its answer.
 
-        Whatever waits for an answer then raises ``EngineError`` if another one comes.
+        Whatever waits for a later answer raises ``EngineError`` if another answer than OK arrives.
         """
         self._told.append(payload.encode("latin-1") if isinstance(payload, str) else payload)
 
     def flush(self) -> None:
         """
-        Send what was told, and wait for the answers.
+        Send the queued requests and wait for their answers.
 
-        QEMU (system mode) stops a machine for whatever comes while that goes on, an acknowledgement included.
+        QEMU (system mode) stops a machine for any byte that arrives while it runs, an acknowledgement included.
         """
         self._transmit(b"")
         if self._told:
@@ -190,7 +193,7 @@ class StubChannel:
             self._transport.send(due + data)
 
     def _send(self, payload: bytes) -> None:
-        """Send what was told, and a packet after it."""
+        """Send the queued requests, and a packet after them."""
         told, self._told = self._told, []
         size = sum(len(each) for each in (*told, payload)) + _FRAME * (len(told) + 1)
         may_be_one = not self._conversation.has_acknowledgements or size <= _AT_ONCE_MAX
@@ -205,14 +208,15 @@ class StubChannel:
 
     def _send_with_question(self, payload: bytes, question: bytes) -> bool:
         """
-        Send what was told, a packet that lets the target go, and a question that QEMU (user mode) takes at its stop.
+        Send the queued requests, a packet that resumes the target, and a question for its next stop.
 
-        ::
+        QEMU (user mode) reads the question when the target stops::
 
             padding, what was told, the packet │ + for each answer to what was told, and for the stop │ question
             └──────── _READ_AT_ONCE ──────────┘
 
-        So it waits for nothing until it has answered that. Return False, with nothing sent, where there is no room.
+        So QEMU waits for nothing until it has answered the question. Return False, with nothing sent, if the packets
+        are larger than ``_READ_AT_ONCE``.
         """
         size = sum(len(each) + _FRAME for each in (*self._told, payload))
         if size > _READ_AT_ONCE:
@@ -232,7 +236,7 @@ class StubChannel:
         return answer
 
     def _next_answer(self, patience: float) -> bytes | None:
-        """Return the next answer to what was asked, None if there is none in time."""
+        """Return the next answer to a question, None if none arrives in time."""
         deadline = time.monotonic() + patience
         while True:
             while self._answers:
@@ -248,10 +252,10 @@ class StubChannel:
                 return None
             self._take(data)
             if left <= 0 and not self._answers:
-                return None  # what comes is no answer, however much of it
+                return None  # incomplete data is no answer, however much of it arrives
 
     def _take_all(self, silence: float) -> None:
-        """Take what comes until nothing does for so many seconds; ``EngineError`` if there is no end of it."""
+        """Receive until nothing arrives for ``silence`` seconds; raise ``EngineError`` if data keeps arriving."""
         deadline = time.monotonic() + silence + self._patience
         while (data := self._transport.receive(silence)) is not None:
             self._take(data)
@@ -267,7 +271,7 @@ class StubChannel:
         self._answers.extend(received.answers)
 
     def read_object(self, kind: str, annex: str = "") -> bytes | None:
-        """Return what a stub has under a name (``qXfer``), None if it has none of that kind."""
+        """Return the contents of an object of the stub (``qXfer``), None if it has none of that kind."""
         if not self.knows(f"qXfer:{kind}:read"):
             return None
         data = bytearray()
@@ -283,10 +287,10 @@ class StubChannel:
 
     def drain(self) -> None:
         """
-        Take what comes without having been asked for, while the target stands still, and forget it.
+        Receive and discard unsolicited packets while the target is stopped.
 
-        QEMU (user mode) takes what interrupts it for a refusal if it has stopped just then, and says so once more. What
-        comes later still is no answer to a question.
+        QEMU (user mode) takes an interrupt for a refusal if it has just stopped, and repeats its last answer. A stop
+        that arrives later still is not taken for the answer to a question.
         """
         self._may_stop_late = True
         self._transmit(b"")
@@ -295,11 +299,11 @@ class StubChannel:
         self._owed.clear()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when something has come."""
+        """Return the descriptor that is readable when data has arrived."""
         return self._transport.fileno()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._transport.close()
 
     def _unexpected(self, asked: str | bytes, answer: bytes) -> EngineError:

@@ -1,7 +1,7 @@
 """
-The connection of a run to its stub: from the command that starts it, if there is one, to the last breakpoint's removal.
+Connection of a run to its stub, from the start of its command, if any, to the removal of the last breakpoint.
 
-While it is there, a process stands by that takes the breakpoints out if we are killed (``restorer``).
+While it is open, a process is ready to remove the breakpoints if this one is killed (``restorer``).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["StubCommand", "StubConnection"]
 
 _PATIENCE = 5.0
-"""Seconds in which a stub ends whose target has ended, or that is told to."""
+"""Seconds in which a stub must end whose target has ended, or that is told to."""
 
 
 class StubCommand:
-    """A command (``-c``) that starts a stub with its target; its input and output are ours."""
+    """A command (``-c``) that starts a stub with its target; it inherits this process' input and output."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._name = arguments[0]
@@ -37,7 +37,7 @@ class StubCommand:
             raise EngineError(f"'{self._name}' cannot be started: {reason_of(error)}") from None
 
     def problem(self) -> str | None:
-        """Return a clause that says that it has ended, None if it has not."""
+        """Return a clause about the command's end, None if it still runs."""
         status = self._process.poll()
         if status is None:
             return None
@@ -45,13 +45,13 @@ class StubCommand:
         return f"the command '{self._name}' {how}"
 
     def await_end(self) -> None:
-        """Wait for its end, as the target has ended; one that goes on nevertheless is ended."""
+        """Wait for the command's end, because the target has ended; terminate it if it continues."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
         self.end()
 
     def end(self) -> None:
-        """End it if it has not ended."""
+        """Terminate the command if it still runs."""
         for stop in (self._process.terminate, self._process.kill):
             if self._process.poll() is None:
                 stop()
@@ -60,7 +60,7 @@ class StubCommand:
 
 
 _RETURN_PATIENCE = 2.0
-"""Seconds in which one listens again whose connection was lost."""
+"""Seconds to wait for a stub to listen again after its connection was lost."""
 
 
 class StubConnection:
@@ -79,7 +79,7 @@ class StubConnection:
         self.target: StubTarget | None = None
 
     def open(self) -> Stub:
-        """Return the stub, ready to be asked; raise ``EngineError`` if there is none."""
+        """Return the connected stub; raise ``EngineError`` if there is none."""
         if self._stub is not None:
             return self._stub
         if self._arguments:
@@ -114,18 +114,18 @@ class StubConnection:
             return None
 
     def tell(self, line: str) -> None:
-        """Tell the process that stands by what is done to the target."""
+        """Report a change of the target to the restorer process."""
         if self._restorer is not None:
             self._restorer.tell(line)
 
     def abandon(self) -> None:
-        """Close it before the run has begun: a command that was started for it ends."""
+        """Close the connection before the run has begun, and terminate a command that was started for it."""
         self.close()
         if self._command is not None:
             self._command.end()
 
     def close(self) -> None:
-        """Take everything out that is in, and end the connection; the target goes on."""
+        """Remove all breakpoints and close the connection; the target continues."""
         restorer, self._restorer = self._restorer, None
         target, self.target = self.target, None
         try:

@@ -1,4 +1,4 @@
-"""The ``Context`` of a handler on a thread that stands still behind a stub."""
+"""``Context`` of a handler on a stopped thread behind a stub."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AwaitedReturns", "CallEntry", "PendingCall", "StubContext"]
 
-# A breakpoint is at the address to which a call returns, for as long as that is awaited. At the entry of a function its
-# return address lies on top of the stack, or in a register. The call has returned when the same thread arrives there
-# with the stack as high as the return leaves it; so tail calls and recursion are told apart, and nothing of the
-# target's is changed. A call that is left by ``longjmp`` or an exception is forgotten when its frame is entered again,
-# or when there are too many.
+# While a return is awaited, a breakpoint is at the address to which the call returns. When a function begins, its
+# return address is on top of the stack, or in a register. The call has returned when the same thread arrives there with
+# the stack pointer that the return leaves. So tail calls and recursion are distinguished, and nothing in the target is
+# changed. A call that is left by ``longjmp`` or an exception is forgotten when its frame is entered again, or when
+# there are too many calls.
 
 
 _CALLS_MAX = 1 << 14
-"""How many calls are kept; of more the oldest ones are forgotten. The ptrace engine keeps as many."""
+"""Maximum number of pending calls; beyond it the oldest are forgotten. The ptrace engine keeps as many."""
 
 
 class CallEntry(NamedTuple):
@@ -45,7 +45,7 @@ class CallEntry(NamedTuple):
 
 
 class PendingCall(NamedTuple):
-    """A call of a probed function: where it returns, and the stack pointer then, if it drops no arguments."""
+    """A call of a probed function: its return address, and the stack pointer then, if it drops no arguments."""
 
     thread: ThreadId | None
     address: int
@@ -55,7 +55,7 @@ class PendingCall(NamedTuple):
 
 
 class AwaitedReturns:
-    """The calls that have not returned, of functions that may take ``dropped`` bytes of arguments from the stack."""
+    """Calls that have not returned, of functions that may take ``dropped`` bytes of arguments from the stack."""
 
     def __init__(self, dropped: int) -> None:
         self._slack = dropped
@@ -64,7 +64,7 @@ class AwaitedReturns:
 
     @property
     def addresses(self) -> set[int]:
-        """Where breakpoints have to be."""
+        """Return addresses, at which breakpoints are needed."""
         return set(self._addresses)
 
     def enter(self, call: PendingCall) -> None:
@@ -77,7 +77,7 @@ class AwaitedReturns:
         self._addresses[call.address] += 1
 
     def arrive(self, thread: ThreadId | None, address: int, top: int) -> list[PendingCall]:
-        """Return the calls that have returned to an address, the inner ones first; they are awaited no longer."""
+        """Return the calls that have returned to an address, the inner ones first, and stop awaiting them."""
         found = [
             (key, call)
             for key, call in self._calls.items()
@@ -109,7 +109,7 @@ class StubContext:
     """
     The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables of the program in ``use``.
 
-    ``names`` are the stub's of registers, and ``written`` holds what handlers changed in those, both by the registers'
+    ``names`` are the stub's names of registers, and ``written`` the changes of handlers to these, both by register
     index. ``warn`` takes a message for the user.
     """
 
@@ -139,12 +139,12 @@ class StubContext:
         self.word_size: int = architecture.word_size
         self.written: Changes | None = None
         self.entry: CallEntry | None = None
-        """The entry of the call that has just returned."""
+        """Entry of the call that has just returned."""
         self.user = 0
         self.name = b""
 
     def use(self, program: StubProgram) -> None:
-        """Give handlers what is their program's."""
+        """Give handlers access to the variables, tables and extensions of their program."""
         self.program = program
         self.local_variables = program.local_variables
         self.global_variables = program.global_variables
@@ -152,7 +152,7 @@ class StubContext:
         self.keyed_tables = program.keyed_tables
 
     def select(self, thread: ThreadId | None, registers: Registers, process: int) -> None:
-        """Speak of a thread from now on."""
+        """Select a thread for all further calls."""
         self.thread, self._registers, self.process = thread, registers, process
         self.written = None
 
@@ -178,19 +178,19 @@ class StubContext:
         self._registers[name] = value
 
     def set_aside(self) -> Changes | None:
-        """Set registers back to what they were before handlers changed them, and return the changes."""
+        """Restore registers to their values before handlers changed them, and return the changes."""
         changes, self.written = self.written, None
         for index, (before, _) in (changes or {}).items():
             self._registers[self.names[index]] = before
         return changes
 
     def apply(self, changes: Changes) -> None:
-        """Make changes that were set aside; what was changed before stays as far as they do not concern it."""
+        """Repeat changes that were set aside; other changes stay."""
         for index, (_, after) in changes.items():
             self.set_register(index, after, user=True)
 
     def pointers(self) -> tuple[int, int, int, int]:
-        """Return cs, the instruction pointer, ss and the stack pointer; 0 for what the processor has not."""
+        """Return cs, the instruction pointer, ss and the stack pointer; 0 for registers that do not exist."""
         registers, processor = self._registers, self._processor
         cs, ss = registers.value("cs"), registers.value("ss")
         return cs, registers[processor.pc], ss, registers[processor.sp]

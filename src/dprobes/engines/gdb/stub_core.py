@@ -1,8 +1,8 @@
 """
-Writing the core file of a process behind a stub, which stands still meanwhile.
+Core files of a process behind a stub, which is stopped meanwhile.
 
-Where the stub shows files of its machine, ``/proc`` says which memory is in the file, as for any other process; else
-the memory is what can be found.
+If the stub gives access to files of its machine, ``/proc`` tells which memory is in the file, as for any other process.
+Otherwise memory is searched for.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 __all__ = ["FoundMemory", "StubCore", "open_remote", "read_remote"]
 
 _AROUND = 256
-"""How many pages in either direction are tried around an address."""
+"""Number of pages in either direction that are tried around an address."""
 _STACK = 2048
-"""How many are tried above a stack pointer."""
+"""Number of pages that are tried above a stack pointer."""
 _PT_LOAD = 1
 _HEADERS_MAX = 1024
 
 
 class _Layout(NamedTuple):
-    """Where the program headers are told in an ELF header, and what is in one of them (elf(5))."""
+    """Positions of the program headers' fields in an ELF header, and the format of a program header (elf(5))."""
 
     table: tuple[str, int]
     counts: int
@@ -60,10 +60,11 @@ _LAYOUTS = {8: _Layout(("Q", 32), 54, "IIQQQQQQ"), 4: _Layout(("I", 28), 42, "II
 
 class FoundMemory:
     """
-    The memory of a process whose mappings nobody tells, as its own words lead to it: ``segments``, and the ``files``.
+    Memory of a process whose mappings are unknown: ``segments`` found through its own pointers, and ``files``.
 
-    What is loaded is known by its ELF headers in memory. Around everything else that a register or the dynamic linker's
-    list points to, pages are tried one by one until one cannot be read. ``word_size`` is that of the ``target``.
+    Loaded files are recognized by their ELF headers in memory. Around everything else that a register or the dynamic
+    linker's list points to, pages are tried one by one until one cannot be read. ``word_size`` is that of the
+    ``target``.
     """
 
     def __init__(self, target: StubTarget, word_size: int) -> None:
@@ -76,14 +77,14 @@ class FoundMemory:
 
     @property
     def segments(self) -> list[Segment]:
-        """What was found, in order of addresses."""
+        """Found segments, in order of addresses."""
         return [segment for _, segment in self._segments]
 
     def add_file(self, header: int, path: str) -> int:
         """
-        Add what is loaded of the file whose ELF header is at an address, and return where that ends.
+        Add the segments of a file whose ELF header is at an address, and return the end of the last one.
 
-        Of what is not writable only the headers are in a core file: the rest is as in the file.
+        Of segments that are not writable, the core file contains only the headers: the rest is as in the file.
         """
         end = header
         loaded = list(self._load_segments(header))
@@ -100,7 +101,7 @@ class FoundMemory:
         return end
 
     def _load_segments(self, header: int) -> Iterator[tuple[int, int, int, int]]:
-        """Iterate over flags, file offset, address and size of what is loaded of a file."""
+        """Iterate over flags, file offset, address and size of the loadable segments of a file."""
         (word, at), counts, entry = self._layout
         head = self._target.read(header, 64)
         if len(head) < 64 or head[:4] != b"\x7fELF":
@@ -123,7 +124,7 @@ class FoundMemory:
         self._explore(pointer, 0, _STACK)
 
     def add_around(self, addresses: Iterable[int]) -> None:
-        """Add the memory around addresses, where there is any."""
+        """Add the memory around addresses, as far as it exists."""
         for address in addresses:
             self._explore(address, _AROUND, _AROUND)
 
@@ -139,13 +140,13 @@ class FoundMemory:
         self._add(Segment(start, end, "rw-p", end - start))
 
     def _is_new(self, page: int) -> bool:
-        """Return whether there is memory that is in no segment yet."""
+        """Return whether a page exists that is in no segment yet."""
         number = bisect_right(self._segments, page, key=_start_of) - 1
         is_known = number >= 0 and page < self._segments[number][1].end
         return not is_known and len(self._target.read_anew(page, 1)) == 1
 
     def _add(self, segment: Segment) -> None:
-        """Add a segment; one of a file may begin in the page in which the one before it ends, and counts there."""
+        """Add a segment; the last page of the one before is cut off if the new one begins in it."""
         number = bisect_right(self._segments, segment.start, key=_start_of) - 1
         if number >= 0 and segment.start < (before := self._segments[number][1]).end:
             size = min(before.size, segment.start - before.start)
@@ -158,7 +159,7 @@ def _start_of(entry: tuple[int, Segment]) -> int:
 
 
 # Files of a stub's machine are read by the packets of GDB manual, appendix E.7 ("Host I/O Packets"). gdbserver has
-# them, and QEMU since 8.1. Errors come as ``OSError``, with GDB's numbers of them, which are Linux's as far as they go
+# them, and QEMU since 8.1. Errors are raised as ``OSError``, with GDB's numbers, which are a subset of Linux's
 # (appendix E.13.7, "Errno Values").
 
 
@@ -174,7 +175,7 @@ class RemoteFile:
         self._number = number
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return bytes from a place on; fewer at the end of the file."""
+        """Return bytes from an offset on; fewer at the end of the file."""
         data = bytearray()
         while len(data) < size:
             count = min(_CHUNK, size - len(data))
@@ -185,13 +186,13 @@ class RemoteFile:
         return bytes(data)
 
     def close(self) -> None:
-        """Have the stub close it."""
+        """Close the file in the stub."""
         _asked(self._stub, f"close:{self._number:x}")
 
 
 @contextlib.contextmanager
 def open_remote(stub: Stub, path: str) -> Iterator[RemoteFile]:
-    """Keep a file open for reading; raise OSError if there is none, or the stub knows no files."""
+    """Open a file for reading; raise OSError if there is none, or the stub does not support files."""
     number, _ = _asked(stub, f"open:{os.fsencode(path).hex()},0,0")
     file = RemoteFile(stub, number)
     try:
@@ -207,7 +208,7 @@ def read_remote(stub: Stub, path: str) -> bytes:
 
 
 def _asked(stub: Stub, what: str) -> tuple[int, bytes]:
-    """Return the number and the data that a stub answers."""
+    """Return the number and the data in a stub's answer; raise OSError for an error."""
     answer = stub.ask_if_known_kind("vFile", f"vFile:{what}")
     if answer is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -223,12 +224,12 @@ def _asked(stub: Stub, what: str) -> tuple[int, bytes]:
 
 
 _BASES = ("fs_base", "gs_base", "tpidr_el0")
-"""Registers that point to the variables of a thread, where that is none of the general ones."""
+"""Registers that point to the variables of a thread, if no general register does."""
 
 
 @dataclass(frozen=True, slots=True)
 class StubCore:
-    """The core file of a ``process``, whose ``thread``, with those ``registers``, has hit at the address ``at``."""
+    """Core file of a ``process``, whose ``thread``, with those ``registers``, has hit at the address ``at``."""
 
     target: StubTarget
     processor: StubProcessor
@@ -239,7 +240,7 @@ class StubCore:
     at: int
 
     def write(self, output: int) -> int:
-        """Write it to a new, empty file, and return its size; raise OSError if it cannot be written."""
+        """Write the core to a new, empty file, and return its size; raise OSError if it cannot be written."""
         layout = PROCESSORS[self.architecture]
         states = tuple(self._states(layout))
         threads = tuple(state for state, _ in states)
@@ -277,7 +278,7 @@ class StubCore:
         return HeldThread(max(tid, 1), image_of(layout.general, layout.order, value), more)
 
     def _found(self, request: CoreRequest, registers: list[Registers]) -> CoreContents:
-        """Return what can be known without files: what is loaded, and the memory to which something points."""
+        """Return the contents that can be determined without files: loaded segments, and memory that is pointed to."""
         layout = request.processor
         found = FoundMemory(self.target, layout.word_size)
         for number, (header, path) in enumerate(self.process.files_in_memory()):
@@ -309,17 +310,17 @@ class StubCore:
 
 
 class _StubMemory:
-    """The memory of a target; ``pages`` tells which pages exist, in an order of bytes, if the stub shows that."""
+    """Memory of a target; ``pages`` is its pagemap file in the byte order ``order``, None if the stub has no files."""
 
     def __init__(self, target: StubTarget, pages: RemoteFile | None, order: str) -> None:
         self._target, self._pages, self._order = target, pages, order
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of memory; fewer if they cannot all be read."""
+        """Return bytes of memory; fewer if some cannot be read."""
         return self._target.read_anew(address, size)
 
     def has_any(self, start: int, size: int) -> bool:
-        """Return whether one of the pages exists, or may."""
+        """Return whether one of the pages exists, or may exist."""
         if self._pages is None:
             return True
         count = size // PAGE_SIZE

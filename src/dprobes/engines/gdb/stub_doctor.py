@@ -1,7 +1,7 @@
 """
-What a stub can, found out by trying it: on the target as it stands, which is let go on unchanged.
+Capabilities of a stub, found by trial on its target, which is then released unchanged.
 
-Breakpoints and watchpoints are placed where the target stands, and taken out at once.
+Breakpoints and watchpoints are placed at the target's current instruction, and removed at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLACES = {
 
 
 def examine_stub(endpoint: str) -> list[Finding]:
-    """Return what the stub at an endpoint can, and what it lacks."""
+    """Return the findings about the stub at an endpoint."""
     what = f"reach the stub at {endpoint}"
     try:
         stub = Stub(open_transport(endpoint))
@@ -89,7 +89,7 @@ def _kind(stub: Stub) -> Finding:
 
 
 def _processor(description: TargetDescription) -> tuple[str, StubProcessor] | None:
-    """Return our name of the processor that is described, and how it looks; None if we do not know it."""
+    """Return the architecture and row of the described processor; None if it is not supported."""
     for name in ARCHITECTURE_NAMES:
         processor = processor_of(architecture(name))
         if processor is not None and description.architecture in processor.descriptions:
@@ -119,5 +119,5 @@ def _places(stub: Stub, thread: ThreadId | None, pc: int, size: int) -> Iterator
         length = size if kind is BreakpointKind.SOFTWARE else 1
         if inserted := stub.insert(kind, pc, length):
             stub.remove(kind, pc, length)
-            stub.read_registers(thread)  # what was told is sent with the next question
+            stub.read_registers(thread)  # queued requests are sent with the next question
         yield Finding(what, works=bool(inserted), detail="" if inserted is not False else "refused", remedy=otherwise)

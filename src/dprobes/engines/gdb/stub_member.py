@@ -1,7 +1,7 @@
 """
-A program at a stub: where its probepoints are in the target, beside those of others, and what there is to tell of it.
+A program at a stub: its probepoints in the target, beside those of other programs, and its pending events.
 
-What the program is about decides what stands behind the stub: ``ProbedProcess``, ``ProbedMachine``, ``ProbedPrograms``.
+The program's module determines the kind of target: ``ProbedProcess``, ``ProbedMachine``, ``ProbedPrograms``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Inferior", "RunEvents", "Sample", "StubMember"]
 
 
 class Inferior(NamedTuple):
-    """What stands behind a stub, with what executes handlers and instructions there."""
+    """A target behind a stub, with the runner of handlers and the executor of instructions."""
 
     target: StubTarget
     context: StubContext
@@ -47,7 +47,7 @@ class Inferior(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A thread that samplers are about, with those that are due."""
+    """A thread to be sampled, with the samplers that are due."""
 
     thread: ThreadId
     registers: Registers
@@ -55,7 +55,7 @@ class Sample(NamedTuple):
 
 
 class RunEvents:
-    """What has come of a run since its user was told last."""
+    """Events of a run that its user has not received yet."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
@@ -63,7 +63,7 @@ class RunEvents:
         self._reported: set[tuple[int, ProbeState]] = set()
 
     def take(self) -> Iterator[Event]:
-        """Iterate over what has come, which is forgotten by that."""
+        """Iterate over the pending events and remove them."""
         while self._events:
             yield self._events.popleft()
         if self._records:
@@ -71,15 +71,15 @@ class RunEvents:
             yield RecordBatch(records)
 
     def add(self, event: Event) -> None:
-        """Add something."""
+        """Add an event."""
         self._events.append(event)
 
     def warn(self, message: str, hint: str | None = None) -> None:
-        """Add a warning, with what to do about it."""
+        """Add a warning, with a hint about the remedy."""
         self._events.append(Notice(message, hint))
 
     def report(self, states: Mapping[ProbeState, Sequence[int]], pid: int) -> None:
-        """Add what has become of probepoints, each state of one once."""
+        """Add state changes of probepoints; each state of a probepoint is reported once."""
         for state, numbers in states.items():
             if (new := tuple(number for number in numbers if (number, state) not in self._reported)) != ():
                 self._reported.update((number, state) for number in new)
@@ -92,7 +92,7 @@ class RunEvents:
 
 
 class StubMember(ABC):
-    """A program whose probepoints are in the target; ``placed`` are those where the thread is that was selected."""
+    """A program with probepoints in the target; ``placed`` are those in the address space of the selected thread."""
 
     is_machine = False
     _target: StubTarget
@@ -110,18 +110,18 @@ class StubMember(ABC):
         self._returns = AwaitedReturns(processor.dropped)
         self._emitter = Emitter(events)
         self.is_stopping = False
-        """Whether the end was asked for."""
+        """True if the end of the program was requested."""
         self.has_withdrawn = False
-        """Whether the probepoints were taken out while those of others stay."""
+        """True if the probepoints were removed while those of other programs stay."""
 
-    # What stands behind the stub
+    # The target behind the stub
 
     @abstractmethod
     def find(self, stub: Stub, tell: Callable[[str], None], warn: Callable[[str], None]) -> Inferior:
-        """Return what stands behind the stub, of which all programs there are to be."""
+        """Return the target behind the stub, which all programs share."""
 
     def take_over(self, inferior: Inferior) -> None:
-        """Use what stands behind the stub, where no probepoint is yet."""
+        """Use a target in which no probepoint of this program has been inserted."""
         self._target, self._context, _, self._stepper = inferior
         self.placed = self._placement()
 
@@ -130,43 +130,43 @@ class StubMember(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Get to know the target, which stands still, and insert the breakpoints."""
+        """Identify the stopped target, and insert the breakpoints."""
 
     @abstractmethod
     def kernel(self) -> GuestKernel:
-        """Return the kernel of the target, which stands still; raise ``EngineError`` if there is none."""
+        """Return the kernel of the stopped target; raise ``EngineError`` if there is none."""
 
-    # Where probepoints are
+    # Places of probepoints
 
     @abstractmethod
     def place_probes(self) -> None:
-        """Insert the probepoints where their module is now, unless they are there."""
+        """Insert the probepoints where their module is mapped now, unless they are inserted."""
 
     @property
     def own_places(self) -> set[int]:
-        """Where breakpoints of the engine's own are, at which modules may have come or gone."""
+        """Addresses of the engine's own breakpoints, at which modules may have been mapped or unmapped."""
         return set()
 
     @property
     def needed(self) -> set[int]:
-        """Where breakpoints have to be for the program."""
+        """Addresses at which the program needs breakpoints."""
         return self.placed.at.keys() | self.placed.entries.keys() | self._returns.addresses | self.own_places
 
     @property
     def watches(self) -> bool:
-        """Whether some of the target's memory is watched."""
+        """True if there are watchpoints on the target's memory."""
         return bool(self.placed.watched)
 
     def awaits_return_at(self, at: int) -> bool:
-        """Return whether a call is to return to an address."""
+        """Return whether a call is awaited to return to an address."""
         return at in self._returns.addresses
 
     def concerned(self, address: int, reason: str) -> Sequence[tuple[StubProbe, Point]]:
-        """Return the probepoints whom an access to memory concerns."""
+        """Return the probepoints whose watchpoints cover an access to memory."""
         return self.placed.watched.concerned(address, reason)
 
     def withdraw(self) -> None:
-        """Need no breakpoint any more."""
+        """Give up all breakpoints of the program."""
         self._returns.clear()
         self._forget_places()
         self.has_withdrawn = True
@@ -176,30 +176,30 @@ class StubMember(ABC):
             self.placed.drop(probe)
 
     def forget_calls(self) -> None:
-        """Await no returns of calls any longer."""
+        """Forget the calls whose returns are awaited."""
         self._returns.clear()
 
     def leave_places(self) -> None:
-        """Take notice that the module is nowhere, and calls do not return."""
+        """Forget the places of the module, which is not mapped any more, and the calls that will not return."""
         self._returns.clear()
         self.placed.move(None)
 
-    # Whose hit it is
+    # The thread of a hit
 
     @abstractmethod
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Have handlers speak of a thread."""
+        """Select the thread that handlers refer to."""
 
     def _caller(self, thread: ThreadId | None, at: int) -> ThreadId | None:  # noqa: ARG002 - for machines
-        """Return who calls and returns at an address."""
+        """Return the thread that calls or returns at an address."""
         return thread
 
     def returned_calls(self, at: int, thread: ThreadId | None, registers: Registers) -> list[PendingCall]:
-        """Return the calls that a thread comes back from at an address, which are awaited no longer."""
+        """Return the calls from which a thread returns at an address, and stop awaiting them."""
         return self._returns.arrive(self._caller(thread, at), at, registers[self._processor.sp])
 
     def see_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
-        """Await the returns of a function that is entered."""
+        """Await the return of a function that is entered, and keep the values that its handlers need."""
         for probe, kept in self.placed.entries.get(at, ()):
             address, top = self._stepper.return_place(registers)
             if address is None or not self._target.insert(address):
@@ -213,46 +213,46 @@ class StubMember(ABC):
             entry = CallEntry(self._context.time(), found)
             self._returns.enter(PendingCall(self._caller(thread, at), address, top, probe, entry))
 
-    # What handlers want to be done with the target
+    # Requests of handlers about the target
 
     @abstractmethod
     def is_handed_over(self, handled: Sequence[Handled[StubProgram]]) -> bool:
-        """Return whether handlers want the target to be left as it stands."""
+        """Return whether handlers request that the target is left to a debugger."""
 
     @abstractmethod
     def hand_over(self, at: int, where: str, registers: Registers) -> DebuggerRelay | None:
-        """Take everything out, and leave the target as it stands; return where a debugger takes a process over."""
+        """Remove all breakpoints and leave the target stopped; return a relay for the debugger of a process."""
 
     @abstractmethod
     def write_core(self, at: int, registers: Registers) -> None:
-        """Write the core of a process, and tell of it."""
+        """Write the core of a process and report that."""
 
-    # What was asked
+    # Requests of clients
 
     @property
     def due(self) -> float:
-        """When it will want the target to stop by itself, by the clock that never goes back."""
+        """Monotonic time at which the program next needs the target to stop by itself."""
         return math.inf
 
     @property
     def wants_stop(self) -> bool:
-        """Whether the target has to stop for what was asked."""
+        """True if the target has to stop for a request."""
         return self.is_stopping or bool(self.program.removals)
 
     def samples(self) -> Iterable[Sample]:
-        """Iterate over the threads that samplers are due on, each selected; a process has no processors."""
+        """Iterate over the threads that are due to be sampled, selecting each; processes are not sampled."""
         return ()
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the variables of all CPUs, of which a process has one."""
+        """Return the CPU variables for all CPUs; a process counts as one CPU."""
         return [list(self.program.cpu_variables)]
 
     def count(self, handled: Sequence[Handled[StubProgram]], *, has_faulted: bool) -> bool:
-        """Count hits of the program; return whether a probepoint has become inactive by that."""
+        """Count hits of the program; return whether a probepoint became inactive."""
         return self._drop(self._emitter.count(handled, has_faulted=has_faulted))
 
     def _drop(self, gone: Sequence[StubProbe]) -> bool:
-        """Forget the places of probepoints that have become inactive."""
+        """Forget the places of probepoints that have become inactive; return whether there are any."""
         for probe in gone:
             self.placed.drop(probe)
             self._returns.drop(probe)
@@ -260,7 +260,7 @@ class StubMember(ABC):
         return bool(gone)
 
     def carry_out_removals(self) -> bool:
-        """Remove the probepoints whose removal was asked for; return whether there was one."""
+        """Remove the probepoints whose removal was requested; return whether there are any."""
         numbers, self.program.removals = self.program.removals, []
         gone = [self.program.probes[number] for number in numbers if self.program.probes[number].is_active]
         for probe in gone:
@@ -268,5 +268,5 @@ class StubMember(ABC):
         return self._drop(gone)
 
     def finish(self) -> None:
-        """Give out the records that are left."""
+        """Send the remaining records."""
         self._emitter.finish()

@@ -1,15 +1,15 @@
 """
-The files that a process behind a stub has loaded, and where: from its own memory.
+Files that a process behind a stub has loaded, and their addresses, from its own memory.
 
-The kernel tells a program of itself in the auxiliary vector (getauxval(3)), and the dynamic linker keeps a list of what
-it has loaded for debuggers (``struct r_debug`` and ``struct link_map`` in glibc's elf/link.h)::
+The kernel passes information to a program in the auxiliary vector (getauxval(3)). The dynamic linker keeps a list of
+the files that it has loaded for debuggers (``struct r_debug`` and ``struct link_map`` in glibc's elf/link.h)::
 
     auxv ─► AT_PHDR ─► PT_DYNAMIC ─► DT_DEBUG ─► r_debug: version │ r_map │ r_brk │ r_state
                                                             │
                                                             └─► link_map: l_addr │ l_name │ l_ld │ l_next │ l_prev
 
-``l_addr`` is by how much a file is above its link addresses. The linker calls ``r_brk``, an empty function, before and
-after each change of the list; ``r_state`` says which one that is.
+``l_addr`` is the distance of a file from its link addresses. The linker calls ``r_brk``, an empty function, before and
+after each change of the list; ``r_state`` tells the kind of change.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NAME_MAX = 4096
 
 
 class LoadedFile(NamedTuple):
-    """A file by its path in the target, "" for the program itself, and how far above its link addresses it is."""
+    """A file by its path in the target, "" for the program itself, and its distance from its link addresses."""
 
     path: str
     bias: int
@@ -60,37 +60,37 @@ class LoadedFile(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ProcessImage:
     """
-    What a process has been told by its kernel: where its program is, and where it begins.
+    Data about a process from its auxiliary vector: load bias, entry and user of its program.
 
-    ``path`` is what the program was started as, "" if that is not told. ``debug_place`` is where the address of r_debug
-    is, None in a program without a dynamic linker.
+    ``path`` is that which the program was started by, "" if it is unknown. ``debug_place`` is the address of the
+    pointer to r_debug, None in a program without a dynamic linker.
     """
 
     bias: int
     header: int
-    """Where the ELF header of the program is."""
+    """Address of the ELF header of the program."""
     entry: int
     uid: int
     debug_place: int | None
     word_size: int
     path: str = ""
     has_descriptors: bool = False
-    """Whether a function's address is that of a descriptor (64-bit PowerPC), whose first word is that of the code."""
+    """True if a function's address is that of a descriptor (64-bit PowerPC), whose first word is the code's address."""
 
     def code_of(self, target: StubTarget, function: int) -> int | None:
-        """Return where the code of a function is; one of the program that the linker has not relocated is moved."""
+        """Return the address of a function's code; add the load bias if the linker has not relocated the descriptor."""
         if not self.has_descriptors:
             return function
         code = target.word(function, self.word_size)
         return code + self.bias if code is not None and code < self.bias else code
 
     def loaded_files(self, target: StubTarget) -> tuple[LoadedFile, ...]:
-        """Return the files that are loaded by now, the program first."""
+        """Return the files that are loaded now, the program first."""
         entries = (LoadedFile(_text(target, name), bias) for _, bias, name in self.linker_entries(target))
         return (LoadedFile("", self.bias), *(each for each in entries if each.path))
 
     def linker_entries(self, target: StubTarget) -> Iterator[tuple[int, int, int]]:
-        """Iterate over the entries of the dynamic linker's list: where each is, its ``l_addr``, and its ``l_name``."""
+        """Iterate over the entries of the dynamic linker's list: the address, ``l_addr`` and ``l_name`` of each."""
         at = self._debug(target, 1)
         seen: set[int] = set()
         while at and at not in seen and len(seen) < _FILES_MAX:
@@ -102,20 +102,20 @@ class ProcessImage:
             at = following
 
     def headers(self, target: StubTarget) -> tuple[int, ...]:
-        """Return where the ELF headers of the program and of the files that are loaded by now are."""
+        """Return the addresses of the ELF headers of the program and of the files that are loaded now."""
         return (self.header, *(file.bias for file in self.loaded_files(target) if file.path))
 
     def linker_breakpoint(self, target: StubTarget) -> int | None:
-        """Return the address of ``r_brk``, None as long as the dynamic linker has not set it."""
+        """Return the address of ``r_brk``, None until the dynamic linker has set it."""
         function = self._debug(target, 2)
         return self.code_of(target, function) if function else None
 
     def is_unloading(self, target: StubTarget) -> bool:
-        """Return whether the dynamic linker is about to take files away."""
+        """Return whether the dynamic linker is about to unload files."""
         return self._debug(target, 3) & 0xFFFF_FFFF == _RT_DELETE
 
     def _debug(self, target: StubTarget, field: int) -> int:
-        """Return a word of r_debug, 0 if there is none yet."""
+        """Return a word of r_debug, 0 if it does not exist yet."""
         if self.debug_place is None:
             return 0
         start = target.word(self.debug_place, self.word_size)
@@ -134,7 +134,7 @@ def _text(target: StubTarget, address: int) -> str:
 
 
 def process_image(target: StubTarget, word_size: int, *, has_descriptors: bool = False) -> ProcessImage | None:
-    """Return what is known of a process, None if the stub has no auxiliary vector: it is no process of Linux."""
+    """Return the image of a process, None if the stub has no auxiliary vector: then it is no process of Linux."""
     data = target.stub.read_object("auxv")
     if data is None:
         return None
@@ -189,11 +189,11 @@ _HEAD = 1024
 
 class CodeFiles:
     """
-    The files of this machine that the process ``pid`` has loaded, of which ``images`` are told: so code has names.
+    Files of this machine that the process ``pid`` has loaded, which are reported to ``images`` for symbols.
 
-    A stub tells where a file is and what it is called there, which may be another machine, or a directory that an
-    emulator takes for its root. A file here is taken for it if it begins with the very bytes. The process is called
-    ``name``; ``module`` is the probed file, ``program`` the path of its program, as far as that is known.
+    A stub reports the address of a file and its path, which may be on another machine, or in a directory that an
+    emulator uses as its root. A file here is taken for it if its first bytes are the same. ``name`` is that of the
+    process, ``module`` the probed file, and ``program`` the path of the process' program, as far as it is known.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class CodeFiles:
         images.began(pid, time.monotonic_ns(), (), name)
 
     def look(self, loaded: Sequence[LoadedFile]) -> None:
-        """Take notice of what is loaded now."""
+        """Report the files that have been loaded since the last call."""
         for file in loaded:
             if file not in self._known:
                 self._known.add(file)
@@ -213,7 +213,7 @@ class CodeFiles:
                     self._images.mapped(self._pid, time.monotonic_ns(), mapping)
 
     def _mappings(self, file: LoadedFile) -> Iterator[MemoryMapping]:
-        """Iterate over where the code of a file is; nothing if it is not on this machine."""
+        """Iterate over the code mappings of a file; none if it is not on this machine."""
         for elf in self._candidates(file.path or self._program):
             if self._is_at(elf, file.bias):
                 status = elf.path.stat()
@@ -226,7 +226,7 @@ class CodeFiles:
                 return
 
     def _candidates(self, path: str) -> Iterator[ElfFile]:
-        """Iterate over the files of this machine that may be the one that has a path behind the stub."""
+        """Iterate over files of this machine that may be the one with a path behind the stub."""
         yield self._module
         if path:
             by_name = find_module(os.path.basename(path), architecture=self._module.machine)
@@ -238,7 +238,7 @@ class CodeFiles:
                         continue
 
     def _is_at(self, elf: ElfFile, bias: int) -> bool:
-        """Return whether a file is what is loaded so far above its link addresses, as its beginning says."""
+        """Return whether the beginning of a file equals the memory at its load bias."""
         if elf.machine != self._module.machine or not elf.load_segments:
             return False
         first = elf.load_segments[0]
@@ -247,18 +247,18 @@ class CodeFiles:
 
 
 _START_PATIENCE = 30.0
-"""Seconds within which a program that has been started has to come to its entry."""
+"""Seconds within which a started program must reach its entry."""
 _COMM_MAX = 15
-"""Bytes of the name of a thread (TASK_COMM_LEN)."""
+"""Maximum length of a thread's name in bytes (TASK_COMM_LEN)."""
 
 
 class StubProcess:
     """
-    A process that stands still; a program that has not begun is let run to its entry.
+    A stopped process; a program that has not begun runs to its entry first.
 
-    ``program`` is the path of its program, "" if the stub does not tell. ``linker_place`` is where the dynamic linker
-    stops for debuggers, None in a program without one. Raise ``EngineError`` if the ``target`` is no process of Linux,
-    or of another processor than the module.
+    ``program`` is the path of its program, "" if it is unknown. ``linker_place`` is the address at which the dynamic
+    linker stops for debuggers, None in a program without one. The constructor raises ``EngineError`` if the ``target``
+    is no process of Linux, or runs on another processor than the module is for.
     """
 
     def __init__(self, target: StubTarget, processor: StubProcessor, resolved: ResolvedModule) -> None:
@@ -295,13 +295,13 @@ class StubProcess:
         check_description(self._target.description, self._processor, self._endpoint)
 
     def _pid_of(self, thread: ThreadId | None) -> int:
-        """Return the process id; QEMU says 1 for any process, and names threads as the kernel does."""
+        """Return the process id; QEMU reports 1 for any process, but uses the kernel's thread ids."""
         if thread is None:
             return 0
         return thread.process if thread.process > 1 else min(each.thread for each in self._target.stub.threads())
 
     def _run_to_entry(self, thread: ThreadId | None) -> None:
-        """Let the dynamic linker do its work: what it has not loaded cannot be probed."""
+        """Run to the program's entry, so that the dynamic linker loads the files: others cannot be probed."""
         entry = self._image.code_of(self._target, self._image.entry) or 0
         self.insert(entry)
         self._target.resume()
@@ -320,31 +320,31 @@ class StubProcess:
             self._target.write_back(reply.thread or thread, registers)
 
     def insert(self, address: int) -> None:
-        """Insert a breakpoint of the engine's own; raise ``EngineError`` if that cannot be done."""
+        """Insert a breakpoint of the engine's own; raise ``EngineError`` if that fails."""
         if not self._target.insert(address):
             raise EngineError(f"the stub {self._endpoint} inserts no breakpoint at {address:#x}")
 
     def headers(self) -> tuple[int, ...]:
-        """Return where the ELF headers of what is loaded are."""
+        """Return the addresses of the ELF headers of loaded files."""
         return self._image.headers(self._target)
 
     def files_in_memory(self) -> Iterator[tuple[int, str]]:
-        """Iterate over the ELF headers of what is loaded and the paths of the files, the program first."""
+        """Iterate over the ELF headers' addresses and the paths of loaded files, the program first."""
         yield self._image.header, self.program
         for file in self._image.loaded_files(self._target):
             if file.path:
                 yield file.bias, file.path
 
     def linker_entries(self) -> Iterator[int]:
-        """Iterate over where the dynamic linker keeps what it says of the files."""
+        """Iterate over the addresses of the entries in the dynamic linker's list."""
         return (at for at, _, _ in self._image.linker_entries(self._target))
 
     def loaded_files(self) -> tuple[LoadedFile, ...]:
-        """Return what is loaded now; nothing if something is about to go."""
+        """Return the files that are loaded now; none if some are about to be unloaded."""
         return () if self._image.is_unloading(self._target) else self._image.loaded_files(self._target)
 
     def bias_of_module(self, files: Iterable[LoadedFile]) -> int | None:
-        """Return how far the module is above its link addresses, None if it is not among the loaded files."""
+        """Return the module's distance from its link addresses, None if it is not among the loaded files."""
         elf = self._resolved.module.elf
         for loaded in files:
             if loaded.path and os.path.basename(loaded.path) == elf.path.name:

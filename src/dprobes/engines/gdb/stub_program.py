@@ -1,4 +1,4 @@
-"""The program whose handlers run at hits behind a stub: its variables, and its probepoints with their counts."""
+"""A program whose handlers run at hits behind a stub: its variables, and its probepoints with their counts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CallStacks", "Resolved", "StubProbe", "StubProgram"]
 
-# Tables are read from the target's memory, where they are those of the very code, and of the probed module from its
-# file besides. Where a function has none, the walk ends with that reason; the caller of one that has just begun is
-# known nevertheless, where calls leave the return address in a register.
+# Unwind tables are read from the target's memory, where they match the code. Those of the probed module are read from
+# its file as well. A walk ends with a reason if a function has no table. The caller of a function that has just begun
+# is known even so, if calls leave the return address in a register.
 
 
 _UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
@@ -42,9 +42,9 @@ _UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
 
 class CallStacks:
     """
-    The walk up the stacks of a ``target``; ``names`` are its registers by our index.
+    Unwinder of the stacks of a ``target``; ``names`` maps register indices to its names.
 
-    ``find_headers`` returns the addresses of the ELF headers of what is loaded.
+    ``find_headers`` returns the addresses of the ELF headers of loaded files.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class CallStacks:
         self._file = FileFrames(resolved.module.elf)
 
     def forget(self, bias: int | None) -> None:
-        """Forget the tables: other code may be there now. ``bias`` is that of the probed module, if it is there."""
+        """Forget the tables, because the code may have changed; ``bias`` is the probed module's, None if not mapped."""
         self._tables.clear()
         self._headers, self._bias = None, bias
 
     def stack(self, registers: Registers, frames: int) -> list[int]:
-        """Return up to so many addresses of the call stack of a thread, as ``Context.user_stack`` has them."""
+        """Return up to ``frames`` addresses of the call stack of a thread, as ``Context.user_stack`` returns them."""
         values = {number: registers[name] for number, name in self._names.items()}
         stack = walk(self, self._columns, values, frames)
         if stack.end is StackEnd.NO_TABLE and len(stack.addresses) == 1 and frames > 1:
@@ -84,7 +84,7 @@ class CallStacks:
         return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]
 
     def _from_caller(self, stack: CallStack, values: dict[int, int], frames: int) -> CallStack:
-        """Return a stack without tables with what the link register says of a function that has just begun."""
+        """Return a stack without tables, extended from the link register if a function has just begun."""
         (address,) = stack.addresses
         offset = None if self._bias is None else self._module.elf.file_offset(address - self._bias)
         link = next((number for number, name in self._names.items() if name == self._processor.link), None)
@@ -93,17 +93,17 @@ class CallStacks:
         above = walk(self, self._columns, values | {self._columns.pc: values[link]}, frames - 1)
         return CallStack((address, *above.addresses), above.end)
 
-    # What the walk asks for
+    # Methods that the walk calls
 
     def read(self, address: int, n: int) -> bytes:
-        """Return bytes of memory; raise ``TargetError`` if they are not all there."""
+        """Return bytes of memory; raise ``TargetError`` if some cannot be read."""
         data = self._target.read(address, n)
         if len(data) < n:
             raise TargetError(f"{n} bytes at {address:#x} cannot be read")
         return data
 
     def table_at(self, address: int) -> FrameRules | None:
-        """Return the unwind table of the module that an address lies in; None if there is none."""
+        """Return the unwind table of the module that contains an address; None if there is none."""
         if self._headers is None:
             self._headers = self._find_headers()
         header = max((each for each in self._headers if each <= address), default=None)
@@ -116,11 +116,11 @@ class CallStacks:
 
 
 class Resolved(Protocol):
-    """What a session is told of the places of a program: those in a module, a kernel, or a machine."""
+    """The places of a program, as resolved in a module, a kernel or a machine."""
 
     @property
     def architecture(self) -> Architecture:
-        """The processor."""
+        """Architecture of the code."""
 
     @property
     def image(self) -> CodeImage:
@@ -128,19 +128,19 @@ class Resolved(Protocol):
 
     @property
     def probepoints(self) -> tuple[Probepoint, ...]:
-        """The places."""
+        """Resolved probepoints."""
 
     @property
     def symbols(self) -> tuple[tuple[str, int], ...]:
-        """The addresses of those that handlers push."""
+        """Names and addresses of the symbols that handlers push."""
 
     @property
     def left_out(self) -> tuple[LeftOutProbe, ...]:
-        """What matches a pattern and has no probepoint."""
+        """Functions that match a pattern and have no probepoint."""
 
     @property
     def per_cpu(self) -> tuple[int, frozenset[int]]:
-        """Where the offsets of the CPUs' copies are, and which addresses in ``symbols`` mean such copies."""
+        """Address of the table of the CPUs' offsets, and the addresses in ``symbols`` to which an offset is added."""
 
 
 StubProbe = probe_hits.Probe["StubProgram"]
@@ -149,39 +149,39 @@ StubProbe = probe_hits.Probe["StubProgram"]
 
 @dataclass(slots=True, eq=False)
 class _Reach:
-    """The processes that the program is about."""
+    """Processes in the scope of the program."""
 
     pids: set[int] = field(default_factory=set)
 
 
 class _Tally(Counts):
-    """The counts of a probepoint."""
+    """Counts of a probepoint."""
 
     def copy(self) -> Counts:
-        """Return what they are now."""
+        """Return a copy of the current counts."""
         return Counts(**{each.name: getattr(self, each.name) for each in fields(Counts)})
 
     def note(self, placement: str) -> None:
-        """Note where the probed instruction is executed."""
+        """Record where the probed instruction is executed."""
         if placement not in self.executed:
             self.executed = (*self.executed, placement)
 
 
 class _OwnCounters:
-    """Variables that nobody else resets."""
+    """Variables that no other process resets."""
 
     resets: Sequence[int] = (0, 0)
 
     def reset_if_asked(self) -> None:
-        """Do nothing: the session does that between two hits."""
+        """Do nothing: the session resets variables between two hits."""
 
 
 class StubProgram:
     """
-    A program; ``bias`` is how far its module is above its link addresses.
+    A program; ``bias`` is its module's distance from the link addresses in bytes.
 
-    It has the variables of its ``principal``, if there is one. ``stacks`` walks up those of a process,
-    ``stacks_of_programs`` those of programs in a machine.
+    It shares the variables of its ``principal``, if there is one. ``stacks`` is the unwinder for a process,
+    ``stacks_of_programs`` that for programs in a machine.
     """
 
     number: int = 0
@@ -215,14 +215,14 @@ class StubProgram:
         self.stacks: CallStacks | None = None
         self.stacks_of_programs: ProgramStacks | None = None
         self.per_cpu = resolved.per_cpu[1]
-        """The addresses of symbols of which each CPU has a copy."""
+        """Addresses of symbols of which each CPU has a copy."""
         self._thread_count = program.tvars
         self.extensions = extensions
         self.keyed_tables = tables
         self.symbols = dict(resolved.symbols)
         self.bias = 0
         self.removals: list[int] = []
-        """The probepoints whose removal was asked for."""
+        """Probepoints whose removal was requested."""
         self._places = [each.where for each in resolved.probepoints]
         self.tallies = [_Tally() for _ in resolved.probepoints]
         self.probes = [self._probe(number, probe, job) for number, probe in enumerate(resolved.probepoints)]
@@ -238,7 +238,7 @@ class StubProgram:
         return StubProbe(self, number, probe.number, limits, (0, 0), self.tallies[number])
 
     def place_of(self, probe: StubProbe) -> str:
-        """Return the place of a probepoint, for people."""
+        """Return the place of a probepoint, for users."""
         return self._places[probe.number]
 
     def variables_of(self, tid: int) -> MutableSequence[int]:
@@ -250,12 +250,12 @@ class StubProgram:
         return self._of_cpus.setdefault(cpu, [0] * len(self.cpu_variables))
 
     def variables_of_cpus(self, count: int) -> list[list[int]]:
-        """Return those of all CPUs, of which there are so many."""
+        """Return the variables of all CPUs, at least ``count``."""
         zeros = [0] * len(self.cpu_variables)
         return [list(self._of_cpus.get(cpu, zeros)) for cpu in range(max(count, *self._of_cpus, 0))]
 
     def reset_variables(self, first: int, last: int | None) -> None:
-        """Set local variables, and those of all CPUs, to zero."""
+        """Set local variables, and those of all CPUs, to zero, from index ``first`` to ``last`` inclusive."""
         for cells in (self.local_variables, self.cpu_variables, *self._of_cpus.values()):
             count = len(cells[first : None if last is None else last + 1])
             cells[first : first + count] = [0] * count

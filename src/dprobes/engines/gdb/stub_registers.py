@@ -1,7 +1,8 @@
 """
-Processors as stubs name them: names of registers, breakpoint instructions, and what belongs to a call.
+Processors as described by stubs: names of registers, breakpoint instructions, and calling conventions.
 
-One row for each architecture of ours; its registers are named as in GDB's descriptions (GDB manual, appendix G.5).
+There is one row for each supported architecture; its registers are named as in GDB's descriptions (GDB manual, appendix
+G.5).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ __all__ = [
     "registers_of",
 ]
 
-# The description of a target is XML (GDB manual, appendix G), in files that include others. What a stub does not
-# describe has the order that GDB has always given the registers of that processor.
+# The description of a target is XML (GDB manual, appendix G), in files that include others. Without a description, the
+# registers are in the order that GDB has always used for the processor.
 
 
 _INCLUDE = "xi:include"
-"""How all files write it; that the prefix stands for XInclude is said in the DTD, which nobody has."""
+"""Tag of inclusions, as all files write it; only the DTD, which is not available, ties the prefix to XInclude."""
 _DEPTH_MAX = 8
 _REGISTERS_MAX = 4096
 _BITS_MAX = 1 << 16
@@ -42,7 +43,7 @@ _BITS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RegisterPlace:
-    """The place of a register: its ``number``, and its ``offset`` and ``size`` in the answer to ``g``, in bytes."""
+    """Place of a register: its ``number``, and its ``offset`` and ``size`` in the answer to ``g``, in bytes."""
 
     name: str
     number: int
@@ -52,22 +53,22 @@ class RegisterPlace:
 
 @dataclass(frozen=True, slots=True)
 class TargetDescription:
-    """The name that GDB gives a processor, and its registers by their names in lower case."""
+    """GDB's name of a processor, and its registers by their names in lower case."""
 
     architecture: str
     registers: Mapping[str, RegisterPlace]
 
     @property
     def size(self) -> int:
-        """How many bytes the answer to ``g`` has, if all of it comes."""
+        """Size in bytes of a complete answer to ``g``."""
         return max((place.offset + place.size for place in self.registers.values()), default=0)
 
 
 def parse_description(read: Callable[[str], bytes | None]) -> TargetDescription | None:
     """
-    Return what the files say that ``read`` returns by name, None if there is no ``target.xml``.
+    Return the description in files, which ``read`` returns by name; None if there is no ``target.xml``.
 
-    Raise ``EngineError`` if they are not such a description.
+    Raise ``EngineError`` if the files are no such description.
     """
     if (root := _parsed("target.xml", read)) is None:
         return None
@@ -97,7 +98,7 @@ class _Element:
 
 
 def _parsed(name: str, read: Callable[[str], bytes | None]) -> list[_Element] | None:
-    """Return the elements of a file in the order in which they begin, None if there is none."""
+    """Return the elements of a file in the order in which they begin, None if the file does not exist."""
     from xml.parsers import expat
 
     data = read(name)
@@ -125,7 +126,7 @@ def _parsed(name: str, read: Callable[[str], bytes | None]) -> list[_Element] | 
 
 
 def _elements(elements: Sequence[_Element], read: Callable[[str], bytes | None], depth: int) -> Iterator[_Element]:
-    """Iterate over elements, those of included files in the places of these."""
+    """Iterate over elements, with those of included files in place of the inclusions."""
     if not depth:
         raise EngineError("the stub's description includes itself")
     for element in elements:
@@ -155,9 +156,9 @@ def _number(element: _Element, key: str, default: int | None, most: int) -> int:
 
 class Registers:
     """
-    The registers of a stopped thread, from the answer to ``g``; what was set is written back with ``changed``.
+    Registers of a stopped thread, from the answer to ``g``; set registers are in ``changed``, to be written back.
 
-    A stub may leave out the last ones there: they are asked for one by one, with ``read``.
+    A stub may leave out the last ones there: they are requested singly with ``read``.
     """
 
     def __init__(
@@ -173,11 +174,11 @@ class Registers:
         self._order = order
         self._read = read
         self._single: dict[str, bytes | None] = {}
-        """Registers that were asked for alone, None for those that there are not."""
+        """Registers that were requested singly, None for those that do not exist."""
         self.changed: set[str] = set()
 
     def copy(self) -> Registers:
-        """Return what they are now."""
+        """Return a copy with the current values."""
         made = Registers(self.description, bytes(self._data), self._order, self._read)
         made._single = dict(self._single)
         return made
@@ -187,7 +188,7 @@ class Registers:
         return place is not None and (place.offset + place.size <= len(self._data) or self._alone(place) is not None)
 
     def _alone(self, place: RegisterPlace) -> bytes | None:
-        """Return a register that is not in the answer to ``g``, None if the stub has none such."""
+        """Return a register that is not in the answer to ``g``, None if the stub has no such register."""
         if place.name not in self._single:
             data = None if self._read is None else self._read(place.number)
             self._single[place.name] = data if data is not None and len(data) == place.size else None
@@ -210,26 +211,28 @@ class Registers:
         self.changed.add(name)
 
     def bytes_of(self, name: str) -> bytes:
-        """Return a register as it is sent."""
+        """Return the bytes of a register in the target's byte order."""
         place = self._places[name]
         return bytes(self._data[place.offset : place.offset + place.size])
 
     def all_bytes(self) -> bytes:
-        """Return all of them as they are sent."""
+        """Return the bytes of all registers, in the form of an answer to ``g``."""
         return bytes(self._data)
 
 
 @dataclass(frozen=True, slots=True)
 class StubProcessor:
     """
-    A processor as it looks through a stub.
+    A processor as described by stubs.
 
-    ``descriptions`` are the names that descriptions give it, ``names`` those of our registers that have another one
-    there, or several, of which a stub has one; ``pc`` and ``sp`` its names of these. ``link`` is the register that has
-    the return address when a function begins, "" if that is on top of the stack; ``dropped`` is how many bytes of
-    arguments a function may take from the stack as it returns. ``breakpoint`` is the shortest breakpoint instruction;
-    after it the pc is ``moved`` bytes on, where a stub does not correct that. ``order`` is what GDB takes for the
-    registers without a description, with their sizes in bytes.
+    * ``descriptions`` are its names in descriptions.
+    * ``names`` are the stubs' names of registers that have other ones there; of several names a stub has one.
+    * ``pc`` and ``sp`` are the stubs' names of program counter and stack pointer.
+    * ``link`` is the register with the return address when a function begins, "" if that is on top of the stack.
+    * ``dropped`` is the maximum number of bytes of arguments that a function takes from the stack as it returns.
+    * ``breakpoint`` is the shortest breakpoint instruction; after it the pc is ``moved`` bytes on, unless a stub
+      corrects that.
+    * ``order`` is the list of registers that GDB presumes without a description, with their sizes in bytes.
     """
 
     descriptions: frozenset[str]
@@ -247,7 +250,7 @@ class StubProcessor:
         return self.names.get(name, (name,))
 
     def default_description(self) -> TargetDescription:
-        """Return what holds where a stub describes nothing."""
+        """Return the description for stubs without one."""
         places, offset = {}, 0
         for number, (name, size) in enumerate(self.order):
             places[name] = RegisterPlace(name, number, offset, size)
@@ -256,7 +259,7 @@ class StubProcessor:
 
 
 def _numbered(ours: str, theirs: Sequence[str], count: int) -> dict[str, Sequence[str]]:
-    """Return the names of registers with numbers, for which a stub has another word."""
+    """Return the stubs' names of numbered registers, for which they use another prefix."""
     return {f"{ours}{n}": tuple(f"{each}{n}" for each in theirs) for n in range(count)}
 
 
@@ -283,7 +286,7 @@ _ZSERIES: dict[str, Sequence[str]] = {
     **_numbered("cr_", ("cr",), 16),
 }
 _ZSERIES_REGISTERS = ("pswm", "pswa", *(f"r{n}" for n in range(16)))
-_ZSERIES_TRAP = b"\x00\x01"  # an instruction that there is not; the kernel makes SIGTRAP of it
+_ZSERIES_TRAP = b"\x00\x01"  # an invalid instruction; the kernel makes SIGTRAP of it
 
 _POWER: dict[str, Sequence[str]] = {
     "nip": ("pc",),
@@ -366,7 +369,7 @@ _PROCESSORS = {
 
 
 def check_description(description: TargetDescription, processor: StubProcessor, stub: str) -> None:
-    """Raise ``EngineError`` if the description of the stub called ``stub`` lacks what nothing can be done without."""
+    """Raise ``EngineError`` if the description of the stub called ``stub`` lacks an indispensable register."""
     for name in (processor.pc, processor.sp):
         if name not in description.registers:
             raise EngineError(f"the stub {stub} describes no register '{name}'")
@@ -375,7 +378,7 @@ def check_description(description: TargetDescription, processor: StubProcessor, 
 def registers_of(
     architecture: Architecture, processor: StubProcessor, description: TargetDescription
 ) -> dict[int, str]:
-    """Return the names in a stub's description of our registers, by their index, as far as it has them."""
+    """Return the names in a stub's description by register index, of those registers that it has."""
     found: dict[int, str] = {}
     for register in architecture.registers:
         names = [name for name in processor.registers(register.name) if name in description.registers]
@@ -389,7 +392,7 @@ def processor_of(architecture: Architecture) -> StubProcessor | None:
 
 
 def architecture_described_as(description: str) -> Architecture | None:
-    """Return the architecture that stubs describe by a name, None if there is none."""
+    """Return the architecture with a name in stubs' descriptions, None if there is none."""
     from dprobes.arch import architecture
 
     return next((architecture(name) for name, row in _PROCESSORS.items() if description in row.descriptions), None)

@@ -1,7 +1,7 @@
 """
-What can be asked of a stub: its registers, memory, breakpoints and threads, whatever of the protocol it knows.
+Requests to a stub: registers, memory, breakpoints and threads, whichever packets of the protocol the stub supports.
 
-Each method is about one thing; how questions are sent and answered is ``engines.gdb.stub_channel``'s.
+Each method makes one kind of request; ``engines.gdb.stub_channel`` transmits requests and answers.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["BreakpointKind", "Stub"]
 
 _PATIENCE = 5.0
-"""Seconds within which a stub has to answer."""
+"""Seconds to wait for a stub's answer."""
 _UNDER_WAY = 0.5
-"""Seconds within which an interrupt has reached a target that goes on."""
+"""Seconds within which an interrupt reaches a running target."""
 _DEFAULT_PACKET_SIZE = 400
 _OVERHEAD = 32
-"""Bytes of a packet that are not its contents."""
+"""Bytes of a packet that are not its payload."""
 _PACKET_SIZE_MAX = 1 << 16
 _EMULATORS = "qemu-"
-"""How the names of QEMU's programs begin."""
+"""Prefix of the names of QEMU's programs."""
 _BATCH = 32
-"""How many pieces of memory are asked for together."""
+"""Number of memory reads that are sent together."""
 
 
 class BreakpointKind(enum.IntEnum):
-    """The kinds of Z packets."""
+    """Kinds of breakpoints and watchpoints, as numbered in Z packets."""
 
     SOFTWARE = 0
     HARDWARE = 1
@@ -46,7 +46,7 @@ class BreakpointKind(enum.IntEnum):
 
 
 class Stub(StubChannel):
-    """A stub at the other end of ``transport``, for one thread."""
+    """A stub at the other end of ``transport``, for use by one thread."""
 
     def __init__(self, transport: Transport, patience: float = _PATIENCE) -> None:
         super().__init__(transport, patience)
@@ -54,28 +54,28 @@ class Stub(StubChannel):
         self._tried: set[str] = set()
         self._selected: dict[str, str] = {}
         self._actions: list[str] | None = None
-        """What ``vCont`` can have threads do, None as long as it was not asked."""
+        """Actions that ``vCont`` supports, None until the stub was asked."""
         self._looks_ahead: bool | None = None
-        """What ``can_be_asked_ahead`` says, None as long as that was not looked at."""
+        """Cached value of ``can_be_asked_ahead``, None until it was determined."""
         self._last_stop: tuple[bytes, StopReply] = b"", NoThreads()
         self._has_asked_ahead = False
         self._told_ahead: bytes | None = None
-        """The registers of the thread that stopped last, as long as nothing has changed them."""
+        """Registers of the thread that stopped last, None once anything may have changed them."""
 
     @property
     def is_machine(self) -> bool:
-        """Whether it stands for a machine, of whose physical memory QEMU's stub knows, and not for a process."""
+        """True if the target is a machine: only QEMU's stub for machines knows the mode of physical memory."""
         return self.ask_if_known("qqemu.PhyMemMode") is not None
 
     @property
     def is_process(self) -> bool:
-        """Whether it stands for a process: it has an auxiliary vector, which machines have not."""
+        """True if the target is a process: it has an auxiliary vector, which machines lack."""
         return self.knows("qXfer:auxv:read") and not self.is_machine
 
     # Threads
 
     def threads(self) -> list[ThreadId]:
-        """Return the threads there are."""
+        """Return the ids of all threads."""
         found: list[ThreadId] = []
         answer = self.ask("qfThreadInfo")
         while answer.startswith(b"m") and len(found) < 1 << 20:
@@ -86,7 +86,7 @@ class Stub(StubChannel):
         return found
 
     def current_thread(self) -> ThreadId | None:
-        """Return the thread that stopped last, None if the stub does not know of threads."""
+        """Return the thread that stopped last, None if the stub does not support threads."""
         answer = self.ask_if_known("qC")
         return ThreadId.parse(answer[2:].decode("ascii", "replace")) if answer and answer.startswith(b"QC") else None
 
@@ -99,7 +99,7 @@ class Stub(StubChannel):
     # Registers and memory
 
     def read_registers(self, thread: ThreadId | None) -> bytes:
-        """Return all registers of a thread, as the target's description puts them; what is not known is zeros."""
+        """Return all registers of a thread in the layout of the target's description; unavailable bytes are 0."""
         answer, self._told_ahead = self._told_ahead, None
         if answer is None or (thread is not None and self._selected.get("g") != str(thread)):
             self._select(thread)
@@ -110,22 +110,22 @@ class Stub(StubChannel):
             raise self._unexpected("g", answer) from None
 
     def read_register(self, thread: ThreadId | None, number: int) -> bytes | None:
-        """Return one register of a thread, None if the stub has none of that number, or reads none alone."""
+        """Return one register of a thread, None if the stub has no such number or cannot read single registers."""
         self._select(thread)
         answer = self.ask_if_known_kind("p", f"p{number:x}")
         try:
             return bytes.fromhex((answer or b"").decode("ascii")) or None
         except ValueError:
-            return None  # an error, or one that is not available now
+            return None  # an error, or a register that is unavailable now
 
     def set_registers(self, thread: ThreadId | None, data: bytes) -> None:
-        """Set all registers of a thread, and do not wait for that."""
+        """Set all registers of a thread without waiting for the answer."""
         self._select(thread)
         self._told_ahead = None
         self.tell(f"G{data.hex()}")
 
     def set_register(self, thread: ThreadId | None, number: int, value: bytes) -> bool:
-        """Set one register of a thread; return whether the stub does such a thing."""
+        """Set one register of a thread; return whether the stub supports that."""
         self._select(thread)
         self._told_ahead = None
         if "P" in self._unknown:
@@ -141,7 +141,7 @@ class Stub(StubChannel):
 
     @property
     def _room(self) -> int:
-        """How many bytes go into one packet."""
+        """Number of bytes of memory that fit into one packet, encoded in hexadecimal."""
         try:
             size = int(self.features.get("PacketSize", f"{_DEFAULT_PACKET_SIZE:x}"), 16)
         except ValueError:
@@ -149,7 +149,7 @@ class Stub(StubChannel):
         return max(8, (min(size, _PACKET_SIZE_MAX) - _OVERHEAD) // 2)
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of memory; fewer if they cannot all be read."""
+        """Return bytes of memory; fewer than ``size`` if some cannot be read."""
         data = bytearray()
         while len(data) < size:
             count = min(size - len(data), self._room)
@@ -161,10 +161,10 @@ class Stub(StubChannel):
 
     def read_in_batches(self, address: int, size: int) -> bytes:
         """
-        Return as many bytes of memory as can be read, of a stub that takes a packet before its answer was acknowledged.
+        Return as many bytes of memory as can be read, with several requests under way at a time.
 
-        QEMU (system mode) does. Pieces are asked for together, as a packet's way there and back takes longer than
-        reading.
+        The stub must accept a packet before its previous answer was acknowledged, as QEMU (system mode) does. The round
+        trip of a packet takes longer than the read.
         """
         data, room = bytearray(), self._room
         self.flush()
@@ -193,7 +193,7 @@ class Stub(StubChannel):
         return data
 
     def write(self, address: int, data: bytes) -> bool:
-        """Change memory; return whether that could be done."""
+        """Write memory; return whether the stub could do it."""
         for start in range(0, len(data), self._room):
             piece = data[start : start + self._room]
             if self.ask(f"M{address + start:x},{len(piece):x}:{piece.hex()}") != b"OK":
@@ -203,31 +203,35 @@ class Stub(StubChannel):
     # Breakpoints
 
     def insert(self, kind: BreakpointKind, address: int, size: int) -> bool | None:
-        """Insert a breakpoint or watchpoint; return whether that could be done, None if the stub knows none such."""
+        """Insert a breakpoint or watchpoint; return whether that succeeded, None if the stub lacks the kind."""
         answer = self.ask_if_known_kind(f"Z{kind:d}", f"Z{kind:d},{address:x},{size:x}")
         return None if answer is None else answer == b"OK"
 
     @property
     def knows_breakpoints(self) -> bool:
-        """Whether it has not said that it knows no software breakpoints."""
+        """True unless the stub has answered that it does not support software breakpoints."""
         return f"Z{BreakpointKind.SOFTWARE:d}" not in self._unknown
 
     def insert_again(self, kind: BreakpointKind, address: int, size: int) -> None:
-        """Insert what was there before, and do not wait for that."""
+        """Insert again what the stub accepted before, without waiting for the answer."""
         self.tell(f"Z{kind:d},{address:x},{size:x}")
 
     def remove(self, kind: BreakpointKind, address: int, size: int) -> None:
-        """Remove it, and do not wait for that."""
+        """Remove a breakpoint or watchpoint without waiting for the answer."""
         self.tell(f"z{kind:d},{address:x},{size:x}")
 
-    # Going on, and stopping
+    # Resuming and stopping
 
     def reason(self) -> StopReply:
-        """Return why the target stands still now."""
+        """Return the reason of the current stop."""
         return parse_stop_reply(self.ask(REASON))
 
     def resume(self, actions: Iterable[tuple[str, ThreadId | None]]) -> None:
-        """Let threads go on: ``c`` or ``s`` each, None being all others; ``wait`` says what becomes of it."""
+        """
+        Resume threads, each with an action, ``c`` or ``s``; None stands for all others.
+
+        ``wait`` returns the next stop.
+        """
         self._forget_stop()
         listed = list(actions)
         if self._has_vcont():
@@ -242,9 +246,9 @@ class Stub(StubChannel):
 
     def resume_asking_ahead(self, pc: int | None) -> bool:
         """
-        Let threads go on, the one that has stopped at ``pc``, and ask for the registers of the next stop.
+        Resume the threads, the stopped one at ``pc``, and request the registers of the next stop in advance.
 
-        Return False, with nothing done, if the stub cannot be asked ahead, or is told too much at once.
+        Return False, with nothing done, if the stub cannot be asked ahead, or if the pending packets are too large.
         """
         payload = b"c" if pc is None else b"c%x" % pc
         if not self.can_be_asked_ahead or not self._send_with_question(payload, b"g"):
@@ -254,7 +258,7 @@ class Stub(StubChannel):
         return True
 
     def resume_at(self, pc: int) -> None:
-        """Let threads go on, the one that has stopped at ``pc``, where ``can_be_asked_ahead``."""
+        """Resume the threads, the stopped one at ``pc``; only where ``can_be_asked_ahead``."""
         self._forget_stop()
         self._send(b"c%x" % pc)
 
@@ -264,16 +268,16 @@ class Stub(StubChannel):
 
     @property
     def can_be_asked_ahead(self) -> bool:
-        """Whether a question may be sent before the stop that it is about."""
+        """True if a question may be sent before the stop that it is about."""
         if self._looks_ahead is None:
             self._looks_ahead = self._can_look_ahead()
         return self._looks_ahead
 
     def _can_look_ahead(self) -> bool:
         """
-        Return whether it is QEMU's emulation of processes, of a version that looks at nothing while the target runs.
+        Return whether the stub is QEMU's user mode emulation, of a version that reads nothing while the target runs.
 
-        Later ones, which know of QCatchSyscalls, may look for an interrupt, which must be the first byte then.
+        Later versions, which support QCatchSyscalls, may look for an interrupt, which must be the first byte then.
         """
         is_direct = self._transport.peer.startswith(_EMULATORS) and self.has_acknowledgements
         if not is_direct or self.knows("QCatchSyscalls") or self.ask_if_known("qqemu.sstepbits") is None:
@@ -281,7 +285,7 @@ class Stub(StubChannel):
         return not self.is_machine
 
     def has_steps(self) -> bool:
-        """Return whether it lets a thread execute one instruction; one without ``vCont`` does, as far as it says."""
+        """Return whether the stub can single-step a thread; one without ``vCont`` is presumed to."""
         return not self._has_vcont() or self._actions is None or "s" in self._actions
 
     def _has_vcont(self) -> bool:
@@ -291,54 +295,54 @@ class Stub(StubChannel):
         return "c" in self._actions
 
     def wait(self, timeout: float) -> StopReply | None:
-        """Return why the target has stopped, None if it goes on; raise ``EngineError`` at the connection's end."""
+        """Return why the target stopped, None if it still runs; raise ``EngineError`` if the connection ends."""
         deadline = time.monotonic() + timeout
         while True:
             answer = self._next_answer(deadline - time.monotonic())
             if answer is None:
                 return None
             if answer != b"OK" or not self._is_interrupted:
-                break  # else QEMU (user mode) took an interrupt for a refusal, and says it once more
+                break  # else QEMU (user mode) took an interrupt for a refusal and repeated its answer
         was_interrupted, self._is_interrupted = self._is_interrupted, False
         reply = self._stop_reply(answer)
         if isinstance(reply, Stopped) and reply.thread is not None:
-            self._selected["g"] = str(reply.thread)  # as GDB presumes, too
+            self._selected["g"] = str(reply.thread)  # GDB presumes this as well
         if self._has_asked_ahead and isinstance(reply, Stopped):
             self._has_asked_ahead = False
             self._told_ahead = self._answer(b"g", self._patience)
             self._is_followed = False
             if was_interrupted:
-                self.drain()  # it takes an interrupt for a refusal of these, and says them once more
+                self.drain()  # QEMU takes an interrupt for a refusal of these answers and repeats them
         return reply
 
     def _stop_reply(self, answer: bytes) -> StopReply:
-        if answer != self._last_stop[0]:  # else it is what is known, as it mostly is
+        if answer != self._last_stop[0]:  # consecutive stop replies are mostly equal
             self._last_stop = answer, parse_stop_reply(answer) if answer else NoThreads()
         return self._last_stop[1]
 
     def interrupt(self) -> None:
-        """Stop the target; ``wait`` says that it has."""
+        """Interrupt the target; ``wait`` returns the stop."""
         self._is_interrupted = True
         self._transmit(INTERRUPT)
 
     def absorb_interrupt(self) -> None:
         """
-        Let a target that another stop came first to run into the signal of an interrupt; no breakpoint may be in.
+        Resume a target that another stop reached first, so that it stops by the signal of the pending interrupt.
 
-        Otherwise the signal would reach it when it is let go, and end it.
+        No breakpoint may be inserted. Otherwise the signal would reach the target when it is released, and end it.
         """
         self.resume([("c", None)])
-        if self.wait(_UNDER_WAY) is None:  # it came when the target stood still, and is lost
+        if self.wait(_UNDER_WAY) is None:  # the interrupt was sent while the target stood still, and is lost
             self.interrupt()
             self.wait(self._patience)
 
     @property
     def raises_signals(self) -> bool:
-        """Whether it interrupts with a signal, which the target gets that is not stopped by it."""
+        """True if the stub interrupts with a signal, which a target receives that is not stopped by it."""
         return self.knows("QPassSignals")
 
     def leave_copy(self, thread: ThreadId, addresses: Iterable[int], size: int) -> None:
-        """Take breakpoints out of the process of a thread that was made by a fork, and let that process go."""
+        """Remove breakpoints from the child of a fork, which ``thread`` belongs to, and detach from that process."""
         self._select(thread)
         for address in addresses:
             self.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{size:x}")
@@ -346,7 +350,7 @@ class Stub(StubChannel):
         self._selected.clear()
 
     def detach(self, process: int) -> bool:
-        """Let go of the target, which goes on; return whether the stub took it."""
+        """Detach from the target, which continues; return whether the stub accepted that."""
         self.flush()
         answer = self.ask(f"D;{process:x}" if process else "D")
         if answer != b"OK" and process:

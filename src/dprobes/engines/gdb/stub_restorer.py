@@ -1,7 +1,7 @@
 """
-A process that takes over the connection to a stub when we are killed: it takes the breakpoints out, and lets go.
+A process that takes over the connection to a stub if the engine is killed: it removes breakpoints and detaches.
 
-It has a copy of the connection, so the stub does not see our end. It is told of each breakpoint before that is
+It has a copy of the connection, so the stub does not see the engine's end. It is told of each breakpoint before that is
 inserted, and whether the target runs, in lines of text::
 
     + ADDRESS SIZE [BYTES]    a breakpoint, and what was there if it is written into memory
@@ -15,9 +15,9 @@ inserted, and whether the target runs, in lines of text::
     last PACKET               what is to be sent before the target is let go
     end                       nothing is left to be done
 
-Whether the target runs changes at each hit, and is a byte in memory that both have instead of a line in the pipe.
+The state of the target changes at each hit. It is a byte in shared memory instead of a line in the pipe.
 
-It runs as ``python -m dprobes.engines.gdb.stub_restorer CONNECTION PIPE MEMORY``, three descriptors.
+The command is ``python -m dprobes.engines.gdb.stub_restorer CONNECTION PIPE MEMORY``, with three descriptors.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ __all__ = ["Restorer", "main", "restore"]
 
 _MODULE = "dprobes.engines.gdb.stub_restorer"
 _PATIENCE = 2.0
-"""Seconds within which a stub has to answer."""
+"""Seconds to wait for a stub's answer."""
 _STOP_LOOK = 0.3
-"""Seconds for a stop that is under way."""
+"""Seconds to wait for a stop that is under way."""
 _WAIT = 60.0
 _RUNNING = "running "
 
 
 class Restorer:
-    """The process, from our side; nothing is done where a connection cannot be shared."""
+    """Handle of the restorer process; without a process if the connection cannot be shared."""
 
     def __init__(self, transport: Transport) -> None:
         self._pipe = -1
@@ -81,23 +81,23 @@ class Restorer:
         self._pipe = ours
 
     def tell(self, line: str) -> None:
-        """Tell it something, of the lines above."""
+        """Send one of the lines above to the process."""
         if self._pipe < 0:
             return
         if line.startswith(_RUNNING):
             self._is_running[0] = int(line.removeprefix(_RUNNING))
         else:
-            with contextlib.suppress(OSError):  # it was killed: then there is nobody to take over
+            with contextlib.suppress(OSError):  # the process was killed: then nothing will take over
                 os.write(self._pipe, line.encode() + b"\n")
 
     def leave_to_it(self) -> None:
-        """Let it do what we could not."""
+        """Close the pipe, so that the process restores the target."""
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
 
     def close(self) -> None:
-        """End it: nothing is left to be done."""
+        """Dismiss the process and wait for its end."""
         self.tell("end")
         if self._pipe >= 0:
             os.close(self._pipe)
@@ -107,7 +107,7 @@ class Restorer:
 
 
 def main(connection: int, pipe: int, memory: int) -> None:
-    """Listen until we are dismissed, or the one that told us is no more."""
+    """Read lines until the end of the pipe, and restore the target unless the last one is "end"."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     text = bytearray()
@@ -119,7 +119,7 @@ def main(connection: int, pipe: int, memory: int) -> None:
 
 
 class Told:
-    """What the lines say: what is in the target, and how it stands."""
+    """State of the target according to the lines."""
 
     def __init__(self, lines: list[str]) -> None:
         self.breakpoints: dict[int, tuple[int, bytes]] = {}
@@ -149,7 +149,7 @@ class Told:
 
 
 def restore(transport: Transport, lines: list[str]) -> None:
-    """Take out what the lines say is in, and let the target go; an error leaves nothing that could still be done."""
+    """Remove everything that the lines say is inserted, and detach; after an error nothing more can be done."""
     told = Told(lines)
     stub = Stub(transport, _PATIENCE)
     with contextlib.suppress(EngineError):
@@ -177,10 +177,10 @@ def restore(transport: Transport, lines: list[str]) -> None:
 
 
 def _stop(stub: Stub) -> StopReply:
-    """Stop the target; return why it stands still."""
+    """Stop the target; return why it is stopped."""
     stub.interrupt()
     reply = stub.wait(_PATIENCE)
-    if reply is None:  # it may have been told, and forgotten with the one who was told
+    if reply is None:  # the stub may have reported the stop to the killed engine
         with contextlib.suppress(EngineError):
             reply = stub.reason()
     while reply is None:

@@ -1,4 +1,4 @@
-"""The session of a program at a stub: from the connection to the last breakpoint that is taken out."""
+"""Session of a program at a stub, from the connection to the removal of the last breakpoint."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ __all__ = ["StubSession"]
 ResolvedT = TypeVar("ResolvedT", bound="Resolved")
 
 _LOOK = 0.1
-"""Seconds after which somebody's wish to end is seen at the latest."""
+"""Maximum number of seconds until a request to end is noticed."""
 
 
 class StubSession(engine_interface.Attachment):
     """
     One run at a ``shared`` stub.
 
-    ``probed`` makes the member of it: a process, or a machine. What others ask is done between two hits, or before the
-    next one.
+    ``probed`` creates the run's member: a process, or a machine. Requests of clients are carried out between two hits.
     """
 
     probes: Sequence[Probepoint] = ()
@@ -61,7 +60,7 @@ class StubSession(engine_interface.Attachment):
         self._member = probed(job, resolved, self.program, self._events)
 
     def enter(self) -> None:
-        """Place the probepoints in what the stub stands for."""
+        """Insert the probepoints into the target."""
         shared, member = self.shared, self._member
         if shared.members:
             with shared.standing_still():
@@ -78,13 +77,13 @@ class StubSession(engine_interface.Attachment):
             raise
 
     def close(self) -> None:
-        """Take the probepoints out; the last member closes the connection."""
+        """Remove the probepoints; the last member closes the connection."""
         shared, member = self.shared, self._member
         if member not in shared.members:
             return
         if len(shared.members) > 1 and not shared.is_over:
             member.is_stopping = True
-            # Where the target does not stop, it is withdrawn when that does.
+            # If the target does not stop, the member is withdrawn when it does.
             with contextlib.suppress(EngineError), shared.standing_still():
                 if not member.has_withdrawn:
                     shared.withdraw(member)
@@ -96,7 +95,7 @@ class StubSession(engine_interface.Attachment):
             shared.members.remove(member)
 
     def poll(self) -> Iterator[engine_interface.Event]:
-        """Iterate over what happens until the target has ended, or somebody asks for the end."""
+        """Iterate over events until the target has ended, or the end is requested."""
         yield from self._events.take()
         yield Begun()
         shared = self.shared
@@ -113,13 +112,13 @@ class StubSession(engine_interface.Attachment):
         yield Finished(self.counts(), shared.status)
 
     def _serve_debugger(self, relay: DebuggerRelay) -> Iterator[engine_interface.Event]:
-        """Pass on what a debugger says until the stub or the run comes to its end."""
+        """Relay a debugger's packets until the connection to the stub, or the run, ends."""
         target = self.shared.target
         try:
             while not self._member.is_stopping:
                 is_there = relay.serve(_LOOK)
                 if relay.has_served or not is_there:
-                    target.is_over = True  # what becomes of it is the debugger's business
+                    target.is_over = True  # the debugger determines what the target does from now on
                     target.tell("end")
                 if not is_there:
                     break
@@ -129,20 +128,20 @@ class StubSession(engine_interface.Attachment):
 
     @property
     def is_debugging(self) -> bool:
-        """Whether a debugger has taken the stub over, and is still there."""
+        """True if a debugger has taken over the stub, and is still connected."""
         relay = self.shared.relay
         return relay is not None and relay.is_serving
 
     def stop(self) -> None:
-        """Ask for the end."""
+        """Request the end."""
         self._member.is_stopping = True
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far."""
+        """Return the current counts."""
         return tuple(each.copy() for each in self.program.tallies)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Have probepoints removed."""
+        """Request the removal of probepoints."""
         with self.shared.lock:
             self.program.removals += probes
 
@@ -151,12 +150,12 @@ class StubSession(engine_interface.Attachment):
         return list(self.program.local_variables)
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the variables of all CPUs."""
+        """Return the CPU variables of all CPUs."""
         with self.shared.lock:
             return self._member.cpu_variables()
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return what the keyed tables hold."""
+        """Return the contents of the keyed tables."""
         with self.shared.lock:
             return tuple(store.contents() for store in self.program.keyed_tables)
 
@@ -166,6 +165,6 @@ class StubSession(engine_interface.Attachment):
             carry_out(changes, self.program.local_variables, self.program.keyed_tables)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set local and CPU variables to zero."""
+        """Set local and CPU variables to zero, from index ``first`` to ``last`` inclusive."""
         with self.shared.lock:
             self.program.reset_variables(first, last)

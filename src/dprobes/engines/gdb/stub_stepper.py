@@ -1,8 +1,8 @@
 """
-The instruction under a breakpoint, which has to be executed although the breakpoint is there.
+Execution of the instruction under a breakpoint, although the breakpoint is there.
 
-Some are carried out here; else the thread makes a step without the breakpoint, while all others stand still. A stub
-that makes no steps gets breakpoints wherever the instruction may lead.
+Some instructions are emulated; for others the thread makes a single step without the breakpoint, while all other
+threads are stopped. A stub without single steps gets breakpoints wherever the instruction may lead.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 __all__ = ["EMULATED", "EffectEmulator", "Emulator", "Stepper"]
 
-# A step costs another stop of the target, which takes QEMU longer than all that is asked of it (docs/engines.md).
+# A step costs another stop of the target, which takes QEMU longer than all other requests (docs/engines.md).
 
 
 class _Planned(NamedTuple):
-    """An effect with the stub's names of registers; ``is_far`` says that it accesses memory beside the stack."""
+    """An effect with the stub's names of registers; ``is_far`` is True if it accesses memory other than the stack."""
 
     effect: Effect
     is_far: bool
 
 
 class EffectEmulator:
-    """What carries out instructions of a ``target`` by their known effect; ``names`` are its registers by our index."""
+    """Emulator of instructions of a ``target`` by their known effect; ``names`` maps register indices to its names."""
 
     def __init__(self, target: StubTarget, architecture: Architecture, names: Mapping[int, str]) -> None:
         self._target = target
@@ -61,7 +61,7 @@ class EffectEmulator:
         self._planned: dict[tuple[bytes, int], _Planned | None] = {}
 
     def carry_out(self, raw: bytes, registers: Registers) -> bool:
-        """Carry out the instruction that a thread is at; return whether that was done, else nothing was."""
+        """Emulate the instruction that a thread is at; return whether that was done; if not, nothing changes."""
         pc = self._names["pc"]
         at = registers[pc]
         if (raw, at) not in self._planned:
@@ -87,7 +87,7 @@ class EffectEmulator:
         return True
 
     def _plan(self, raw: bytes, at: int) -> _Planned | None:
-        """Return what an instruction does, None if that is not known, or on registers that the stub lacks."""
+        """Return the effect of an instruction, None if it is unknown or the stub lacks registers for it."""
         effect = effect_of(self._machine, raw, at)
         if effect is None or any(mode.register not in self._names for mode in self._modes):
             return None
@@ -110,7 +110,7 @@ class EffectEmulator:
         return (registers[base] if base else 0) + addend & self._mask
 
     def _store(self, stores: Sequence[Store], registers: Registers) -> bool:
-        """Store what an instruction stores, neighbours together; return whether the program could."""
+        """Write what an instruction stores, neighbours together; return whether the program could write all of it."""
         pieces: list[tuple[int, bytearray]] = []
         for name, base, displacement, size in stores:
             address = self._sum(registers, base, displacement)
@@ -122,12 +122,12 @@ class EffectEmulator:
         return all(self._target.write(address, bytes(data)) for address, data in pieces)
 
 
-# A step over a breakpoint takes four packets more, and the target stops twice. What is emulated of x86 is what the
-# ptrace engine emulates (``platform.x86.instruction_emulation``), and moves from and to memory.
+# A step over a breakpoint takes four packets more, and the target stops twice. For x86, the emulated instructions are
+# those of the ptrace engine (``platform.x86.instruction_emulation``), and moves from and to memory.
 
 
 EMULATED = ("i386", "x86_64")
-"""The processors of which instructions are."""
+"""Architectures whose instructions ``Emulator`` carries out."""
 
 _NAMES = {word: word.name.lower() for word in Register}
 _NAMES_OF_I386 = {
@@ -151,7 +151,7 @@ class _Words:
 
 
 class Emulator:
-    """What carries out instructions of an x86 ``target`` with words of ``word_size`` bytes, on its registers here."""
+    """Emulator of instructions of an x86 ``target``, on a local copy of its registers; ``word_size`` is in bytes."""
 
     def __init__(self, target: StubTarget, word_size: int) -> None:
         self._target = target
@@ -160,7 +160,7 @@ class Emulator:
         self._plans: dict[bytes, tuple[tuple[Any, ...], MemoryMove | None]] = {}
 
     def carry_out(self, raw: bytes, registers: Registers) -> bool:
-        """Carry out the instruction that a thread is at; return whether that was done."""
+        """Emulate the instruction that a thread is at; return whether that was done."""
         if raw not in self._plans:
             self._plans[raw] = plan(raw, self._word_size), memory_move(raw, self._word_size)
         planned, move = self._plans[raw]
@@ -171,7 +171,7 @@ class Emulator:
         return is_emulated(planned) and emulate(planned, cast("ctypes.Array[ctypes.c_ulong]", words), self)
 
     def _move(self, move: MemoryMove, words: _Words, length: int) -> bool:
-        """Move a number between a register and memory, which a copy of the instruction in the target does elsewhere."""
+        """Emulate a move between a register and memory; other engines execute a copy of the instruction."""
         address = move.displacement
         address += words[move.base] if move.base >= 0 else 0
         address += words[move.other] * move.scale if move.other >= 0 else 0
@@ -194,7 +194,7 @@ class Emulator:
         return word
 
     def write_word(self, address: int, size: int, value: int) -> None:
-        """Store a word on the stack; raise OSError if the program could not."""
+        """Write a word to the stack; raise OSError if the program could not."""
         if not self._target.write(address, (value & (1 << 8 * size) - 1).to_bytes(size, "little")):
             raise OSError
 
@@ -203,10 +203,10 @@ _X86_LENGTH_MAX = 15
 
 
 class Stepper:
-    """What has instructions executed that are under breakpoints; ``names`` are the target's registers by our index."""
+    """Executor of instructions under breakpoints; ``names`` maps register indices to the target's names."""
 
     runs_ahead = True
-    """Whether the target may go on while handlers run that need but the registers."""
+    """True if the target may resume while handlers run that need only the registers."""
 
     def __init__(
         self, target: StubTarget, processor: StubProcessor, architecture: Architecture, names: Mapping[int, str]
@@ -216,9 +216,9 @@ class Stepper:
         self._architecture = architecture
         self._names = names
         self._steps_through: bool | None = None
-        """Whether the stub makes steps from breakpoints, None as long as that is not known."""
+        """True if the stub steps from breakpoints without their removal, None until that is known."""
         self.sees_accesses = False
-        """Whether the target's accesses to memory are to be made by itself, as some of it is watched."""
+        """True if the target itself must access memory, because watchpoints exist."""
         self._emulator: Emulator | EffectEmulator | None = None
         if architecture.name in EMULATED:
             self._emulator = Emulator(target, architecture.word_size)
@@ -226,7 +226,7 @@ class Stepper:
             self._emulator = EffectEmulator(target, architecture, names)
 
     def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
-        """Return the breakpoint that a thread has come to, None if that is not why it stopped; correct its pc."""
+        """Return the breakpoint that a thread has reached, None if it stopped for another reason; correct its pc."""
         if reply.signal != SIGTRAP:
             return None
         pc = registers[self.processor.pc]
@@ -239,7 +239,7 @@ class Stepper:
         return None
 
     def carries_out(self, at: int, raw: bytes | None, registers: Registers) -> bool:  # noqa: ARG002 - for machines
-        """Carry out the instruction under a breakpoint here, where that can be done; return whether it was."""
+        """Emulate the instruction under a breakpoint if possible; return whether that was done."""
         emulator = None if self.sees_accesses else self._emulator
         return raw is not None and emulator is not None and emulator.carry_out(raw, registers)
 
@@ -247,9 +247,9 @@ class Stepper:
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
     ) -> StopReply:
         """
-        Have the instruction at a breakpoint executed, which stays if it is among the ``needed``.
+        Execute the instruction at a breakpoint, which stays if it is among the ``needed``.
 
-        ``raw`` are its bytes if they are known.
+        ``raw`` is the instruction's bytes if they are known.
         """
         self._target.write_back(thread, registers)
         if self._target.stub.has_steps():
@@ -267,14 +267,18 @@ class Stepper:
         return reply
 
     def return_place(self, registers: Registers) -> tuple[int | None, int]:
-        """Return where a function that has just begun returns, if that can be read, and the stack pointer then."""
+        """
+        Return the return address of a function that has just begun, None if unreadable, and its stack pointer.
+
+        The stack pointer is that after the return.
+        """
         frame, size = registers[self.processor.sp], self._architecture.word_size
         if self.processor.link:
             return registers[self.processor.link], frame
         return self._target.word(frame, size), frame + size
 
     def leave_function(self, value: int, thread: ThreadId | None, registers: Registers) -> StopReply:
-        """Have a thread return a value from a function that has just begun; raise ``EngineError`` if it cannot."""
+        """Make a thread return a value from a function that has just begun; raise ``EngineError`` if it cannot."""
         address, top = self.return_place(registers)
         result = self._architecture.register("retval")
         if address is None or result is None:
@@ -288,10 +292,10 @@ class Stepper:
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
     ) -> StopReply | None:
         """
-        Have a thread make a step from a breakpoint that is not taken out; None if the stub does not do that.
+        Single-step a thread from a breakpoint that stays inserted; return None if the stub does not support that.
 
-        QEMU does, and so is twice as fast: it translates the code anew for each breakpoint that comes or goes. Whether
-        a stub does is seen at the first instruction that cannot lead to itself.
+        QEMU does, and is twice as fast that way: it retranslates the code for each breakpoint that is inserted or
+        removed. The first instruction that cannot lead to itself shows whether a stub supports it.
         """
         if self._steps_through is False or at not in needed or not self._target.stub.knows_breakpoints:
             return None
@@ -305,7 +309,7 @@ class Stepper:
         return reply if self._steps_through else None
 
     def _correct_pc(self, reply: StopReply, places: Container[int]) -> None:
-        """Let a thread that has run into one of our breakpoints be at the instruction there."""
+        """Move the pc of a thread that has hit a temporary breakpoint back to the instruction there."""
         if isinstance(reply, Stopped) and self.processor.moved and reply.reason != "swbreak":
             registers, name = self._target.registers(reply.thread), self.processor.pc
             before = registers[name] - self.processor.moved
@@ -314,7 +318,7 @@ class Stepper:
                 self._target.write_back(reply.thread, registers)
 
     def _places_after(self, at: int, raw: bytes | None, registers: Registers) -> frozenset[int]:
-        """Return where the thread can be after an instruction; raise ``EngineError`` if that is not known."""
+        """Return the possible next addresses after an instruction; raise ``EngineError`` if they are unknown."""
         machine, size = self._architecture.name, self._architecture.word_size
 
         def register(name: str) -> int:

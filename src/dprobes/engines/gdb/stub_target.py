@@ -1,7 +1,7 @@
 """
-The target behind a stub: its threads, memory as it is while the target stands still, and breakpoints.
+The target behind a stub: its threads, its memory while it is stopped, and its breakpoints.
 
-What is read of memory is kept until the target goes on, in blocks: handlers and the engine look at the same words.
+Memory that was read is cached in blocks until the target resumes: handlers and the engine read the same words.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK", "StubTarget"]
 
 BLOCK: Final = 64
-"""Bytes that are read at once."""
+"""Bytes of memory that are read at once."""
 _STEP_PATIENCE = 5.0
-"""Seconds that one instruction may take."""
+"""Seconds within which one instruction must complete."""
 _STOP_PATIENCE = 5.0
-"""Seconds within which a target has to stop that is interrupted."""
+"""Seconds within which an interrupted target must stop."""
 _INTERRUPTS = (0, SIGINT)
-"""What interrupts raise: a signal, or nothing."""
+"""Signals by which stubs report an interrupt; 0 is none."""
 _STEP_ATTEMPTS = 3
 _SINGLE_MAX = 3
-"""How many registers are set one by one."""
+"""Maximum number of registers that are set one by one."""
 
 
 def _is_for_interrupt(reply: StopReply) -> bool:
@@ -44,10 +44,10 @@ def _is_for_interrupt(reply: StopReply) -> bool:
 
 class StubTarget:
     """
-    The target that a ``stub`` stands for.
+    The target of a ``stub``.
 
-    ``breakpoint_`` is the instruction of its processor for that, ``default`` what holds where the stub describes no
-    registers. ``tell`` gets lines of what is done to the target, for ``stub_restorer``.
+    ``breakpoint_`` is the breakpoint instruction of its processor, ``default`` applies if the stub describes no
+    registers. ``tell`` receives lines about changes of the target, for ``stub_restorer``.
     """
 
     def __init__(
@@ -65,27 +65,33 @@ class StubTarget:
         self.description = default if described is None or not described.registers else described
         self._blocks: dict[int, bytes] = {}
         self._originals: dict[int, bytes] = {}
-        """The bytes under breakpoints that are written into memory, as the stub knows none."""
+        """
+        Original bytes under breakpoints that are written into memory because the stub does not support breakpoints.
+        """
         self._breakpoint = breakpoint_
         self.inserted: set[int] = set()
         self._watched: Counter[tuple[int, int, BreakpointKind]] = Counter()
-        """The memory that is watched, with how many want that."""
+        """Watched memory ranges, with the number of probepoints that watch each."""
         self.processors = 1
-        """How many processors a machine has; a process has none of its own."""
+        """Number of processors of a machine; 1 for a process."""
         self._taken_out: set[int] = set()
-        """Where breakpoints were taken out for a process that shares the memory (vfork)."""
+        """Addresses of breakpoints that were removed while a child shares the memory (vfork)."""
         self._accesses_as_program: bool | None = None
         self.process = 0
-        """The process, as the stub numbers it; 0: it does not speak of processes."""
+        """Process id in the stub's numbering; 0 if the stub does not number processes."""
         self.is_over = False
-        """Whether it has ended."""
+        """True if the target has ended."""
         self.is_running = False
         self._last: StopReply | None = None
         self.interrupts = 0
-        """How many interrupts have not stopped the target yet."""
+        """Number of interrupts that have not stopped the target yet."""
 
     def reason(self) -> StopReply:
-        """Return why it stands still. The stub is asked once: QEMU's takes all breakpoints out when it is asked."""
+        """
+        Return why the target is stopped.
+
+        The stub is asked only once: QEMU's stub removes all breakpoints when it is asked.
+        """
         if self._last is None:
             self._last = self.stub.reason()
         return self._last
@@ -100,7 +106,7 @@ class StubTarget:
         )
 
     def write_back(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Let a thread have the registers that were changed."""
+        """Write changed registers back to a thread."""
         changed = sorted(registers.changed)
         registers.changed.clear()
         if len(changed) > _SINGLE_MAX or not all(self._set_register(thread, registers, name) for name in changed):
@@ -113,7 +119,7 @@ class StubTarget:
     # Memory
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of memory, as they are without our breakpoints; fewer if they cannot all be read."""
+        """Return bytes of memory without the engine's breakpoints; fewer if some cannot be read."""
         data = bytearray()
         at = address
         while at < address + size:
@@ -132,7 +138,7 @@ class StubTarget:
         return self.read_anew(block, BLOCK)
 
     def read_anew(self, address: int, size: int) -> bytes:
-        """Return bytes of memory without our breakpoints, which are not kept; fewer if they cannot all be read."""
+        """Return bytes of memory without the engine's breakpoints, uncached; fewer if some cannot be read."""
         data = self.stub.read(address, size)
         for at, original in self._originals.items():
             if at < address + size and address < at + len(original) and data:
@@ -150,9 +156,10 @@ class StubTarget:
 
     def accesses_as_program(self, code: int) -> bool:
         """
-        Return whether the stub refuses what the program could not access; ``code`` is an address that it cannot write.
+        Return whether the stub refuses accesses that the program could not make; ``code`` is a read-only address.
 
-        QEMU's process emulation does, up to version 8.0. Others get at everything, so a fault would be missed.
+        QEMU's process emulation refuses them, up to version 8.0. Other stubs access everything, so a fault would be
+        missed.
         """
         if self._accesses_as_program is None:
             byte = self.stub.read(code, 1) if self.stub.can_be_asked_ahead else b""
@@ -160,7 +167,7 @@ class StubTarget:
         return self._accesses_as_program
 
     def write(self, address: int, data: bytes) -> bool:
-        """Change memory; return whether all of it could be."""
+        """Write memory; return whether all of it could be written."""
         self._blocks.clear()
         return self.stub.write(address, data)
 
@@ -168,9 +175,9 @@ class StubTarget:
 
     def insert(self, address: int) -> bool:
         """
-        Insert a breakpoint at an instruction; return whether that could be done.
+        Insert a breakpoint at an instruction; return whether that succeeded.
 
-        A stub that knows none gets the processor's instruction written into memory.
+        If the stub does not support breakpoints, write the processor's breakpoint instruction into memory.
         """
         if address in self.inserted:
             return True
@@ -193,7 +200,7 @@ class StubTarget:
         return True
 
     def remove(self, address: int) -> None:
-        """Remove it if it is there; raise ``EngineError``, at once or later, if that cannot be done."""
+        """Remove a breakpoint if there is one; raise ``EngineError``, at once or later, if that fails."""
         self._remove(address, len(self._breakpoint))
 
     def _remove(self, address: int, size: int) -> None:
@@ -209,7 +216,7 @@ class StubTarget:
             raise EngineError(f"the bytes at {address:#x} cannot be put back through the stub {self.stub.name}")
 
     def forget(self, address: int) -> None:
-        """Remove it if it is there, and if its memory still is."""
+        """Remove a breakpoint if there is one, whether its memory still exists or not."""
         if address in self.inserted:
             self.inserted.discard(address)
             if (original := self._originals.pop(address, None)) is not None:
@@ -219,7 +226,7 @@ class StubTarget:
                 self.stub.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{len(self._breakpoint):x}")
 
     def insert_again(self, address: int) -> None:
-        """Insert a breakpoint that was there a moment ago."""
+        """Insert a breakpoint that was removed just before."""
         if self.stub.knows_breakpoints:
             self.stub.insert_again(BreakpointKind.SOFTWARE, address, len(self._breakpoint))
             self.inserted.add(address)
@@ -227,7 +234,7 @@ class StubTarget:
             raise EngineError(f"the breakpoint at {address:#x} cannot be put back through the stub {self.stub.name}")
 
     def watch(self, kind: BreakpointKind, address: int, length: int) -> bool | None:
-        """Watch memory; return whether that could be done, None if the stub has no such watchpoints."""
+        """Insert a watchpoint; return whether that succeeded, None if the stub does not support its kind."""
         if self._watched[address, length, kind]:
             self._watched[address, length, kind] += 1
             return True
@@ -240,7 +247,7 @@ class StubTarget:
         return inserted
 
     def unwatch(self, address: int, length: int, kind: BreakpointKind) -> None:
-        """Watch it no longer; where the memory is gone, nothing is left to be done."""
+        """Remove a watchpoint that no other probepoint needs; ignore failures, as the memory may be gone."""
         place = address, length, kind
         if self._watched[place] > 1:
             self._watched[place] -= 1
@@ -255,9 +262,9 @@ class StubTarget:
 
     def leave_fork(self, child: ThreadId, *, shares_memory: bool) -> None:
         """
-        Let a process go that was forked, without breakpoints; where it ``shares_memory`` there are none meanwhile.
+        Remove the breakpoints from a forked child and detach from it; an unhandled one would kill it.
 
-        A breakpoint that nobody sees to would end it.
+        If it ``shares_memory``, the parent has no breakpoints either until ``end_sharing``.
         """
         self.stub.leave_copy(child, sorted(self.inserted), len(self._breakpoint))
         if shares_memory:
@@ -265,23 +272,23 @@ class StubTarget:
             self.inserted.clear()
 
     def end_sharing(self) -> None:
-        """Insert again what was taken out for a process that shared the memory."""
+        """Insert the breakpoints that were removed for a child that shared the memory."""
         shared, self._taken_out = self._taken_out, set()
         for address in sorted(shared):
             self.insert(address)
 
     def begin_anew(self) -> None:
-        """Take notice of another program in the place of the one there was: its memory is gone, and what was in it."""
+        """Forget the breakpoints and watchpoints of a program that exec has replaced: its memory is gone."""
         for address in self.inserted | self._taken_out:
             self.tell(f"- {address}")
         self._watch_nothing()
         for state in (self.inserted, self._taken_out, self._originals, self._blocks):
             state.clear()
 
-    # Going on
+    # Resuming
 
     def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
-        """Let all threads go on, ``thread`` with a signal."""
+        """Resume all threads, ``thread`` with a signal."""
         self._set_running()
         if signal and thread is not None:
             self.stub.resume([(f"C{signal:02x}", thread), ("c", None)])
@@ -289,7 +296,7 @@ class StubTarget:
             self.stub.resume([("c", None)])
 
     def resume_with(self, thread: ThreadId | None, registers: Registers, pc_name: str) -> None:
-        """Let all threads go on, the one that has stopped with what was changed in its registers."""
+        """Resume all threads after writing the changed registers of the stopped one."""
         if not self.stub.can_be_asked_ahead:
             self.write_back(thread, registers)
             self.resume()
@@ -309,9 +316,9 @@ class StubTarget:
 
     def step(self, thread: ThreadId | None, pc: int, pc_name: str, *, is_exact: bool) -> StopReply:
         """
-        Let a thread execute one instruction, which is at ``pc``; return what becomes of that.
+        Execute one instruction, which is at ``pc``, in a thread; return the stop.
 
-        A machine in QEMU now and then stops before it has moved; where steps are not ``is_exact``, that is looked for.
+        QEMU occasionally stops a machine before it has moved; unless steps are ``is_exact``, check for that and retry.
         """
         for _ in range(_STEP_ATTEMPTS):
             self._set_running()
@@ -323,7 +330,7 @@ class StubTarget:
         return reply
 
     def run_to(self, places: Iterable[int], thread: ThreadId | None) -> StopReply:
-        """Let a thread run to one of some places, with breakpoints there for that long; return why it stops."""
+        """Let a thread run to one of some places, with temporary breakpoints there; return the stop."""
         inserted = [place for place in sorted(places) if self.insert(place)]
         self._set_running()
         self.stub.resume([("c", thread)])
@@ -334,7 +341,7 @@ class StubTarget:
         return reply
 
     def await_stop(self, timeout: float) -> StopReply | None:
-        """Return why the target stands still, None if it does not yet."""
+        """Return why the target is stopped, None if it does not stop in time."""
         while True:
             reply = self.stub.wait(timeout)
             if not isinstance(reply, Console):
@@ -347,25 +354,25 @@ class StubTarget:
                 return reply
 
     def _drop_interrupts(self, reply: StopReply) -> None:
-        """Forget interrupts that another stop came before, where the stub will not stop for them once more."""
+        """Forget interrupts that another stop preceded, if the stub will not stop for them again."""
         if self.interrupts and not self.stub.raises_signals and not _is_for_interrupt(reply):
             self.stub.drain()
             self.interrupts = 0
 
     def interrupt(self) -> None:
-        """Have the target stop; it stops for that, or for something else that comes first."""
+        """Interrupt the target; it stops for that, or for something else that comes first."""
         self.stub.interrupt()
         self.interrupts += 1
 
     def has_answered(self, reply: StopReply) -> bool:
-        """Take notice of a stop; return whether it is for an interrupt of ours."""
+        """Note a stop; return whether an interrupt of the engine caused it."""
         if not self.interrupts or not _is_for_interrupt(reply):
             return False
         self.interrupts -= 1
         return True
 
     def stop(self) -> StopReply:
-        """Interrupt the target; return why it stands still."""
+        """Interrupt the target; return why it is stopped."""
         self.interrupt()
         reply = self.await_stop(_STOP_PATIENCE)
         if reply is None:
@@ -374,17 +381,17 @@ class StubTarget:
         return reply
 
     def clear(self) -> None:
-        """Take all breakpoints out, while the target stands still."""
+        """Remove all breakpoints and watchpoints, while the target is stopped."""
         for address in sorted(self.inserted):
             self._remove(address, 1)
         self._watch_nothing()
 
     def let_go(self) -> None:
-        """Take all breakpoints out, and let the target go on without us; raise ``EngineError`` if that fails."""
+        """Remove all breakpoints and detach; raise ``EngineError`` if that fails."""
         if self.is_running:
             self.stop()
         self.clear()
         if self.interrupts and self.stub.raises_signals:
             self.stub.absorb_interrupt()
-        with contextlib.suppress(ConnectionLostError):  # some close it before they answer
+        with contextlib.suppress(ConnectionLostError):  # some stubs close the connection before they answer
             self.stub.detach(self.process)

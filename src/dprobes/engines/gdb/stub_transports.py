@@ -1,5 +1,5 @@
 """
-The ways to a stub: TCP, a Unix socket, a serial line, and the input and output of a command.
+Connections to a stub: TCP, a Unix socket, a serial line, or the input and output of a command.
 
 ::
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionLostError", "DebuggerRelay", "Transport", "adopted_transport", "open_transport"]
 
 _CONNECTION_PATIENCE = 5.0
-"""Seconds within which a connection has to come about: a stub that has just been started may not listen yet."""
+"""Seconds to wait for a connection: a stub that has just been started may not listen yet."""
 _RETRY: Final = 0.05
 _CHUNK = 1 << 16
 _SPEED = 115200
@@ -42,22 +42,22 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid and gid
 
 
 class ConnectionLostError(EngineError):
-    """The end of a connection that was there."""
+    """Error for the end of an established connection."""
 
 
 class Transport(ABC):
-    """A connection, for one thread at a time; what is sent on one that is not ``is_reliable`` may be damaged."""
+    """A connection, for one thread at a time; data sent on one that is not ``is_reliable`` may be damaged."""
 
     name: str
     is_reliable = True
     peer = ""
-    """The name of the program at the other end, if that is on this machine and gets at once what is sent at once."""
+    """Name of the program at the other end, if it is on this machine and gets at once what is sent at once."""
     can_be_shared = True
-    """Whether another process can use its descriptor for both directions."""
+    """True if another process can use its descriptor for both directions."""
 
     @abstractmethod
     def fileno(self) -> int:
-        """Return the descriptor that is readable when something has come."""
+        """Return the descriptor that is readable when data has arrived."""
 
     @abstractmethod
     def send(self, data: bytes) -> None:
@@ -65,14 +65,14 @@ class Transport(ABC):
 
     @abstractmethod
     def _read(self) -> bytes:
-        """Return what has come, b"" at the end; raise OSError."""
+        """Return the received data, b"" at the end of the connection; raise OSError."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
 
     def receive(self, timeout: float) -> bytes | None:
-        """Return what has come, None if nothing comes in time; raise ``EngineError`` if the connection has ended."""
+        """Return the received data, None if none arrives in time; raise ``EngineError`` if the connection has ended."""
         readable, _, _ = select.select([self.fileno()], [], [], max(0.0, timeout))
         if not readable:
             return None
@@ -88,7 +88,7 @@ class Transport(ABC):
         return ConnectionLostError(f"the stub {self.name} has closed the connection")
 
     def _failed(self, error: OSError) -> ConnectionLostError:
-        if error.errno in (errno.ECONNRESET, errno.EPIPE):  # with something that it had not read, or was about to get
+        if error.errno in (errno.ECONNRESET, errno.EPIPE):  # with unread data, or with data under way to it
             return self._closed()
         return ConnectionLostError(f"the connection to the stub {self.name} has failed: {reason_of(error)}")
 
@@ -116,7 +116,7 @@ class _Socket(Transport):
 
 
 def _peer_of(connection: socket.socket) -> str:
-    """Return the name of the program that listens at a Unix socket, "" if that cannot be told."""
+    """Return the name of the program that listens at a Unix socket, "" if that is unknown."""
     try:
         if connection.family != socket.AF_UNIX:
             return ""
@@ -193,7 +193,7 @@ class _Command(Transport):
 
 
 def open_transport(endpoint: str, patience: float = _CONNECTION_PATIENCE) -> Transport:
-    """Return a connection to a stub; raise ``EngineError`` if there is none within so many seconds."""
+    """Return a connection to a stub; raise ``EngineError`` if there is none within ``patience`` seconds."""
     if endpoint.startswith("|"):
         return _start(endpoint)
     path, _, speed = endpoint.partition(",")
@@ -215,7 +215,7 @@ def open_transport(endpoint: str, patience: float = _CONNECTION_PATIENCE) -> Tra
 
 
 def adopted_transport(descriptor: int) -> Transport:
-    """Return the connection behind a descriptor that another process has handed over."""
+    """Return the connection behind a descriptor that another process has passed."""
     name = "that was left"
     if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         return _Socket(name, socket.socket(fileno=descriptor))
@@ -223,7 +223,7 @@ def adopted_transport(descriptor: int) -> Transport:
 
 
 def _connect(endpoint: str, family: int | None, address: str | tuple[str, int], patience: float) -> socket.socket:
-    """Return a connected socket; what is not there yet is waited for."""
+    """Return a connected socket; wait for a socket that does not listen yet."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -269,9 +269,9 @@ def _start(endpoint: str) -> Transport:
     return _Command(endpoint, process)
 
 
-# Most stubs let their target go, or end it, when the connection ends: so that has to stay. GDB acknowledges packets
-# until it has agreed with the stub not to, as we may have done before: then acknowledgements are given, and taken,
-# here.
+# Most stubs resume their target, or end it, when the connection ends: so the connection has to stay. GDB acknowledges
+# packets until it has agreed with the stub not to. This process may have agreed on that before: then the relay gives
+# and takes acknowledgements itself.
 
 
 _NO_ACKNOWLEDGEMENTS = b"QStartNoAckMode"
@@ -279,11 +279,11 @@ _NO_ACKNOWLEDGEMENTS = b"QStartNoAckMode"
 
 class DebuggerRelay:
     """
-    A socket at ``path`` where GDB takes over a stub's connection: what both say to each other is passed on.
+    Relay at a socket ``path`` through which GDB takes over a stub's connection, in both directions.
 
-    The stub at the other end of ``transport`` stands still and owes no answer; ``acknowledges`` is whether packets are
-    acknowledged there. When the debugger leaves, the connection is to end. ``has_served`` is whether one has been
-    there: then what the target does is its business.
+    The stub at the other end of ``transport`` is stopped and owes no answer; ``acknowledges`` is True if packets are
+    acknowledged there. When the debugger leaves, the connection is to end. ``has_served`` is True if a debugger has
+    been connected: then it has determined what the target does.
     """
 
     def __init__(self, transport: Transport, *, acknowledges: bool) -> None:
@@ -296,17 +296,17 @@ class DebuggerRelay:
         self._listener.listen(1)
         self._debugger: socket.socket | None = None
         self._acknowledges = not acknowledges
-        """Whether a debugger's packets are acknowledged here."""
+        """True if the relay acknowledges a debugger's packets."""
         self._reader = PacketReader()
         self.has_served = False
 
     @property
     def is_serving(self) -> bool:
-        """Whether a debugger is there."""
+        """True if a debugger is connected."""
         return self._debugger is not None
 
     def serve(self, timeout: float) -> bool:
-        """Pass on what comes in so many seconds, or the first of it; return whether more can come."""
+        """Relay what arrives within ``timeout`` seconds, or the first of it; return whether more can arrive."""
         near = self._listener if self._debugger is None else self._debugger
         sources: list[socket.socket | Transport] = [near, self._transport]
         for readable in select.select(sources, [], [], timeout)[0]:
@@ -324,7 +324,7 @@ class DebuggerRelay:
         return True
 
     def close(self) -> None:
-        """Serve no longer; the stub's connection stays."""
+        """Stop serving; the stub's connection stays."""
         self._leave()
         self._listener.close()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -341,7 +341,7 @@ class DebuggerRelay:
             debugger.close()
 
     def _take(self) -> bool:
-        """Pass on what the debugger says; return whether it is still there."""
+        """Relay data from the debugger; return whether it is still connected."""
         assert self._debugger is not None, "it was readable"
         try:
             data = self._debugger.recv(_CHUNK)
@@ -349,13 +349,13 @@ class DebuggerRelay:
             return False
         try:
             self._pass_on(data)
-        except ConnectionLostError:  # the stub has ended; the debugger acknowledges what it said last
+        except ConnectionLostError:  # the stub has ended; the debugger acknowledges its last packet
             self._pass_last_words()
             return False
         return bool(data)
 
     def _pass_on(self, data: bytes) -> None:
-        """Tell the stub what a debugger says."""
+        """Send the stub what the debugger has sent."""
         if not self._acknowledges:
             self._transport.send(data)
             return
@@ -368,7 +368,7 @@ class DebuggerRelay:
                 self._transport.send(packet(message.payload))
 
     def _pass_last_words(self) -> None:
-        """Tell the debugger what the stub has said before it ended."""
+        """Send the debugger what the stub sent before it ended."""
         with contextlib.suppress(ConnectionLostError):
             while self._debugger is not None and (data := self._transport.receive(0)):
                 self._send(data)

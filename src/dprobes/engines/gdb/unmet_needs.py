@@ -1,4 +1,4 @@
-"""What a program needs of a machine and its stub does not have: errors at the instructions, before any breakpoint."""
+"""Errors for needs of a program that a machine or its stub does not meet, reported before breakpoints are inserted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refuse_lacking_registers(
     """
     Raise ``SourceError`` if a handler names a register that the stub called ``stub`` does not have.
 
-    ``names`` are the stub's by our index, ``registers`` those of a thread.
+    ``names`` maps register indices to the stub's names, ``registers`` are those of a thread.
     """
     diagnostics = Diagnostics()
     for instruction, register in _named_registers(program, architecture):
@@ -39,7 +39,7 @@ def refuse_lacking_registers(
 
 
 def _named_registers(program: Program, architecture: Architecture) -> Iterator[tuple[Instruction, Register]]:
-    """Iterate over the instructions that name a register which is no place in memory."""
+    """Iterate over the instructions that name a register which is not a place in memory."""
     for code in program.bodies():
         for instruction in code.instructions:
             operand = instruction.operand
@@ -62,11 +62,11 @@ MACHINES_ONLY = frozenset(
         Capability.SAMPLER,
     }
 )
-"""What machines have and processes behind a stub have not."""
+"""Capabilities of machines that processes behind a stub lack."""
 
 
 def no_machine(stub: str) -> EngineError:
-    """Return the error that a stub stands for a process where a program is about a machine."""
+    """Return the error for a program about a machine if the stub's target is a process."""
     return EngineError(
         f"the stub {stub} stands for a process, which has neither processors nor a kernel of its own",
         hint="write a program about its code: 'name = FILE' and 'offset = FUNCTION'",
@@ -74,7 +74,7 @@ def no_machine(stub: str) -> EngineError:
 
 
 def refuse_for_process(program: Program, architecture: Architecture) -> None:
-    """Raise ``SourceError`` if a program for a process needs what only machines have."""
+    """Raise ``SourceError`` if a program for a process needs capabilities of machines."""
     diagnostics = Diagnostics()
     for need in requirements(program, architecture):
         if need.capability in MACHINES_ONLY:
@@ -98,8 +98,8 @@ def refuse_lacking(
     """
     Raise ``SourceError`` if a program needs a register or a port that the ``stub`` of a machine does not have.
 
-    ``names`` are its names of registers by our index, ``registers`` those of a processor. ``has_kernel`` is whether a
-    kernel is known there, ``has_programs`` whether what its processes have mapped is.
+    ``names`` maps register indices to the stub's names, ``registers`` are those of a processor. ``has_kernel`` is True
+    if the machine's kernel is known, ``has_programs`` if the mappings of its processes are.
     """
     needs: tuple[tuple[bool, Callable[[Instruction], bool], str, str | None], ...] = (
         (

@@ -1,1 +1,1 @@
-"""The life of a hit, whatever engine reports it: handlers, records, and the order of records."""
+"""Handlers, records, counts and the order of records for hits, independent of the engine that reports them."""

@@ -1,7 +1,7 @@
 """
-What the life of a hit needs of an engine: the context of the handlers, and the programs that these are of.
+Interfaces that an engine provides for hits: the context of handlers, counts, and the variables of programs.
 
-An engine implements ``HitContext`` once and lets it speak of one stopped thread after the other.
+An engine implements ``HitContext`` once and uses the same object for one stopped thread after another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Changes = dict[int, tuple[int, int]]
 
 
 class Tally(Protocol):
-    """The counts of one probepoint; hits without a run of the handler are in ``passed``, ``missed`` or ``skipped``."""
+    """Counts of one probepoint; hits whose handler did not run are in ``passed``, ``missed`` or ``skipped``."""
 
     hits: int
     records: int
@@ -31,52 +31,52 @@ class Tally(Protocol):
     faulted: int
 
     def note(self, placement: Any) -> None:
-        """Note where the probed instruction is executed."""
+        """Record where the probed instruction is executed."""
 
 
 class SharedHits(Protocol):
-    """The hits of a probepoint that has handlers in the probed processes as well, which count at the same time."""
+    """Hits of a probepoint that handlers in the probed processes count at the same time."""
 
     is_limited: bool
-    """Whether hits are drawn, because of passcount or maxhits."""
+    """True if the probepoint has a passcount or maxhits, so that each hit must be drawn."""
 
     @property
     def is_over(self) -> bool:
-        """Whether no handler is to run any more: all hits are drawn, or a handler said so."""
+        """True if no handler runs any more: maxhits is reached, or a handler has ended the probepoint."""
 
     def draw(self) -> bool | None:
-        """Draw a hit: return whether its handler runs, None if it is no hit any more."""
+        """Draw a hit: return whether its handler runs, or None if the probepoint takes no more hits."""
 
     def give_back(self) -> None:
-        """Let a hit that was drawn be none after all."""
+        """Undo the draw of a hit that turned out not to count."""
 
     def disable(self) -> None:
-        """Let no handler run any more."""
+        """Disable the probepoint: no handler runs any more."""
 
 
 class Reach(Protocol):
-    """The processes that a program is about."""
+    """Processes that a program probes."""
 
     pids: set[int]
 
 
 class SharedCounters(Protocol):
-    """The memory of a program's variables, which others may ask to be reset."""
+    """Memory of a program's variables, with requests to reset them."""
 
     @property
     def resets(self) -> Sequence[int]:
-        """How many resets were asked for, and made."""
+        """Number of resets that were requested, and number that were made."""
 
     def reset_if_asked(self) -> None:
-        """Set variables to zero if somebody wants that; only between two handlers."""
+        """Set variables to zero if a reset was requested; call it only between two handlers."""
 
 
 class HitContext(Context, Protocol):
     """
-    The context of the handlers of a hit, on a thread of the process ``process`` in code with words of ``word_size``.
+    Context of the handlers of a hit, for a thread of the process ``process`` in code with words of ``word_size`` bytes.
 
-    ``probe`` is that whose handler runs, on the variables and extensions of the program that ``use`` named. ``written``
-    holds what handlers changed in the registers.
+    ``probe`` is the probepoint whose handler runs, with the variables and extensions of the program that was passed to
+    ``use``. ``written`` holds the registers that handlers changed, None if there are none.
     """
 
     process: int
@@ -86,16 +86,16 @@ class HitContext(Context, Protocol):
 
     @property
     def program(self) -> object:
-        """The program that was named last."""
+        """Program that was last passed to ``use``."""
 
     def use(self, program: Any) -> None:
-        """Give handlers what is their program's."""
+        """Use the variables and extensions of a program from now on."""
 
     def set_aside(self) -> Changes | None:
-        """Set registers back to what they were before handlers changed them, and return the changes."""
+        """Restore the registers that handlers changed, and return the changes; None if there are none."""
 
     def apply(self, changes: Changes) -> None:
-        """Make changes that were set aside; what was changed before stays as far as they do not concern it."""
+        """Apply changes that ``set_aside`` returned; earlier changes of other registers stay."""
 
     def pointers(self) -> tuple[int, int, int, int]:
         """Return cs, the instruction pointer, ss and the stack pointer."""

@@ -32,9 +32,9 @@ __all__ = ["AFTER", "HitEvent", "HitState", "IllegalTransitionError", "ProbeLimi
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
     """
-    What a probe definition says of whether a hit runs its handler and keeps its record.
+    Limits of a probe definition: which hits run its handler, and which keep their record.
 
-    ``keep_ip`` says that its records carry the instruction pointer even if nobody asked for that.
+    With ``keep_ip`` its records contain the instruction pointer even if the user did not ask for it.
     """
 
     passcount: int
@@ -44,47 +44,51 @@ class ProbeLimits:
 
 
 class HitState(enum.IntEnum):
-    """What has become of a thread's hit so far."""
+    """State of a thread's hit."""
 
     NONE = 0
     """There is no hit."""
     HANDLED = 1
     """The handlers run, or have run, and the instruction is about to be carried out."""
     PENDING = 2
-    """The thread executes the instruction, or has executed it, without a stop after it."""
+    """
+    The thread executes the instruction, or has executed it, without a stop after it; the outcome is not known yet.
+    """
     UNFINISHED = 3
     """The handlers have run, but the thread has not executed the instruction: it will arrive there again."""
     COUNTED = 4
-    """The hit has been counted, but the thread has not executed the instruction as far as is known."""
+    """The hit has been counted, but as far as is known the thread has not executed the instruction."""
     REPEATED = 5
-    """The thread is at the instruction once more, and the hit has been counted."""
+    """The thread is at the instruction again, and the hit has been counted."""
 
 
 class HitEvent(enum.IntEnum):
-    """What may happen to a hit."""
+    """Event in the life of a hit."""
 
     ARRIVED = 0
     """The thread has arrived at the instruction."""
     CAME_BACK = 1
-    """It has arrived there only because what it was doing is done once more: a system call, say."""
+    """It has arrived there only because an interrupted operation, such as a system call, is repeated."""
     COMPLETED = 2
-    """The instruction was carried out, or the hit counts whatever becomes of it."""
+    """The instruction was carried out, or the hit counts regardless of the outcome."""
     FAULTED = 3
     """The instruction has raised a signal."""
     LET_RUN = 4
-    """The thread goes on from the instruction, and what becomes of it shows later."""
+    """The thread continues from the instruction, and the outcome shows later."""
     INTERRUPTED = 5
-    """Something else comes first, and the instruction after that."""
+    """Something else is handled first, and the instruction after that."""
     COUNTED_EARLY = 6
-    """The hit is counted though the instruction has not been carried out."""
+    """The hit is counted although the instruction has not been carried out."""
     GIVEN_UP = 7
-    """Something else comes first, and it is not known whether the thread returns."""
+    """Something else is handled first, and it is not known whether the thread returns."""
     KEPT = 8
-    """The hit was given up for one program, and the thread set back; what others' handlers came to is kept."""
+    """
+    The hit was given up for one program, and the thread set back; the results of other programs' handlers are kept.
+    """
 
 
 class IllegalTransitionError(Exception):
-    """Report an event that cannot happen in a state: an error in an engine."""
+    """Error in an engine: an event that cannot happen in a state."""
 
     def __init__(self, state: HitState, event: HitEvent) -> None:
         super().__init__(f"a hit that is {HitState(state).name} cannot be {HitEvent(event).name}")
@@ -124,4 +128,4 @@ AFTER: Final = _Transitions(
         (_S.REPEATED, _E.GIVEN_UP): _S.NONE,
     }
 )
-"""The state that follows, by state and event; any other pair raises ``IllegalTransitionError``."""
+"""Next state, by state and event; any other pair raises ``IllegalTransitionError``."""

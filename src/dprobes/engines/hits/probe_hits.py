@@ -1,12 +1,12 @@
 """
-Hits of probepoints: which of them run a handler, what that comes to, and the records and counts that are left of it.
+Hits of probepoints: which of them run a handler, its results, and the records and counts that follow.
 
 The hit counter of a probepoint starts at -passcount; the handler runs while it is not negative, and the probepoint is
 disabled when it reaches maxhits (recovered reference 2.2).
 
 Handlers of several programs run in the order of their insertion, from one saved state: each sees the registers as they
-were at the hit. Their changes are put together afterwards: of two that change the same register, the later one counts.
-Memory is no part of the saved state, because it belongs to all threads: what a handler writes there is done at once.
+were at the hit. Their changes are merged afterwards: of two that change the same register, the later one counts. Memory
+is not part of the saved state, because it belongs to all threads: a handler's writes to it take effect at once.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ __all__ = [
 ProgramT = TypeVar("ProgramT", bound="HandledProgram")
 
 DEBUGGER, CORE_DUMP = 1, 3
-"""The operands of ``exit`` that mean something in user programs."""
+"""Operands of ``exit`` that have a meaning in user programs."""
 
 HANDING_OVER = frozenset({DEBUGGER, CORE_DUMP})
-"""Those after which the probepoint is removed."""
+"""Operands of ``exit`` after which the probepoint is removed."""
 
 _INACTIVE = (ProbeState.DISABLED, ProbeState.REMOVED)
 
 
 class Handlers:
-    """A program's handlers for modules of one architecture; ``warn`` takes a message and a hint for the user."""
+    """Handlers of a program for modules of one architecture; ``warn`` takes a message and a hint for the user."""
 
     def __init__(self, image: CodeImage, name: str, warn: Callable[[str, str | None], None]) -> None:
         self._warn = warn
@@ -94,7 +94,7 @@ class Handlers:
 
 
 class HandledProgram(Protocol):
-    """A program whose handlers run at hits; ``handlers`` are those for modules with words of 4 and 8 bytes."""
+    """A program whose handlers run at hits; ``handlers`` are keyed by the word size of modules, 4 or 8 bytes."""
 
     number: int
     rank: int
@@ -103,26 +103,26 @@ class HandledProgram(Protocol):
 
     @property
     def reach(self) -> Reach:
-        """The processes that it is about."""
+        """Processes that the program probes."""
 
     @property
     def counters(self) -> SharedCounters:
-        """The memory of its variables."""
+        """Memory of the program's variables."""
 
 
 class HitLoad:
-    """What the handler of one probepoint has taken so far, and at which hits it runs."""
+    """Time spent in the handler of one probepoint, and its thinning: it runs at each ``thinning``-th hit."""
 
     __slots__ = ("_turn", "in_handler", "thinning")
 
     def __init__(self) -> None:
         self.in_handler = 0.0
-        """Seconds."""
+        """Time in seconds."""
         self.thinning = 1
         self._turn = 0
 
     def skips(self) -> bool:
-        """Return whether this hit is to run no handler; to be asked once for each."""
+        """Return whether this hit runs no handler; call it exactly once for each hit."""
         if self.thinning <= 1:
             return False
         turn, self._turn = self._turn, self._turn + 1
@@ -134,8 +134,8 @@ class Probe(Generic[ProgramT]):
     """
     A probepoint of a program, in all processes; ``definition`` is the number of its definition.
 
-    ``file`` is the device and inode of the file that it is in. ``shared`` are its hits where handlers in the probed
-    processes have some as well.
+    ``file`` is the device and inode of the file that contains it. ``shared`` are its hits if handlers in the probed
+    processes also count some.
     """
 
     program: ProgramT
@@ -147,14 +147,14 @@ class Probe(Generic[ProgramT]):
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
     load: HitLoad | None = None
-    """What hits take, where that is measured."""
+    """Load of its hits, if it is measured."""
     shared: SharedHits | None = None
 
     def __post_init__(self) -> None:
         self.counter = -self.limits.passcount
 
     def draw(self) -> bool | None:
-        """Return whether the handler runs at a hit, which is not counted yet; None if that is no hit any more."""
+        """Return whether the handler runs at a hit, which is not counted yet; None if no more hits are taken."""
         if self.shared is None:
             return self.counter >= 0
         if self.shared.is_limited:
@@ -162,18 +162,18 @@ class Probe(Generic[ProgramT]):
         return None if self.shared.is_over else True
 
     def give_back(self) -> None:
-        """Let a hit that was drawn be none, because its instruction is not carried out."""
+        """Undo the draw of a hit whose instruction is not carried out."""
         if self.shared is not None and self.shared.is_limited:
             self.shared.give_back()
 
     @property
     def is_active(self) -> bool:
-        """Whether hits count."""
+        """True if hits count."""
         return self.state not in _INACTIVE
 
     @property
     def counts_late(self) -> bool:
-        """Whether a hit counts whose handler ran before: it may have been drawn before the last one was counted."""
+        """True if a hit counts whose handler ran before: it may have been drawn before the last one was counted."""
         return self.is_active or (self.shared is not None and self.shared.is_limited)
 
     def concerns(self, process: int) -> bool:
@@ -204,7 +204,7 @@ class Probe(Generic[ProgramT]):
         return former not in _INACTIVE
 
     def miss(self) -> None:
-        """Count a hit at which no handler can run."""
+        """Count a hit at which no handler can run as missed."""
         if self.state not in _INACTIVE:
             self.counts.hits += 1
             self.counts.missed += 1
@@ -215,14 +215,14 @@ class Probe(Generic[ProgramT]):
 
 
 Header = tuple[int, list[int], bytes]
-"""The flag word of a record, its items up to the process name, and the bytes of the rest."""
+"""Flag word of a record, its items up to the process name, and the bytes of the other items."""
 
 
 class Handled(Generic[ProgramT]):
     """
-    What the handler of one probepoint came to at a hit; ``outcome`` is None if it did not run.
+    Result of the handler of one probepoint at a hit; ``outcome`` is None if the handler did not run.
 
-    It did not run because of passcount, or with ``is_skipped`` because of the overload guard.
+    The reason is passcount, or with ``is_skipped`` the overload guard.
     """
 
     __slots__ = ("changes", "header", "is_skipped", "outcome", "probe")
@@ -244,8 +244,8 @@ class Handled(Generic[ProgramT]):
 
 
 def diverts(handled: Iterable[Handled[ProgramT]]) -> bool:
-    """Return whether a handler wants anything but that the thread goes on as without the probe: see what follows."""
-    # A loop: a generator costs as much as the rest of the bookkeeping of a hit.
+    """Return whether a handler changes where the thread continues: it skips the function, or hands over the process."""
+    # Use a loop: a generator costs as much as the rest of the bookkeeping of a hit.
     for each in handled:
         outcome = each.outcome
         if outcome is not None and (outcome.ending is Ending.SKIP or outcome.exit_code in HANDING_OVER):
@@ -254,12 +254,12 @@ def diverts(handled: Iterable[Handled[ProgramT]]) -> bool:
 
 
 def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
-    """Return whether a handler wants the process to be handed to the debugger, or its core."""
+    """Return whether a handler asks to hand the process to the debugger, or to write its core."""
     return any(each.outcome is not None and each.outcome.exit_code in HANDING_OVER for each in handled)
 
 
 def is_last(handled: Iterable[Handled[ProgramT]]) -> bool:
-    """Return whether a probepoint may be inactive when these hits are counted."""
+    """Return whether a probepoint may become inactive when these hits are counted."""
     return any(
         each.probe.limits.maxhits
         or (
@@ -271,7 +271,7 @@ def is_last(handled: Iterable[Handled[ProgramT]]) -> bool:
 
 
 def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:
-    """Return the last one that wants the function to be skipped: its value is what counts; None if none does."""
+    """Return the last result that skips the function, whose value is returned to the caller; None if there is none."""
     found = None
     for each in handled:
         if each.outcome is not None and each.outcome.ending is Ending.SKIP:
@@ -280,7 +280,7 @@ def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:
 
 
 class HandlerRunner:
-    """The running of handlers on the thread that ``context`` speaks of."""
+    """Runner of handlers on the thread that ``context`` represents."""
 
     def __init__(self, context: HitContext) -> None:
         self._context = context
@@ -289,9 +289,9 @@ class HandlerRunner:
         self, owners: Sequence[tuple[Probe[ProgramT], Point]], known: Iterable[Handled[ProgramT]] = ()
     ) -> tuple[Handled[ProgramT], ...]:
         """
-        Run the handlers of those probepoints whom a hit concerns; those that are ``known`` ran before.
+        Run the handlers of those ``owners`` that take hits of the process; reuse the results in ``known``.
 
-        What they change in registers is there when all have run, and in ``written`` of the context.
+        The registers that they change are set when all have run, and are in ``written`` of the context.
         """
         context = self._context
         if len(owners) == 1 and not known:  # nearly always
@@ -315,10 +315,10 @@ class HandlerRunner:
         return tuple(results)
 
     def _run(self, probe: Probe[ProgramT], point: Point) -> Handled[ProgramT] | None:
-        """Run a handler; return None if this is no hit any more, by what has happened in a probed process."""
-        is_run = probe.counter >= 0 if probe.shared is None else probe.draw()  # a call fewer, mostly
+        """Run a handler; return None if the probepoint takes no more hits, because of hits in a probed process."""
+        is_run = probe.counter >= 0 if probe.shared is None else probe.draw()  # saves a call in most cases
         if not is_run:
-            return None if is_run is None else Handled(probe)  # passcount
+            return None if is_run is None else Handled(probe)  # not run because of passcount
         load = probe.load
         if load is not None and load.skips():
             return Handled(probe, is_skipped=True)
@@ -348,14 +348,14 @@ _IP = int(Item.IP)
 
 class RecordBuilder:
     """
-    A builder of records that carry ``items``, in a target's byte order.
+    A builder of records that contain ``items``, in a target's byte order.
 
-    An item costs time at each hit, so only what is asked for is looked up.
+    Each item costs time at each hit, so only the requested ones are looked up.
     """
 
     def __init__(self, items: int, byte_order: ByteOrder = "little") -> None:
         self._order: ByteOrder = byte_order
-        # Plain numbers and truth values: operations on enum members are an order slower, and this runs at each hit.
+        # Use plain integers and booleans: operations on enum members are ten times slower, and this runs at each hit.
         self._flags = int(items | Item.MAJOR | Item.MINOR)
         self._wide_flags = self._flags | int(Item.WIDE)
         self._cpu, self._pid, self._uid, self._time, self._name, self._tid = (
@@ -368,8 +368,8 @@ class RecordBuilder:
         """
         Return flags, items and tail of a record for the state before the probed instruction.
 
-        The first two items, major and minor, are zeros to be filled in by ``record``. ``keep_ip`` adds the instruction
-        pointer to what was asked for.
+        The first two items, major and minor, are zeros that ``record`` fills in. ``keep_ip`` adds the instruction
+        pointer to the requested items.
         """
         values = [0, 0]
         if self._cpu:
@@ -416,7 +416,7 @@ Records = list[tuple["Probe[Any]", bytes]]
 
 
 class RecordSender(Protocol):
-    """The way of records to the session."""
+    """Channel for records to the session."""
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:
         """Send the record of a program's probepoint; return False if there is no room for it."""
@@ -424,9 +424,9 @@ class RecordSender(Protocol):
 
 class QueuedRecords:
     """
-    The records of one hit in the order of hits.
+    Records of one hit, as an element of the queue in the order of hits.
 
-    ``records`` is None until it is known what they are. Those of a hit that was skipped are no longer ``is_queued``.
+    ``records`` is None until the records are known. ``is_queued`` becomes False when the hit is skipped.
     """
 
     __slots__ = ("is_queued", "records")
@@ -437,7 +437,7 @@ class QueuedRecords:
 
 
 class Emitter:
-    """A counter of hits, which sends their records, and counts these as emitted or lost."""
+    """Counter of hits, which sends their records and counts these as emitted or lost."""
 
     def __init__(self, sender: RecordSender) -> None:
         self._sender = sender
@@ -471,13 +471,17 @@ class Emitter:
         return gone
 
     def queue(self) -> QueuedRecords:
-        """Queue the records of a hit of which it is not known yet whether it completes, and return their place."""
+        """Reserve a place in the queue for a hit that may not complete, and return the place."""
         queued = QueuedRecords()
         self._queue.append(queued)
         return queued
 
     def emit(self, records: Records, queued: QueuedRecords | None = None) -> None:
-        """Emit the records of a hit, where they are ``queued`` or else last; they wait until all before are known."""
+        """
+        Emit the records of a hit, at their ``queued`` place or else last.
+
+        They wait until the records of all hits before them are known.
+        """
         if queued is not None and queued.is_queued:
             queued.records = records
         elif self._queue:
@@ -488,14 +492,14 @@ class Emitter:
         self._send_known()
 
     def skip(self, queued: QueuedRecords) -> None:
-        """Let no record wait for those of a hit any longer."""
+        """Remove a hit from the queue, so that later records do not wait for its records."""
         if queued.is_queued:
             queued.is_queued = False
             self._queue.remove(queued)
             self._send_known()
 
     def finish(self) -> None:
-        """Send all records that are known."""
+        """Send all records that are known, skipping hits whose records are not."""
         for queued in list(self._queue):
             if queued.records is None:
                 self.skip(queued)
@@ -514,7 +518,7 @@ class Emitter:
 
 
 class Moment(NamedTuple):
-    """A moment: by the clock, by the processor time of this process, and by the hits of all programs."""
+    """Moment: monotonic time and processor time of this process, in seconds, and hits of all programs so far."""
 
     time: float
     busy: float
@@ -522,12 +526,12 @@ class Moment(NamedTuple):
 
     @classmethod
     def now(cls, hits: int) -> Moment:
-        """Return the present one."""
+        """Return the present moment."""
         return cls(time.monotonic(), time.process_time(), hits)
 
 
 class ProgramGuard:
-    """The guard of one program; ``budget`` is the share of a CPU that its hits may take."""
+    """Overload guard of one program; ``budget`` is the share of a CPU that its hits may take."""
 
     def __init__(self, budget: float, clock: Callable[[int], Moment] = Moment.now) -> None:
         self._clock = clock
@@ -538,18 +542,18 @@ class ProgramGuard:
 
     @staticmethod
     def new_load() -> HitLoad:
-        """Return what measures the hits of one more probepoint."""
+        """Return a new load for one more probepoint."""
         return HitLoad()
 
     def due_in(self, now: float) -> float:
-        """Return in how many seconds ``look`` is to be called."""
+        """Return the seconds from ``now`` until ``look`` is to be called."""
         return self._last.time + LOOK_INTERVAL - now
 
     def look(self, probes: Mapping[int, Probe[Any]], all_hits: int) -> tuple[Verdict, dict[int, float]]:
         """
-        Return what is to be done about probepoints, and their hits a second; thinning is done already.
+        Return the verdict on the probepoints, and their hits a second; thinning has been applied already.
 
-        ``all_hits`` are those of all programs so far.
+        ``all_hits`` is the number of hits of all programs so far.
         """
         last, self._last = self._last, self._clock(all_hits)
         elapsed = self._last.time - last.time
@@ -569,7 +573,7 @@ class ProgramGuard:
         return verdict, {load.number: load.hits / elapsed for load in loads}
 
     def _loads(self, probes: Iterable[Probe[Any]]) -> Iterable[Load]:
-        """Iterate over what probepoints did since the last look, if they did anything, or have a thinned handler."""
+        """Iterate over the loads of active probepoints since the last look, except idle ones without thinning."""
         for probe in probes:
             state, number = probe.load, probe.number
             if state is None:

@@ -1,12 +1,12 @@
 """
-Entries of several rings, copied to memory of ours, in the order of their time.
+Index of the entries of several rings, copied to memory of ours, in the order of their time.
 
 ::
 
-    rings ─► buffer ─► lines, of each part in a row ─► merged lines ─► packed records
-                                                            └─ what is too young stays for the next reading
+    rings ─► buffer ─► lines, sorted within each part ─► merged lines ─► packed records
+                                                              └─ younger entries stay for the next reading
 
-All that is done for each entry is done by ``native.routines``; Python sees parts, groups and batches.
+The routines in ``native.routines`` do all work for each single entry; Python code handles parts, groups and batches.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ __all__ = ["EntryBuffer", "EntryIndex", "EntryPacker", "Group", "Part", "ThreadN
 
 _ROW = struct.Struct("<16sII")
 _LOOK_AGAIN = 10_000_000
-"""Nanoseconds after which it is looked again what threads are called."""
+"""Nanoseconds after which the names of threads are read again."""
 _LOOKS_MAX = 32
-"""How many threads are looked at in a row."""
+"""Maximum number of threads whose names are read in a row."""
 _SPACE = 1 << 16
 
 _PID_LIMIT = 1 << 22
 """PID_MAX_LIMIT (include/linux/threads.h)."""
 _LEARNT_MAX = 1024
-"""How many threads are looked for in a reading that were not known before."""
+"""Maximum number of unknown threads that one reading looks up."""
 
 
 def thread_key(pid: int, tid: int) -> int:
-    """Return the key of a thread."""
+    """Return the key of a thread in the table of names."""
     return pid << 32 | tid
 
 
 class ThreadNames:
-    """The threads of which something is known; ``seen`` is where a walk lists those that it has found records of."""
+    """Table of the known threads; a walk lists the threads of the records that it finds in the buffer ``seen``."""
 
     def __init__(self) -> None:
         self._region = Region(NAMES.size + _SPACE)
@@ -84,36 +84,36 @@ class ThreadNames:
         self._table = SharedHash(self._region, NAMES)
         self._nameless: set[int] = set()
         self._programs: dict[int, tuple[int, int] | None] = {}
-        """What processes execute, as far as that was looked at: device and inode of the file."""
+        """The executables of processes, as far as they were read: device and inode of the file."""
         self._last: dict[int, bytes] = {}
-        """What was known last of a thread of each process, for those of which nothing else is."""
+        """The row of the last known thread of each process, for its threads that remain unknown."""
         self._met: set[int] = set()
-        """Processes that have got memory for handlers, or were met in records before."""
+        """Processes that have mapped memory for handlers, or had a record before."""
         self.awaits_tracer = True
-        """Whether what the tracer has to say may still be on its way."""
+        """True if messages of the tracer about threads may still be on their way."""
         self._looked = 0
         self._learned = 0
-        """How many threads were met in this reading of which nothing was known."""
+        """The number of unknown threads in this reading."""
         self._due: list[int] = []
         self.seen = Words(NAMES.entries * 8)
 
     @property
     def table_address(self) -> int:
-        """Where the table is."""
+        """The address of the table."""
         return self._table.place.address
 
     def learn(self, key: int) -> None:
         """
-        Find out about a thread that has made a record; if that is not possible, note that nobody knows.
+        Look up a thread that has made a record; if that is impossible, mark it as unknown.
 
-        That a process has been made, the tracer has said before its first record; but that may not have been read yet,
-        and the process execute something else by now. So the first record of one waits for the next reading.
+        The tracer reports a new process before its first record, but that message may not have been read yet, and the
+        process may execute another program by now. So the first record of a process waits for the next reading.
         """
         pid, tid = key >> 32, key & 0xFFFF_FFFF
         identity = None
         self._learned += 1
         if pid >= _PID_LIMIT or self._learned > _LEARNT_MAX:
-            pass  # no thread has such a number, or nobody has so many new ones at once
+            pass  # no thread has such a number, or the number of new threads is implausible
         elif pid in self._programs or pid in self._met or not self.awaits_tracer:
             identity = identity_of(pid, tid)
         if len(self._met) < _PID_LIMIT >> 6:
@@ -127,7 +127,7 @@ class ThreadNames:
         self._know(key, identity)
 
     def told(self, identity: ThreadIdentity) -> None:
-        """Take notice of what the tracer tells of a new process, or of a thread that has ended."""
+        """Record the tracer's message about a new process, or about a thread that has ended."""
         if identity.program is not None:
             self._programs[identity.pid] = identity.program
         key = thread_key(identity.pid, identity.tid)
@@ -135,7 +135,7 @@ class ThreadNames:
         self._know(key, identity)
 
     def begin_program(self, pid: int) -> None:
-        """Forget what is known of a process, which executes another program by now."""
+        """Forget the threads of a process, which executes another program by now."""
         self._programs.pop(pid, None)
         self._met.add(pid)
         for key in list(self._table):
@@ -143,13 +143,13 @@ class ThreadNames:
                 self._table.discard(key)
 
     def settle(self) -> None:
-        """Let threads of which nobody knows be called as another one of their process."""
+        """Name each unknown thread after another thread of its process."""
         for key in self._nameless:
             self._set(key, self._last.get(key >> 32, _ROW.pack(b"", 0, 0)))
         self._nameless.clear()
 
     def look_again(self, seen_end: int) -> None:
-        """Look again at threads that make records; ``seen_end`` is where the list of the last reading ends."""
+        """Read the names of threads that make records again; the list of the last reading ends at ``seen_end``."""
         for key in self._nameless:
             self._table.discard(_bytes(key))
         self._nameless.clear()
@@ -164,7 +164,7 @@ class ThreadNames:
         for key in due:
             pid, tid = key >> 32, key & 0xFFFF_FFFF
             identity = identity_of(pid, tid)
-            # What executes another program has another name, and its records have not come yet.
+            # A process that executes another program has another name, but the records before it have not arrived yet.
             if identity is not None and (tid != pid or self._programs.get(pid) == program_of(pid)):
                 self._know(key, identity)
 
@@ -177,7 +177,7 @@ class ThreadNames:
         self._table[_bytes(key)] = row
 
     def close(self) -> None:
-        """Give the memory up."""
+        """Release the memory."""
         self.seen.close()
         self._region.close()
 
@@ -187,18 +187,18 @@ def _bytes(key: int) -> bytes:
 
 
 _SLACK = 1 << 16
-"""Bytes behind a buffer into which an entry may reach that is none."""
+"""Bytes after a buffer into which an invalid entry may reach."""
 
 _WORD = 8
 _NEVER = (1 << 63) - 1
-"""Later than every time."""
+"""A time later than every other one."""
 
 
 class Part(NamedTuple):
     """
-    A piece of a ring in a buffer, from ``start`` to ``end``; ``ring`` is None where it has been walked over before.
+    Piece of a ring in a buffer, from ``start`` to ``end``; ``ring`` is None if it was walked before.
 
-    With ``has_more`` entries that follow it in the ring are not in the buffer.
+    With ``has_more``, the ring had more entries, which are not in the buffer.
     """
 
     start: int
@@ -208,7 +208,7 @@ class Part(NamedTuple):
 
 
 class EntryBuffer:
-    """Room for copies of entries; ``parts`` are pieces of rings, the older ones of each first."""
+    """Buffer for copies of entries; ``parts`` are pieces of rings, the older ones of each first."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -219,25 +219,25 @@ class EntryBuffer:
 
     @property
     def end(self) -> int:
-        """How much of it is in use."""
+        """The number of bytes in use."""
         return self.parts[-1].end if self.parts else 0
 
     def add(self, size: int, ring: int | None = None, *, has_more: bool = False) -> None:
-        """Take notice of so many bytes of a ring that have been put at the end."""
+        """Note that ``size`` bytes of a ring were copied to the end."""
         if size:
             self.parts.append(Part(self.end, self.end + size, ring, has_more))
 
     def clear(self) -> None:
-        """Forget what is there."""
+        """Forget the contents."""
         self.parts.clear()
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the memory."""
         self._words.close()
 
 
 class Group(NamedTuple):
-    """Entries of one kind and length, and how many there are of them."""
+    """Kind and length of entries, and the number of such entries."""
 
     kind: int
     length: int
@@ -267,10 +267,10 @@ def _copy() -> Callable[..., int]:
 
 class EntryIndex:
     """
-    The lines of the entries in a buffer of ``room`` bytes at most, in which records are as ``places`` says.
+    Index of the entries in a buffer of at most ``room`` bytes, whose records have the layout ``places``.
 
-    ``counts`` has a word for each of ``probes`` probepoints at most; the records of each are counted there. ``names``
-    is None where records have no place for any.
+    ``counts`` has a word for each of at most ``probes`` probepoints, with the number of its records. ``names`` is None
+    where records have no room for a name.
     """
 
     def __init__(self, room: int, places: RecordPlaces, probes: int, names: ThreadNames | None) -> None:
@@ -290,14 +290,14 @@ class EntryIndex:
         if names is not None:
             walk[Walk.THREADS // _WORD] = names.table_address
         self.lines = self._first.address
-        """Where the lines are, of which there are ``count``, in their order."""
+        """The address of the sorted lines, of which there are ``count``."""
         self.count = 0
         self.bound: int | None = None
-        """The time from which on a ring may have more than there is in the buffer."""
+        """The time from which on a ring may have more records than the buffer."""
         self.last: dict[int, int] = {}
         """The time of the last record of each ring."""
         self.damaged = 0
-        """How many pieces of rings had something in them that is no entry."""
+        """The number of pieces of rings with contents that are no entries."""
 
     @property
     def groups(self) -> list[Group]:
@@ -308,9 +308,9 @@ class EntryIndex:
 
     def walk(self, buffer: EntryBuffer) -> bool:
         """
-        Walk over the parts of a buffer, as far as there is room for their groups; return whether there are more.
+        Walk over the parts of a buffer while there is room for their groups; return whether parts are left.
 
-        The parts that have been dealt with are taken out.
+        Parts that were walked are removed from the buffer.
         """
         walk = self._walk.words
         walk[Walk.LINE // _WORD] = self._first.address
@@ -362,7 +362,7 @@ class EntryIndex:
                     return True
 
     def _merge_runs(self, runs: list[int]) -> None:
-        """Merge runs of lines, whose bounds are given, by pairs until there is one."""
+        """Merge runs of sorted lines in pairs until one is left; ``runs`` are their bounds."""
         place, other = self._first, self._second
         while len(runs) > 2:
             shift = other.address - place.address
@@ -376,18 +376,18 @@ class EntryIndex:
 
     @property
     def refused(self) -> int:
-        """How many entries were skipped that are no work of a handler."""
+        """The number of entries skipped because no handler has written them."""
         return int(self._walk.words[Walk.REFUSED // _WORD])
 
     def limit(self, probes: int) -> None:
-        """Take notice of how many probepoints there are; others have no entries."""
+        """Set the number of probepoints; entries of others are refused."""
         self._walk.words[Walk.PROBES // _WORD] = min(probes, self._probes_max)
 
     def begin(self, reading: int, seen: Words | None, latest: int = _NEVER) -> None:
         """
-        Begin a reading; the keys of the threads that it finds records of go to ``seen``.
+        Begin a reading; the keys of the threads with records are written to ``seen``.
 
-        No record is younger than ``latest``.
+        Entries younger than ``latest`` are refused.
         """
         walk = self._walk.words
         walk[Walk.LATEST // _WORD] = latest
@@ -398,16 +398,16 @@ class EntryIndex:
 
     @property
     def seen_end(self) -> int:
-        """The address behind the last one of the keys of threads."""
+        """The address after the last key of a thread."""
         return int(self._walk.words[Walk.SEEN // _WORD])
 
     @property
     def nameless(self) -> int:
-        """How many records were left without a name in this reading."""
+        """The number of records that were left without a name in this reading."""
         return int(self._walk.words[Walk.NAMELESS // _WORD])
 
     def count_before(self, time: int) -> int:
-        """Return how many lines are older than a time."""
+        """Return the number of lines that are older than a time."""
         words = (self._first if self.lines == self._first.address else self._second).words
         low, high = 0, self.count
         while low < high:
@@ -419,7 +419,7 @@ class EntryIndex:
         return low
 
     def line(self, number: int) -> tuple[int, int]:
-        """Return where the entry of a line begins, and the number of its group."""
+        """Return the offset of a line's entry in the buffer, and the number of its group."""
         words = (self._first if self.lines == self._first.address else self._second).words
         word = words[2 * number + 1]
         return word & 0xFFFF_FFFF, word >> 32
@@ -431,15 +431,15 @@ class EntryIndex:
         other.add(_copy()(start, end, buffer.address, place) - place)
 
     def close(self) -> None:
-        """Give the memory up."""
+        """Release the memory."""
         for each in (self._first, self._second, self._groups, self._walk, self._counts):
             each.close()
 
 
 _LENGTH_MAX = 1 << 16
-"""Longer entries are looked at one by one: there cannot be many of them."""
+"""Maximum length of entries that are packed; longer ones are read one by one, as there cannot be many of them."""
 _PROBE_BYTES = 3
-"""Bytes of a probepoint's number in an entry; the kind stands in the fourth one."""
+"""Size in bytes of a probepoint's number in an entry; the fourth byte is the kind."""
 
 
 @lru_cache(1)
@@ -449,7 +449,7 @@ def _functions() -> tuple[Callable[..., int], ...]:
 
 
 class EntryPacker:
-    """A packer of the entries in a buffer of ``room`` bytes at most."""
+    """Packer of the entries in a buffer of at most ``room`` bytes."""
 
     def __init__(self, room: int) -> None:
         self._places = Words(room // 2 + PLACE_SIZE)
@@ -457,7 +457,7 @@ class EntryPacker:
         self._packing = Words(PACKING_SIZE)
 
     def packed(self, index: EntryIndex, buffer: EntryBuffer, count: int) -> RecordTable | None:
-        """Return the entries of the first ``count`` lines; None if some are no records, or none of one kind."""
+        """Return the entries of the first ``count`` lines; None if some are no records, or do not form a table."""
         _, order, _, _ = _functions()
         end = index.lines + count * LINE_SIZE
         parts: list[PackedRows] = []
@@ -479,7 +479,7 @@ class EntryPacker:
         return RecordTable(parts, self._out.memory[:count].translate(numbers))
 
     def _list(self, lines: int, end: int, group: int) -> int:
-        """List where the entries of a group are; return how many."""
+        """List the places of the entries of a group; return their number."""
         places, _, _, _ = _functions()
         return (places(lines, end, group, self._places.address) - self._places.address) // PLACE_SIZE
 
@@ -521,11 +521,11 @@ class EntryPacker:
         return PackedRows(count, row + memory[first + RECORD_PLACE : first + behind], planes)
 
     def close(self) -> None:
-        """Give the memory up."""
+        """Release the memory."""
         for each in (self._places, self._out, self._packing):
             each.close()
 
 
 def _row_place(place: int) -> int:
-    """Return where in a row a byte of an entry is."""
+    """Return the offset in a row of a byte of an entry."""
     return place - ENTRY_HEADER if place < ENTRY_HEADER + PROBE_SIZE else place - RECORD_PLACE + PROBE_SIZE

@@ -1,9 +1,9 @@
 """
-The entries of rings as what they say: records in their canonical form, and ends of probepoints.
+Reader of the rings' entries: records in their canonical form, and ends of probepoints.
 
-They come in the order of their time, whichever rings they are from, and packed as they stand there. What is younger
-than a reading is kept for the next one: by then all that is older has come, but for what a thread writes that does not
-run.
+Records are returned in the order of their time, from all rings together, and packed as they stand there. Entries
+younger than the start of a reading are kept for the next one. By then all older entries have arrived, except those of a
+thread that is not running.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["RingReader", "SharedRing", "SharedRings", "StackEntries", "record_places"]
 
 _AT_ONCE, _AT_ONCE_MIN = 4 << 20, 64 << 10
-"""Bytes of all rings together, and of each, that are looked at in one go."""
+"""Maximum size in bytes of what is read at once: of all rings together, and the minimum for each."""
 
 
 _WORD_MAX = (1 << 64) - 1
@@ -66,10 +66,10 @@ def _complete() -> Callable[..., int]:
 
 class SharedRing:
     """
-    The reader of one ring.
+    Reader of one ring.
 
-    Probed processes can write whatever they like into it. Where that can be no work of a handler, all that is in the
-    ring is given up, and it begins anew.
+    Probed processes can write anything into it. If the contents cannot be the work of a handler, they are given up, and
+    the ring is reset.
     """
 
     def __init__(self, memory: memoryview, size: int, number: int = 0) -> None:
@@ -83,16 +83,16 @@ class SharedRing:
         self._address = ctypes.addressof(first)
         del first
         self._position: int = self._consumer[0] & ~7
-        """How far it is read: what the memory says of that is for handlers only."""
+        """The position up to which the ring was read; the copy in shared memory is for handlers only."""
         self._left = 0
         self.skipped = 0
-        """How many entries were given up because their writers had left them."""
+        """The number of entries given up because their writers had abandoned them."""
         self.damaged = 0
-        """How often it has begun anew."""
+        """The number of resets of the ring."""
 
     @property
     def stalled_at(self) -> int | None:
-        """The position of the first entry if that is incomplete, so that all behind it wait; None if it is not."""
+        """The position of the first entry if it is incomplete, so that all entries after it wait; else None."""
         if not self.pending:
             return None
         length = self._lengths[(self._position & self.size - 1) >> 2]
@@ -100,16 +100,16 @@ class SharedRing:
 
     @property
     def end(self) -> int:
-        """The position behind the last entry."""
+        """The position after the last entry."""
         return self._position + self.pending
 
     def leave(self, end: int) -> None:
-        """Take notice that entries before a position that are incomplete stay so."""
+        """Note that incomplete entries before a position stay so."""
         self._left = max(self._left, end)
 
     @property
     def pending(self) -> int:
-        """How many bytes wait to be read, incomplete entries included."""
+        """The number of bytes to be read, incomplete entries included."""
         pending: int = self._producer[0] - self._position
         if 0 <= pending <= self.size and not pending & 7:
             return pending
@@ -117,16 +117,16 @@ class SharedRing:
         return 0
 
     def _begin_anew(self) -> None:
-        """Give up all that is there, which makes no sense."""
+        """Give up the whole contents, which are invalid, and reset the ring."""
         self.damaged += 1
         ctypes.memset(self._address, 0, self.size)
         self._consumer[0] = self._producer[0] = self._position & _WORD_MAX
 
     def window(self) -> memoryview:
         """
-        Return the complete entries up to the first one that is not, or to the end of the ring's memory.
+        Return the complete entries up to the first incomplete one, or to the end of the ring's memory.
 
-        Their room is given back by ``advance``.
+        ``advance`` gives their room back.
         """
         pending = self.pending
         start = self._position & self.size - 1
@@ -145,7 +145,7 @@ class SharedRing:
 
     def move(self, buffer: EntryBuffer, limit: int) -> bool:
         """
-        Move complete entries to a buffer: about ``limit`` bytes, but one entry at least, as far as it has room.
+        Move complete entries to a buffer: about ``limit`` bytes, but at least one entry, as far as the buffer has room.
 
         Return False if there are entries, but none that is complete.
         """
@@ -173,19 +173,19 @@ class SharedRing:
         return True
 
     def _reaches_too_far(self, place: int, pending: int) -> bool:
-        """Return whether the entry at some place says that it is complete, and cannot be."""
+        """Return True if the entry at ``place`` is marked as complete, but exceeds the ring or the pending bytes."""
         length = self._lengths[place >> 2]
         return 0 < length < BUSY and self._first_size(place) > min(self.size - place, pending)
 
     def _first_size(self, place: int) -> int:
-        """Return how many bytes the entry at some place of the ring takes."""
+        """Return the size in bytes of the entry at a place of the ring, with its header."""
         return (self._lengths[place >> 2] & ~(BUSY | DISCARDED)) + ENTRY_HEADER + 7 & ~7
 
     def skip(self, before: int | None = None) -> bool:
         """
         Give up an incomplete entry, whose writer is no more, if there is one; return whether there was.
 
-        With ``before`` writers have left no more than what is before that position.
+        With ``before``, writers have abandoned only entries before that position.
         """
         pending = self.pending
         place = self._position & self.size - 1
@@ -198,7 +198,7 @@ class SharedRing:
             behind = place + ((length & ~(BUSY | DISCARDED)) + ENTRY_HEADER + 7 & ~7)
         elif length:
             return False
-        else:  # nothing has been written, and what follows begins with a length
+        else:  # nothing has been written, and the next entry begins with a length
             behind = place + ENTRY_HEADER
             while behind < end and not self._lengths[behind >> 2]:
                 behind += ENTRY_HEADER
@@ -216,7 +216,7 @@ class SharedRing:
             yield from self.pieces()
 
     def _skip_left(self) -> bool:
-        """Give up incomplete entries that their writers have left; return whether there were any."""
+        """Give up incomplete entries that their writers have abandoned; return whether there were any."""
         before = self.skipped
         while self.skip(self._left):
             self.skipped += 1
@@ -248,12 +248,12 @@ class SharedRings:
 
     @property
     def size(self) -> int:
-        """How many bytes of entries they have room for."""
+        """The size in bytes of all rings."""
         return self.shape.rings * self.shape.size
 
     @property
     def place(self) -> MapPlace:
-        """Where the probed process has them."""
+        """The place of the rings in the probed process."""
         return MapPlace(self._region.place + self._offset, MapShape.RINGS)
 
     def drain(self) -> list[bytes]:
@@ -266,9 +266,9 @@ class SharedRings:
 
     def rest(self) -> tuple[list[bytes], int]:
         """
-        Return all entries as ``pieces`` does, and how many are incomplete for ever: when no writer lives any more.
+        Return all entries as ``pieces`` does, and the number of entries that stay incomplete.
 
-        Those behind an incomplete one are there as well.
+        Only valid when no writer lives any more. Entries after an incomplete one are returned as well.
         """
         pieces, skipped = self.pieces(), 0
         for ring in self.rings:
@@ -279,19 +279,20 @@ class SharedRings:
 
     def move(self, buffer: EntryBuffer, without: Collection[int] = ()) -> set[int]:
         """
-        Move complete entries to a buffer, as many from each ring as a processor's cache can hold; from some rings none.
+        Move complete entries to a buffer, from each ring as many as fit a processor's cache.
 
-        Return the numbers of the rings whose first entry is not complete: what is behind that waits for it.
+        The rings ``without`` give none. Return the numbers of the rings whose first entry is incomplete: the entries
+        after it wait for it.
         """
         limit = max(_AT_ONCE // len(self.rings), _AT_ONCE_MIN)
         rings = [(number, ring) for number, ring in enumerate(self.rings) if number not in without]
         return {number for number, ring in rings if not ring.move(buffer, limit)}
 
     def move_rest(self, buffer: EntryBuffer) -> int:
-        """Move all entries as ``rest`` returns them; return how many are incomplete for ever."""
+        """Move all entries as ``rest`` returns them; return the number of entries that stay incomplete."""
         skipped = 0
         for ring in self.rings:
-            end = ring.end  # who still writes does not keep us here
+            end = ring.end  # a handler that still writes must not make this an endless loop
             ring.move(buffer, ring.size)
             while buffer.end < buffer.room and ring.skip(end):
                 skipped += 1
@@ -305,7 +306,7 @@ class SharedRings:
 
     @property
     def damaged(self) -> int:
-        """How often one of them had something in it that no handler writes, and was emptied."""
+        """The number of resets of rings because of contents that no handler writes."""
         return sum(ring.damaged for ring in self.rings)
 
     def close(self) -> None:
@@ -322,9 +323,10 @@ _REGISTER = struct.Struct("=Q")
 
 class StackEntries:
     """
-    What follows the stacks of a program whose handlers take some, and takes them into its ``tables`` as keys.
+    Unwinder for the call stacks in entries of a program; those that are keys go into its ``tables``.
 
-    Copies are followed as soon as they are read, one by one: that takes longer than all else that is done for a record.
+    Copies of stacks are unwound one by one as soon as they are read. That takes longer than all other work for a
+    record.
     """
 
     def __init__(self, tables: Sequence[SharedStore], images: ProcessImages | None = None) -> None:
@@ -335,11 +337,11 @@ class StackEntries:
     def of(
         cls, program: Program, tables: Sequence[SharedStore], images: ProcessImages | None = None
     ) -> StackEntries | None:
-        """Return it for a program; None if that takes no stacks."""
+        """Return the unwinder for a program; None if the program takes no user stacks."""
         return cls(tables, images) if takes_user_stacks(program) else None
 
     def record(self, data: bytes, canonical: Callable[[bytes], bytes]) -> bytes:
-        """Return the record of a STACKED entry; ``canonical`` is its form for records as handlers write them."""
+        """Return the record of a STACKED entry; ``canonical`` converts a record from the form that handlers write."""
         pid, last, size, _ = _copy_of(data)
         record = canonical(data[ENTRY_HEAD.size : size])
         log = decode_record(record).data
@@ -358,7 +360,7 @@ class StackEntries:
         return record[:head] + log
 
     def tally(self, data: bytes) -> None:
-        """Take the number of a TALLY entry into its table."""
+        """Tally the number of a TALLY entry in its table."""
         pid, _, size, _ = _copy_of(data)
         if size < ENTRY_HEAD.size + TALLY.size:
             raise FormatError(f"a key ends at {size} in an entry", offset=size)
@@ -380,7 +382,7 @@ class StackEntries:
         store.tally(bytes(key), value)
 
     def _stack(self, pid: int, data: bytes, frames: int = USER_FRAMES_MAX) -> tuple[int, ...]:
-        """Follow the stack whose copy is at the end of an entry."""
+        """Return the frames of the stack whose copy is at the end of an entry."""
         _, _, size, copied = _copy_of(data)
         first = -(-size // _WORD) * _WORD
         start = first + _REGISTERS_SIZE
@@ -388,12 +390,12 @@ class StackEntries:
         return self._copies.follow(pid, 8, registers, data[start : start + copied], frames)
 
     def close(self) -> None:
-        """Let go of all processes."""
+        """Release the resources for all processes."""
         self._copies.close()
 
 
 def _copy_of(data: bytes) -> tuple[int, int, int, int]:
-    """Return what the end of an entry says; raise ``FormatError`` if the parts that it names are not in the entry."""
+    """Return the trailer of an entry; raise ``FormatError`` if the parts that it names are not in the entry."""
     end = len(data) - STACK_COPY.size
     if end < ENTRY_HEAD.size:
         raise FormatError(f"an entry with a copy of a stack has {len(data)} bytes", offset=0)
@@ -412,26 +414,26 @@ _NAMED = int(Item.PROCESS_NAME)
 _FLAGS = struct.Struct("<I")
 
 _BUSY = 32
-"""Which part of the room must have been filled in a reading for the next one to follow at once."""
+"""Part of the room (one in so many) that one reading must fill for the next one to follow at once."""
 
 _STUCK = 0.1
-"""Seconds after which nobody waits any more for a thread that does not complete its entry."""
+"""Seconds to wait for a thread that does not complete its entry."""
 _NEVER = 1 << 63
 
 _HORIZON = 10_000_000
-"""Nanoseconds for which records wait for older ones of threads that are interrupted, unless there are very many."""
+"""Nanoseconds for which records wait for older ones of interrupted threads, unless the rate is very high."""
 _CALM = 0.1
-"""Seconds after which there are not very many any more."""
+"""Seconds after a busy reading until the rate counts as low again."""
 
 _AHEAD = 1_000_000_000
 """Nanoseconds by which the clock of handlers may be ahead of ours."""
 
 _PATIENCE = 20
-"""How many readings the records of a thread wait for what the tracer tells of it."""
+"""Number of readings for which the records of a thread wait for the tracer's message about the thread."""
 
 
 def record_places(items: Item) -> RecordPlaces:
-    """Return where records with these items have what is to be found in them."""
+    """Return the offsets of the header items that the routines need, in records with these items."""
     flags = int(items | Item.MAJOR | Item.MINOR | Item.WIDE)
     shape = RowShape.of(flags, "little")
     time, uid = shape.place(Item.TIME), shape.place(Item.UID)
@@ -446,10 +448,10 @@ def record_places(items: Item) -> RecordPlaces:
 
 class RingReader:
     """
-    A reader of entries, of ``room`` bytes in a reading at most.
+    Reader of entries, of ``room`` bytes in a reading at most.
 
-    ``stacks`` follows call stacks. ``ended`` collects the probepoints that have had their last hit, and what they are
-    since then; ``counts`` the records of each.
+    ``stacks`` unwinds call stacks. ``ended`` collects the probepoints that have had their last hit, with their new
+    state; ``counts`` are the numbers of records of each probepoint.
     """
 
     def __init__(self, items: Item, room: int, probes: int, stacks: StackEntries | None = None) -> None:
@@ -462,16 +464,16 @@ class RingReader:
         self._room = room
         self._reading = 0
         self.is_busy = False
-        """Whether so much has come in the last reading that there is more already."""
+        """True if the last reading found so much that more is waiting already."""
         self._waits = 0
         self._waiting: dict[int, tuple[int, float]] = {}
-        """The rings that wait for a thread to complete an entry: for what records from when on, and since when."""
+        """The rings that wait for an incomplete entry: a lower bound of its time, and since when they wait."""
         self._ahead: set[int] = set()
         """The rings of which more has been read than of others."""
         self._calm_from = 0.0
-        """From when on there are not very many records any more."""
+        """The time (monotonic, in seconds) from which on the rate of records counts as low."""
         self._before = 0
-        """When the last reading began."""
+        """The time at which the last reading began, in nanoseconds."""
         self.ended: list[tuple[int, ProbeState]] = []
         self._name_places: dict[int, int] = {}
         self._refused = 0
@@ -480,21 +482,21 @@ class RingReader:
 
     @property
     def counts(self) -> Sequence[int]:
-        """How many records there were of each probepoint."""
+        """The number of records of each probepoint."""
         return self._index.counts
 
     @property
     def damaged(self) -> int:
-        """How many pieces of rings had something in them that is no entry."""
+        """The number of pieces of rings with contents that are no entries."""
         return self._index.damaged
 
     @property
     def refused(self) -> int:
-        """How many entries are no work of a handler."""
+        """The number of entries that no handler has written."""
         return self._index.refused + self._refused
 
     def limit(self, probes: int, ending: Collection[int]) -> None:
-        """Take notice of how many probepoints there are, and which of them may have a last hit."""
+        """Set the number of probepoints, and which of them may have a last hit."""
         self._index.limit(probes)
         self._ending = ending
 
@@ -503,7 +505,7 @@ class RingReader:
         """
         Nanoseconds for which records should wait for others.
 
-        A thread may be interrupted between asking for the time of its record and writing that.
+        A thread may be interrupted after reading the clock for its record, and before writing the record.
         """
         return 0 if time.monotonic() < self._calm_from else _HORIZON
 
@@ -511,9 +513,10 @@ class RingReader:
         """
         Return the records in rings, each with its probepoint; ``move`` moves their entries to a buffer.
 
-        Those that are not older than ``before`` may be kept for the next time; None means that there is none. ``move``
-        is told which rings have given more already than others, and returns those whose entries wait for one that is
-        not complete: what is younger than what is still to come is kept as well.
+        Records that are not older than ``before`` may be kept for the next reading; None means that this is the last
+        one. The second argument of ``move`` is the set of rings of which more was read already than of others. It
+        returns the rings whose entries wait for an incomplete one. Records younger than such outstanding ones are kept
+        as well.
         """
         buffer, other = self._buffers
         kept = buffer.end
@@ -549,7 +552,7 @@ class RingReader:
         """Return the time from which on rings may have records that cannot be read yet."""
         now = time.monotonic()
         self._waiting = {
-            # What it has left is younger than what came of it before, and than a reading that found it empty.
+            # The ring's outstanding records are younger than its last record, and than a reading that found it empty.
             ring: self._waiting.get(ring) or (max(self._index.last.get(ring, 0), self._before), now)
             for ring in waiting
         }
@@ -581,7 +584,7 @@ class RingReader:
         return [records] if records else []
 
     def _settled(self, buffer: EntryBuffer, other: EntryBuffer, before: int | None) -> list[Batch]:
-        """Have records of which nobody knows the thread be called as others of their process."""
+        """Name the records of unknown threads after another thread of their process."""
         index = self._index
         assert self.names is not None
         self.names.settle()
@@ -619,7 +622,7 @@ class RingReader:
             self._refused += 1
 
     def _canonical(self, record: bytes) -> bytes:
-        """Return a record with the process name as long as it is, instead of with zeros behind it."""
+        """Return a record with its process name cut at the terminating zero, instead of padded with zeros."""
         (flags,) = _FLAGS.unpack_from(record)
         if not flags & _NAMED:
             return record
@@ -627,12 +630,12 @@ class RingReader:
         if place is None:
             place = self._name_places[flags] = header_struct(flags, "little").size
         end = record.find(0, place, place + NAME_SIZE)
-        if end < 0:  # of nobody: no name was written over what stood there
+        if end < 0:  # of an unknown thread: no name was written over the earlier bytes
             end, record = place, record[:place] + b"\0" + record[place + 1 :]
         return record[: end + 1] + record[place + NAME_SIZE :]
 
     def close(self) -> None:
-        """Give the memory up."""
+        """Release the memory."""
         for each in (*self._buffers, self._packer, self._index):
             each.close()
         if self._stacks is not None:

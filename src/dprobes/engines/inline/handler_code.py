@@ -1,5 +1,5 @@
 """
-The code of handlers for one process: routines, and a trampoline for each probepoint, where there is room for them.
+Code of the handlers for one process: routines, and a trampoline for each probepoint that has room nearby.
 
 ::
 
@@ -64,31 +64,31 @@ __all__ = [
 ]
 
 _MANY = MANY // 2
-"""From so many instructions on windows come first: the page of a punned jump is one more mapping of the process."""
+"""Number of instructions from which on windows are tried first: each page of a punned jump is a further mapping."""
 
 _SLACK = 64
-"""Bytes by which the size of code may differ between two addresses, since numbers have short forms."""
+"""Bytes by which the size of code may differ between two addresses, because numbers have short forms."""
 
 _REACH = 1 << 30
 _NO_MEMORY = "no memory near it is free"
 
 
 _DISPLACED_MAX = 112 + len(OF_64_BITS)
-"""Bytes that displaced instructions take at most, with the jump back: five or six of them, most of one or two bytes."""
+"""Maximum size in bytes of displaced instructions and the jump back: five or six instructions, most of 1 or 2 bytes."""
 
 _LOOK_SIZE = 32
-"""Bytes of code, for each of several handlers, that finds out before a trial whether there is anybody who has it."""
+"""Size in bytes of the code, for each of several handlers, that checks before a trial whether the handler is on."""
 
 
 class SiteHandler(NamedTuple):
-    """A handler of an instruction, and what its code finds ``around`` it: None for that of the writer's program."""
+    """Handler of an instruction, and the surroundings of its code; None for those of the writer's program."""
 
     assembled: Assembled
     around: Surroundings | None = None
 
 
 class PlacedJump(NamedTuple):
-    """A jump to the handlers of the instructions at ``sites``, and what it leads to."""
+    """Jump to the handlers of the instructions at ``sites``, and its trampoline."""
 
     sites: tuple[int, ...]
     placement: Placement
@@ -96,7 +96,7 @@ class PlacedJump(NamedTuple):
 
 
 class CodeWriter:
-    """The writer of code for the probepoints in one module of a process."""
+    """Writer of code for the probepoints in one module of a process."""
 
     def __init__(
         self,
@@ -117,25 +117,25 @@ class CodeWriter:
         self._mapped: set[int] = set()
         self._placer = Placer(module, space, 0)
         self._trials: dict[int, Trial] = {}
-        """What comes before the handlers of instructions, by their addresses."""
+        """The trials before handlers, by the addresses of the instructions."""
         self._handlers: dict[int, dict[int, Sequence[SiteHandler]]] = {}
-        """The handlers that each jump leads to, by where it is: by the addresses of their instructions."""
+        """The handlers of each jump: by the jump's address, and then by the addresses of the instructions."""
         self._sizes: dict[tuple[tuple[int, ...], ...], int] = {}
-        """How many bytes handlers take, about, by the operations that they consist of."""
+        """The approximate size in bytes of handlers, by the opcodes that they consist of."""
         self._has_switches = False
 
     def anew(self) -> CodeWriter:
         """
-        Return a writer for the same module and memory that knows of no jump, for handlers of several programs.
+        Return a writer for the same module and memory without any jumps, for handlers of several programs.
 
-        It uses the routines of this one, which has them.
+        It uses the routines of this one, which must be placed already.
         """
         other = CodeWriter(self.module.unchanged(), self.space, self._facts, self._maps, self._rings, self._tables)
         other._runtime, other._mapped, other._has_switches = self._runtime, self._mapped, True
         return other
 
     def new_regions(self) -> list[tuple[int, int]]:
-        """Return (start, end) of all that is to be mapped, and was not returned before."""
+        """Return (start, end) of all memory that is to be mapped, and was not returned before."""
         wanted = {page for start, end in self.space.regions() for page in range(start, end, PAGE_SIZE)}
         runs: list[tuple[int, int]] = []
         for page in sorted(wanted - self._mapped):
@@ -148,12 +148,12 @@ class CodeWriter:
 
     @property
     def runtime(self) -> Runtime | None:
-        """The routines, once there is a handler."""
+        """The routines, None before there is a handler."""
         return self._runtime
 
     @property
     def fixups(self) -> tuple[Fixup, ...]:
-        """Where threads go on that fault in them."""
+        """The addresses at which threads continue that fault in the routines."""
         return () if self._runtime is None else self._runtime.code.fixups
 
     def place(
@@ -164,11 +164,11 @@ class CodeWriter:
         trials: Mapping[int, Trial | str] = MappingProxyType({}),
     ) -> tuple[list[PlacedJump], dict[int, str]]:
         """
-        Return the jumps to handlers of instructions, and why some have none.
+        Return the jumps to handlers of instructions, and the reasons why some have none.
 
-        Of the instructions that are ``bound`` to each other all have jumps, or none. A jump that leads to handlers of
-        several instructions is given out anew when one is added. The ``others`` are instructions with breakpoints,
-        which no jump should displace. Before handlers come ``trials``, or these say why they cannot.
+        The instructions of a ``bound`` group either all have jumps, or none has. A jump to handlers of several
+        instructions is returned again when one is added. The ``others`` are instructions with breakpoints, which no
+        jump should displace. ``trials`` run before handlers; a string is the reason why a trial is impossible.
         """
         refused = {site: trial for site, trial in trials.items() if isinstance(trial, str)}
         self._trials.update((site, trial) for site, trial in trials.items() if not isinstance(trial, str))
@@ -202,7 +202,7 @@ class CodeWriter:
     def _keep_bound(
         self, jumps: dict[int, PlacedJump], refused: dict[int, str], groups: Mapping[int, Collection[int]]
     ) -> None:
-        """Give up the jumps whose handlers are bound to such as have none."""
+        """Give up the jumps whose handlers are bound to instructions without jumps."""
         while True:
             for site in list(refused):
                 refused |= {other: refused[site] for other in groups.get(site, ()) if other not in refused}
@@ -216,17 +216,21 @@ class CodeWriter:
                 self._forget(jump.placement)
 
     def _forget(self, placement: Placement) -> None:
-        """Give up what was placed, and not written."""
+        """Give up a placement whose jump was not written."""
         del self._handlers[placement.plan.start]
         self._placer.remove(placement)
 
     def _placement(
         self, site: int, handlers: Sequence[SiteHandler], others: Collection[int], avoided: Collection[int]
     ) -> Placement | str:
-        """Return the placement of the jump that leads to some handlers, not one of those at ``avoided`` places."""
+        """
+        Return the placement of the jump that leads to handlers of ``site``, or the reason against it.
+
+        A jump at one of the ``avoided`` addresses is not extended.
+        """
         (found,) = self._placer.place(
             [site],
-            # A punned jump of another program may have the only addresses that there are.
+            # A punned jump of another program may occupy the only possible addresses.
             windows_first=self._has_switches or len(others) > _MANY,
             room=self._room({site: handlers}),
             others=others,
@@ -238,7 +242,7 @@ class CodeWriter:
         if isinstance(found, Shared):
             there = self._handlers.get(start, {})
             if there.get(site) == handlers:
-                return placement  # its module is back where it was, without the jump
+                return placement  # its module is mapped again where it was, without the jump
             if start in avoided or site in there or site < start:
                 return "it is displaced for another probe"
             larger = self._placer.enlarge(placement, self._room({**there, site: handlers}))
@@ -246,7 +250,7 @@ class CodeWriter:
                 return "it is displaced for another probe, and no memory is free for both"
             placement = larger
         elif found.plan.crosses_page and found.plan.site != start:
-            # No breakpoint is where it begins: half of it could be written when the tracer is killed.
+            # The jump begins at no breakpoint, so a tracer killed in between would leave half of it.
             self._placer.remove(found)
             return "its jump would lie in two pages"
         self._handlers.setdefault(start, {})[site] = handlers
@@ -259,7 +263,7 @@ class CodeWriter:
                 placement.plan, placement.trampoline, parts, self._trials, has_switches=self._has_switches
             )
         except OverflowError:
-            return None  # a punned jump leads so far that its handler cannot call routines
+            return None  # the target of a punned jump is too far from the routines
         if len(trampoline.code.code) > placement.room:
             needed = len(trampoline.code.code) + _SLACK
             larger = None if placement.plan.method is Method.PUN else self._placer.enlarge(placement, needed)
@@ -267,7 +271,7 @@ class CodeWriter:
         return PlacedJump(tuple(sorted(handlers)), placement, trampoline)
 
     def _room(self, handlers: Mapping[int, Sequence[SiteHandler]]) -> int:
-        """Return how many bytes are enough for some handlers and what is displaced."""
+        """Return the size in bytes that suffices for handlers and displaced instructions."""
         assert self._runtime is not None
         near = self._runtime.code.address
         total = _DISPLACED_MAX
@@ -289,7 +293,7 @@ class CodeWriter:
 
     @property
     def around(self) -> Surroundings:
-        """What the code of its program's handlers finds around it, once there are routines."""
+        """The surroundings of the code of the program's handlers; the routines must be placed."""
         runtime = self._runtime
         assert runtime is not None
         facts = self._facts
@@ -298,7 +302,7 @@ class CodeWriter:
         )
 
     def prepare(self, site: int) -> str | None:
-        """Place the routines near an instruction, unless they are placed; return why that cannot be."""
+        """Place the routines near an instruction, unless they are placed; return the reason if that is impossible."""
         if self._runtime is not None:
             return None
         facts, rings, tables = self._facts, self._rings, self._tables
@@ -310,12 +314,12 @@ class CodeWriter:
         return None
 
 
-# Where the C library of a process has the id of a thread.
+# The offset of a thread's id in the C library of a process.
 #
-# glibc says so for debuggers (nptl_db): ``_thread_db_pthread_tid`` in libc.so.6 describes the member ``tid`` of
+# glibc describes it for debuggers (nptl_db): ``_thread_db_pthread_tid`` in libc.so.6 describes the member ``tid`` of
 # ``struct pthread``: bits, number of elements, and the offset from the thread pointer, a 32-bit number each
-# (nptl_db/db_info.c). musl, since 1.2.2, has it where its ``gettid`` takes it from (src/linux/gettid.c). These are the
-# ids of the process's own PID namespace; if that is a nested one, ``native.process_page`` has those of ours.
+# (nptl_db/db_info.c). musl, since 1.2.2, reads it in ``gettid`` (src/linux/gettid.c). These are the ids of the
+# process's own PID namespace; for a nested one, ``native.process_page`` has the ids in our namespace.
 
 
 _SYMBOL = "_thread_db_pthread_tid"
@@ -323,14 +327,14 @@ _FIELD = struct.Struct("<III")
 
 _LIBRARIES = ("libc.so", "libc-", "libpthread", "ld-musl-")
 _LINKER = ("ld-", "ld.so")
-"""How names of dynamic linkers begin: a program without one has its C library in itself."""
+"""Prefixes of the names of dynamic linkers; a process without one has its C library linked statically."""
 _GETTID = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\x64\x48\x8b\x04\x25\0{4}\x8b(?:\x40(.)|\x80(.{4}))\xc3", re.DOTALL)
-"""``mov rax, fs:[0]``, ``mov eax, [rax + N]`` and ``ret``, perhaps behind an ``endbr64``."""
+"""``mov rax, fs:[0]``, ``mov eax, [rax + N]`` and ``ret``, optionally after an ``endbr64``."""
 _GETTID_SIZE = 20
 
 
 def tid_place_in(pid: int, mappings: list[MemoryMapping]) -> int | None:
-    """Return where threads of a process have their id, in bytes from the thread pointer; None if nobody knows."""
+    """Return the offset of a thread's id from the thread pointer in a process, in bytes; None if it is unknown."""
     files = {mapping.path: mapping.inode for mapping in mappings if mapping.is_file}
     libraries = [path for path in files if Path(path).name.startswith(_LIBRARIES)]
     for path in libraries:
@@ -355,7 +359,7 @@ def _place(path: str, inode: int) -> int | None:  # noqa: ARG001 - another file 
 
 
 def tid_place_of(path: Path) -> int | None:
-    """Return where a C library has the id of a thread; None if it does not say so; raises as ``Module.load``."""
+    """Return the offset of a thread's id in a C library; None if it has no description; raises as ``Module.load``."""
     from dprobes.target.probed_module import Module
 
     module = Module.load(path)
@@ -367,24 +371,23 @@ def tid_place_of(path: Path) -> int | None:
 
 
 def _read(path: Path, module: Module, symbol: str, size: int) -> bytes:
-    """Return the first bytes of what a symbol is about."""
+    """Return the first ``size`` bytes at a symbol."""
     with open(path, "rb", opener=without_waiting) as file:
         file.seek(module.file_offset(module.address_of(symbol)))
         return file.read(size)
 
 
 _FIRST_DELAY, _LAST_DELAY = 0.01, 20.0
-"""Seconds until it is looked again, twice as long each time, and after which nobody waits any more."""
+"""Seconds until the first retry, twice as long each time, and the maximum after which there are no more retries."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     """
-    The probepoints that wait in a process.
+    Probepoints of a process that wait for the C library to be mapped.
 
-    A program is probed as soon as it begins, and that is before its libraries are there. The tracer asks again when the
-    program's loader says that it has mapped something; a program that nobody hears of that from is looked at now and
-    then.
+    A program is probed as soon as it begins, before its libraries are mapped. The tracer asks again when the program's
+    loader has mapped something. A program whose loader reports nothing is checked at intervals.
     """
 
     probes: set[int] = field(default_factory=set)
@@ -393,13 +396,13 @@ class _Waiting:
 
 
 class Postponed:
-    """What waits, by process."""
+    """The postponed probepoints, by process."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Waiting] = {}
 
     def add(self, pid: int, probes: Iterable[int]) -> bool:
-        """Let probepoints wait; return whether it makes sense."""
+        """Postpone probepoints; return False if they have waited too long already."""
         waiting = self._waiting.setdefault(pid, _Waiting())
         if waiting.delay > _LAST_DELAY:
             return False
@@ -411,12 +414,12 @@ class Postponed:
 
     @property
     def is_due(self) -> bool:
-        """Whether something is to be tried again now."""
+        """True if postponed probepoints are to be tried again now."""
         waiting = tuple(self._waiting.values())
         return bool(waiting) and any(each.probes and time.monotonic() >= each.due for each in waiting)
 
     def take_due(self) -> tuple[int, set[int]] | None:
-        """Return a process and those of its probepoints that have waited, and are to be tried again; None if none."""
+        """Return a process and those of its postponed probepoints that are due; None if there are none."""
         if not self._waiting:
             return None
         now = time.monotonic()
@@ -427,23 +430,23 @@ class Postponed:
         return None
 
     def drop(self, pid: int, probes: Iterable[int]) -> None:
-        """Let probepoints wait no longer."""
+        """Remove probepoints from the postponed ones."""
         if (waiting := self._waiting.get(pid)) is not None:
             waiting.probes.difference_update(probes)
             if not waiting.probes:
                 waiting.due = 0.0
 
     def forget(self, pid: int) -> None:
-        """Begin anew with a process."""
+        """Forget the postponed probepoints and delays of a process."""
         self._waiting.pop(pid, None)
 
 
 class Families:
     """
-    Processes by family; families have numbers.
+    Numbered groups of processes that have the same code at the same addresses, as forked processes have.
 
-    What was planned for one of them holds for all: they have the same code at the same addresses. Nothing of it is
-    needed when the last one has ended, or executes another program.
+    A plan for one process of a group is valid for all. It is obsolete when the last one has ended, or executes another
+    program.
     """
 
     def __init__(self) -> None:
@@ -451,41 +454,41 @@ class Families:
         self._of: dict[int, int] = {}
 
     def of(self, pid: int) -> int:
-        """Return the family of a process, which is the first one of a new family if it is not known."""
+        """Return the number of a process's group, which is a new one if the process is unknown."""
         if pid not in self._of:
             self._of[pid] = next(self._numbers)
         return self._of[pid]
 
     def copied(self, pid: int, parent: int) -> None:
-        """Take notice that a process has a copy of its parent's memory."""
+        """Note that a process has a copy of its parent's memory."""
         if parent in self._of:
             self._of[pid] = self._of[parent]
 
     def left(self, pid: int) -> int | None:
-        """Take notice that a process has its memory no longer; return its family if it was the last one there."""
+        """Note that a process has lost its memory; return its group if it was the last process there."""
         family = self._of.pop(pid, None)
         return None if family in self._of.values() else family
 
 
 ModuleKey = tuple[int, tuple[int, int], int]
-"""A module in processes: their family, its file, and how far above its link addresses it is."""
+"""Key of a module in processes: their group, its file, and its bias (the distance from its link addresses)."""
 
 
 class CodeWriters:
-    """The writers of one program's code, by module."""
+    """Writers of one program's code, by module."""
 
     def __init__(self, borrowed: Borrowed) -> None:
         self._borrowed = borrowed
         self._writers: dict[ModuleKey, CodeWriter] = {}
         self._modules: dict[tuple[int, int], ModuleCode] = {}
-        """The code of modules, by file, where they were mapped last: what is known of it holds elsewhere as well."""
+        """The code of modules, by file, at their last address; the analysis is valid at other addresses as well."""
 
     def find(self, key: ModuleKey) -> CodeWriter | None:
-        """Return the writer for a module, None if there is none yet."""
+        """Return the writer for a module; None if there is none yet."""
         return self._writers.get(key)
 
     def forget(self, family: int) -> None:
-        """Forget the writers of processes that are not there any more."""
+        """Forget the writers for a group of processes that is gone."""
         for key in [key for key in self._writers if key[0] == family]:
             del self._writers[key]
 
@@ -498,7 +501,7 @@ class CodeWriters:
         mappings: list[MemoryMapping],
         maps: HandlerMaps,
     ) -> CodeWriter | None:
-        """Return the writer for the module of a probepoint in a process, None if that does not map it any more."""
+        """Return the writer for the module of a probepoint in a process; None if it is not mapped there any more."""
         site, first = answers.compiled[probe], answers.probes[probe].instruction
         mine = [m for m in mappings if (m.device, m.inode) == site.file]
         start = run_time_address(mine, first.offset)
@@ -507,7 +510,7 @@ class CodeWriters:
         bias = start - first.address
         key = family, site.file, bias
         if key not in self._writers:
-            # Before anything in it is asked for its address.
+            # ``places`` sets the address of the region, on which the addresses of its parts below depend.
             places = dict(maps.places(memory.region, self._borrowed, memory.others))
             places[MapName.ENTRIES] = MapPlace(memory.page + PROCESS_SIZE)
             known = self._modules.get(site.file)

@@ -1,4 +1,4 @@
-"""What handlers in processes have done: their records, which come through rings, and counts."""
+"""Reader for the results of handlers in processes: their records, which come through rings, and their counts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _FIRST_LOOK = 0.02
-"""Seconds over which the rate is found out first."""
+"""Seconds over which the rate of the time stamp counter is measured first."""
 _TRIES = 5
 
 
@@ -72,7 +72,7 @@ def _counter() -> Callable[[], int]:
 
 
 def _look() -> tuple[int, int]:
-    """Return the counter and the time in nanoseconds of one moment, as well as can be."""
+    """Return the time stamp counter and the monotonic time in nanoseconds, read as close together as possible."""
     read = _counter()
     best: tuple[int, int, int] | None = None
     for _ in range(_TRIES):
@@ -85,9 +85,9 @@ def _look() -> tuple[int, int]:
 
 class Clock:
     """
-    The clock page of a region: what the time stamp counter means, as told to handlers (``native.process_page``).
+    The clock page of a region: the scale of the time stamp counter for handlers (``native.process_page``).
 
-    Both clocks are looked at now and then, and the rate corrected: so handlers need no system call for the time.
+    Both clocks are read at intervals, and the rate is corrected. So handlers need no system call for the time.
     """
 
     def __init__(self, region: Region) -> None:
@@ -99,14 +99,14 @@ class Clock:
 
     @property
     def address(self) -> int:
-        """Where the probed process has the page."""
+        """The address of the page in the probed process."""
         return self._page.place.address
 
     def correct(self) -> None:
-        """Let handlers know what the counter means now."""
+        """Publish the current relation of the counter to the time."""
         counter, now = _look()
         rate = ((now - self._first[1]) << 32) // max(1, counter - self._first[0])
-        self._version += 1  # what the memory says may be anything
+        self._version += 1  # the number in the memory cannot be trusted: processes may have written over it
         place = CLOCK_READINGS + CLOCK_READING.size * (self._version & 1)
         CLOCK_READING.pack_into(self._page.memory, place, counter, now, rate)
         self._page.words[CLOCK_VERSION] = self._version
@@ -118,10 +118,10 @@ class Clock:
 
 class LifeMark:
     """
-    The mark in ``array``, which is that of a thread of its own; OSError if the kernel cannot do that.
+    The life mark in ``array``, whose owner is a thread of its own; OSError if the kernel does not support that.
 
-    The kernel changes it, whichever way the process ends (``platform.linux.process_calls``): nobody has to write into
-    it again and again, and handlers need no clock to know.
+    The kernel changes the mark, whichever way the process ends (``platform.linux.process_calls``). So the tool need not
+    write it again and again, and handlers need no clock to check it.
     """
 
     def __init__(self, array: SharedArray) -> None:
@@ -139,12 +139,12 @@ class LifeMark:
 
     @property
     def address(self) -> int:
-        """Where the probed process has it."""
+        """The address of the mark in the probed process."""
         return self._array.place.address
 
     @property
     def word(self) -> int:
-        """What it is now."""
+        """The current value of the mark."""
         word: int = self._array.halves[0]
         return word
 
@@ -157,7 +157,7 @@ class LifeMark:
         self._over.wait()
 
     def close(self) -> None:
-        """End it: handlers do nothing from now on."""
+        """End the life mark: handlers do nothing from now on."""
         self._over.set()
         self._thread.join()
         self._array.halves[0] = HAS_ENDED
@@ -165,7 +165,7 @@ class LifeMark:
 
 
 _OWN = (MapName.PROBES,)
-"""What each program has for itself of a state."""
+"""The maps that each program has for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Borrowed:
     """
     The state of the ``principal``, and ``variables`` that all programs have.
 
-    It is in files of its own, which the process maps besides that of the program.
+    They are in files of their own, which the process maps besides that of the program.
     """
 
     principal: SharedState | None = None
@@ -181,21 +181,21 @@ class Borrowed:
 
     @property
     def files(self) -> tuple[tuple[int, int], ...]:
-        """The files that a process has to map, (descriptor, size) each."""
+        """The files that a process has to map: (descriptor, size) each."""
         return () if self.principal is None else ((self.principal.region.descriptor, self.principal.region.size),)
 
     @property
     def globals_size(self) -> int:
-        """The bytes of global variables that it has to map behind them."""
+        """The size in bytes of the global variables that a process has to map after the files."""
         return 0 if self.variables is None else mapped_size(self.variables.count)
 
     @property
     def parts(self) -> tuple[tuple[tuple[int, int], ...], int]:
-        """Both."""
+        """The files and the size of the global variables."""
         return self.files, self.globals_size
 
     def places(self, addresses: Sequence[int]) -> Mapping[MapName, MapPlace]:
-        """Return where a process has the maps that has mapped the files at these addresses."""
+        """Return the places of the maps in a process that has mapped the files at these addresses."""
         left = list(addresses)
         found: dict[MapName, MapPlace] = {}
         if self.principal is not None:
@@ -207,14 +207,14 @@ class Borrowed:
 
 
 STATE_MAX = 1 << 19
-"""Bytes that the state of a handler may take."""
+"""Maximum size of the state of a handler in bytes."""
 
 _STATES = 256
-"""How many threads can be in handlers, preempted or not: what nobody has used takes no memory."""
+"""Maximum number of threads in handlers at once, preempted or not; states that were never used take no memory."""
 _RINGS_SIZE, _RING_SIZE_MIN = 8 << 20, 1 << 20
-"""Bytes of all rings together, and of each at least: pages that nobody has used take no memory."""
+"""Size in bytes of all rings together, and minimum size of each; pages that were never used take no memory."""
 _STACK_RINGS_SIZE = 64 << 20
-"""The same for entries with copies of stacks, some thousands of bytes each, which take long to be followed."""
+"""Size in bytes of all rings for entries with copies of stacks: some thousands of bytes each, and slow to unwind."""
 _SPARE = 1 << 20
 
 
@@ -224,7 +224,7 @@ def _rings(cpus: int, program: Program) -> RingShape:
 
 
 def new_state(program: Program) -> SharedState:
-    """Return the state of a program that is new, in memory with room for the rest of its maps."""
+    """Return the state of a new program, in memory with room for the rest of its maps."""
     sizes = HandlerMaps.sizes()
     rings = _rings(sizes.cpus, program)
     size = sizes.states * (STATE_MAX + 8) + rings.rings * rings.stride + _SPARE
@@ -235,9 +235,9 @@ def new_state(program: Program) -> SharedState:
 
 class HandlerMaps:
     """
-    The maps of one program: its ``state``, and what only handlers in processes and readers of rings need.
+    The maps of one program: its ``state``, and those that only handlers in processes and readers of rings need.
 
-    A probed process has the memory elsewhere than this one; ``places`` says where.
+    A probed process maps the memory at another address than this one; ``places`` returns the addresses there.
     """
 
     def __init__(self, state: SharedState, program: Program) -> None:
@@ -253,7 +253,7 @@ class HandlerMaps:
             MapName.SCRATCH: SharedArray(region, STATE_MAX, states),
             MapName.ZEROS: SharedArray(region, max(zeros_size(program.tables), 8 * power_of_two(program.tvars))),
         }
-        self.life_mark = LifeMark(state.mark)  # the last, as it has a thread, which whatever fails above would leave
+        self.life_mark = LifeMark(state.mark)  # last: it starts a thread, which an error above would leave running
 
     @staticmethod
     def sizes() -> Tables:
@@ -263,7 +263,7 @@ class HandlerMaps:
 
     def places(self, address: int, borrowed: Borrowed, others: Sequence[int] = ()) -> Mapping[MapName, MapPlace]:
         """
-        Return where a process has the maps that has the memory at an address.
+        Return the places of the maps in a process that has mapped the memory at ``address``.
 
         ``others`` are the addresses of what is ``borrowed``.
         """
@@ -274,35 +274,35 @@ class HandlerMaps:
 
     @property
     def shapes(self) -> Mapping[MapName, TableShape]:
-        """What the hashes look like."""
+        """The shapes of the hash tables."""
         return {name: part.shape for name, part in self._state.maps.items() if isinstance(part, SharedHash)}
 
     @property
     def held_words(self) -> Iterator[int]:
-        """Where in the region those words are that are not 0 just now: while a handler has what they stand for."""
+        """The offsets in the region of claims and locks that are not 0 now: a handler holds what they stand for."""
         hashes = (part.locks for part in self._state.maps.values() if isinstance(part, SharedHash))
         memory = self.region.mapping
         for places in (self._arrays[MapName.CLAIMS].elements, *hashes):
             yield from (place for place in places if memory[place])
 
     def disable(self, probe: int) -> None:
-        """Let no handler of a probepoint run any more."""
+        """Disable a probepoint: none of its handlers run any more."""
         self._state.probes.words[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 8] = 1
 
     def close(self) -> None:
-        """Let handlers do nothing any more, and give these maps up; the state stays, to be looked at."""
+        """Stop all handlers, and release these maps; the state stays readable."""
         with contextlib.ExitStack() as stack:
             for array in self._arrays.values():
                 stack.callback(array.close)
             stack.callback(self.clock.close)
             stack.callback(self.rings.close)
-            stack.callback(self.life_mark.close)  # the first of all
+            stack.callback(self.life_mark.close)  # closed before all others
 
 
 _LOOK = 0.1
-"""Seconds between looks."""
+"""Seconds between checks."""
 _PATIENCE, _PATIENCE_MAX = 0.5, 30.0
-"""Seconds after which something counts as left at first, and if it often turned out that it was not."""
+"""Seconds after which something counts as abandoned: the first value, and the maximum after many false alarms."""
 
 
 _WORD = -1
@@ -310,24 +310,25 @@ _WORD = -1
 
 class MemoryWatch:
     """
-    A watch over the memory of handlers.
+    Watch over the memory of handlers.
 
-    A signal handler of the program may interrupt a handler, and jump away from it (siglongjmp). From here such a one
-    looks like a thread that does not run just now. So what has stayed as it is for a while is noted, and the tracer
-    asked to see each thread outside of handlers once: what was there before that, and still is, has been left.
+    A signal handler of the program may interrupt a handler, and jump away from it (siglongjmp). The client cannot
+    distinguish that from a thread that is not scheduled. So it notes what has stayed unchanged for a while, and asks
+    the tracer to see each thread outside of handlers once. What was there before that, and still is, has been
+    abandoned.
     """
 
     def __init__(self, maps: HandlerMaps) -> None:
         self._maps = maps
         self._looked = 0.0
         self._since: dict[tuple[int, int], float] = {}
-        """Since when each thing is as it is: a ring at a position, or for _WORD a word that is not 0."""
+        """The time since which each thing is unchanged: a ring at a position, or for _WORD a word that is not 0."""
         self._ends: list[int] | None = None
-        """Where the rings ended when the tracer was asked, which has not answered yet."""
+        """The ends of the rings when the tracer was asked; None once it has answered."""
         self._patience = _PATIENCE
 
     def are_suspected(self, now: float) -> bool:
-        """Return whether it is time to ask the tracer; ``note_asking`` follows then."""
+        """Return True if it is time to ask the tracer; the caller then calls ``note_asking``."""
         if now < self._looked + _LOOK or self._ends is not None:
             return False
         self._looked = now
@@ -338,13 +339,13 @@ class MemoryWatch:
         return any(now >= since + self._patience for since in self._since.values())
 
     def note_asking(self) -> tuple[tuple[int, int], ...]:
-        """Remember how far the rings are; return the words to be released, by offset and size."""
+        """Remember the ends of the rings; return the words to be released, (offset, size) each."""
         self._ends = [ring.end for ring in self._maps.rings.rings]
         until = self._looked - self._patience
         return tuple((place, 8) for (kind, place), since in self._since.items() if kind == _WORD and since <= until)
 
     def note_answer(self, *, is_done: bool) -> None:
-        """Take notice whether each thread has been seen outside of handlers."""
+        """Record the tracer's answer; ``is_done`` if it has seen each thread outside of handlers."""
         ends, self._ends = self._ends, None
         self._since.clear()
         if not is_done:
@@ -356,7 +357,7 @@ class MemoryWatch:
 
     @property
     def entries(self) -> int:
-        """How many entries of rings were given up."""
+        """The number of entries of rings that were given up."""
         return sum(ring.skipped for ring in self._maps.rings.rings)
 
 
@@ -366,10 +367,10 @@ _CORRECTION = 0.25
 
 class Damage(NamedTuple):
     """
-    Findings in memory that probed processes have written over.
+    Numbers of findings in memory that probed processes have written over.
 
-    These are entries that were skipped, how often all that was in a ring was given up, and probepoints and keys of
-    tables with numbers that are no counts.
+    ``entries`` were skipped; ``rings`` is how often the whole contents of a ring were given up. ``counts`` and ``keys``
+    are the probepoints and the keys of tables whose numbers cannot be counts.
     """
 
     entries: int = 0
@@ -379,7 +380,7 @@ class Damage(NamedTuple):
 
 
 class HandlerHits:
-    """The reader of records of one program's handlers in the memory of ``maps``; counts stay when that is given up."""
+    """Reader of the records of one program's handlers in the memory of ``maps``; the counts outlive that memory."""
 
     def __init__(self, maps: HandlerMaps, reader: RingReader, state: SharedState) -> None:
         self._maps: HandlerMaps | None = maps
@@ -387,22 +388,22 @@ class HandlerHits:
         self._state = state
         self._left = MemoryWatch(maps)
         self._unfinished = 0
-        """How many entries of the rings threads did not finish, because they were killed."""
+        """The number of entries that threads did not finish because they were killed."""
         self._left_entries = 0
-        """How many because a signal handler jumped away from what it had interrupted."""
+        """The number of entries abandoned because a signal handler jumped away from the handler."""
         self._emitted: Sequence[int] = ()
-        """How many records of each probepoint there were, when the reader is gone."""
+        """The number of records of each probepoint, for the time after the reader was closed."""
         self._corrected = 0.0
         self._began = time.monotonic_ns()
         self._unknown: set[int] = set()
-        """The probepoints whose counts in the memory cannot be counts."""
+        """The probepoints whose counts in the memory cannot be right."""
         self._damage = Damage()
         """The findings before the reader ended."""
         self._lock = threading.Lock()
 
     @property
     def unfinished(self) -> int:
-        """How many records threads did not finish."""
+        """The number of records that threads did not finish."""
         return self._unfinished + self._left_entries
 
     @property
@@ -415,29 +416,29 @@ class HandlerHits:
         return Damage(self._reader.refused, self._reader.damaged + maps.rings.damaged, len(self._unknown), keys)
 
     def limit(self, probes: int, ending: Collection[int]) -> None:
-        """Take notice of how many probepoints there are, and which of them may have a last hit."""
+        """Set the number of probepoints, and which of them may have a last hit."""
         with self._lock:
             if self._maps is not None:
                 self._reader.limit(probes, ending)
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much has come that there is more already."""
+        """True if so much has arrived that more is waiting already."""
         return self._reader.is_busy
 
     def begin_program(self, pid: int) -> None:
-        """Take notice that a process executes what has handlers from now on."""
+        """Note that a process executes a program with handlers from now on."""
         if self._reader.names is not None:
             self._reader.names.begin_program(pid)
 
     def told(self, identity: ThreadIdentity) -> None:
-        """Take notice of what a thread is called, and whose it is."""
+        """Record the name of a thread and its owner, which the tracer reported."""
         with self._lock:
             if self._reader.names is not None:
                 self._reader.names.told(identity)
 
     def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
-        """Return the records that have come, each with its probepoint, and the probepoints that had their last hit."""
+        """Return the records that have arrived, each with its probepoint, and the probepoints after their last hit."""
         with self._lock:
             if self._maps is None:
                 return [], []
@@ -459,13 +460,13 @@ class HandlerHits:
         return set()
 
     def to_be_released(self) -> tuple[tuple[int, int], ...] | None:
-        """Return the words to release (``ReleaseMemory``) if handlers seem to have left something others wait for."""
+        """Return the words to release (``ReleaseMemory``) if handlers seem to have abandoned something; else None."""
         if self._maps is None or not self._left.are_suspected(time.monotonic()):
             return None
         return self._left.note_asking()
 
     def released(self, *, is_done: bool) -> None:
-        """Take notice of the answer."""
+        """Record the tracer's answer to a request for release."""
         with self._lock:
             if self._maps is not None:
                 self._left.note_answer(is_done=is_done)
@@ -474,9 +475,10 @@ class HandlerHits:
         self, counts: Sequence[Counts], jumps: Mapping[int, set[str]], limits: Mapping[int, tuple[int, int]]
     ) -> None:
         """
-        Add what happened at probepoints with ``jumps`` without the tracer.
+        Add the counts of hits at probepoints with ``jumps``, of which the tracer does not know.
 
-        Those with a ``passcount`` or ``maxhits`` are limited: such hits the tracer has drawn as well.
+        If a probepoint has a ``passcount`` or ``maxhits``, the shared count includes the hits that the tracer has
+        drawn.
         """
         with self._lock:
             emitted = self._emitted if self._maps is None else self._reader.counts
@@ -502,7 +504,7 @@ class HandlerHits:
             each.executed = (*each.executed, *(f"inline ({method})" for method in sorted(jumps[number])))
 
     def close(self) -> None:
-        """Give up all but the counts."""
+        """Release everything but the counts."""
         with self._lock:
             damage = self.damage
             maps, self._maps = self._maps, None
@@ -516,11 +518,11 @@ class HandlerHits:
 
 
 _REASONS = 4
-"""How many reasons a user is told."""
+"""Maximum number of reasons in a notice."""
 
 
 def refusal_notice(reasons: Sequence[str]) -> Notice:
-    """Return why probepoints have had no jumps; each has a reason."""
+    """Return the notice of probepoints that have breakpoints instead of jumps, with a reason for each."""
     count, kinds = len(reasons), Counter(reasons)
     listed = [f"{reason}{f' ({number})' if count > 1 else ''}" for reason, number in kinds.most_common(_REASONS)]
     if len(kinds) > _REASONS:
@@ -532,7 +534,7 @@ def refusal_notice(reasons: Sequence[str]) -> Notice:
 
 
 def damage_notice(damage: Damage) -> Notice:
-    """Warn that probed processes have damaged the memory of their handlers, and list what was left out."""
+    """Return the warning that probed processes have damaged the memory of their handlers, with the numbers lost."""
     parts = (
         (damage.entries, "record that no handler makes was dropped", "records that no handler makes were dropped"),
         (damage.rings, "time all records of a CPU were given up", "times all records of a CPU were given up"),

@@ -1,14 +1,14 @@
 """
-What runs at which instruction for a probepoint: eBPF, a piece for each place.
+Pieces of code for a probepoint: eBPF, one piece for each instruction at which it runs.
 
 ::
 
     a probepoint before an instruction   its handler there
-    a probepoint at a return             its handler at each return instruction, on the state behind that; where it asks
-                                         for the entry of the call, also what keeps that where the function begins
+    a probepoint at a return             its handler at each return instruction, on the state after that; if it reads
+                                         the entry of the call, also code that keeps the entry, at the function's start
 
-A jump that may be a tail call has no piece: the tracer awaits the return of what is called. A function that is left by
-such jumps alone has what keeps its entry, if that is asked for.
+A jump that may be a tail call has no piece: the tracer waits for the return of the called function. A function that is
+left only by such jumps has the piece that keeps the entry, if the handler reads that.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ _ELSEWHERE = 0x12345
 
 class NumberedCode(NamedTuple):
     """
-    The code for the probepoint ``number``, and (index, growth) of its immediates that grow with the number.
+    Code for the probepoint ``number``, and (index, growth) of its immediates that grow with the number.
 
-    A handler names its probepoint only by numbers that grow with that one's: where its counters are, what is in an
-    entry of a ring. Which these are is learnt from the first ones that are compiled; if anything else differs, all are
-    compiled.
+    A handler refers to its probepoint only by numbers that grow with the probepoint's: addresses of its counters, and
+    numbers in entries of a ring. The first compiled handlers show which immediates these are. If anything else differs,
+    every handler is compiled.
     """
 
     assembled: Assembled
@@ -87,7 +87,7 @@ class NumberedCode(NamedTuple):
 
     @classmethod
     def learnt(cls, samples: Sequence[tuple[int, Assembled]]) -> NumberedCode | None:
-        """Return what all ``samples``, (number, code) each, are made of; None if they differ otherwise."""
+        """Return the code common to all ``samples``, (number, code) each; None if they differ otherwise."""
         (first, code), (second, other), *rest = samples
         if (code.maps, code.functions) != (other.maps, other.functions) or len(code.code) != len(other.code):
             return None
@@ -111,7 +111,7 @@ class NumberedCode(NamedTuple):
 
 
 class HandlerFamily:
-    """The handlers of one definition that may differ only by the numbers of their probepoints."""
+    """Handlers of one definition that may differ only in the numbers of their probepoints."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[int, Assembled]] = []
@@ -119,7 +119,7 @@ class HandlerFamily:
         self._is_settled = False
 
     def handler(self, number: int, compiled: Callable[[int], Assembled]) -> Assembled:
-        """Return the code for a probepoint; ``compiled`` compiles it as if it were that many bytes further on."""
+        """Return the code for a probepoint; ``compiled`` compiles it for an address that many bytes further on."""
         if self._numbered is not None:
             return self._numbered.of(number)
         made = compiled(0)
@@ -128,7 +128,7 @@ class HandlerFamily:
                 self._samples.append((number, made))
             if len(self._samples) == _SAMPLES:
                 self._is_settled = True
-                if compiled(_ELSEWHERE) == made:  # so it does not know where it is
+                if compiled(_ELSEWHERE) == made:  # so the code does not depend on its address
                     self._numbered = NumberedCode.learnt(self._samples)
                 self._samples = []
         return made
@@ -147,11 +147,11 @@ ABILITIES = Abilities(
     named_later=True,
     copies_stacks=True,
 )
-"""What handlers in the process are compiled with."""
+"""Abilities that handlers in the process are compiled for."""
 
 
 class Order(enum.IntEnum):
-    """The order in which pieces of one instruction run: as the tracer does it at a breakpoint."""
+    """Order in which pieces of one instruction run: the tracer's order at a breakpoint."""
 
     ENTRY = 0
     HANDLER = 1
@@ -160,10 +160,10 @@ class Order(enum.IntEnum):
 
 class Piece(NamedTuple):
     """
-    What runs for a probepoint at one instruction, whose link address and bytes these are.
+    Code that runs for a probepoint at one instruction with this link address and these bytes.
 
-    With a ``trial`` it runs only if that has found that the instruction will complete. It ``diverts`` if it may end so
-    that the instruction does not follow. The number of the ``program`` is known once that is inserted.
+    With a ``trial``, the piece runs only if the trial shows that the instruction will complete. It ``diverts`` if it
+    may end so that the instruction is not executed. The number of the ``program`` is set when the program is inserted.
     """
 
     order: Order
@@ -177,7 +177,7 @@ class Piece(NamedTuple):
 
 
 def call_table_of(program: Program) -> CallTable | None:
-    """Return the table that a program keeps calls in; None if it asks for no entries."""
+    """Return the table in which a program keeps the entries of calls; None if it needs none."""
     kept = (_kept(program, definition) for definition in program.definitions)
     counts = [len(entry.registers) for entry in kept if entry is not None]
     return CallTable.of(max(counts)) if counts else None
@@ -185,9 +185,9 @@ def call_table_of(program: Program) -> CallTable | None:
 
 class PieceWriter:
     """
-    A writer of pieces for the probepoints of one program; ``items`` are those of its records.
+    Writer of pieces for the probepoints of one program; ``items`` are the header items of its records.
 
-    ``why_not`` is what speaks against all of them.
+    ``why_not`` is a reason against all of them.
     """
 
     def __init__(self, program: Program, items: Item, why_not: str | None = None) -> None:
@@ -208,7 +208,7 @@ class PieceWriter:
         self._families: dict[tuple[object, ...], HandlerFamily] = {}
 
     def pieces(self, number: int, probe: Probepoint, site: CompiledSite | None) -> tuple[Piece, ...] | str:
-        """Return the pieces for a probepoint, or why its handler cannot run in the process."""
+        """Return the pieces for a probepoint, or the reason why its handler cannot run in the process."""
         if self.obstacle is not None:
             return self.obstacle
         if (problem := self._eligibility.obstacle_to(probe)) is not None:
@@ -270,7 +270,7 @@ class PieceWriter:
         return found
 
     def _lowered(self, probe: Probepoint, site: CompiledSite, request: Request) -> Assembled:
-        """Return the code of a handler; those of a definition are the same but for what is said of the probepoint."""
+        """Return the code of a handler; the handlers of a definition differ only in data of their probepoints."""
         assert request.probe is not None
         shape = probe.number, replace(site.point, offset=0), request.placement, request.return_bytes, id(site.resolved)
         family = self._families.setdefault(shape, HandlerFamily())
@@ -285,15 +285,15 @@ class PieceWriter:
         image = site.resolved.image
         handler = image, architecture(_NAME), image.handlers[probe.number], point
         lowered = lower(*handler, request)
-        if not _has_records(lowered):  # so nothing of a header is needed
+        if not _has_records(lowered):  # then the header items are not needed
             lowered = lower(*handler, replace(request, items=Item(0)))
         if lowered.state.size > STATE_MAX:
             raise NotSupportedError("its handler needs too much memory")
-        return trimmed(lowered.assembled)  # nobody asks for what it would only do for the record, say
+        return trimmed(lowered.assembled)  # removes code whose results are unused
 
 
 def _kept(program: Program, definition: ProbeDefinition) -> KeptEntry | None:
-    """Return what a handler of a return wants to know of the entry."""
+    """Return the registers at entry that a handler of a return needs; None if it needs none."""
     registers = entry_registers(program, definition, architecture(_NAME))
     if registers is None:
         return None
@@ -301,22 +301,20 @@ def _kept(program: Program, definition: ProbeDefinition) -> KeptEntry | None:
 
 
 def _has_records(lowered: Lowered) -> bool:
-    """Return whether a handler may put something into a ring."""
+    """Return True if a handler may write to a ring."""
     call = Class.JMP | Jump.CALL
     return any(insn.opcode == call and insn.imm == Helper.RINGBUF_OUTPUT for insn in lowered.assembled.code)
 
 
 class SiteGroup(NamedTuple):
     """
-    The pieces of some instructions, by their addresses, each in the order in which they run.
+    Pieces of some instructions, by address, each in the order in which they run.
 
-    The highest address comes first: a punned jump shares bytes with what follows.
+    The highest address comes first: a punned jump shares bytes with the following instruction.
 
-    ``is_bound`` says that there are jumps at all of them or at none.
-
-    What is kept in the process is not seen by a breakpoint of the tracer, nor the other way round. So the entry and all
-    returns of a function have jumps, or none of them has; where an instruction serves several probepoints, they share
-    that fate.
+    ``is_bound`` means that all of them have jumps, or none. A breakpoint of the tracer has no access to what handlers
+    keep in the process, and vice versa. So the entry and all returns of a function have jumps, or none of them has. If
+    an instruction serves several probepoints, this applies to all of them together.
     """
 
     sites: dict[int, list[Piece]]
@@ -325,9 +323,10 @@ class SiteGroup(NamedTuple):
 
 class PlannedSite(NamedTuple):
     """
-    What runs at one instruction of a process: the ``pieces``, in order.
+    Pieces that run at one instruction of a process, in order.
 
-    Its jump belongs to others by the ``groups`` of ``SitePatch``; the addresses of all of a group are in ``bound``.
+    Its jump belongs to others by the ``groups`` of ``SitePatch``; the addresses of all instructions of a group are in
+    ``bound``.
     """
 
     pieces: tuple[Piece, ...]
@@ -336,16 +335,16 @@ class PlannedSite(NamedTuple):
 
     @property
     def owners(self) -> tuple[tuple[int, int], ...]:
-        """The probepoints that the pieces are for, (program, probepoint) each."""
+        """The probepoints of the pieces, (program, probepoint) each."""
         return tuple(dict.fromkeys((piece.program, piece.probe) for piece in self.pieces))
 
     def probes_of(self, program: int) -> list[int]:
-        """Return those of a program."""
+        """Return the probepoints of a program."""
         return [probe for number, probe in self.owners if number == program]
 
 
 def site_groups(pieces: Iterable[Piece]) -> Iterator[SiteGroup]:
-    """Put pieces together that belong together, those of the highest addresses first."""
+    """Iterate over groups of pieces that belong together, those with the highest addresses first."""
     sites: dict[int, list[Piece]] = {}
     of_probe: dict[int, list[int]] = {}
     binding: set[int] = set()
@@ -371,7 +370,7 @@ def site_groups(pieces: Iterable[Piece]) -> Iterator[SiteGroup]:
 
 
 def planned_sites(groups: Iterable[SiteGroup], program: int, bias: int) -> dict[int, PlannedSite]:
-    """Return what runs where for a program in a process, which has mapped the module so far above its addresses."""
+    """Return the pieces of a program by address in a process, which has mapped the module at the given bias."""
     planned = {}
     for group in groups:
         names = ((program, min(group.sites)),) if group.is_bound else ()
@@ -383,7 +382,7 @@ def planned_sites(groups: Iterable[SiteGroup], program: int, bias: int) -> dict[
 
 
 def joined(sites: Sequence[PlannedSite]) -> PlannedSite:
-    """Return what runs at one instruction for several programs, which are in the order of their insertion."""
+    """Return the pieces of several programs at one instruction; the programs are in the order of their insertion."""
     pieces = sorted((piece for site in sites for piece in site.pieces), key=lambda piece: piece.order)
     groups = tuple(dict.fromkeys(group for site in sites for group in site.groups))
     return PlannedSite(tuple(pieces), groups, frozenset[int]().union(*(site.bound for site in sites)))
@@ -394,7 +393,7 @@ def _rank(piece: Piece) -> tuple[int, int]:
 
 
 def obstacle_to_all(compiled: Compiled) -> str | None:
-    """Return why all handlers of a program stay with breakpoints, None if one does not."""
+    """Return the reason why all handlers of a program need breakpoints; None if one does not."""
     program, resolved = compiled.program, compiled.resolved
     if resolved is None:
         return "nothing is known of its module"

@@ -1,19 +1,19 @@
 """
-The code of a trial, in the frame of a trampoline and before the handler.
+Code of trials, in the frame of a trampoline and before the handler.
 
 ::
 
     the stack     mov [rsp-..], rax               before all others: the lowest word that a handler needs
     a load        movzx eax, byte [..]            its first byte and its last one, or all of it at once
-    a store       lock cmpxchg byte [..], al      the first byte and, if that is in another page, the last one: memory
-                                                  gets what it holds, in one step for all threads
+    a store       lock cmpxchg byte [..], al      the first byte and, if that is in another page, the last one: writes
+                                                  the value already there, atomically for all threads
     alignment     lea rax, [..] | test al, 15 | je +1 | int3
     exceptions    stmxcsr [..] | .. | int3        unless all are masked
-    a division    itself
+    a division    the instruction itself
     a target      shl rax, 16 | sar rax, 16 | cmp rax, .. | int3   unless the address is canonical, with 48 bits
 
-Where a thread faults or traps in it, it has the program's registers but for rax, the flags and the stack pointer, which
-are in the frame; but for the stack pointer, where it does so because of the stack.
+A thread that faults or traps in this code has the program's registers, except rax, the flags and the stack pointer,
+which are in the frame. In the check of the stack, only the stack pointer differs.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ __all__ = ["Trampoline", "TrialCode", "make_displacing_trampoline", "size_bound"
 _STACK_SIZE, _MASKS_SIZE, _DIVISION_SIZE, _TARGET_SIZE = 16, 40, 32, 56
 _ENDINGS_SIZE = 512
 _ALIGNMENT_SIZE, _LOAD_SIZE, _STORE_SIZE = 32, 32, 72
-"""How many bytes of code each part takes at most."""
+"""Maximum sizes in bytes of the parts of the code."""
 
 _STACK_NEEDED = 1024
-"""How many bytes of the stack a handler needs at most, with the frame."""
+"""Maximum size in bytes of the stack that a handler needs, with the frame."""
 
 _TRAP = b"\xcc"
 _STORE_MXCSR = b"\x0f\xae\x9c\x24"  # stmxcsr [rsp + 32 bits]
 _MASKS = 0x1F80
-"""All six masks of exceptions in MXCSR (Intel SDM volume 1, 10.2.3)."""
+"""All six exception masks in MXCSR (Intel SDM volume 1, 10.2.3)."""
 _NO_ADDRESS_BITS = 16
-"""How many of the upper bits of an address are copies of the one below (Intel SDM volume 1, 3.3.7)."""
+"""Number of the upper bits of an address that are copies of the bit below (Intel SDM volume 1, 3.3.7)."""
 _LOADS = (1, 2, 4, 8)
 _BYTE_MAX = 0x80
 
 
 class TrialCode:
     """
-    The code of the trial of the instruction at ``site``; with None that is all about the stack.
+    Code of the trial of the instruction at ``site``; with None, only the check of the stack.
 
-    ``stops`` are where it may report to the tracer, once it is written.
+    Once the code is written, ``stops`` has the places where it may report to the tracer.
     """
 
     def __init__(self, trial: Trial | None, site: int) -> None:
@@ -81,24 +81,25 @@ class TrialCode:
 
     @property
     def changed(self) -> frozenset[Gpr]:
-        """The registers that it changes, besides rax, and loads again."""
+        """The registers besides rax that the trial changes and restores."""
         return frozenset({Gpr.RDX}) if self._trial.is_executed else frozenset()
 
     @property
     def tries(self) -> bool:
-        """Whether it is about more than the stack."""
+        """True if the trial checks more than the stack."""
         return self._trial.tries
 
     @property
     def has_endings(self) -> bool:
-        """Whether the handler may end so that the instruction does not follow."""
+        """True if the handler may end so that the instruction is not executed."""
         return self._trial.ends is not None
 
     def write_endings(self, asm: X86Assembler, restore: Callable[[], None], rest: Label) -> None:
         """
-        Write what follows if it has, rax being how: a return, or a trap for the tracer.
+        Write the code for such endings, whose kind is in rax: a return, or a trap for the tracer.
 
-        ``restore`` writes what restores registers but the stack pointer. If there is no tracer it goes on at ``rest``.
+        ``restore`` writes the code that restores registers except the stack pointer. Without a tracer, execution goes
+        on at ``rest``.
         """
         assert self._trial.ends is not None
         skipped = asm.label()
@@ -120,12 +121,12 @@ class TrialCode:
         asm.ret()
 
     def touch_stack(self, asm: X86Assembler) -> None:
-        """Write what finds out whether there is enough of the stack; nothing but the stack pointer has changed."""
+        """Write the check that the stack has enough room; so far only the stack pointer has changed."""
         self.stops = [NativeStop(asm.here, self._site, is_trap=False, has_frame=False, has_flags=False)]
         asm.store(Memory(Gpr.RSP, FRAME_SIZE - _STACK_NEEDED), Gpr.RAX)
 
     def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
-        """Write it where the frame is; with ``keeps_flags`` that has all flags, as PUSHFQ pushes them."""
+        """Write the trial after the frame is set up; with ``keeps_flags`` that has all flags, as PUSHFQ pushes them."""
         self._keeps_flags = keeps_flags
         if self._trial.needs_masks:
             self._look_at_masks(asm)
@@ -142,7 +143,7 @@ class TrialCode:
             self._look_at_target(asm)
 
     def _note(self, place: int, *, is_trap: bool = False) -> None:
-        """Note that a thread may stop at the instruction at ``place``."""
+        """Record that a thread may stop at the instruction at ``place``."""
         self.stops.append(NativeStop(place, self._site, is_trap=is_trap, has_frame=True, has_flags=self._keeps_flags))
 
     def _trap(self, asm: X86Assembler) -> None:
@@ -195,7 +196,7 @@ class TrialCode:
         exchange(0)
         if access.alignment >= access.size:
             return
-        if access.segment != Register.NONE:  # where pages end is not known then
+        if access.segment != Register.NONE:  # the segment's base and so the ends of pages are unknown
             exchange(access.size - 1)
             return
         done = asm.label()
@@ -232,7 +233,7 @@ class TrialCode:
             asm.load(Gpr.RAX, Memory(Gpr.RSP, FRAME_SIZE))
         elif made.op0_kind == OpKind.REGISTER:
             if made.op0_register == Register.RSP:
-                return  # that the program has a stack there is known by now
+                return  # the check of the stack has shown that the address is valid
             self._put(asm, Instruction.create_reg_reg(Code.MOV_R64_RM64, Register.RAX, made.op0_register))
         else:
             displacement = made.memory_displacement - (made.memory_displacement >> 63 << 64)
@@ -249,7 +250,7 @@ class TrialCode:
         asm.place(fine)
 
     def _prepare(self, asm: X86Assembler, access: Access) -> None:
-        """Load rax if the address is calculated with it; it is taken afterwards."""
+        """Restore rax if it is part of the address; the trial has overwritten it."""
         from iced_x86 import Register
 
         if Register.RAX in (access.base, access.index_register):
@@ -265,7 +266,7 @@ class TrialCode:
 
 
 def size_bound(trial: Trial | None) -> int:
-    """Return how many bytes of code a trial takes at most; with None that is about the stack."""
+    """Return the maximum size in bytes of the code of a trial; with None, of the check of the stack."""
     if trial is None:
         return _STACK_SIZE
     size = _STACK_SIZE + _MASKS_SIZE * trial.needs_masks + _DIVISION_SIZE * trial.is_executed
@@ -275,7 +276,7 @@ def size_bound(trial: Trial | None) -> int:
 
 
 def _operand(access: Access, at: int = 0) -> MemoryOperand:
-    """Return the operand for a byte of an access, the stack pointer being that of the frame."""
+    """Return the operand for a byte of an access, adjusted for the frame if it is relative to the stack pointer."""
     from iced_x86 import MemoryOperand, Register
 
     displacement = access.displacement + at + (FRAME_SIZE if access.base == Register.RSP else 0)
@@ -284,14 +285,14 @@ def _operand(access: Access, at: int = 0) -> MemoryOperand:
     return MemoryOperand(access.base, access.index_register, access.scale, displacement, size, False, access.segment)  # type: ignore[arg-type]
 
 
-# The code that a jump leads to: the displaced instructions, each with its handler before it if it is probed.
+# The code that a jump leads to: the displaced instructions, each after its handler if it is probed.
 #
 # ::
 #
 #     handler of the first instruction │ the instruction │ the next one │ handler of the third │ the third │ jump back
 #
-# Where 32-bit code can be, a trap for that comes first (``OF_64_BITS``). A handler may have a trial before it. Where
-# one is in the middle, a thread that stands at the original instruction goes on at the handler.
+# At addresses that 32-bit code can have, a trap for such code comes first (``OF_64_BITS``). A handler may have a trial
+# before it. A thread that stands at an original instruction in the middle continues at the handler of that.
 
 
 _NONE: Mapping[int, Trial] = MappingProxyType({})
@@ -300,10 +301,11 @@ _END_OF_32_BITS = 1 << 32
 
 class Trampoline(NamedTuple):
     """
-    Code, and what its instructions stand for.
+    Code of a jump's target, and the relation of its addresses to the original ones.
 
-    ``moves`` are (address, where a thread goes on that stands there) for what is overwritten by the jump. ``stops`` are
-    where trials leave a hit to the breakpoint. Each of the ``switches`` has the instruction that its handlers are for.
+    ``moves`` are (original address, address in the trampoline) for threads that stand at overwritten instructions.
+    ``stops`` are the places where trials leave a hit to the breakpoint. ``switches`` are pairs of the address of a
+    probed instruction and the switch of its handlers.
     """
 
     code: NativeCode
@@ -324,9 +326,9 @@ def make_displacing_trampoline(
     """
     Return the trampoline at ``address`` for the jump of a plan, with the ``handlers`` of probed instructions.
 
-    Before the handlers of some instructions there are ``trials``. With ``has_switches`` it can do without some of them.
+    ``trials`` precede the handlers of some instructions. With ``has_switches``, single handlers can be switched off.
     """
-    # What has a mark for indirect branches begins behind it.
+    # The displaced code of a site with an ``endbr64`` begins after that.
     probed = {max(site, plan.start): (site, each) for site, each in handlers.items()}
     end = plan.start + len(plan.raw)
     code = OF_64_BITS if plan.start < _END_OF_32_BITS else b""
@@ -354,7 +356,7 @@ def make_displacing_trampoline(
     if plan.start in handlers or not any(site < plan.start for site in handlers):
         moves.pop(plan.start, None)  # the jump itself is there
     else:
-        moves[plan.start] = next(copy.copy for copy in copies if copy.exact)  # behind the mark it has been hit
+        moves[plan.start] = next(copy.copy for copy in copies if copy.exact)  # the probe was hit before the ``endbr64``
     made = NativeCode(address, code, tuple(fixups))
     return Trampoline(made, tuple(sorted(moves.items())), tuple(copies), tuple(stops), tuple(switches))
 
@@ -369,7 +371,7 @@ def _piece(
     goes_back: bool,
     has_switches: bool,
 ) -> tuple[NativeCode, DisplacedCode]:
-    """Return the handler of an instruction, if there is one, and the copy of that and of what follows unprobed."""
+    """Return the handler of an instruction, if there is one, and the copy of that and the unprobed ones after it."""
     made: list[DisplacedCode] = []
 
     def copy_at(place: int) -> bytes:

@@ -1,9 +1,10 @@
 """
-Trials: how a trampoline finds out before a handler whether the probed instruction will complete.
+Trials: code before a handler that checks whether the probed instruction will complete.
 
-A record is of an instruction that has completed. A handler in the process writes it before that, so what could prevent
-it is tried first: memory is touched where the instruction will touch it, and a division is done once in vain. A trial
-that fails leads to the breakpoint, whose handler the tracer runs: it may fail without need.
+A record is of an instruction that has completed. A handler in the process writes it before that. So everything that
+could prevent completion is tried first: the code touches the memory that the instruction will touch, and executes a
+division once, discarding the result. If a trial fails, the breakpoint takes over, and the tracer runs its handler. A
+trial may fail without need.
 """
 
 from __future__ import annotations
@@ -56,21 +57,21 @@ __all__ = [
     "trial_of",
 ]
 
-# Instructions that complete whenever they are executed, but on a stack that is at its end.
+# Instructions that always complete, except at the end of the stack.
 #
-# A record is of an instruction that has completed. A handler in the process writes it before that: so only such
-# instructions get one.
+# A record is of an instruction that has completed. A handler in the process writes it before that: so only these
+# instructions get one without a trial.
 
 
 _PLAIN = (
     "mov", "movzx", "movsx", "movsxd", "lea", "add", "sub", "cmp", "test", "and", "or", "xor", "inc", "dec", "neg",
     "not", "push", "pop", "call", "jmp", "ret", "leave", "nop", "endbr64", "shl", "shr", "sar", "imul",
 )  # fmt: skip
-"""What cannot fail but for its memory."""
+"""Instructions that cannot fail except because of their memory."""
 
 
 def always_completes(raw: bytes) -> bool:
-    """Return whether a 64-bit instruction needs no memory but the stack and what its own module has at fixed places."""
+    """Return True if a 64-bit instruction needs no memory but the stack and fixed places of its own module."""
     from iced_x86 import Decoder, FlowControl, InstructionInfoFactory, Mnemonic, OpKind, Register, RegisterExt
 
     copy = copy_of(raw, 8)
@@ -84,7 +85,7 @@ def always_completes(raw: bytes) -> bool:
     registers = (n for n in range(instruction.op_count) if instruction.op_kind(n) == OpKind.REGISTER)
     if any(RegisterExt.is_segment_register(instruction.op_register(n)) for n in registers):
         return False
-    own = Register.NONE if instruction.is_ip_rel_memory_operand else Register.RSP  # its base is computed already
+    own = Register.NONE if instruction.is_ip_rel_memory_operand else Register.RSP  # iced has computed its address
     for memory in InstructionInfoFactory().info(instruction).used_memory():
         is_plain = int(memory.index) == Register.NONE and int(memory.segment) not in (Register.FS, Register.GS)
         if int(memory.base) not in (Register.RSP, own) or not is_plain:
@@ -104,7 +105,7 @@ _VECTOR = {
     "AVX512_VBMI": "avx512vbmi", "AVX512_VBMI2": "avx512_vbmi2", "AVX512_VNNI": "avx512_vnni",
     "AVX512_BITALG": "avx512_bitalg", "AVX512_VPOPCNTDQ": "avx512_vpopcntdq", "AVX512_IFMA": "avx512ifma",
 }  # fmt: skip
-"""What of iced's features may be tried, with the processor's name of it in /proc/cpuinfo."""
+"""Features of iced whose instructions may be tried, with the processor's flag in /proc/cpuinfo."""
 
 _OTHERS = (
     "enter", "popf", "popfd", "popfq", "in", "out", "xlatb", "iret", "iretd", "iretq", "retf", "ldmxcsr", "vldmxcsr",
@@ -115,7 +116,7 @@ _BIT_STRINGS = ("bt", "bts", "btr", "btc")
 _DIVISIONS = ("div", "idiv")
 
 _PLAIN_MOVES = ("mov", "vmov", "and", "vand", "or", "vor", "xor", "vxor", "unpck", "vunpck", "shuf", "vshuf", "stmxcsr")
-"""Beginnings of the names of instructions for floating-point numbers that raise no exception about them."""
+"""Prefixes of the names of floating-point instructions that raise no floating-point exception."""
 _COMPUTING_ENDS, _COMPUTING_STARTS = ("ps", "pd", "ss", "sd"), ("cvt", "vcvt")
 _UNALIGNED = ("movups", "movupd", "movdqu", "lddqu", "pcmpestri", "pcmpestrm", "pcmpistri", "pcmpistrm")
 _ALIGNED = (
@@ -123,16 +124,17 @@ _ALIGNED = (
     "cmpxchg16b",
 )  # fmt: skip
 _WIDE = 16
-"""The size from which operands of instructions of SSE have to be aligned."""
+"""Size in bytes from which on operands of SSE instructions must be aligned."""
 
 _UNKNOWN = "whether its instruction faults is not known before"
 
 
 class Access(NamedTuple):
     """
-    The memory that an instruction touches: ``size`` bytes at its registers (iced's numbers) plus a displacement.
+    Memory that an instruction touches: ``size`` bytes at its registers (iced's numbers) plus a displacement.
 
-    With an ``alignment`` above 1 it faults at other addresses. One on the stack is not ``touched`` by the trial.
+    With an ``alignment`` above 1, the instruction faults at other addresses. An access on the stack is not ``touched``
+    by the trial.
     """
 
     base: int
@@ -149,11 +151,11 @@ class Access(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Trial:
     """
-    What is tried of the instruction with the bytes ``raw``.
+    Trial of the instruction with the bytes ``raw``.
 
-    ``is_executed`` says that it is executed itself, a division, ``needs_masks`` that no exception about floating-point
-    numbers may be raised, and ``has_target`` that it goes to an address that it finds, which must be one.
-    ``ends`` is the probepoint whose handler may end so that the instruction does not follow.
+    With ``is_executed``, the instruction itself, a division, is executed. ``needs_masks`` requires that all
+    floating-point exceptions are masked, and ``has_target`` that the target of an indirect branch is a canonical
+    address. ``ends`` is the probepoint whose handler may end so that the instruction is not executed.
     """
 
     raw: bytes
@@ -165,13 +167,13 @@ class Trial:
 
     @property
     def tries(self) -> bool:
-        """Whether anything is tried before the handler."""
+        """True if there is anything to try before the handler."""
         return bool(self.accesses or self.is_executed or self.needs_masks or self.has_target)
 
 
 @lru_cache(4096)
 def trial_of(raw: bytes) -> Trial | str | None:
-    """Return the trial of a 64-bit instruction; None if it needs none, or why there can be none."""
+    """Return the trial of a 64-bit instruction; None if it needs none, or the reason if there can be none."""
     from iced_x86 import Decoder, FlowControl, InstructionInfoFactory
 
     instruction = Decoder(64, raw).decode()
@@ -203,13 +205,13 @@ def _name(instruction: Instruction) -> str:
 
 @cache
 def _names(numbers: object) -> dict[int, str]:
-    """Return the names that a module of iced has for numbers, in lower case."""
+    """Return the names of the constants in a module of iced, by number and in lower case."""
     return {number: name.lower() for name, number in vars(numbers).items() if isinstance(number, int)}
 
 
 @cache
 def _abilities() -> frozenset[str]:
-    """Return what this processor can."""
+    """Return the feature flags of this processor."""
     for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
@@ -221,7 +223,7 @@ _ABSENT = "this processor does not have it"
 
 
 def _obstacle(instruction: Instruction) -> str | None:
-    """Return what speaks against a trial, whatever memory an instruction touches."""
+    """Return the reason against a trial that is independent of the instruction's memory; None if there is none."""
     from iced_x86 import CpuidFeature, OpKind, RegisterExt
 
     if instruction.is_invalid:
@@ -252,7 +254,7 @@ def _obstacle(instruction: Instruction) -> str | None:
 
 
 def _obstacle_of(features: Iterable[str]) -> str | None:
-    """Return why an instruction that needs some features of a processor is not tried."""
+    """Return the reason against trying an instruction that needs some processor features; None if there is none."""
     for feature in features:
         if feature in _GENERAL:
             continue
@@ -264,14 +266,14 @@ def _obstacle_of(features: Iterable[str]) -> str | None:
 
 
 def _access(memory: UsedMemory, instruction: Instruction, name: str) -> Access | str | None:
-    """Return one access, why it cannot be tried, or None if it always completes."""
+    """Return one access, the reason why it cannot be tried, or None if it always completes."""
     from iced_x86 import CodeSize, MemorySizeExt, OpAccess, Register
 
     if memory.access == OpAccess.NO_MEM_ACCESS:
         return None
     base, index = int(memory.base), int(memory.index)
     if instruction.is_ip_rel_memory_operand and base == Register.NONE:
-        return None  # what the module has there it has loaded, and aligned
+        return None  # memory of the module at a fixed distance is mapped, and aligned
     if instruction.is_vsib:
         return "its memory is at several places"
     if memory.address_size != CodeSize.CODE64:
@@ -295,7 +297,7 @@ def _access(memory: UsedMemory, instruction: Instruction, name: str) -> Access |
 
 
 def _is_aligned(instruction: Instruction, name: str, size: int) -> bool:
-    """Return whether an instruction faults if its memory does not begin at a multiple of its size."""
+    """Return True if an instruction faults unless its memory begins at a multiple of its size."""
     from iced_x86 import CpuidFeature, EncodingKind
 
     if name in _ALIGNED:
@@ -306,7 +308,7 @@ def _is_aligned(instruction: Instruction, name: str, size: int) -> bool:
 
 
 def _computes(instruction: Instruction, name: str) -> bool:
-    """Return whether an instruction may raise an exception about floating-point numbers."""
+    """Return True if an instruction may raise a floating-point exception."""
     from iced_x86 import CpuidFeature
 
     known = _names(CpuidFeature)
@@ -322,14 +324,14 @@ _NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
 
 
 def obstacle_to_program(program: Program) -> str | None:
-    """Return why no handler of a program can run in the process, None if nothing speaks against it."""
+    """Return the reason why no handler of a program can run in the process; None if there is none."""
     if calls_extensions(program):
         return "the program calls extensions"
     return None
 
 
 def obstacle_to_module(architecture: Architecture) -> str | None:
-    """Return why no handler can run in a module of an architecture, None if nothing speaks against it."""
+    """Return the reason why no handler can run in a module of an architecture; None if there is none."""
     if architecture.name != _PROCESSOR:
         return f"jumps are made for {_PROCESSOR}, not for {architecture.name}"
     if architecture.convention == "Go":
@@ -338,13 +340,13 @@ def obstacle_to_module(architecture: Architecture) -> str | None:
 
 
 class Eligibility:
-    """What speaks against handlers of one program in the process, probepoint by probepoint."""
+    """Check of a program's probepoints for reasons against handlers in the process."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
 
     def obstacle_to(self, probe: Probepoint) -> str | None:
-        """Return why the handler of a probepoint cannot run in the process, None if nothing speaks against it."""
+        """Return the reason why the handler of a probepoint cannot run in the process; None if there is none."""
         program = self._program
         if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
             return "it is not about an instruction"
@@ -368,9 +370,9 @@ class Eligibility:
 
     def _obstacle_to_stacks(self, executed: Sequence[ProgramInstruction]) -> str | None:
         """
-        Return why the call stacks that instructions take cannot be those of a copy of the stack, None if nothing is.
+        Return the reason why call stacks cannot be unwound from a copy of the stack; None if they can.
 
-        The copy is made when the handler has ended, and followed later.
+        The copy is made when the handler has ended, and unwound later.
         """
         program = self._program
         tables = {i.operand for i in executed if (table := _table_of(i, program)) is not None and table.has_user_stack}
@@ -388,7 +390,7 @@ class Eligibility:
 
     @cached_property
     def _looked_at(self) -> frozenset[object]:
-        """The tables with which some handler does something else than to count in them."""
+        """The tables that some handler uses otherwise than to count in them."""
         return frozenset(
             instruction.operand
             for code in self._program.bodies()
@@ -398,51 +400,51 @@ class Eligibility:
 
 
 def trial_before(program: Program, probe: Probepoint) -> Trial | str | None:
-    """Return what is tried before the handler of a probepoint; None if nothing is to be, or why it cannot be."""
+    """Return the trial before the handler of a probepoint; None if it needs none, or the reason against one."""
     if probe.at_return or program.keeps_log_on_fault(probe.definition):
         return None
     return trial_of(probe.instruction.raw)
 
 
 def may_divert(program: Program, probe: Probepoint) -> bool:
-    """Return whether a handler may end so that the probed instruction does not follow."""
+    """Return True if a handler may end so that the probed instruction is not executed."""
     return any(each.row.syntax in _DIVERTING for each in executed_instructions(program, probe.definition))
 
 
 def obstacle_in_process(assembled: Assembled, facts: ProcessFacts) -> str | None:
-    """Return why the code of a handler cannot run in a process, None if nothing speaks against it."""
+    """Return the reason why the code of a handler cannot run in a process; None if there is none."""
     if facts.tid_place is None and asks_for_thread(assembled):
         return "nobody knows where its threads have their ids"
     return None
 
 
 def asks_for_thread(assembled: Assembled) -> bool:
-    """Return whether a handler wants to know the ids of its process and thread."""
+    """Return True if a handler reads the ids of its process and thread."""
     call = Class.JMP | Jump.CALL
     return any(insn.opcode == call and insn.imm == Helper.GET_CURRENT_PID_TGID for insn in assembled.code)
 
 
 def _has_names(instruction: ProgramInstruction, program: Program) -> bool:
-    """Return whether an instruction puts numbers into a table that has process names as keys."""
+    """Return True if an instruction adds to a table that has process names as keys."""
     table = _table_of(instruction, program)
     return table is not None and any(key.kind is KeyKind.COMM for key in table.keys)
 
 
 def _table_of(instruction: ProgramInstruction, program: Program) -> Table | None:
-    """Return the table that an instruction is about, None if it is about none."""
+    """Return the table that an instruction operates on; None if it operates on none."""
     return table_of(instruction.operand, program.tables) if instruction.row.group is Group.TABLE else None
 
 
 _ROOM = 512
-"""Bytes of a trampoline, about."""
+"""Approximate size of a trampoline in bytes."""
 _SOMEWHERE = 0x7F00_0000_0000
+"""A typical load address of a library."""
 _BEFORE_HEAP = 512 << 20
-"""How far behind a program its heap begins: up to 1 GiB, or 32 MiB with kernels before Linux 6.9."""
-"""Where a library may be."""
+"""Assumed distance in bytes from a program to its heap: up to 1 GiB, or 32 MiB with kernels before Linux 6.9."""
 
 
 def probe_notes(program: Program, resolved: ResolvedModule) -> dict[int, str]:
-    """Return how the probepoints of a module are probed, by their places among these; those that are about code."""
+    """Return the methods for those probepoints of a module that are in code, by their indices."""
     probes = {number: probe for number, probe in enumerate(resolved.probepoints) if probe.is_in_code}
     whole = obstacle_to_program(program) or obstacle_to_module(resolved.architecture)
     eligibility = Eligibility(program)
@@ -458,7 +460,7 @@ def probe_notes(program: Program, resolved: ResolvedModule) -> dict[int, str]:
 
 
 def _places(probe: Probepoint) -> Iterator[int]:
-    """Give the link addresses of the instructions that get jumps."""
+    """Iterate over the link addresses of the instructions that get jumps."""
     if not probe.at_return:
         yield probe.instruction.address
         return
@@ -466,7 +468,7 @@ def _places(probe: Probepoint) -> Iterator[int]:
 
 
 def _methods(resolved: ResolvedModule, places: set[int]) -> dict[int, Method | str]:
-    """Return by which method there is a jump at each place, or why by none."""
+    """Return the method of the jump at each place, or the reason why there is none."""
     module = resolved.module
     segments = module.elf.load_segments
     bias = _SOMEWHERE if module.elf.is_pie_or_shared else 0
@@ -486,7 +488,7 @@ def _methods(resolved: ResolvedModule, places: set[int]) -> dict[int, Method | s
 
 
 def note_of(found: Sequence[Method | str]) -> str:
-    """Return how all places of a probepoint are probed."""
+    """Return the note about the methods at all places of a probepoint."""
     reasons = [each for each in found if isinstance(each, str)]
     if reasons:
         return f"by a breakpoint: {reasons[0]}"

@@ -1,5 +1,5 @@
 """
-The handlers of one program that run in probed processes: the client's side of ``engines.ptrace.client.program_run``.
+Handlers of one program in probed processes: the client's side of ``engines.ptrace.client.program_run``.
 
 ::
 
@@ -60,9 +60,10 @@ _ENDING = ("remove", "exit <code>")
 
 class InlineHandlers:
     """
-    The handlers of one program; ``items`` are those of its records.
+    Handlers of one program; ``items`` are the header items of its records.
 
-    ``borrowed`` is what they use of other programs', ``why_not`` speaks against all, ``images`` is of what was mapped.
+    ``borrowed`` is the state of other programs that they use. ``why_not`` is a reason against all of them, and
+    ``images`` records the mappings of processes.
     """
 
     def __init__(
@@ -83,44 +84,44 @@ class InlineHandlers:
         self._maps: HandlerMaps | None = None
         self._pieces: dict[int, tuple[Piece, ...] | str] = {}
         self._waiting: dict[int, set[int]] = {}
-        """The probepoints, by process, for which memory is asked for."""
+        """The probepoints, by process, for which shared memory was requested."""
         self._memories: dict[int, MemoryShared] = {}
         self._families = Families()
         self._postponed = Postponed()
         self._planned: dict[int, list[SitePatch]] = {}
-        """The jumps that were asked for, by process: a copy has those of its parent."""
+        """The requested jumps, by process; a copy of a process has the jumps of its parent."""
         self._sites: dict[ModuleKey, dict[int, PlannedSite]] = {}
-        """What runs at addresses of a module."""
+        """The sites in each module, by address."""
         self._writers = CodeWriters(borrowed)
         self._rank = 0
         self._neighbours: Callable[[], Iterable[object]] = tuple
-        """Who else there is with handlers in the same processes."""
+        """The function that returns the other programs with handlers in the same processes."""
         self._hits: HandlerHits | None = None
         self._is_closed = False
         self._limits: dict[int, tuple[int, int]] = {}
         """The ``passcount`` and ``maxhits`` of probepoints."""
         self._probe_count = 0
-        """More than the number of each probepoint with handlers in processes."""
+        """A bound above the number of each probepoint with handlers in processes."""
         self._ending: set[int] = set()
         """The probepoints that may have a last hit."""
         self.refused: dict[int, str] = {}
-        """Why probepoints have breakpoints and no jumps."""
+        """The reasons why probepoints have breakpoints and no jumps."""
         self.jumps: dict[int, set[str]] = {}
-        """The probepoints that have jumps, and how these got their bytes."""
+        """The probepoints that have jumps, and the methods of these."""
         self._asked: dict[int, dict[int, str]] = {}
-        """The same of what was asked for, by process."""
+        """The methods of requested jumps, by process and probepoint."""
 
     @property
     def plan(self) -> StatePlan | None:
-        """Where others find the state."""
+        """The layout of the state, for other programs."""
         return None if self.state is None else self.state.plan
 
     def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
-        """Take notice of the place in the order of programs, and of who gives those beside this one."""
+        """Set the rank among the programs, and the function that returns the programs beside this one."""
         self._rank, self._neighbours = rank, neighbours
 
     def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
-        """Return those of some probepoints for which jumps will be asked for when they are placed."""
+        """Return those probepoints for which jumps will be requested when they are placed."""
         if self._is_closed:
             return frozenset()
         return frozenset(probe for probe in probes if self._pieces_of(probe, answers))
@@ -128,7 +129,7 @@ class InlineHandlers:
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:
-        """Take notice of breakpoints in a process; return what to ask of the tracer."""
+        """Handle breakpoints placed in a process; return the request to the tracer."""
         wanted = self.native_probes(probes, answers)
         if not wanted:
             return None
@@ -140,7 +141,7 @@ class InlineHandlers:
         return None if is_asked else self._share(program, pid)
 
     def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
-        """Take notice of memory that a process has mapped; return what to ask next."""
+        """Handle memory that a process has mapped; return the next request."""
         wanted = self._waiting.pop(message.pid, set())
         if self._is_closed:
             return None
@@ -155,13 +156,13 @@ class InlineHandlers:
         return self._plan(message, wanted, answers)
 
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
-        """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
+        """Handle jumps that were written; return a new request to the tracer if the last one failed."""
         refused = message.refused_of(program)
         if (message.is_outdated or message.is_occupied) and self._maps is not None:
             if message.is_outdated:
                 self.left(message.pid)
             else:
-                self._writers.forget(self._families.of(message.pid))  # new ones look at what is mapped now
+                self._writers.forget(self._families.of(message.pid))  # new writers read the current mappings
             self._waiting.setdefault(message.pid, set()).update(refused)
             return self._share(program, message.pid)
         for probe in message.probes_of(program):
@@ -171,13 +172,13 @@ class InlineHandlers:
         return None
 
     def copied(self, pid: int, parent: int) -> None:
-        """Take notice that a process has a copy of its parent's memory, jumps and all."""
+        """Note that a process has a copy of its parent's memory, with its jumps."""
         self._families.copied(pid, parent)
         if parent in self._planned:
             self._planned[pid] = list(self._planned[parent])
 
     def left(self, pid: int) -> None:
-        """Take notice that a process has ended, or executes another program: nothing of it is needed any more."""
+        """Forget a process that has ended, or executes another program."""
         for known in (self._memories, self._planned, self._asked):
             known.pop(pid, None)
         self._postponed.forget(pid)
@@ -188,24 +189,24 @@ class InlineHandlers:
 
     @property
     def is_due(self) -> bool:
-        """Whether something is to be asked of the tracer because it is time to."""
+        """True if a postponed request to the tracer is due."""
         return not self._is_closed and self._postponed.is_due
 
     def due(self, answers: Answers) -> PatchSites | None:
-        """Return what is to be asked of the tracer because it is time to."""
+        """Return the postponed request to the tracer that is due; None if there is none."""
         found = None if self._is_closed else self._postponed.take_due()
         memory = None if found is None else self._memories.get(found[0])
         return None if found is None or memory is None else self._plan(memory, found[1], answers)
 
     def told(self, identity: ThreadIdentity) -> None:
-        """Take notice of what a thread is called, and whose it is."""
+        """Record the name of a thread and its owner, which the tracer reported."""
         if self._hits is not None:
             self._hits.told(identity)
 
     # Planning
 
     def _pieces_of(self, probe: int, answers: Answers) -> tuple[Piece, ...]:
-        """Return what runs in the process for a probepoint; nothing if that cannot be."""
+        """Return the code that runs in the process for a probepoint; nothing if that is impossible."""
         found = self._pieces.get(probe)
         if found is None:
             found = self._writer.pieces(probe, answers.probes[probe], answers.compiled.get(probe))
@@ -239,12 +240,12 @@ class InlineHandlers:
         try:
             mappings = mappings_of(memory.pid)
         except DprobesError as error:
-            self.refused |= dict.fromkeys(wanted, str(error))  # it has ended, or maps too much
+            self.refused |= dict.fromkeys(wanted, str(error))  # it has ended, or has too many mappings
             return None
         knows_threads = tid_place_in(memory.pid, mappings) is not None
         asks = not knows_threads and any(self._asks_for_thread(probe) for probe in wanted)
         if asks and self._postponed.add(memory.pid, wanted):
-            return _Request().message(memory, sorted(wanted))  # meanwhile there are breakpoints
+            return _Request().message(memory, sorted(wanted))  # breakpoints serve them meanwhile
         self._postponed.drop(memory.pid, wanted)
         by_file: dict[tuple[int, int], list[int]] = {}
         for probe in sorted(wanted):
@@ -307,7 +308,7 @@ class InlineHandlers:
         request.pages += writer.new_regions()
 
     def _take(self, made: PlannedJumps, mine: ModulePlan, request: _Request) -> None:
-        """Put planned jumps into a request; note why others cannot be."""
+        """Add planned jumps to a request; note the reasons against the others."""
         for address, reason in made.refused.items():
             if address in mine.planned:
                 self.refused |= dict.fromkeys(mine.planned[address].probes_of(mine.program), reason)
@@ -317,12 +318,12 @@ class InlineHandlers:
         request.patches += made.patches
 
     def _plans_beside(self, pid: int, file: tuple[int, int], bias: int) -> list[ModulePlan]:
-        """Return what other programs have planned in a module of a process."""
+        """Return the plans of other programs in a module of a process."""
         plans = (each.plan_in(pid, file, bias) for each in self._neighbours() if isinstance(each, InlineHandlers))
         return [plan for plan in plans if plan is not None]
 
     def plan_in(self, pid: int, file: tuple[int, int], bias: int) -> ModulePlan | None:
-        """Return what is planned in a module of a process, if anything is."""
+        """Return the plan in a module of a process; None if there is none."""
         memory = self._memories.get(pid)
         if memory is None or self._is_closed:
             return None
@@ -333,40 +334,40 @@ class InlineHandlers:
         return ModulePlan(memory.program, self._rank, memory.page, dict(self._sites[key]), writer)
 
     def note_asked(self, pid: int, patch: SitePatch) -> None:
-        """Take notice that another program has asked for a jump, which may be for probepoints of this one as well."""
+        """Record that another program has requested a jump, which may be for probepoints of this one as well."""
         memory = self._memories.get(pid)
         if memory is not None:
             for probe in (probe for number, probe in patch.probes if number == memory.program):
                 self._asked.setdefault(pid, {}).setdefault(probe, patch.method)
 
-    # What has happened
+    # Results
 
     def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
-        """Return the records that have come, each with its probepoint, and the probepoints that had their last hit."""
+        """Return the records that have arrived, each with its probepoint, and the probepoints after their last hit."""
         return ([], []) if self._hits is None else self._hits.take(is_over=is_over)
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much has come that there is more already."""
+        """True if so much has arrived that more is waiting already."""
         return self._hits is not None and not self._is_closed and self._hits.is_busy
 
     def to_be_released(self, program: int) -> ReleaseMemory | None:
-        """Return what to ask of the tracer if handlers seem to have left something that others wait for."""
+        """Return the request to release what handlers seem to have abandoned while others wait for it; else None."""
         words = None if self._hits is None else self._hits.to_be_released()
         return None if words is None else ReleaseMemory(program, words)
 
     def released(self, message: MemoryReleased) -> None:
-        """Take notice of the answer."""
+        """Handle the answer to the request for release."""
         if self._hits is not None:
             self._hits.released(is_done=message.is_done)
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
-        """Add what happened without the tracer."""
+        """Add the counts of hits without the tracer."""
         if self._hits is not None:
             self._hits.add_counts(counts, self.jumps, self._limits)
 
     def notices(self) -> Iterator[Notice]:
-        """Iterate over what a user should hear at the end: why probepoints have had breakpoints all the time."""
+        """Iterate over the notices at the end: lost records, damaged memory, and reasons for breakpoints."""
         if self._hits is not None and (unfinished := self._hits.unfinished):
             what = "a record is" if unfinished == 1 else f"{unfinished} records are"
             yield Notice(
@@ -379,26 +380,26 @@ class InlineHandlers:
             yield refusal_notice(reasons)
 
     def disable(self) -> None:
-        """Let no handler run any more, as the tracer is gone that sees to their faults."""
+        """Disable all handlers, because the tracer, which handles their faults, is gone."""
         if self._maps is not None:
             for probe in self._pieces:
                 self._maps.disable(probe)
 
     def remove(self, pids: Iterable[int]) -> int:
-        """Put the bytes of files back wherever a jump is in the memory of processes; return how many there were."""
+        """Restore the bytes of files wherever a jump is in the memory of processes; return the number of jumps."""
         if not self._planned:
             return 0
         from dprobes.engines.ptrace.client.outside_removal import remove_jumps
 
         everything = [patch for patches in self._planned.values() for patch in patches]
-        # Nothing was said of a process that was forked when the tracer was killed.
+        # There was no message about a process that was forked when the tracer was killed.
         return sum(remove_jumps(pid, self._planned.get(pid, everything)) for pid in pids)
 
     def close(self) -> None:
         """
-        Let handlers do nothing any more, and give up all but the state, which may be looked at; counts remain.
+        Stop all handlers, and release everything but the state, which stays readable; counts remain.
 
-        Nothing is asked of the tracer from now on.
+        There are no requests to the tracer from now on.
         """
         self._is_closed = True
         self._maps = None
@@ -407,7 +408,7 @@ class InlineHandlers:
 
 
 class _Request:
-    """What is asked of the tracer for one process, as it is put together."""
+    """Request to the tracer for one process, while it is assembled."""
 
     def __init__(self) -> None:
         self.memories: dict[int, int] = {}
@@ -418,26 +419,26 @@ class _Request:
         self.patches: list[SitePatch] = []
 
     def message(self, memory: MemoryShared, postponed: Sequence[int] = ()) -> PatchSites:
-        """Return it as a message; jumps of ``postponed`` probepoints have to wait."""
+        """Return the request as a message; jumps of ``postponed`` probepoints have to wait."""
         parts = tuple(self.pages), tuple(self.code), tuple(self.fixups), tuple(self.patches)
         memories = tuple(({memory.program: memory.page} | self.memories).items())
         return PatchSites(memory.program, memory.pid, memories, *parts, tuple(postponed))
 
 
-# The engine: a tracer places breakpoints, and jumps to handlers in the process take their place where that is possible.
+# The engine: a tracer places breakpoints, and jumps to handlers in the process replace them where that is possible.
 #
-# So it can do whatever the ptrace engine can, which serves what no jump is good for.
+# So the engine has all capabilities of the ptrace engine, which serves the probepoints that cannot have a jump.
 
 
 class InlineEngine(PtraceEngine):
-    """The engine that runs handlers in the probed process."""
+    """Engine that runs handlers in the probed process."""
 
     name = "inline"
 
     def session(self, job: Job) -> PtraceSession:
-        """Return the session, which has not begun."""
+        """Return the session of a job; it has not begun."""
         if job.images is None and takes_user_stacks(job.program):
-            job = replace(job, images=ProcessImages())  # what has ended is followed by the files that it had mapped
+            job = replace(job, images=ProcessImages())  # ended processes are unwound with their former files
         session = super().session(job)
         program, principal, why_not = job.program, None, None
         if job.principal is not None and (program.vars or program.cvars or program.tvars or program.tables):
@@ -450,12 +451,12 @@ class InlineEngine(PtraceEngine):
 
 
 def _state_of(session: object) -> SharedState | None:
-    """Return what handlers in processes have of a session's variables and tables."""
+    """Return the shared state of a session's variables and tables; None if it has none."""
     native = session.native if isinstance(session, PtraceSession) else None
     state = None if native is None else native.state
     return state if isinstance(state, SharedState) else None
 
 
 def engine_for(options: EngineOptions, scope: Scope) -> InlineEngine:  # noqa: ARG001 - the registry's signature
-    """Return the engine for what a user says."""
+    """Return the engine for the given options."""
     return InlineEngine(options)

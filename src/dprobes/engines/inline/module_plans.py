@@ -1,9 +1,10 @@
 """
-What programs have in one module of a process, and which instructions they have to plan together.
+Plans of programs for one module of a process, and the instructions that they must plan together.
 
-A jump over instructions that several programs probe leads to the handlers of all; one that is close to the jump of
-another program may need its bytes. So whoever plans last plans for all whose instructions are near, in memory of its
-own: who goes then leaves to the others what they had before, or is switched off.
+A jump over instructions that several programs probe leads to the handlers of all of them. A jump that is close to one
+of another program may need its bytes. So the last program to plan does so for all programs with instructions nearby, in
+memory of its own. When a program ends, the others get back the jumps that they had before, or its handlers are switched
+off.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ __all__ = [
 
 def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: ModuleCode, program: int) -> SitePatch:
     """
-    Return the request for a jump to what is ``planned`` at instructions, by their addresses; its code is a program's.
+    Return the request for a jump to the handlers that are ``planned`` at instructions, by address.
 
-    Of a jump that lies in two pages, the part in the second one comes first: until it is complete, a breakpoint stands
-    where it begins.
+    The trampoline is code of ``program``. If a jump lies in two pages, the part in the second one is written first;
+    until the jump is complete, a breakpoint stands at its beginning.
     """
     plan = jump.placement.plan
     code = module.around(plan.start)
     assert code is not None
     start, end = min(plan.start, *jump.sites), plan.start + len(plan.raw)
     writes = [piece for write in jump.placement.writes for piece in _pieces(write.address, write.data)]
-    # A mark for indirect branches before it loses its breakpoint.
+    # An ``endbr64`` before the jump loses its breakpoint.
     writes += [(site, _bytes(code.original, code, site, site + 1)) for site in jump.sites if site < plan.start]
     shared = plan.start + plan.written
     return SitePatch(
@@ -81,7 +82,7 @@ def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: Mod
 
 
 def _ending(planned: PlannedSite) -> int:
-    """Return the program whose handler may end so that the instruction does not follow: it is alone then."""
+    """Return the program whose handler may divert; it is the only one there."""
     return planned.pieces[0].program
 
 
@@ -91,7 +92,7 @@ def _switch(switch: CodeSwitch, site: int, planned: PlannedSite) -> PatchSwitch:
 
 
 def _pieces(address: int, data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Give the parts of bytes that lie in one page each, the last one first."""
+    """Iterate over the parts of bytes that lie in one page each, the last one first."""
     cut = PAGE_SIZE - address % PAGE_SIZE
     if cut < len(data):
         yield address + cut, bytes(data[cut:])
@@ -102,10 +103,10 @@ def _bytes(data: bytes | bytearray, code: CodeBytes, start: int, end: int) -> by
     return bytes(data[start - code.start : end - code.start])
 
 
-# The trials in one process: there are none where memory of devices is mapped.
+# Trials in one process: none where memory of devices is mapped.
 #
-# What reads such memory may change it, so that nothing may be read there in vain. The kernel says in ``smaps`` which
-# mappings are such; only files of some places can have them.
+# A read of such memory may change it, so a trial must not read it. ``smaps`` shows which mappings are of this kind;
+# only files in some directories can have them.
 
 
 _DEVICES = "its instruction may fault, which cannot be tried where memory of devices is mapped"
@@ -119,13 +120,13 @@ _DISTURBS = "it is there for another probepoint as well, whose handler changes r
 _PLACES = ("/dev/", "/sys/", "/proc/", "/dmabuf", "anon_inode:")
 _MEMORY = ("/dev/shm/", "/dev/zero", "/dev/hugepages/")  # noqa: S108 - nothing is opened there
 _FLAGS = frozenset(("io", "pf"))
-"""Memory-mapped input and output, and pages that are no memory (Documentation/filesystems/proc.rst, VmFlags)."""
+"""Memory-mapped input and output, and pages without struct page (Documentation/filesystems/proc.rst, VmFlags)."""
 
 
 def process_trials(
     sites: MappingOf[int, PlannedSite], pid: int, mappings: Iterable[MemoryMapping]
 ) -> dict[int, Trial | str]:
-    """Return what comes before handlers, by the addresses of instructions in a process, or why it cannot."""
+    """Return the trials before handlers, by the addresses of instructions in a process, or the reasons against them."""
     found: dict[int, Trial | str] = {}
     for address, planned in sites.items():
         pieces = planned.pieces
@@ -144,7 +145,7 @@ def process_trials(
 
 
 def _disturbs(handlers: Sequence[Footprint]) -> bool:
-    """Return whether one of several handlers would see another register than that of the hit (``probe_hits``)."""
+    """Return True if one of several handlers would read a register that another has changed (``probe_hits``)."""
     changed: set[int] = set()
     for each in handlers:
         if not changed.isdisjoint(each.reads):
@@ -154,13 +155,13 @@ def _disturbs(handlers: Sequence[Footprint]) -> bool:
 
 
 def _may_change(assembled: Assembled) -> bool:
-    """Return whether a handler may change registers or memory of the program."""
+    """Return True if a handler may change registers or memory of the program."""
     writing = Class.JMP | Jump.CALL, Helper.PROBE_WRITE_USER
     return bool(footprint(assembled).writes) or any((insn.opcode, insn.imm) == writing for insn in assembled.code)
 
 
 def has_device_memory(pid: int, mappings: Iterable[MemoryMapping]) -> bool:
-    """Return whether a process has mapped memory of a device; of one that cannot be asked it is assumed."""
+    """Return True if a process has mapped memory of a device, or if that cannot be read."""
     suspected = {m.start for m in mappings if m.path.startswith(_PLACES) and not m.path.startswith(_MEMORY)}
     if not suspected:
         return False
@@ -172,21 +173,21 @@ def has_device_memory(pid: int, mappings: Iterable[MemoryMapping]) -> bool:
 
 
 def _flags_of(text: str, start: int) -> frozenset[str]:
-    """Return the flags of the mapping that begins at an address, in the text of ``smaps``."""
+    """Return the flags of the mapping that begins at an address, from the text of ``smaps``."""
     _, found, rest = f"\n{text}".partition(f"\n{start:08x}-")
     _, _, flags = rest.partition("\nVmFlags:")
     return frozenset(flags.partition("\n")[0].split()) if found else frozenset()
 
 
 NEAR = 32
-"""Bytes between instructions whose jumps may be in each other's way: what one displaces is shorter."""
+"""Distance in bytes up to which the jumps of two instructions may conflict; displaced code is shorter."""
 
 
 class ModulePlan(NamedTuple):
     """
-    What a program has ``planned`` in a module of a process, by the addresses of instructions, and its ``writer``.
+    Plan of a program for a module of a process: ``planned`` sites by address, and the ``writer``.
 
-    The ``page`` says which process it is (``PatchSites``), and the ``rank`` in which order programs were inserted.
+    ``page`` identifies the process (``PatchSites``), and ``rank`` is the program's position in the order of insertion.
     """
 
     program: int
@@ -197,7 +198,7 @@ class ModulePlan(NamedTuple):
 
 
 class PlannedJumps(NamedTuple):
-    """Jumps, and why there are none at some instructions."""
+    """Planned jumps, and the reasons why some instructions have none."""
 
     jumps: list[PlacedJump]
     patches: list[SitePatch]
@@ -205,7 +206,7 @@ class PlannedJumps(NamedTuple):
 
 
 def sites_together(wanted: Iterable[int], plans: Sequence[ModulePlan]) -> frozenset[int]:
-    """Return the instructions near some ``wanted`` ones, if several of the programs have such; else nothing."""
+    """Return the instructions near ``wanted`` ones, if several programs have instructions there; else nothing."""
     if len(plans) == 1:
         return frozenset()
     owners: dict[int, set[int]] = {}
@@ -281,7 +282,7 @@ def _planned(
 
 
 def _merged(groups: Iterable[frozenset[int]]) -> list[frozenset[int]]:
-    """Return groups that have nothing in common, each of those that have."""
+    """Return disjoint groups: those with common elements are merged."""
     found: dict[int, frozenset[int]] = {}
     for group in groups:
         whole = group.union(*(found[address] for address in group if address in found))

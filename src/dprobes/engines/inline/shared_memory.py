@@ -1,7 +1,7 @@
 """
-Hash tables in shared memory (``native.routines.shared_hash_table``): the tool's side.
+Memory that handlers share with the tool: regions, arrays and hash tables (``native.routines.shared_hash_table``).
 
-The tool changes them by the very routines that handlers call, which it runs itself.
+The tool changes hash tables with the same routines that handlers call, which it executes itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Region", "SharedArray", "SharedHash", "Words", "own_function"]
 
 
 class Words:
-    """Memory of ours, which costs nothing where nobody has been, as bytes and as words."""
+    """Private zeroed memory, as bytes and as words; pages that were never touched take no memory."""
 
     def __init__(self, size: int) -> None:
         self.memory = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -45,7 +45,7 @@ class Words:
         self.words = self._view.cast("Q")
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the memory."""
         self.words.release()
         self._view.release()
         self.memory.close()
@@ -56,9 +56,9 @@ _ARGUMENTS = 5
 
 def own_function(assembled: Assembled, calls: Mapping[Helper, Assembled] | None = None) -> Callable[..., int]:
     """
-    Return a routine, which ``calls`` others, as a function of five words to a word.
+    Return a routine, which ``calls`` others, as a function of five words that returns a word.
 
-    Its code does not depend on where it stands, and is mapped as long as the function is there.
+    The code is position-independent, and mapped as long as the function exists.
     """
     asm = X86Operations()
     plain = Surroundings({}, {}, {})
@@ -78,10 +78,10 @@ def own_function(assembled: Assembled, calls: Mapping[Helper, Assembled] | None 
 
 class Region:
     """
-    So many bytes of memory, which begin as zeros.
+    Shared memory of ``size`` bytes, zeroed at first.
 
-    ``place`` is the address at which a probed process has it; this process has it elsewhere. Parts are handed out until
-    there is no more room, which is an error of who made it too small.
+    ``place`` is its address in a probed process, which differs from the one in this process. Parts are allocated until
+    there is no more room; a region that is too small is an error of its creator.
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
@@ -94,7 +94,7 @@ class Region:
 
     @property
     def own_address(self) -> int:
-        """The address at which this process has it."""
+        """The address of the region in this process."""
         first = ctypes.c_char.from_buffer(self.mapping)
         try:
             return ctypes.addressof(first)
@@ -102,7 +102,7 @@ class Region:
             del first
 
     def take(self, size: int, alignment: int = 64) -> int:
-        """Return the offset of a part of ``size`` bytes."""
+        """Return the offset of a new part of ``size`` bytes."""
         start = -(-self._used // alignment) * alignment
         if start + size > self.size:
             raise NotSupportedError(f"{size} bytes do not fit into the memory that handlers share with the tool")
@@ -110,12 +110,12 @@ class Region:
         return start
 
     def view(self, offset: int, size: int) -> memoryview:
-        """Return bytes of it, to be released before the region."""
+        """Return a view of bytes of the region, which must be released before the region."""
         with memoryview(self.mapping) as whole:
             return whole[offset : offset + size]
 
     def close(self) -> None:
-        """Give it up here; processes that map it go on with it."""
+        """Release the region here; processes that map it keep it."""
         self.mapping.close()
         self._closing()
 
@@ -127,7 +127,7 @@ class Region:
 
 
 class SharedArray:
-    """An array of values; elements begin at multiples of ``stride``. Views must be released before the region."""
+    """Array of values; elements begin at multiples of ``stride``. Views must be released before the region."""
 
     def __init__(self, region: Region, value_size: int, entries: int = 1) -> None:
         self.stride = value_size + 7 & ~7
@@ -140,17 +140,17 @@ class SharedArray:
 
     @property
     def place(self) -> MapPlace:
-        """Where the probed process has it."""
+        """The place of the array in the probed process."""
         return MapPlace(self._region.place + self._offset, stride=self.stride)
 
     @property
     def own_address(self) -> int:
-        """Where this process has it."""
+        """The address of the array in this process."""
         return self._region.own_address + self._offset
 
     @property
     def elements(self) -> range:
-        """Where in the region the elements are."""
+        """The offsets of the elements in the region."""
         return range(self._offset, self._offset + self._size, self.stride)
 
     def close(self) -> None:
@@ -161,12 +161,12 @@ class SharedArray:
 
 _STATE = 8
 _SEEN = 1024
-"""Slots that are copied at a time where all are looked at."""
+"""Number of slots that an iteration copies at a time."""
 
 
 @lru_cache(256)
 def _routine(helper: Helper, shape: TableShape) -> Callable[..., int]:
-    """Return a routine as a function of this process; what it returns is unsigned only where it is an address."""
+    """Return a routine as a function of this process; the result is signed unless it is an address."""
     function = own_function(hash_routine(helper, shape))
     if helper is Helper.MAP_LOOKUP_ELEM:
         return function
@@ -174,23 +174,23 @@ def _routine(helper: Helper, shape: TableShape) -> Callable[..., int]:
 
 
 class SharedHash:
-    """A hash table; keys and values are bytes of the sizes that ``shape`` says."""
+    """Hash table; ``shape`` has the sizes of its keys and values."""
 
     def __init__(self, region: Region, shape: TableShape) -> None:
         self.shape = shape
         self._region = region
         self._offset = region.take(shape.size)
         self._stuck: list[int] = []
-        """Locks that were waited for in vain."""
+        """The offsets of locks for which a wait has failed."""
 
     @property
     def place(self) -> MapPlace:
-        """Where the probed process has it."""
+        """The place of the table in the probed process."""
         return MapPlace(self._region.place + self._offset, MapShape.HASH)
 
     @property
     def locks(self) -> range:
-        """Where in the region the words are that are not 0 while somebody has the lock of some slots."""
+        """The offsets in the region of the lock words, which are not 0 while a thread has the lock of some slots."""
         shape, first = self.shape, self._offset + self.shape.locks
         return range(first, first + BLOCK * (shape.capacity // shape.block), BLOCK)
 
@@ -198,8 +198,8 @@ class SharedHash:
         """
         Insert or delete a key, for which a lock is needed.
 
-        Whoever has one may be preempted, and is waited for; a probed process may also have it for ever. So nobody is
-        waited for once more as long as that lock is held.
+        A thread with the lock may be preempted, so there is a wait for the lock. A probed process may also hold it
+        forever. So after a failed wait there are no further ones until those locks are free.
         """
         memory = self._region.mapping
         self._stuck = [place for place in self._stuck if memory[place]]
@@ -211,13 +211,13 @@ class SharedHash:
         return result
 
     def _call(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
-        # Buffers of each call: several threads may look at once.
+        # Each call has its own buffers, because several threads may look up keys at once.
         named, given = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value)
         table = self._region.own_address + self._offset
         return _routine(helper, self.shape)(table, ctypes.addressof(named), ctypes.addressof(given), flags)
 
     def address_of(self, key: bytes) -> int:
-        """Return where the value of a key is in this process, 0 if the key is not there."""
+        """Return the address of the value of a key in this process, 0 if the key is not there."""
         return self._call(Helper.MAP_LOOKUP_ELEM, key)
 
     def __getitem__(self, key: bytes) -> bytes:
@@ -229,11 +229,11 @@ class SharedHash:
         return self._call(Helper.MAP_LOOKUP_ELEM, key) != 0
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
-        """Set a value; raise OSError if there is no room, or somebody has the lock and does not run."""
+        """Set a value; raise OSError if there is no room, or if a thread that does not run has the lock."""
         self._changed(self._change(Helper.MAP_UPDATE_ELEM, key, value))
 
     def add(self, key: bytes, value: bytes) -> bool:
-        """Set a value unless the key is there; return whether it was not."""
+        """Set a value unless the key is there; return True if it was not."""
         result = self._change(Helper.MAP_UPDATE_ELEM, key, value, NO_OVERWRITE)
         if result == -errno.EEXIST:
             return False
@@ -264,4 +264,4 @@ class SharedHash:
                     yield key
 
     def close(self) -> None:
-        """Do nothing: all of it belongs to the region."""
+        """Do nothing: all memory belongs to the region."""

@@ -1,8 +1,8 @@
 """
-What handlers in processes and those that the tracer interprets have in common: variables, tables, numbers of hits.
+State that handlers in processes share with those that the tracer interprets: variables, tables, numbers of hits.
 
-It is the first part of the memory that processes map. The tracer, which maps it as well, finds everything by the plan:
-who makes the same parts in the same order has them at the same places.
+It is the first part of the memory that processes map. The tracer maps it as well. The plan suffices to find everything:
+the same parts, allocated in the same order, have the same offsets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["PROBES_MAX", "SharedHits", "SharedState", "SharedStore", "SharedTabl
 
 
 class _SharedMaps:
-    """The maker of maps in a region."""
+    """Factory of maps in a region."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -56,23 +56,23 @@ class _SharedMaps:
         *,
         per_cpu: bool,
     ) -> SharedHash:
-        """Return a hash."""
+        """Return a hash table."""
         assert not per_cpu
         return SharedHash(self._region, TableShape(key_size, value_size, entries))
 
 
 class SharedTables(TableMaps[SharedArray, SharedHash]):
-    """The maps of the tables of a program."""
+    """Maps of the tables of a program."""
 
     keeps_stacks = True
 
     def __init__(self, tables: Sequence[Table], region: Region) -> None:
         super().__init__(tables, frozenset(range(len(tables))), 1, _SharedMaps(region))
         self.refused: dict[int, int] = {}
-        """The most keys at once, by the number of a table, whose value cannot be a count of hits."""
+        """The maximum number of keys seen at once with impossible counts of hits, by the number of a table."""
 
     def contents(self) -> tuple[TableContents, ...]:
-        """Return what the tables hold, without what no hits can have counted: a process can write anything there."""
+        """Return the contents of the tables, without impossible counts of hits: a process can write anything there."""
         most = counted_at_most()
         return tuple(self._without(number, each, most) for number, each in enumerate(super().contents()))
 
@@ -86,26 +86,26 @@ class SharedTables(TableMaps[SharedArray, SharedHash]):
 
 
 def counted_at_most() -> int:
-    """Return how many hits there may have been since the machine was started: each takes a nanosecond of a CPU."""
+    """Return the maximum number of hits since the machine was started: each takes a nanosecond of a CPU."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * (os.cpu_count() or 1)
 
 
 def tables_size(tables: Sequence[Table]) -> int:
-    """Return about how many bytes the maps of tables take."""
+    """Return the approximate size in bytes of the maps of tables."""
     hashes = (TableShape(table.key_size, 8 * table.value_cells, table.room).size for table in tables if table.keys)
     return sum(hashes) + sum(8 * (table.value_cells + 2) + 2 * HEAD_SIZE for table in tables)
 
 
 _CELL = 8
 _TRIES = 8
-"""How often a value is made that somebody else deletes at once."""
+"""Maximum number of insertions of a value that another thread deletes at once."""
 
 
 class SharedStore:
     """
-    The table with a number, in the ``maps`` of its program.
+    Table with the given number in the ``maps`` of its program.
 
-    What is added is added by one instruction, and the greater of two numbers is kept by one, so nobody's change is
+    One atomic instruction adds to a cell, and one keeps the greater of two numbers. So no change by another thread is
     lost.
     """
 
@@ -117,7 +117,7 @@ class SharedStore:
         self._lost = maps.maps[MapName.TABLES_LOST]
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Take a signed number in."""
+        """Tally a signed number under a key."""
         address = self._made(key)
         if not address:
             return
@@ -132,17 +132,17 @@ class SharedStore:
                     ctypes.c_uint64.from_address(place).value = number
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Take in what is kept, a string or a call stack."""
+        """Store a string or a call stack under a key."""
         if address := self._made(key):
             ctypes.memmove(address, value, _CELL * self.table.value_cells)
 
     def kept(self, key: bytes) -> bytes:
-        """Return what is kept under a key, zeros if there is nothing."""
+        """Return the string or call stack stored under a key, zeros if there is none."""
         address, size = self._found(key), _CELL * self.table.value_cells
         return ctypes.string_at(address, size) if address else bytes(size)
 
     def value(self, key: bytes) -> int:
-        """Return the number under a key (``keyed.table_layout.shown_value``), 0 if there is nothing."""
+        """Return the number under a key (``keyed.table_layout.shown_value``), 0 if there is none."""
         address = self._found(key)
         if not address:
             return 0
@@ -150,15 +150,15 @@ class SharedStore:
         return shown_value(self.table, (ctypes.c_uint64 * count).from_address(address)[:])
 
     def delete(self, key: bytes) -> None:
-        """Take a key out, if it is there."""
+        """Delete a key, if it is there."""
         self._all.change(TableChange(self._number, key, None))
 
     def clear(self) -> None:
-        """Take all keys out, and forget what was lost."""
+        """Delete all keys, and reset the count of lost ones."""
         self._all.change(TableChange(self._number, None))
 
     def contents(self) -> TableContents:
-        """Return what is there now."""
+        """Return the current contents."""
         return self._all.contents()[self._number]
 
     def _found(self, key: bytes) -> int:
@@ -168,7 +168,7 @@ class SharedStore:
         return self._map.own_address + _CELL * HEAD_CELLS if self._map.words[0] else 0
 
     def _made(self, key: bytes) -> int:
-        """Return the address of the value under a key, which is made if there is none; 0, and count, without room."""
+        """Return the address of the value under a key, inserted if it is missing; 0, and count a loss, without room."""
         if not isinstance(self._map, SharedHash):
             self._map.words[0] = 1
             return self._found(key)
@@ -185,16 +185,16 @@ class SharedStore:
 
 
 PROBES_MAX = 1 << 14
-"""How many probepoints of a program handlers in processes can count."""
+"""Maximum number of probepoints of a program whose hits handlers in processes can count."""
 
 _THREADS, _THREADS_SIZE = 1 << 12, 1 << 22
-"""How many threads can have variables, and in how many bytes at most."""
+"""Maximum number of threads with variables, and the maximum size of these in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
     """
-    The contents of the memory behind ``descriptor``, ``size`` bytes; ``cpus`` is a power of two.
+    Layout of the memory of ``descriptor``, ``size`` bytes; ``cpus`` is a power of two.
 
     ``variables`` are the numbers of local, global, per-CPU and per-thread variables.
     """
@@ -206,12 +206,12 @@ class StatePlan:
     tables: tuple[Table, ...]
 
     def opened(self, descriptor: int) -> SharedState:
-        """Return the state; ``descriptor`` is the file in this process, which belongs to the state from now on."""
+        """Return the state; it takes ownership of ``descriptor``, the file in this process."""
         return SharedState(Region(self.size, descriptor), self.cpus, self.variables, self.tables)
 
 
 class SharedState:
-    """The state of one program at the beginning of a region."""
+    """State of one program at the beginning of a region."""
 
     def __init__(
         self, region: Region, cpus: int, variables: tuple[int, int, int, int], tables: Sequence[Table]
@@ -221,7 +221,7 @@ class SharedState:
         self._cpu_count = variables[2]
         local, of_all, of_cpu, of_thread = variables
         self.mark = SharedArray(region, ROBUST_LIST_SIZE)
-        """That of a ``LifeMark``, the first part of all: so others find it who know nothing of the rest."""
+        """The array of the ``LifeMark``: the first part, so that processes find it that do not know the others."""
         self.probes = SharedArray(region, PROBE_ENTRY_SIZE, PROBES_MAX)
         self._arrays = {
             MapName.PROBES: self.probes,
@@ -237,19 +237,19 @@ class SharedState:
 
     @classmethod
     def size_of(cls, cpus: int, program: Program) -> int:
-        """Return about how many bytes the state of a program takes."""
+        """Return the approximate size in bytes of the state of a program."""
         size = PROBES_MAX * PROBE_ENTRY_SIZE + tables_size(program.tables)
         size += _CELL * (program.vars + program.gvars + cpus * power_of_two(program.cvars))
         return size + (_threads_shape(program.tvars).size if program.tvars else 0)
 
     @property
     def plan(self) -> StatePlan:
-        """What others have to know to find it."""
+        """The layout for other processes."""
         return StatePlan(self.region.descriptor, self.region.size, *self._plan)
 
     @property
     def maps(self) -> Mapping[MapName, SharedArray | SharedHash]:
-        """The parts by what handlers call them."""
+        """The parts by the names of their maps."""
         found: dict[MapName, SharedArray | SharedHash] = dict(self._arrays)
         if self._threads is not None:
             found[MapName.THREAD_VARIABLES] = self._threads
@@ -257,14 +257,14 @@ class SharedState:
 
     @cached_property
     def variables(self) -> Variables:
-        """The local variables, and those of each CPU, as handlers of a CPU find them."""
+        """The local variables, and those of each CPU, as handlers on a CPU see them."""
         cpus, stride = self._plan[0], power_of_two(self._cpu_count)
         parts = [self._cells(MapName.CPU_VARIABLES, cpu * stride, self._cpu_count) for cpu in range(cpus)]
         return Variables(self.local_variables, [parts[cpu & cpus - 1] for cpu in range(cpu_limit())])
 
     @cached_property
     def tables(self) -> Sequence[SharedStore]:
-        """The tables."""
+        """The tables, in the order of the program's header."""
         if self.keyed is None:
             return ()
         keyed, tables = self.keyed, self._plan[2]
@@ -275,12 +275,12 @@ class SharedState:
         return AtomicCells(array.memory[start : start + _CELL * count], array.own_address + start)
 
     def count(self, probe: int, field: ProbeField) -> int:
-        """Return what handlers in processes have counted of a probepoint."""
+        """Return a count of handlers in processes for a probepoint."""
         value: int = self.probes.words[(probe * PROBE_ENTRY_SIZE + field) // _CELL]
         return value
 
     def thread_variables(self, tid: int) -> AtomicCells | None:
-        """Return the variables of a thread, which has some from now on; None if there is no room for them."""
+        """Return the variables of a thread, created on the first call; None if there is no room for them."""
         assert self._threads is not None
         key = tid.to_bytes(_CELL, "little")
         if not self._threads.address_of(key):
@@ -293,24 +293,24 @@ class SharedState:
         return AtomicCells(self.region.view(start, _CELL * self._thread_count), address)
 
     def forget_thread(self, tid: int) -> None:
-        """Take away the variables of a thread that is no more."""
+        """Delete the variables of a thread that has ended."""
         if self._threads is not None:
-            with contextlib.suppress(OSError):  # somebody was killed who has the lock
+            with contextlib.suppress(OSError):  # a thread was killed that has the lock
                 self._threads.discard(tid.to_bytes(_CELL, "little"))
 
     def hits_of(self, probe: int, limits: ProbeLimits) -> SharedHits | None:
-        """Return what handlers everywhere know of the hits of a probepoint; None if those in processes have none."""
+        """Return the shared hits of a probepoint; None if handlers in processes cannot count them."""
         return SharedHits(self.probes, probe, limits) if probe < PROBES_MAX else None
 
 
 def _threads_shape(count: int) -> TableShape:
-    """Return the shape of the table with the variables of threads, which have so many each."""
+    """Return the shape of the table with the variables of threads; ``count`` is the number for each thread."""
     size = _CELL * power_of_two(count)
     return TableShape(_CELL, size, max(1, min(_THREADS, _THREADS_SIZE // size)))
 
 
 class SharedHits:
-    """The hits of one probepoint: how many are drawn for ``passcount`` and ``maxhits``, and whether that is all."""
+    """Hits of one probepoint: the number drawn for ``passcount`` and ``maxhits``, and whether all are drawn."""
 
     def __init__(self, probes: SharedArray, probe: int, limits: ProbeLimits) -> None:
         self._place = probes.own_address + probe * PROBE_ENTRY_SIZE
@@ -321,12 +321,12 @@ class SharedHits:
 
     @property
     def is_over(self) -> bool:
-        """Whether no handler is to run any more: all hits are drawn, or a handler said so."""
+        """True if no handler may run any more: all hits are drawn, or a handler disabled the probepoint."""
         is_drawn: bool = self._end is not None and self._words[ProbeField.HITS // _CELL] >= self._end
         return is_drawn or bool(self._words[ProbeField.DISABLED // _CELL] & 0xFFFFFFFF)
 
     def draw(self) -> bool | None:
-        """Draw a hit: return whether its handler runs, None if it is no hit any more."""
+        """Draw a hit: return whether its handler runs, None if all hits are drawn already."""
         number = add_to_word(self._place + ProbeField.HITS, 1)
         if self._end is not None and number >= self._end:
             self.give_back()
@@ -334,9 +334,9 @@ class SharedHits:
         return number >= self._passcount
 
     def give_back(self) -> None:
-        """Let a hit that was drawn be none after all."""
+        """Undo the drawing of a hit."""
         add_to_word(self._place + ProbeField.HITS, -1)
 
     def disable(self) -> None:
-        """Let no handler run any more."""
+        """Disable the probepoint: none of its handlers run any more."""
         self._words[ProbeField.DISABLED // _CELL] = 1

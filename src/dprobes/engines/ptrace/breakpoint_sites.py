@@ -1,4 +1,4 @@
-"""Where a program's breakpoints and watchpoints go, as the client tells it the tracer."""
+"""Places of a program's breakpoints and watchpoints, as the client sends them to the tracer."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ class Code:
 
 
 class Placement(enum.Enum):
-    """Where a probed instruction is executed."""
+    """Place where a probed instruction is executed."""
 
     EMULATED = "emulated"
-    """By the tracer, on the thread's registers and stack."""
+    """Emulated by the tracer, on the thread's registers and stack."""
     PAGE = "in a page"
-    """In a page that the process mapped for us."""
+    """As a copy in a page that the process mapped for the tracer."""
     PADDING = "in padding"
-    """In the unused end of the last page of a module's code."""
+    """As a copy in the unused end of the last page of a module's code."""
     IN_PLACE = "in place"
-    """With all other threads of the address space stopped."""
+    """At its own address, with all other threads of the address space stopped."""
 
 
 class Role(enum.IntEnum):
-    """What a breakpoint is for."""
+    """Purpose of a breakpoint."""
 
     PROBE = 0
     """The handler runs before the instruction."""
     RETURN = 1
     """The handler runs after the instruction, which returns from the function."""
     JUMP = 2
-    """The instruction may hand over to another function, with whose return the handler runs."""
+    """The instruction may jump to another function (a tail call); the handler runs when that function returns."""
     LINKER = 3
-    """The engine's own: the dynamic linker has mapped or unmapped something."""
+    """Breakpoint of the engine itself: the dynamic linker has mapped or unmapped a file."""
     ENTRY = 5
-    """What the handler of a return is to know of the entry is kept; no handler runs."""
+    """The registers that a return handler needs from the function's entry are saved; no handler runs."""
     UNWINDING = 4
-    """The engine's own: functions are about to be left without a return."""
+    """Breakpoint of the engine itself: functions are about to be left without a return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """
-    A place in a file where a breakpoint goes.
+    Place of a breakpoint in a file.
 
-    ``probe`` is the probepoint, a number that the client gives, and ``definition`` the number of its definition; both
-    are -1 for the engine's own breakpoints. ``original`` holds the bytes of the instruction as
-    they stand in the file. ``emulation`` is a row of ``emulate``, and ``copy`` says how the instruction is executed at
-    another address, None if it must be executed in place.
+    ``probe`` is the probepoint, a number that the client assigns, and ``definition`` the number of its definition; both
+    are -1 for the engine's own breakpoints. ``original`` holds the bytes of the instruction in the file. ``emulation``
+    is a row of ``emulate``. ``copy`` describes how the instruction is executed at another address; it is None if it
+    must be executed in place.
     """
 
     probe: int
@@ -76,19 +76,21 @@ class Site:
     point: Point | None = None
     role: Role = Role.PROBE
     inside: tuple[tuple[int, int], ...] = ()
-    """For JUMP: the ranges of the function (end excluded), as distances from this instruction."""
+    """For JUMP: the ranges of the function (end excluded), as distances from this instruction in bytes."""
     semaphore: int = 0
-    """The distance from this instruction to the semaphore of its USDT probe, 0 if it has none."""
+    """Distance in bytes from this instruction to the semaphore of its USDT probe, 0 if it has none."""
     kept: tuple[tuple[int, int | None], ...] = ()
-    """What is kept of the entry: registers by index, and how far above the stack pointer those in memory lie."""
+    """
+    Values saved at the entry: registers by index, and distances above the stack pointer in bytes of those in memory.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class WatchSite:
     """
-    What one probepoint watches; ``probe`` and ``definition`` are those of ``Site``.
+    Watchpoint of one probepoint; ``probe`` and ``definition`` are as in ``Site``.
 
-    The address in ``watch`` is a link address of the file, or with ``absolute`` one of the process.
+    The address in ``watch`` is a link address of the file, or with ``absolute`` an address in the process.
     """
 
     probe: int
@@ -101,12 +103,12 @@ class WatchSite:
 @dataclass(frozen=True, slots=True)
 class Sites:
     """
-    The sites in a file: the answer to ``ModuleMapped``.
+    Sites in a file: the answer to ``ModuleMapped``.
 
-    ``code`` is the program for the file's architecture, where the file is the probed module. ``symbols`` are the link
-    addresses of the symbols that its handlers push, and ``segment`` is (file offset, link address) of the executable
-    segment, from which the run-time addresses follow. ``padding`` lists (file offset, size) of what lies unused between
-    the ends of code segments and those of their last pages.
+    ``code`` is the program for the file's architecture, if the file is the probed module. ``symbols`` are the link
+    addresses of the symbols that its handlers push. ``segment`` is (file offset, link address) of the executable
+    segment, from which run-time addresses are computed. ``padding`` lists (file offset, size) of the unused bytes
+    between the ends of code segments and those of their last pages.
     """
 
     sites: tuple[Site, ...] = ()
@@ -115,7 +117,7 @@ class Sites:
     segment: tuple[int, int] = (0, 0)
     padding: tuple[tuple[int, int], ...] = ()
     number: int = 0
-    """That of the question."""
+    """Number of the ``ModuleMapped`` that is answered."""
     native: frozenset[int] = frozenset()
-    """The probepoints for which jumps will be asked for."""
+    """Probepoints for which jumps will be requested."""
     watches: tuple[WatchSite, ...] = ()

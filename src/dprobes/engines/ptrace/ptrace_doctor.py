@@ -1,4 +1,4 @@
-"""What the machine allows the ptrace engine, found out by trying it on a child of ours."""
+"""Check of the operations that the machine allows the ptrace engine, made on a child process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SYS_GETPID = 39
 
 
 def examine() -> list[Finding]:
-    """Return what was found, essential things first."""
+    """Return the findings, essential ones first."""
     findings = []
     child = os.fork()
     if child == 0:
@@ -94,7 +94,7 @@ def _memory_read(child: int, address: int) -> Finding:
 
 
 def _injected_calls(child: int) -> Iterator[Finding]:
-    """Give what is found by letting the child make system calls."""
+    """Iterate over the findings of system calls that the child is made to execute."""
     stepped = "execute probed instructions in a page of their own (a system call made in the target)"
     alone = "run without a seccomp filter; until then such instructions are executed in padding, or in place"
     inline = "run handlers in the probed process, for the price of a call (inline engine)"
@@ -125,7 +125,7 @@ def _call_getpid(thread: Thread) -> None:
 
 
 def _map_handlers(thread: Thread) -> None:
-    """Map what the inline engine maps: memory that is shared with us, and a page for code, where there is room."""
+    """Map the inline engine's memory: a file that is shared with this process, and a page for code."""
     file = os.memfd_create("doctor")
     try:
         os.ftruncate(file, PAGE_SIZE)
@@ -204,7 +204,7 @@ def _i386_programs() -> Finding:
 
 
 def _i386_program(status: int) -> bytes:
-    """Return a whole i386 ELF program that ends with an exit status."""
+    """Return a complete i386 ELF program that ends with the exit status ``status``."""
     base, header_size, entry_size = 0x08048000, 52, 32
     # mov eax, 1 (exit) / mov ebx, status / int 0x80
     code = b"\xb8\x01\0\0\0\xbb" + struct.pack("<I", status) + b"\xcd\x80"

@@ -1,4 +1,4 @@
-"""The engine: a session has a tracer of its own, or one that follows its process already for another session."""
+"""The ptrace engine and its sessions; a session starts a tracer, or joins one that already traces the process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["PtraceEngine", "PtraceSession", "engine_for"]
 
 _PATIENCE = 10.0
-"""Seconds that the tracer may take to change variables and tables."""
+"""Seconds to wait until the tracer has changed variables and tables."""
 
 _LOOK_AT_CHANGES = 0.0005
 
@@ -52,7 +52,7 @@ class PtraceEngine(Engine):
         self._options = EngineOptions() if options is None else options
 
     def check(self, scope: Scope, options: EngineOptions) -> None:
-        """Raise ``EngineError`` if somebody else traces the process in scope."""
+        """Raise ``EngineError`` if another tracer traces the process in scope."""
         if scope.pid is not None and not options.traces_already:
             from dprobes.engines.refusals import check_traceable
 
@@ -65,13 +65,13 @@ class PtraceEngine(Engine):
         return session
 
     def session(self, job: Job) -> PtraceSession:
-        """Return the session, which has not begun."""
+        """Return a session that has not begun."""
         overhead = UNLIMITED if self._options.overhead is None else self._options.overhead
         return PtraceSession(job, self._options, budget_of(overhead, job.scope, job.program))
 
 
 def engine_for(options: EngineOptions, scope: Scope) -> PtraceEngine:  # noqa: ARG001 - the registry's signature
-    """Return the engine for what a user says."""
+    """Return the engine for a user's options."""
     return PtraceEngine(options)
 
 
@@ -83,12 +83,12 @@ class PtraceSession:
         self._budget = budget
         self._core_directory = options.core_directory
         self.globals: GlobalVariables | None = job.globals
-        """The global variables that are shared with other sessions."""
+        """Global variables that are shared with other sessions."""
         answers = Answers(job.program, allow_write=options.allow_write, symbols=options.symbols, resolved=job.resolved)
         self._run = ProgramRun(
             answers,
             SharedCounters.new(job.program.vars, job.program.cvars, job.program.tables),
-            # A command needs its input itself, unless it is the terminal, which people share.
+            # A command gets the input, unless it is the terminal, which command and debugger can share.
             Debuggers(options.debugger, keep_input=not job.scope.is_command or os.isatty(0)),
             _notices(budget, job.program, answers),
             job.images,
@@ -101,43 +101,43 @@ class PtraceSession:
             self._run.counters.borrow(self._principal._run.counters)  # noqa: SLF001 - another of these
 
     def use_native(self, native: NativeSide) -> None:
-        """Have handlers run in the probed processes where that is possible; to be called before the session begins."""
+        """Run handlers in the probed processes where that is possible; call it before the session begins."""
         self._run.native = native
         if native.state is not None and self._principal is None:
             self._run.counters.use_native(native.state.variables, native.state.tables)
 
     @property
     def native(self) -> NativeSide | None:
-        """The handlers that run in the probed processes."""
+        """Handlers that run in the probed processes; None if there are none."""
         return self._run.native
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints that were found so far; events give their indices."""
+        """Probepoints found so far; events contain their indices."""
         return self._run.answers.probes
 
     @property
     def is_debugging(self) -> bool:
-        """Whether a debugger runs for a process that was handed over."""
+        """True while a debugger runs for a process that was handed to it."""
         return self._run.debuggers.is_running
 
     @property
     def tracer(self) -> int | None:
-        """The process id of the tracer, which may be other sessions' as well; None if there is none now."""
+        """Process id of the tracer, which may serve other sessions as well; None if there is none now."""
         return None if self._conversation is None or self._run.is_over else self._conversation.tracer
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
+        """Matches of a pattern that have no probepoint."""
         return self._run.answers.left_out
 
     @property
     def mapped_files(self) -> dict[str, str]:
-        """The names of files that processes mapped as code."""
+        """Files that processes mapped as code: paths by name."""
         return self._run.answers.mapped_files
 
     def begin(self) -> None:
-        """Insert the program, by a tracer of its own or one that is there."""
+        """Insert the program, with a new tracer or an existing one."""
         try:
             self._insert()
         except BaseException:
@@ -156,7 +156,7 @@ class PtraceSession:
             self._begin()
 
     def _begin(self) -> None:
-        """Start a tracer and let it take over the process or command."""
+        """Start a tracer and attach it to the process or command."""
         if self._job.scope.pid is not None:
             from dprobes.engines.ptrace.client.left_removal import left_notice, remove_left
 
@@ -171,7 +171,7 @@ class PtraceSession:
         self._conversation = conversation
 
     def _join(self) -> bool:
-        """Have the program inserted by a tracer that follows the process for another session, if there is one."""
+        """Insert the program through a tracer of another session that follows the process; return False without one."""
         conversation = self._present_conversation(self._job.scope.pid)
         if conversation is None:
             return False
@@ -181,13 +181,17 @@ class PtraceSession:
         try:
             conversation.insert(self._run, self._start_message(), self._job.scope.pid)
         except NotFollowedError:
-            conversation.await_end()  # until then it may have the process still
+            conversation.await_end()  # until then the tracer may still trace the process
             return False
         self._conversation = conversation
         return True
 
     def conversation_about(self, pid: int, tracer: int) -> Conversation | None:
-        """Return the conversation with a process's tracer, 0 if it has none yet, if that is the session's."""
+        """
+        Return the session's conversation if it is with the ``tracer`` of the process ``pid``; otherwise None.
+
+        ``tracer`` is 0 if the process is not traced yet.
+        """
         conversation = self._conversation
         if conversation is None or self._run.is_over:
             return None
@@ -195,7 +199,7 @@ class PtraceSession:
         return conversation if is_theirs else None
 
     def _present_conversation(self, pid: int | None) -> Conversation | None:
-        """Return the conversation with the tracer of a process, if it is that of a session beside this one."""
+        """Return the conversation with the tracer of a process, if a session in ``beside`` has it."""
         if pid is None:
             return None
         tracer = int(process_field(living_thread(pid), "TracerPid") or 0)
@@ -205,7 +209,7 @@ class PtraceSession:
         return None
 
     def close(self) -> None:
-        """Remove the program, and wait for that."""
+        """Remove the program, and wait until it is removed."""
         conversation = self._conversation
         try:
             if conversation is not None:
@@ -219,20 +223,20 @@ class PtraceSession:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Give up what is needed only as long as the tracer may ask for something."""
+        """Close the resources that are needed only to answer the tracer's requests."""
         if self._run.native is not None:
             self._run.native.close()
         self._run.answers.close()
 
     def stop(self) -> None:
-        """Ask the tracer to remove the program, and to detach if it is the last; a signal handler may call it."""
+        """Ask the tracer to remove the program, and to detach if it is the last; usable in a signal handler."""
         conversation = self._conversation
         if conversation is not None and not self._run.is_over:
             self._run.is_stopping = self._run.answers.is_stopping = True
             conversation.outbox.end(self._run.number)
 
     def hurry(self) -> bool:
-        """Return False: nothing is kept here that the tracer has given up."""
+        """Return False: the client keeps no records that it could give up."""
         return False
 
     def end_command(self) -> int | None:
@@ -240,7 +244,7 @@ class PtraceSession:
         return None if self._conversation is None else self._conversation.end_command()
 
     def poll(self) -> Iterator[Event]:
-        """Iterate over what happens until ``Finished``; raise ``EngineError`` if the target cannot be taken over."""
+        """Iterate over events until ``Finished``; raise ``EngineError`` if the target cannot be attached to."""
         run, conversation = self._run, self._conversation
         assert conversation is not None
         while True:
@@ -252,7 +256,7 @@ class PtraceSession:
                 item = run.next_item()
                 if isinstance(item, (Done, Ended)):
                     run.take_native(is_over=True)
-                    # What the debuggers had to say may have come after it.
+                    # Events of the debuggers may have been queued after it.
                     yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
                     yield from self._on_end(conversation, item)
                 elif isinstance(item, Exception):
@@ -268,21 +272,21 @@ class PtraceSession:
             yield Pause()
             conversation.wait(run)
 
-    # What others may do while somebody polls
+    # Methods that other threads may call during ``poll``
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far, in the order of ``probes``."""
+        """Return the counts so far, in the order of ``probes``."""
         return self._run.counts()
 
     def wake(self) -> None:
-        """Have ``poll`` look at once what the tracer has sent."""
+        """Make ``poll`` look at once for messages of the tracer."""
         self._run.wake()
 
     def remove(self, probes: Sequence[int]) -> None:
         """
-        Remove probepoints, also in later processes; ``poll`` reports those that were there as REMOVED.
+        Remove probepoints, also from later processes; ``poll`` reports those that were in place as REMOVED.
 
-        What was hit before that may still give its record.
+        Hits before the removal may still emit their records.
         """
         count = len(self.probes)
         for probe in probes:
@@ -293,23 +297,27 @@ class PtraceSession:
             self._conversation.outbox.send(Remove(self._run.number, tuple(probes)))
 
     def local_variables(self) -> list[int]:
-        """Return the program's local variables."""
+        """Return the values of the program's local variables."""
         return self._run.counters.local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return its CPU variables, a list for each CPU."""
+        """Return the values of its CPU variables, a list for each CPU."""
         return self._run.counters.cpu_variables()
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set its local and CPU variables with these indices to zero, between two handlers."""
+        """Set its local and CPU variables from ``first`` to ``last`` (included) to zero, between two handlers."""
         self._run.counters.ask_for_reset(first, last)
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return what its keyed tables hold; the tracer is not asked."""
+        """Return the contents of its keyed tables; this needs no reply of the tracer."""
         return self._run.counters.tables()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Change local variables and tables between two handlers, and return when that is done."""
+        """
+        Change local variables and tables between two handlers; return when the tracer has done so.
+
+        Raise ``EngineError`` if the tracer does not reply in ``_PATIENCE`` seconds.
+        """
         conversation, counters = self._conversation, self._run.counters
         with self._changing:
             if conversation is None or self._run.is_over:
@@ -329,7 +337,7 @@ class PtraceSession:
     # The conversation
 
     def _replace(self, former: object) -> None:
-        """Take the place of another session, with its processes and its global variables."""
+        """Replace another session, taking over its processes and its global variables."""
         if not isinstance(former, PtraceSession):
             raise EngineError("a session of the ptrace engine can take the place only of another one of that engine")
         if self.globals is None:
@@ -341,7 +349,7 @@ class PtraceSession:
         self._conversation = former.give_way(self._run, self._start_message())
 
     def give_way(self, run: ProgramRun, start: Start) -> Conversation:
-        """Let another program take the place of this one; raise ``EngineError`` or ``SourceError`` if it cannot."""
+        """Replace this program by another one; raise ``EngineError`` or ``SourceError`` if that is not possible."""
         conversation = self._conversation
         if conversation is None:
             raise EngineError("the program that is to be replaced is not running")
@@ -392,7 +400,7 @@ class PtraceSession:
 
 
 def _notices(budget: float | None, program: Program, answers: Answers) -> OverloadNotices | None:
-    """Return the words for hits that take too much of a CPU, where there is a limit."""
+    """Return the notices for hits that take too much of a CPU; None without a limit."""
     if budget is None:
         return None
     from dprobes.engines.overload_guard import OverloadNotices

@@ -1,20 +1,20 @@
 """
-The manifest of what is written into a process: for who comes when tracer, client and restorer were all killed.
+Manifest of the bytes written into a process, for cleanup after tracer, client and restorer were all killed.
 
-It is in the process's own memory, in a mapping that is found by its name: so it is there as long as what it lists is, a
-forked child has a copy of it, and executing another program ends it. What is to be written is entered before that, and
-each entry says what is to be found and what belongs there: who reads it writes nothing where anything else is.
+The manifest is in the process's own memory, in a mapping that is found by its name. It therefore exists as long as the
+bytes that it lists, a forked child has a copy of it, and an exec ends it. Each write is entered before it is made. An
+entry contains the written and the original bytes: a reader restores nothing where memory holds other bytes.
 
 ::
 
     0  8s  MAGIC
-    8  u64 how many bytes of entries there are
+    8  u64 size of the entries in bytes
     16 entries, each   u32 size | JSON   {"memory": [page, own, region, size, [[address, size], ...], [address, size]],
                                           "code": [[start, end], ...],
                                           "writes": [[[address, written, original], ...], ...]}
 
-The pieces of ``writes`` that belong to one jump stand together, bytes in hexadecimal digits. Nothing that a process has
-in its memory is trusted: what is no such entry counts for nothing.
+The pieces of ``writes`` that belong to one jump form one list; bytes are in hexadecimal digits. Memory of a process is
+not trusted: data that is not a valid entry is ignored.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched)
 @dataclass(frozen=True, slots=True)
 class TracerBegun:
     """
-    The first message: the process id of the tracer.
+    First message: the process id of the tracer.
 
-    Frames are those of ``tracer_messages``: all that is for the crash restorer in the client is for that process too,
-    and these besides.
+    Frames are those of ``tracer_messages``: the restorer receives all messages for the crash restorer in the client,
+    and also those defined here.
     """
 
     pid: int
@@ -68,8 +68,8 @@ class FilesShared:
     """
     A report that files in memory, (device, inode) each, are about to be mapped for handlers.
 
-    Where they are is said by the ``JumpsPlanned`` that follows. The ``page`` that only the process has, (address,
-    size), is there already, unless its size is 0.
+    Their addresses follow in ``JumpsPlanned``. The private ``page`` of the process, (address, size), is already mapped,
+    unless its size is 0.
     """
 
     pid: int
@@ -82,7 +82,7 @@ class JumpsPlanned:
     """
     A report that ``pages``, (start, end) each, are about to be mapped for code, and jumps to be written.
 
-    They are for handlers that have a ``memory``.
+    They belong to handlers that use ``memory``.
     """
 
     pid: int
@@ -101,7 +101,7 @@ class PagesMapped:
 
 @dataclass(frozen=True, slots=True)
 class JumpsCopied:
-    """A report that a process has a copy of its parent's memory, with the jumps and pages in it."""
+    """A report that a process has a copy of its parent's memory, including jumps and pages."""
 
     pid: int
     parent: int
@@ -109,16 +109,16 @@ class JumpsCopied:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUnmapped:
-    """A report that a process has given back the memory of ``JumpsPlanned`` at a ``region``, and the pages for code."""
+    """A report that a process has unmapped the memory of ``JumpsPlanned`` at a ``region``, and the pages for code."""
 
     pid: int
     region: int
 
 
 MANIFEST_FILE_NAME = "dprobes-left"
-"""What the file in memory is called; the mapping is ``/memfd:dprobes-left (deleted)``."""
+"""Name of the memory file; the mapping is shown as ``/memfd:dprobes-left (deleted)``."""
 MANIFEST_SIZE = 4 << 20
-"""The bytes of the mapping: those that nobody has written take no memory."""
+"""Size of the mapping in bytes; pages that are never written take no memory."""
 
 MANIFEST_MAGIC = b"DPROBES1"
 MANIFEST_LENGTH, ENTRIES = 8, 16
@@ -126,12 +126,12 @@ _SIZE = struct.Struct("=I")
 _LENGTH = struct.Struct("=Q")
 _WORD_MAX = (1 << 63) - 1
 _PIECE_MAX = 64
-"""Bytes of a piece of a jump at most."""
+"""Maximum size of a piece of a jump in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftEntry:
-    """Memory that handlers have, ``code`` mapped for them, (start, end) each, and what is written for them."""
+    """Memory of handlers, the ranges of their ``code``, (start, end) each, and the jumps and breakpoints for them."""
 
     memory: NativeMemory
     code: tuple[tuple[int, int], ...]
@@ -144,8 +144,8 @@ def entry_of(
     patches: Sequence[SitePatch],
     breakpoints: Sequence[tuple[int, int]],
 ) -> bytes:
-    """Return an entry; ``breakpoints`` are their addresses and the bytes that belong there."""
-    import json  # the tracer of a run without jumps needs none
+    """Return an entry; ``breakpoints`` are pairs of address and original byte."""
+    import json  # the tracer of a run without jumps does not need it
 
     writes = [
         [[address, data.hex(), original.hex()] for (address, data), original in zip(p.writes, p.originals, strict=True)]
@@ -158,7 +158,7 @@ def entry_of(
 
 
 def length_in(head: bytes) -> int | None:
-    """Return how many bytes of entries there are behind a head; None if it is none."""
+    """Return the size in bytes of the entries after a head, or None if the head is invalid."""
     if len(head) < ENTRIES or not head.startswith(MANIFEST_MAGIC):
         return None
     length = int(_LENGTH.unpack_from(head, MANIFEST_LENGTH)[0])
@@ -166,7 +166,7 @@ def length_in(head: bytes) -> int | None:
 
 
 def entries_in(data: bytes) -> Iterator[LeftEntry]:
-    """Iterate over the entries in what stands behind a head, up to the first thing that is none."""
+    """Iterate over the entries in the bytes after a head, up to the first invalid one."""
     import json
 
     position = 0

@@ -1,8 +1,8 @@
 """
-What a run shows while it goes on: counts and variables, in memory that the tracer writes and the client reads.
+Counts and variables of a run, in memory that the tracer writes and the client reads.
 
-The memory is a file that the client makes. So nobody has to ask the tracer, which has hits to see to, and what happened
-is known also after its end. The file holds 64-bit cells::
+The memory is a file that the client creates. The client thus reads it without a query to the tracer, which is busy with
+hits, and can read it after the tracer's end. The file holds 64-bit cells::
 
     resets asked for | resets made | changes made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
     the number of the last reset of each local variable | of each CPU variable
@@ -39,17 +39,17 @@ __all__ = ["NativeState", "NativeStatePlan", "SharedCounters", "Tally", "Variabl
 
 _CELL = 8
 _ASKED, _MADE, _CHANGED, _FIRST_VARIABLE = 0, 1, 2, 3
-"""Cells by their number."""
+"""Indices of cells."""
 
 _ROWS = 512
-"""How many probepoints are mapped at once; the size of so many is a multiple of a page."""
+"""Number of probepoints that are mapped at once; the size of their tallies is a multiple of a page."""
 
 
 _PLACEMENTS = {placement: 1 << bit for bit, placement in enumerate(Placement)}
 
 
 class Tally(ctypes.Structure):
-    """The counts of one probepoint; ``placements`` is a set of ``Placement`` as bits."""
+    """Counts of one probepoint; ``placements`` is a set of ``Placement`` as bits."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64)
@@ -66,11 +66,11 @@ class Tally(ctypes.Structure):
     placements: int
 
     def note(self, placement: Placement) -> None:
-        """Note where the probed instruction is executed."""
+        """Record where the probed instruction is executed."""
         self.placements |= _PLACEMENTS[placement]
 
     def counts(self) -> Counts:
-        """Return the counts of now."""
+        """Return the current counts."""
         placements = self.placements
         executed = tuple(sorted(place.value for place, bit in _PLACEMENTS.items() if placements & bit))
         return Counts(
@@ -88,7 +88,7 @@ class Tally(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """A program's own variables, the CPU variables by the number of the CPU."""
+    """Variables of a program; ``by_cpu`` is indexed by the number of the CPU."""
 
     local: MutableSequence[int]
     by_cpu: Sequence[MutableSequence[int]]
@@ -96,9 +96,9 @@ class Variables:
 
 class SharedCounters:
     """
-    The memory behind ``descriptor``, which is closed with the object, for so many local and CPU variables.
+    Shared memory of a program's counts and variables, in the file ``descriptor``, which is closed with the object.
 
-    All methods may be called by any thread.
+    ``local_count`` and ``cpu_count`` are the numbers of local and CPU variables. All methods are thread-safe.
     """
 
     def __init__(self, descriptor: int, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> None:
@@ -125,27 +125,27 @@ class SharedCounters:
         self._local_resets = self._cells[end : end + local_count]
         self._cpu_resets = self._cells[end + local_count : self._first_table]
         self.resets = self._cells[_ASKED : _MADE + 1]
-        """How many resets of variables were asked for, and made."""
+        """Number of resets of variables that were requested, and number that were made."""
         self._principal: SharedCounters | None = None
         self._stores: list[KeyedStore] | None = None
         self._is_native = False
         self._native_tables: Sequence[KeyedStore | None] = ()
 
     def borrow(self, principal: SharedCounters) -> None:
-        """Use the variables of another program."""
+        """Use the variables and resets of another program."""
         self._principal, self.variables, self.resets = principal, principal.variables, principal.resets
 
     def use_native(self, variables: Variables, tables: Sequence[KeyedStore | None]) -> None:
-        """Use variables and tables that handlers in the probed processes change, too; a table that is None is ours."""
+        """Use variables and tables that handlers in processes also write; a table that is None stays the tracer's."""
         self.variables, self._native_tables, self._is_native = variables, tables, True
 
     @classmethod
     def new(cls, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> Self:
-        """Make the memory; ``descriptor`` may be handed to other processes."""
+        """Create the memory; ``descriptor`` may be passed to other processes."""
         return cls(growing_memory_file("dprobes_counters"), local_count, cpu_count, tables)
 
     def table_memory(self) -> list[memoryview]:
-        """Return the memory of each table."""
+        """Return the cells of each table."""
         from dprobes.keyed.table_entries import cells_of
 
         found, start = [], self._first_table
@@ -155,7 +155,7 @@ class SharedCounters:
         return found
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return what the keyed tables hold."""
+        """Return the contents of the keyed tables."""
         if self._principal is not None:
             return self._principal.tables()
         if not self._tables:
@@ -166,7 +166,7 @@ class SharedCounters:
         return tuple((native or own).contents() for native, own in zip(self._shared_tables, readers, strict=True))
 
     def stores(self) -> list[KeyedStore]:
-        """Return the keyed tables, to be written."""
+        """Return the keyed tables for writing."""
         from dprobes.keyed.table_entries import TableStore
 
         memory = zip(self._tables, self.table_memory(), strict=True)
@@ -178,7 +178,7 @@ class SharedCounters:
         return self._native_tables or [None] * len(self._tables)
 
     def tally(self, probe: int) -> Tally:
-        """Return where a probepoint is counted."""
+        """Return the counts of a probepoint; the chunk of memory that holds them is mapped on first use."""
         chunk, row = divmod(probe, _ROWS)
         if chunk >= len(self._chunks):
             with self._lock:
@@ -190,16 +190,16 @@ class SharedCounters:
         """Return the counts of the first ``probes`` probepoints."""
         return tuple(self.tally(probe).counts() for probe in range(probes))
 
-    # A reset: the client asks for it, and the tracer makes it before the next handler runs. So no handler that runs at
-    # that moment can put an old value back.
+    # The client requests a reset, and the tracer carries it out before the next handler runs. A handler that runs at
+    # the moment of the request therefore cannot write an old value back.
 
     def ask_for_reset(self, first: int = 0, last: int | None = None) -> None:
-        """Let the variables with the indices from ``first`` to ``last`` be zero from now on, as far as anybody sees."""
+        """Reset the variables with the indices from ``first`` to ``last`` (included): readers see zero at once."""
         if self._principal is not None:
             self._principal.ask_for_reset(first, last)
             return
         some = slice(first, None if last is None else last + 1)
-        if self._is_native:  # whose handlers ask nobody
+        if self._is_native:  # handlers in processes do not check for resets
             for values in (self.variables.local, *self.variables.by_cpu):
                 for index in range(*some.indices(len(values))):
                     values[index] = 0
@@ -212,7 +212,7 @@ class SharedCounters:
             self._cells[_ASKED] = number
 
     def reset_if_asked(self) -> None:
-        """Set variables to zero if somebody wants that; only between two handlers."""
+        """Set variables to zero if a reset was requested; call it only between two handlers."""
         if self._principal is not None:
             self._principal.reset_if_asked()
             return
@@ -225,29 +225,29 @@ class SharedCounters:
             self._cells[_MADE] = asked
 
     def take_over(self, changes: Sequence[Change]) -> None:
-        """Change variables and tables that nobody else writes any more."""
+        """Change variables and tables; call it only when the tracer no longer writes them."""
         if self._stores is None:
             self._stores = self.stores()
         carry_out(changes, self.variables.local, self._stores)
 
     @property
     def changes_made(self) -> int:
-        """How many requests to change variables and tables have been carried out."""
+        """Number of requests to change variables and tables that have been carried out."""
         made: int = self._cells[_CHANGED]
         return made
 
     def note_changes(self, count: int) -> None:
-        """Note how many requests to change variables and tables have been carried out."""
+        """Record how many requests to change variables and tables have been carried out."""
         self._cells[_CHANGED] = count
 
     def local_variables(self) -> list[int]:
-        """Return the local variables, as they are or are about to be."""
+        """Return the local variables; those with a reset that is not made yet show as zero."""
         if self._principal is not None:
             return self._principal.local_variables()
         return self._shown(self.variables.local)
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the CPU variables of each CPU, as they are or are about to be."""
+        """Return the CPU variables of each CPU; those with a reset that is not made yet show as zero."""
         if self._principal is not None:
             return self._principal.cpu_variables()
         return [self._shown(values) for values in self.variables.by_cpu]
@@ -258,7 +258,7 @@ class SharedCounters:
         resets = self._resets_of(values)
         while True:
             made = self._cells[_MADE]
-            # In this order: what is reset meanwhile is not shown as it was before that.
+            # Read the values before the resets: a variable that is reset meanwhile is not shown with its old value.
             shown = list(zip(list(values), resets, strict=True))
             if self._cells[_MADE] == made:
                 return [0 if number > made else value for value, number in shown]
@@ -274,47 +274,47 @@ class SharedCounters:
         return (Tally * _ROWS).from_buffer(view)
 
     def _map(self, offset: int, size: int) -> memoryview:
-        # Both sides may be first to need it; this never makes the file shorter.
+        # Either process may be the first to extend the file; this never shortens it.
         os.posix_fallocate(self.descriptor, offset, size)
         return memoryview(mmap.mmap(self.descriptor, size, offset=offset)).cast("Q")
 
 
 class NativeState(Protocol):
     """
-    The variables, tables and numbers of hits of one program.
+    Variables, tables and hit counts of one program that handlers in processes share with the tracer.
 
-    The client's side of it is ``engines.ptrace.client.program_run``. The first message about a program brings a plan,
-    by which the tracer finds it in memory.
+    The client's side is ``engines.ptrace.client.program_run``. The first message about a program contains a plan, by
+    which the tracer maps the memory.
     """
 
     @property
     def variables(self) -> Variables:
-        """The local variables, and those of each CPU."""
+        """Local variables, and those of each CPU."""
 
     @property
     def global_variables(self) -> MutableSequence[int]:
-        """The global variables, where no other program has them, too."""
+        """Global variables, if no other program shares them."""
 
     @property
     def tables(self) -> Sequence[KeyedStore | None]:
-        """The keyed tables; None for one that the tracer has for itself."""
+        """Keyed tables; None for one that only the tracer writes."""
 
     def thread_variables(self, tid: int) -> MutableSequence[int] | None:
-        """Return the variables of a thread, which has some from now on; None if there is no room for them."""
+        """Return the variables of a thread, allocated on first use; None if there is no room for them."""
 
     def forget_thread(self, tid: int) -> None:
-        """Take away the variables of a thread that is no more."""
+        """Free the variables of a thread that has ended."""
 
     def hits_of(self, probe: int, limits: ProbeLimits) -> SharedHits | None:
-        """Return what is known everywhere of the hits of a probepoint; None if no handler in a process has any."""
+        """Return the shared hit counts of a probepoint; None if no handler in a process counts its hits."""
 
 
 class NativeStatePlan(Protocol):
-    """What is known of it before it is mapped; ``descriptor`` is a file of the client's."""
+    """Description of a ``NativeState`` that is not mapped yet; ``descriptor`` is a file of the client's."""
 
     @property
     def descriptor(self) -> int:
-        """The file."""
+        """File descriptor in the client."""
 
     def opened(self, descriptor: int) -> NativeState:
-        """Return the state; ``descriptor`` is the file in this process, which belongs to the state from now on."""
+        """Return the state; it owns ``descriptor``, which is the file in this process."""

@@ -1,11 +1,13 @@
 """
 Jumps in an address space that lead from probed instructions to handlers in the process, as data and as bytes.
 
-A jump takes the place of breakpoints that are known here: where it is taken out, they can come back. One that relies
-on bytes of another one goes with that. Bytes are written while no thread of the space runs.
+A jump replaces breakpoints that ``Patches`` keeps a record of: when the jump is removed, they can be written again. If
+a jump relies on bytes of another one, it is removed together with that one. Bytes are written while no thread of the
+space runs.
 
-A uprobe that anybody inserts later is in all processes, also over a jump: the kernel looks at the file alone. It makes
-one byte a breakpoint, and the file's again when it goes: then what is left of the jump is no code that anybody wrote.
+A uprobe that is inserted later is in all processes, even over a jump, because the kernel looks only at the file. The
+kernel writes a breakpoint over one byte, and the file's byte when the uprobe is removed: the rest of the jump is then
+not valid code.
 """
 
 from __future__ import annotations
@@ -37,23 +39,25 @@ _INT3 = 0xCC
 
 OF_64_BITS = bytes.fromhex("67 0f 1f 84 00 00 0f 0b 00")
 """
-A nop of 64-bit code. In 32-bit code the prefix means addresses of 16 bits: it is a shorter nop, and UD2 behind it.
+A nop of 64-bit code, which traps in 32-bit code.
 
-A jump has the same bytes in both, so a thread in 32-bit code comes here, if the code is within its reach.
+In 32-bit code the prefix selects 16-bit addresses: the nop is shorter and UD2 follows it. A jump has the same bytes in
+both modes, so a thread in 32-bit code executes this if the code is within its reach.
 """
 TRAP_OF_32_BITS = 6
-"""Where UD2 is in it."""
+"""Offset of UD2 in ``OF_64_BITS`` in bytes."""
 
 
 class NativeStop(NamedTuple):
     """
-    The instruction at ``place``, in our code: a thread that stops there has run into the breakpoint at ``site``.
+    Instruction at ``place``, in the engine's code, where a thread leaves its hit at ``site`` to the breakpoint there.
 
-    It faults there, or with ``is_trap`` it traps. Its stack pointer is at a frame (``x86_operations``), which
-    with ``has_frame`` has the other registers that the program would not find as they are, with ``has_flags`` all flags
-    as PUSHFQ pushes them.
+    It faults there, or with ``is_trap`` it traps. Its stack pointer is at a frame (``x86_operations``). With
+    ``has_frame`` the frame contains the other registers that the handler's code has changed; with ``has_flags`` it
+    contains all flags as PUSHFQ pushes them.
 
-    With an ``exit_code`` it has been hit already: the handler of a ``program``'s probepoint has ended with that.
+    With an ``exit_code`` the hit has been handled already: the handler of the probepoint ``probe`` of ``program`` has
+    ended with that code.
     """
 
     place: int
@@ -68,9 +72,9 @@ class NativeStop(NamedTuple):
 
 class PatchSwitch(NamedTuple):
     """
-    The code at ``address``: ``on`` lets handlers run up to ``end``, and ``off`` in its place leaves them out.
+    Switch at ``address``: the bytes ``on`` let handlers run up to ``end``, and ``off`` in their place skips them.
 
-    They are for ``sites``, which are some of the jump's.
+    It serves ``sites``, which are some of the jump's.
     """
 
     address: int
@@ -83,19 +87,21 @@ class PatchSwitch(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class SitePatch:
     """
-    A jump that takes the place of the breakpoints at ``sites``, (program, probepoint, address) each.
+    A jump that replaces the breakpoints at ``sites``, (program, probepoint, address) each.
 
-    ``code`` is what the file has from ``start`` on: the displaced instructions, and before them a mark for indirect
-    branches where there is one. ``relied_on`` are an address and the bytes that memory must have there besides: a
-    punned jump shares them. ``writes`` are the bytes to be written, in order, and ``originals`` what the file has
-    there. None of them lies in two pages, so each is written whole or not at all.
+    ``code`` are the file's bytes from ``start`` on: the displaced instructions, preceded by a mark for indirect
+    branches if there is one. ``relied_on`` is an address and the bytes that memory must also have there: a punned jump
+    shares them. ``writes`` are the bytes to be written, in order, and ``originals`` the file's bytes there. No write
+    crosses a page boundary, so each is written whole or not at all.
 
-    ``moves`` say for addresses in the displaced code where a thread goes on that stands there. ``copies`` are of the
-    displaced instructions, in order; their code ends at ``end``. ``method`` is how a summary calls the jump. Of those
-    with one of the ``groups`` there are all or none. ``stops`` are where handlers leave a hit to the breakpoint.
+    ``moves`` map addresses in the displaced code to those where a thread there continues. ``copies`` describe the
+    copies of the displaced instructions, in order; their code ends at ``end``. ``method`` is the name of the jump's
+    kind in a summary. Of the jumps with one of the ``groups`` either all or none are written. ``stops`` are the places
+    where handlers leave a hit to the breakpoint.
 
     Its code begins at ``begin``, in the memory of the program ``owner``. A jump to handlers of several programs has
-    ``switches``, by which it goes on without some of them. It ``traps`` whoever comes into its middle; else nobody may.
+    ``switches``, by which handlers of some of them are skipped. With ``traps`` a thread that jumps into the middle of
+    it traps; without, nothing may jump there.
     """
 
     sites: tuple[tuple[int, int, int], ...]
@@ -117,21 +123,21 @@ class SitePatch:
 
     @property
     def back(self) -> int:
-        """Where a thread goes on behind the displaced code."""
+        """Address after the displaced code, where a thread continues."""
         return self.start + len(self.code)
 
     @property
     def place(self) -> int | None:
-        """The address of the displaced code, by which a jump is known; None if it has none."""
+        """Address of the displaced code, by which a jump is identified; None if it has none."""
         return self.copies[0].copy if self.copies else None
 
     @property
     def users(self) -> frozenset[int]:
-        """The programs whose memory it needs."""
+        """Programs whose memory the jump needs."""
         return self.programs | (frozenset() if self.owner is None else {self.owner})
 
     def only(self, sites: Iterable[tuple[int, int, int]]) -> SitePatch:
-        """Return the jump as it is for no more than these; one without switches is the same."""
+        """Return the jump with only those sites that are in ``sites``; a jump without switches is not changed."""
         present = set(sites)
         kept = tuple(site for site in self.sites if site in present)
         if not self.switches or len(kept) == len(self.sites):
@@ -140,12 +146,12 @@ class SitePatch:
         return replace(self, sites=kept, groups=tuple(group for group in self.groups if group[0] in programs))
 
     def switched(self) -> Iterator[tuple[int, bytes]]:
-        """Iterate over the switches, each with the bytes that it must have."""
+        """Iterate over (address, bytes) of the switches, as their sites require."""
         for switch in self.switches:
             yield switch.address, switch.off if set(self.sites).isdisjoint(switch.sites) else switch.on
 
     def code_of(self, program: int) -> list[tuple[int, int]]:
-        """Return where code is that only handlers of a program need, (start, end) each, behind its switches."""
+        """Return the ranges of code, (start, end) each, that only handlers of ``program`` need, after its switches."""
         return [
             (switch.address + len(switch.on), switch.end)
             for switch in self.switches
@@ -154,25 +160,29 @@ class SitePatch:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """The addresses of the probed instructions."""
+        """Addresses of the probed instructions."""
         return tuple(dict.fromkeys(address for _, _, address in self.sites))
 
     @property
     def probes(self) -> tuple[tuple[int, int], ...]:
-        """The probepoints, (program, probepoint) each."""
+        """Probepoints, (program, probepoint) each."""
         return tuple(dict.fromkeys((program, probe) for program, probe, _ in self.sites))
 
     @property
     def programs(self) -> frozenset[int]:
-        """The programs whose handlers it leads to."""
+        """Programs whose handlers the jump leads to."""
         return frozenset(program for program, _, _ in self.sites)
 
     def way_on(self, address: int) -> int:
-        """Return where a thread goes on that stands at an instruction and has not executed it."""
+        """Return where a thread continues whose next instruction is at ``address`` and not yet executed."""
         return next((copy for original, copy in self.moves if original == address), address)
 
     def copy_of(self, address: int) -> int | None:
-        """Return where a thread goes on that stands at an instruction, or at the mark before it, and has been hit."""
+        """
+        Return where a thread continues whose hit at an instruction, or at the mark before it, has been handled.
+
+        Return None if there is no copy to continue in.
+        """
         return next((each.copy for each in self.copies if each.exact and each.original >= address), None)
 
     def probes_at(self, address: int) -> set[tuple[int, int]]:
@@ -180,16 +190,16 @@ class SitePatch:
         return {(program, probe) for program, probe, site in self.sites if site == address}
 
     def used_bytes(self) -> set[int]:
-        """Return the addresses of the bytes that the jump needs as they are: written, relied on, or displaced."""
+        """Return the addresses of the bytes that must not change: written, relied on, or displaced."""
         return {*self.relied_bytes(), *self.displaced_bytes(), *self.written_bytes()}
 
     def relied_bytes(self) -> range:
-        """Return the addresses of the bytes that the jump shares."""
+        """Return the addresses of the bytes that the jump shares with others."""
         first, shared = self.relied_on
         return range(first, first + len(shared))
 
     def displaced_bytes(self) -> range:
-        """Return the addresses of the code that is executed elsewhere."""
+        """Return the addresses of the code of which copies are executed."""
         return range(self.start, self.start + len(self.code))
 
     def written_bytes(self) -> set[int]:
@@ -199,9 +209,10 @@ class SitePatch:
 
 def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:
     """
-    Return what was ``found`` where a jump has ``data`` and the file ``original``, without what is left of the jump.
+    Return the bytes ``found`` in memory without the rest of a jump.
 
-    The breakpoint of a uprobe stays, which the kernel takes away. None if something else is there.
+    ``data`` are the jump's bytes there, and ``original`` the file's. The breakpoint of a uprobe stays, because the
+    kernel removes it. Return None if memory holds any other byte.
     """
     if len(found) < len(data):
         return None
@@ -214,11 +225,11 @@ def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:
 @dataclass(frozen=True, slots=True)
 class NativeMemory:
     """
-    The places where a process has what handlers in it share with the client.
+    Places of the memory that handlers in a process share with the client.
 
-    ``page`` is what only the process has (``native.process_page``), ``own`` bytes with the ``calls`` behind it, and
-    ``region`` the memory for maps. ``others``, (address, size) each, belong to other programs as well, and
-    the ``manifest`` lists all that is written (``restorer_messages``).
+    ``page`` is the private page of the process (``native.process_page``), of ``own`` bytes including the ``calls``
+    after it, and ``region`` the memory for maps. ``others``, (address, size) each, are used by other programs as well.
+    The ``manifest`` lists all bytes that are written (``restorer_messages``).
     """
 
     page: int
@@ -231,64 +242,64 @@ class NativeMemory:
 
     @property
     def shared(self) -> tuple[tuple[int, int], ...]:
-        """What is mapped of files, (address, size) each."""
+        """Mappings of files, (address, size) each."""
         manifest = () if self.manifest is None else (self.manifest,)
         return (self.region, self.size), *self.others, *manifest
 
 
 @dataclass(slots=True, eq=False)
 class Patches:
-    """The jumps of one address space, by the addresses of the probed instructions."""
+    """Jumps of one address space, by the addresses of the probed instructions."""
 
     memories: dict[int, NativeMemory] = field(default_factory=dict)
-    """The shared memory of each program, by its number."""
+    """Shared memory of each program, by its number."""
     by_site: dict[int, SitePatch] = field(default_factory=dict)
     code: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """What is mapped for code, (start, end) each, by what ``memories`` has for those who use it."""
+    """Ranges mapped for code, (start, end) each, by the keys of ``memories``."""
     fixups: dict[int, int] = field(default_factory=dict)
-    """Where a thread goes on that faults in our code, by the address of the instruction."""
+    """Address where a thread continues after a fault in the engine's code, by the address of the fault."""
     stops: dict[int, NativeStop] = field(default_factory=dict)
-    """Where a thread in our code leaves its hit to the breakpoint, by the address of the instruction."""
+    """Places in the engine's code where a hit is left to the breakpoint, by the address of the instruction."""
     displaced: dict[int, SitePatch] = field(default_factory=dict)
-    """All jumps that there have been, by the address of their displaced code: threads may still be in it."""
+    """All jumps written so far, by the address of their displaced code: threads may still be in it."""
     starts: list[int] = field(default_factory=list)
-    """Those addresses, in order."""
+    """Keys of ``displaced``, sorted."""
     known: dict[int, SitePatch] = field(default_factory=dict)
     """
-    The jumps whose code is there, by the address of their displaced code: whole, and the latest last.
+    Jumps whose code is written, by the address of their displaced code: with all their sites, and the latest last.
 
-    Those that are in memory may be for some of their probepoints only.
+    Those that are in memory may serve only some of their probepoints.
     """
     places: dict[int, list[int]] = field(default_factory=dict)
-    """Those addresses by the addresses of instructions, in order."""
+    """Keys of ``known`` by the addresses of probed instructions, oldest first."""
     users: dict[int, list[SitePatch]] = field(default_factory=dict)
-    """The jumps that need a byte as it is, by its address."""
+    """Jumps that need a byte unchanged, by its address."""
     listed: dict[int, set[object]] = field(default_factory=dict)
-    """What is in the manifest of each memory, by its page: jumps and breakpoints as their bytes."""
+    """Entries in the manifest of each memory, by its page: jumps and breakpoints as their bytes."""
     unlisted: set[int] = field(default_factory=set)
-    """The pages of the memories whose manifests lack breakpoints."""
+    """Pages of the memories whose manifests lack breakpoints."""
     occupied: int = 0
-    """How often something was where code was to be mapped."""
+    """Number of times that the place for code was occupied by another mapping."""
 
     def begin_list(self, memory: NativeMemory) -> None:
-        """Note that the manifest of a memory is empty: there may have been another one at its place."""
+        """Record that the manifest of a memory is empty: another one may have been at its place."""
         self.listed[memory.page] = set()
         self.unlisted.discard(memory.page)
 
     def learn(self, patches: Iterable[SitePatch]) -> None:
-        """Take notice of jumps whose code has been written."""
+        """Record jumps whose code has been written."""
         for patch in patches:
-            if patch.place is not None and patch.place not in self.known:  # it may come for some of them only, later
+            if patch.place is not None and patch.place not in self.known:  # it may come again for fewer sites
                 self.known[patch.place] = patch
                 for site in patch.addresses:
                     self.places.setdefault(site, []).append(patch.place)
 
     def give_up(self, sites: Iterable[int]) -> None:
-        """Have no jump any more that is at one of these places."""
+        """Forget the jumps at these places, so that they are not written again."""
         self._unlearn({place for site in sites for place in self.places.get(site, ())})
 
     def known_at(self, sites: Collection[int] | None = None) -> list[SitePatch]:
-        """Return the jumps that may be at some places, or at any, the latest first."""
+        """Return the jumps that are known at some places, or at all, the latest first."""
         if sites is None:
             return list(reversed(self.known.values()))
         found = dict.fromkeys(place for site in sites for place in reversed(self.places.get(site, ())))
@@ -304,12 +315,12 @@ class Patches:
                     self.places.pop(site, None)
 
     def code_of(self, number: int) -> list[tuple[int, int]]:
-        """Return where code is that needs what a program has, (start, end) each: its own, and parts of others'."""
+        """Return the ranges of code, (start, end) each, that need a program's memory: its own, and parts of others'."""
         parts = [part for patch in self.known.values() for part in patch.code_of(number)]
         return [*self.code.get(number, ()), *parts]
 
     def write(self, memory: int, patch: SitePatch) -> None:
-        """Write a jump; raise OSError, with nothing changed, if that is not possible."""
+        """Write a jump; raise OSError, with the overwritten code restored, if that is not possible."""
         for address, data in patch.switched():
             os.pwrite(memory, data, address)
         done: list[tuple[int, bytes]] = []
@@ -324,7 +335,7 @@ class Patches:
                     os.pwrite(memory, before, address)
             raise
         for former in {self.by_site[site] for site in patch.addresses if site in self.by_site}:
-            self._drop(former)  # it is larger now
+            self._drop(former)  # the new jump covers more sites
         self._note(patch)
         if patch.copies:
             place = patch.copies[0].copy
@@ -334,7 +345,7 @@ class Patches:
         self.stops.update((stop.place, stop) for stop in patch.stops)
 
     def is_there(self, memory: int, site: int) -> bool:
-        """Return whether memory has the jump of a place."""
+        """Return whether memory contains the whole jump of a place."""
         patch = self.by_site.get(site)
         return patch is not None and all(os.pread(memory, len(data), at) == data for at, data in patch.writes)
 
@@ -345,9 +356,9 @@ class Patches:
 
     def restore(self, memory: int, sites: Iterable[int]) -> set[int]:
         """
-        Put the bytes of the file back at these places, wherever a jump of ours is still there.
+        Restore the file's bytes at these places, wherever memory still has the jump.
 
-        Return all places that have no jump any more: several may have had the same one.
+        Return all places that have lost their jump: several may have shared one.
         """
         gone: set[int] = set()
         waiting = list(dict.fromkeys(patch for site in sites if (patch := self.by_site.get(site)) is not None))
@@ -369,10 +380,11 @@ class Patches:
 
     def mend(self, memory: int, read: Callable[[int, int], bytes]) -> bool:
         """
-        Write the bytes of jumps again that uprobes have replaced; return whether there were any.
+        Rewrite the bytes of jumps that uprobes have replaced; return whether there were any.
 
-        The kernel leaves them alone then when the uprobe goes. Each is written alone, as threads may run meanwhile. A
-        uprobe on a mark for indirect branches does no harm, and where all is the file's again there is no jump.
+        After that the kernel leaves the bytes alone when the uprobe is removed. Each byte is written alone, as threads
+        may run meanwhile. A uprobe on a mark for indirect branches does no harm. Where memory has the file's bytes
+        there is no jump.
         """
         is_mended = False
         for patch in dict.fromkeys(self.by_site.values()):
@@ -399,21 +411,21 @@ class Patches:
                 self.users.pop(place, None)
 
     def _depending_on(self, patch: SitePatch) -> set[SitePatch]:
-        """Return the jumps that rely on what a jump has written."""
+        """Return the jumps that rely on bytes that a jump has written."""
         written = patch.written_bytes()
         others = {other for place in written for other in self.users.get(place, ()) if other is not patch}
         return {other for other in others if not written.isdisjoint(other.relied_bytes())}
 
     def near(self, start: int, end: int) -> set[SitePatch]:
-        """Return the jumps that need bytes from ``start`` to ``end`` (excluded) as they are."""
+        """Return the jumps that need bytes from ``start`` to ``end`` (excluded) unchanged."""
         return {patch for place in range(start, end) for patch in self.users.get(place, ())}
 
     def relying_on(self, address: int) -> list[int]:
-        """Return the places of the jumps that need the byte at an address as it is."""
+        """Return the places of the jumps that need the byte at an address unchanged."""
         return [site for patch in self.near(address, address + 1) for site in patch.addresses]
 
     def bound_to(self, sites: Iterable[int]) -> list[int]:
-        """Return those of the places where there are jumps, and others that cannot have theirs without them."""
+        """Return the places that have jumps, and all others whose jumps must be removed with them because of groups."""
         found: set[SitePatch] = set()
         groups: set[tuple[int, int]] = set()
         more = {self.by_site[site] for site in sites if site in self.by_site}
@@ -425,7 +437,7 @@ class Patches:
 
     @contextlib.contextmanager
     def put_aside(self, memory: int, site: int) -> Iterator[None]:
-        """Have the bytes of the file in the place of the jump at ``site`` for a while, if there is one."""
+        """Restore the file's bytes in place of the jump at ``site``, if there is one, for the duration of the block."""
         patch = self.by_site.get(site)
         if patch is None:
             yield
@@ -440,7 +452,7 @@ class Patches:
                     self.write(memory, each)
 
     def hide(self, address: int, data: bytearray) -> None:
-        """Let ``data``, which was read at ``address``, show the code of the file."""
+        """Replace the bytes of jumps in ``data``, which was read at ``address``, by the file's."""
         end = address + len(data)
         for patch in self.near(address, end):
             for (start, written), original in zip(patch.writes, patch.originals, strict=True):
@@ -449,7 +461,7 @@ class Patches:
                     data[first - address : last - address] = original[first - start : last - start]
 
     def originals(self) -> dict[int, int]:
-        """Return the bytes of the file by their addresses, where jumps are."""
+        """Return the file's bytes by their addresses, where jumps are."""
         return {
             start + place: byte
             for patch in self.by_site.values()
@@ -458,17 +470,17 @@ class Patches:
         }
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return what is mapped for handlers, (start, end) each."""
+        """Return the ranges mapped for handlers, (start, end) each."""
         own = [(memory.page, memory.page + memory.own) for memory in self.memories.values()]
         shared = [(at, at + size) for memory in self.memories.values() for at, size in memory.shared]
         return [*self.code_ranges(), *own, *shared]
 
     def code_ranges(self) -> list[tuple[int, int]]:
-        """Return what is mapped for code, (start, end) each."""
+        """Return the ranges mapped for code, (start, end) each."""
         return [each for ranges in self.code.values() for each in ranges]
 
     def original_of(self, pc: int) -> tuple[SitePatch, CodeCopy] | None:
-        """Return what a thread executes that is in displaced code; None if it is not in any."""
+        """Return the jump and the copied instruction at ``pc``; None if that is not in displaced code."""
         number = bisect_right(self.starts, pc) - 1
         if number < 0:
             return None
@@ -480,9 +492,10 @@ class Patches:
 
     def reached(self, pc: int) -> tuple[SitePatch, int] | None:
         """
-        Return the jump in whose code a thread has just come to an instruction of the program, and its address there.
+        Return the jump in whose code a thread has just reached an instruction of the program, and its original address.
 
-        None between two of them, at the first one, which the thread had come to before the jump, and elsewhere.
+        Return None between two instructions, outside displaced code, and at the first instruction, which the thread had
+        reached before the jump.
         """
         found = self.original_of(pc)
         if found is None:
@@ -496,7 +509,7 @@ class Patches:
         return None
 
     def is_ours(self, pc: int) -> bool:
-        """Return whether an instruction is none of the program's: it is on the way of a jump, or in our code."""
+        """Return whether ``pc`` is an instruction of the engine: in its code, or part of a jump."""
         if any(start <= pc < end for start, end in self.code_ranges()):
             return True
         return any(
@@ -506,7 +519,7 @@ class Patches:
         )
 
     def way_on(self, address: int) -> int:
-        """Return where a thread goes on that stands at an instruction, which a jump may have displaced."""
+        """Return where a thread at an instruction continues: in the copy if a jump has displaced the instruction."""
         moved = (patch.way_on(address) for patch in self.near(address, address + 1))
         return next((place for place in moved if place != address), address)
 
@@ -514,10 +527,10 @@ class Patches:
         self, memory: int, read: Callable[[int, int], bytes], is_mapped: Callable[[int], bool]
     ) -> Patches:
         """
-        Return the same for a forked child, and take what is in its memory and should not be there any more out of it.
+        Return the jumps of a forked child, and remove those in its memory that have been removed in the parent.
 
-        The kernel has copied the memory some time ago: what was mapped or written since then is not in it. It is
-        ``read`` where it ``is_mapped``.
+        The kernel copied the memory some time ago: later mappings and writes are not in the copy. ``read`` reads the
+        child's memory, and ``is_mapped`` returns whether an address is mapped there.
         """
         former = [patch for patch in self.displaced.values() if self.by_site.get(patch.addresses[0]) is not patch]
         copy = Patches(
@@ -535,11 +548,11 @@ class Patches:
         copy.restore(memory, [patch.addresses[0] for patch in former if copy.by_site.get(patch.addresses[0]) is patch])
         for address, data in (switch for patch in set(copy.by_site.values()) for switch in patch.switched()):
             with contextlib.suppress(OSError):
-                os.pwrite(memory, data, address)  # a program may have gone meanwhile
+                os.pwrite(memory, data, address)  # a program may have been removed meanwhile
         return copy
 
     def is_used(self, memory: int, number: int) -> bool:
-        """Return whether a jump to code of a program is known, or in memory all the same."""
+        """Return whether a jump to code of a program is registered, or still in memory although it is not."""
 
         def read(address: int, size: int) -> bytes:
             return os.pread(memory, size, address)
@@ -550,7 +563,7 @@ class Patches:
         )
 
     def forget_program(self, number: int) -> None:
-        """Forget what a program had that is not mapped any more: its addresses may be those of others one day."""
+        """Forget the memory of a program after it was unmapped: its addresses may be used by other mappings later."""
         gone = self.code.pop(number, [])
         memory = self.memories.pop(number, None)
         if memory is not None:
@@ -563,14 +576,14 @@ class Patches:
                 del known[place]
 
     def forget(self, start: int, end: int) -> None:
-        """Forget the jumps in memory that is gone or shows something else."""
+        """Forget the jumps in memory that was unmapped or replaced."""
         sites = self.by_site if end - start > len(self.by_site) else range(start, end)
         for patch in {self.by_site[site] for site in sites if start <= site < end and site in self.by_site}:
             self._drop(patch)
 
 
 def _is_there(read: Callable[[int, int], bytes], patch: SitePatch) -> bool:
-    """Return whether memory has a jump, and with the bytes that it shares it leads where it should."""
+    """Return whether memory has a jump, including the shared bytes that its target depends on."""
     with contextlib.suppress(OSError):
         return all(read(address, len(data)) == data for address, data in (*patch.writes, patch.relied_on))
     return False

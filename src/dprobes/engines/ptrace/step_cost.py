@@ -1,4 +1,4 @@
-"""What a hit at an instruction costs, for people who choose a place."""
+"""Cost of a hit at an instruction, shown to users who choose a place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Execution", "execution_of"]
 
 
 class Execution(enum.Enum):
-    """The way in which a probed instruction is executed; the value completes "it is executed ..."."""
+    """Way in which a probed instruction is executed; the value completes "it is executed ..."."""
 
     EMULATED = "by the tracer (emulated)"
     RUN_ON = "out of line, mostly without a stop after it"
@@ -29,12 +29,12 @@ class Execution(enum.Enum):
 
     @property
     def is_cheap(self) -> bool:
-        """Whether a hit stops the thread only once."""
+        """True if a hit stops the thread only once."""
         return self in (Execution.EMULATED, Execution.RUN_ON)
 
 
 def execution_of(raw: bytes, word_size: int) -> Execution:
-    """Return how the instruction with the bytes ``raw`` is executed, if there is memory for it out of line."""
+    """Return how the instruction with the bytes ``raw`` is executed, if memory for an out-of-line slot is available."""
     emulation = plan(raw, word_size)
     if is_emulated(emulation):
         return Execution.EMULATED
@@ -46,7 +46,7 @@ def execution_of(raw: bytes, word_size: int) -> Execution:
 
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
-    """Iterate over how instructions of a module are executed; nothing is said of other processors than x86."""
+    """Iterate over notes on how instructions of a module are executed; there are none for processors other than x86."""
     if not is_x86(module):
         return
     for instruction in instructions:

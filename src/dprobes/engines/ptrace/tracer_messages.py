@@ -1,4 +1,4 @@
-"""The pipes between client and tracer: frames, and the messages in them."""
+"""Frames and messages on the pipes between client and tracer."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ __all__ = [
 
 _FRAME = struct.Struct("=IB")
 RECORD = struct.Struct("=II")
-"""The part of that which is the frame's payload."""
+"""Payload header of a RECORD frame: program, probepoint."""
 RECORD_FRAME = struct.Struct("=IBII")
-"""What a frame with a record of a program's probepoint begins with: length, kind, program, probepoint."""
+"""Header of a RECORD frame: payload length, kind, program, probepoint."""
 
 
 class Kind(enum.IntEnum):
     """
-    What a frame holds.
+    Kind of a frame's payload.
 
-    A frame is ``u32 length | u8 kind | payload``, in host byte order. Records are the only frequent ones and are packed
-    by hand; all other payloads are pickled dataclasses. Both ends are our own
-    processes, on pipes that nobody else can reach.
+    A frame is ``u32 length | u8 kind | payload``, in host byte order. Records are the only frequent frames and are
+    packed by hand; all other payloads are pickled dataclasses. Unpickling is safe because both ends are processes of
+    dprobes, on pipes that no other process can reach.
     """
 
     MESSAGE = 0
@@ -102,7 +102,7 @@ def unpack_record(payload: bytes) -> tuple[int, int, bytes]:
 
 
 class FrameReader:
-    """The frames in a byte stream, however it is split."""
+    """Parser of frames from a byte stream that arrives in arbitrary pieces."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -117,7 +117,7 @@ class FrameReader:
             if len(pending) < end:
                 break
             payload = bytes(pending[_FRAME.size : end])
-            # At once: who stops iterating gets the next frame the next time.
+            # Delete the frame before the yield: a caller that stops iterating gets the next frame on the next call.
             del pending[:end]
             yield Kind(kind), payload
 
@@ -129,44 +129,44 @@ def load_message(payload: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A program: the limits of its probe definitions, and which header items records carry."""
+    """A program to be run: its number, the limits of its probe definitions, and the header items of its records."""
 
     number: int
-    """How many programs there were before."""
+    """Number of programs that were sent before this one."""
     definitions: tuple[ProbeLimits, ...]
     items: int
     """``record.log_record.Item`` flags."""
     variables: tuple[int, int, int, int]
-    """How many local, global, per-CPU and per-thread variables the program has."""
+    """Numbers of local, global, per-CPU and per-thread variables of the program."""
     counters: int
-    """The descriptor of the memory for counts and variables (``shared_counters``)."""
+    """Descriptor of the memory for counts and variables (``shared_counters``)."""
     extensions: tuple[Registration, ...] = ()
-    """What the program may call by ``callk``, in order."""
+    """Extensions that the program may call by ``callk``, in order."""
     core_directory: str = "."
-    """Where core files are written to."""
+    """Directory for core files."""
     follow: bool = True
-    """Whether the processes that a process starts are in scope as well."""
+    """True if processes that a process starts are in scope as well."""
     budget: float | None = None
-    """The share of a CPU that hits may take; None: as much as they do."""
+    """Share of a CPU that hits may take; None for no limit."""
     globals: int = -1
-    """The descriptor of the global variables, if others have them, too."""
+    """Descriptor of the global variables, if they are shared with other programs; -1 otherwise."""
     principal: int = -1
-    """The number of the program whose variables and tables this one uses instead of its own."""
+    """Number of the program whose variables and tables this one uses instead of its own; -1 if it uses its own."""
     everywhere: dict[int, Sites | str] = field(default_factory=dict)
-    """What is watched in every process, whatever that maps, by word size; a text is why it cannot be."""
+    """Watchpoints of every process, whatever it maps, by word size; a string is the reason why there are none."""
     tables: tuple[Table, ...] = ()
-    """The program's keyed tables, which are in the memory for counts and variables."""
+    """Keyed tables of the program, which are in the memory for counts and variables."""
     wants_images: bool = False
-    """Whether the client is to be told what processes map (``Mapped``, ``Forked``)."""
+    """True if the client needs reports of the mappings of processes (``Mapped``, ``Forked``)."""
     restorer: tuple[int, int] = (-1, 0)
     """Pipe to the process that cleans up after a killed tracer (``restorer_messages``), and that process's id."""
     native: NativeStatePlan | None = None
-    """What handlers in the probed processes have in common with those of the tracer, if there are any."""
+    """State that handlers in the probed processes share with those of the tracer, if there are such handlers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """A request to take over a process; ``launching`` is one that has not yet executed its program."""
+    """A request to attach to a process; ``launching`` is True if it has not yet executed its program."""
 
     pid: int
     launching: bool
@@ -175,20 +175,20 @@ class Attach:
 @dataclass(frozen=True, slots=True)
 class Remove:
     """
-    A request to take probepoints of a program away, in all processes and in those to come.
+    A request to remove probepoints of a program from all present and future processes.
 
-    It answers by ``ProbeStatus``, or not at all if another program has taken the place of that one.
+    The tracer answers with ``ProbeStatus``, or not at all if another program has taken the place of that one.
     """
 
     program: int
     probes: tuple[int, ...]
     state: ProbeState = ProbeState.REMOVED
-    """DISABLED if they have had as many hits as they may."""
+    """State after the removal: DISABLED if they have reached maxhits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRequest:
-    """A request to change variables and tables of a program, the ``count``th; the memory that both see answers it."""
+    """A request to change variables and tables of a program, the ``count``th; the answer is in the shared memory."""
 
     program: int
     count: int
@@ -198,10 +198,10 @@ class ChangeRequest:
 @dataclass(frozen=True, slots=True)
 class Insert:
     """
-    A request to insert one more program, into the process ``pid`` and what that has started.
+    A request to insert one more program into the process ``pid`` and the processes that it has started.
 
-    It opens the ``counters`` and ``native`` of ``start`` in the client, and has ``globals`` already. ``known`` says
-    what is in files that it has asked about.
+    The tracer opens the ``counters`` and ``native`` of ``start`` through the client's descriptors; it has ``globals``
+    already. ``known`` are the sites in files that the tracer has asked about.
     """
 
     start: Start
@@ -212,7 +212,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A request to put a program in the place of another one, ``former``; the rest is as for ``Insert``."""
+    """A request to put a program in the place of ``former``; the other fields are as in ``Insert``."""
 
     start: Start
     former: int
@@ -222,11 +222,11 @@ class Replace:
 @dataclass(frozen=True, slots=True)
 class ShareMemory:
     """
-    A request to let a process map memory for handlers that run in it; ``MemoryShared`` answers it.
+    A request to map memory in a process for handlers that run in it; the answer is ``MemoryShared``.
 
-    ``descriptor`` is a file of the client's. ``calls`` are what handlers keep in memory of the process alone, and
-    ``others`` more files, with their sizes, which belong to other programs as well. ``globals`` are the bytes of global
-    variables that all programs have, and the tracer too: they come last.
+    ``descriptor`` is a file of the client's. ``calls`` describes what handlers keep in the private memory of the
+    process. ``others`` are more files, with their sizes, which are used by other programs as well. ``globals`` is the
+    size in bytes of the global variables, which all programs and the tracer share: they come last.
     """
 
     program: int
@@ -241,12 +241,12 @@ class ShareMemory:
 @dataclass(frozen=True, slots=True)
 class PatchSites:
     """
-    A request to put jumps in the place of breakpoints in a process; ``SitesPatched`` answers it.
+    A request to put jumps in the place of breakpoints in a process; the answer is ``SitesPatched``.
 
-    ``memories`` are (program, page of ``MemoryShared``) of those whose handlers the code has: it knows the process by
-    these, and another page means that the process executes another program.
-    ``pages`` are what is to be mapped for ``code``, (start, end) each; ``fixups`` are for what may fault in it.
-    ``postponed`` are the probepoints whose jumps have to wait for what the process is yet to map.
+    ``memories`` are (program, page of ``MemoryShared``) of the programs whose handlers the code contains. They identify
+    the process: another page means that the process executes another program. ``pages`` are the ranges to be mapped for
+    ``code``, (start, end) each; ``fixups`` are for instructions in it that may fault. ``postponed`` are the probepoints
+    whose jumps have to wait until the process maps more.
     """
 
     program: int
@@ -262,10 +262,10 @@ class PatchSites:
 @dataclass(frozen=True, slots=True)
 class ReleaseMemory:
     """
-    A request to find out whether all handlers that are under way end, or were left without an end.
+    A request to find out whether all handlers that are running end, or were left without an end.
 
-    If no thread is in a handler for a moment, ``words`` of the memory of ``ShareMemory`` become 0 then, (offset, size)
-    each. ``MemoryReleased`` answers.
+    If at some moment no thread is in a handler, ``words`` of the memory of ``ShareMemory``, (offset, size) each, are
+    set to 0. The answer is ``MemoryReleased``.
     """
 
     program: int
@@ -274,7 +274,7 @@ class ReleaseMemory:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A request to take a program away, and with the last one to detach from everything and to end."""
+    """A request to remove a program; after the last one the tracer detaches from all processes and ends."""
 
     program: int
 
@@ -289,9 +289,9 @@ class Attached:
 @dataclass(frozen=True, slots=True)
 class ModuleMapped:
     """
-    A question: which sites of a program a file has that a process maps executable.
+    A question: which sites of a program are in a file that a process maps executable.
 
-    The process is stopped until the answer comes, unless it is one that is about to be attached to (``learn``).
+    The process is stopped until the answer arrives, unless it is one that is about to be attached to (``learn``).
     """
 
     number: int
@@ -304,7 +304,7 @@ class ModuleMapped:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a process has mapped of files as code; ``since`` is when it began to execute what it does, or 0."""
+    """A report of the files that a process has mapped as code; ``since`` is the time of its last exec, or 0."""
 
     pid: int
     since: int
@@ -330,7 +330,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A report that the memory of ``pid`` has no breakpoints at these addresses any more; without any, none at all."""
+    """A report that the memory of ``pid`` has no breakpoints at these addresses any more; none means at any."""
 
     pid: int
     addresses: tuple[int, ...] = ()
@@ -338,7 +338,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """A report that semaphores are about to be raised: (semaphore, a breakpoint that needs it), for crash restorers."""
+    """A report that semaphores are about to be raised: (semaphore, breakpoint that needs it), for crash restorers."""
 
     pid: int
     semaphores: tuple[tuple[int, int], ...]
@@ -346,7 +346,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A report that semaphores in the memory of ``pid`` are not raised any more."""
+    """A report that semaphores in the memory of ``pid`` were lowered."""
 
     pid: int
     semaphores: tuple[int, ...]
@@ -354,7 +354,7 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What the threads of a process are about to watch in their debug registers, instead of what they did."""
+    """A report that threads of a process are about to watch ``watches``, in place of their former ones."""
 
     pid: int
     watches: tuple[Watch, ...]
@@ -363,9 +363,9 @@ class Watched:
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
     """
-    The state of a program's probepoints in one process, or with pid 0 in all.
+    The state of a program's probepoints in one process, or with pid 0 in all processes.
 
-    Several have one message only where there is nothing else to say of them.
+    Several probepoints share a message only if the state is all that is to be reported.
     """
 
     program: int
@@ -375,14 +375,14 @@ class ProbeStatus:
     path: str = ""
     offset: int = 0
     found: bytes = b""
-    """For MISMATCH and CONFLICT: the bytes that memory holds."""
+    """Bytes that memory holds, for MISMATCH and CONFLICT."""
     reason: str = ""
-    """Why it could not be inserted, where the state does not say all: CONFLICT and the states of watchpoints."""
+    """Reason for a failed insertion, for CONFLICT and the states of watchpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overloaded:
-    """A report that hits of a program took too much of a CPU: what is done, and hits a second by probepoint."""
+    """A report that hits of a program took too much of a CPU: the measures taken, and hits a second by probepoint."""
 
     program: int
     verdict: Verdict
@@ -391,14 +391,14 @@ class Overloaded:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A report that a program has taken the place of another one, of which nothing more will be heard."""
+    """A report that a program has taken the place of another one; no more messages about that one follow."""
 
     program: int
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """A report that a program inserted among others, or instead of one, has its probepoints in all processes."""
+    """A report that a program's probepoints are in place in all processes, after ``Insert`` or ``Replace``."""
 
     program: int
 
@@ -406,9 +406,9 @@ class InPlace:
 @dataclass(frozen=True, slots=True)
 class NotInserted:
     """
-    A report that all is as before without a program, and why: what is in the way of a probepoint, or else.
+    A report that a program was not inserted and nothing has changed, with the reason or the obstacle.
 
-    If there is nothing to be said, the process is none of those that are traced.
+    If neither is given, the process is not among the traced ones.
     """
 
     program: int
@@ -419,9 +419,9 @@ class NotInserted:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """
-    A report that a program was taken away while others stay: nothing more will be heard of it.
+    A report that a program was removed while others stay; no more messages about it follow.
 
-    It is ``complete`` if that is because all its processes are gone.
+    It is ``complete`` if it was removed because all its processes are gone.
     """
 
     program: int
@@ -430,7 +430,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShared:
-    """A report where a process has the memory of ``ShareMemory``, or why it has not: then both are 0."""
+    """
+    A report where a process has mapped the memory of ``ShareMemory``; if it has not, both addresses are 0.
+
+    ``problem`` is then the reason.
+    """
 
     program: int
     pid: int
@@ -451,11 +455,11 @@ class MemoryReleased:
 @dataclass(frozen=True, slots=True)
 class SitesPatched:
     """
-    A report which probepoints have jumps in a process now, and why others have not.
+    A report which probepoints have jumps in a process now, and why others do not.
 
     ``probes`` are (program, probepoint) each, and ``refused`` such pairs with the reason. With ``is_outdated`` the
-    process executes another program by now, which has no memory for handlers yet. With ``is_occupied`` it has mapped
-    something where their code was to be, and they are to be planned again.
+    process executes another program by now, which has no memory for handlers yet. With ``is_occupied`` the process has
+    mapped something at the place of the code, and the jumps must be planned again.
     """
 
     program: int
@@ -467,7 +471,7 @@ class SitesPatched:
 
     @property
     def programs(self) -> set[int]:
-        """The programs that it is about."""
+        """Programs that the report is about."""
         return {program for program, _ in (*self.probes, *(pair for pair, _ in self.refused))}
 
     def probes_of(self, program: int) -> list[int]:
@@ -475,17 +479,17 @@ class SitesPatched:
         return [probe for number, probe in self.probes if number == program]
 
     def refused_of(self, program: int) -> dict[int, str]:
-        """Return why others of it have none."""
+        """Return the reasons why other probepoints of a program have no jumps."""
         return {probe: reason for (number, probe), reason in self.refused if number == program}
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """
-    The end of the conversation: everything is taken away and all processes are detached or gone.
+    The end of the conversation: all programs are removed, and all processes are detached or gone.
 
-    ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if anything. The counts are in the
-    shared counters.
+    ``complete`` is True if all processes are gone; ``problem`` is the error in the tracer, if there was one. The counts
+    are in the shared counters.
     """
 
     complete: bool = True
@@ -494,18 +498,18 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """A warning for the user of a program, or of all of them."""
+    """A warning for the user of a program; without ``program`` it is for the users of all of them."""
 
     message: str
     hint: str | None = None
     program: int | None = None
     details: str = ""
-    """More lines below the message."""
+    """Additional lines below the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A report that a process is not traced any more, because a program's handler has it handed to the debugger."""
+    """A report that a process is not traced any more, because a handler of a program has it handed to the debugger."""
 
     program: int
     process: HandedOver
@@ -513,7 +517,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """A report that the core of a process was written for a program, or the problem that it has met."""
+    """A report that the core of a process was written for a program, or why it was not."""
 
     program: int
     pid: int
@@ -525,7 +529,7 @@ class Dumped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A report that the tracer cannot run its first program, and ends; nothing was traced."""
+    """A report that the tracer cannot run its first program and ends; nothing was traced."""
 
     message: str
 
@@ -533,9 +537,10 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """
-    A report that a process could not be taken over, and why; ``number`` is the errno.
+    A report that a process could not be attached to, with the reason; ``number`` is the errno.
 
-    It is to be taken over as it ``shares_with`` another one the memory that is probed, if that is not 0.
+    If ``shares_with`` is not 0, it is a probed process that shares its memory with ``pid``, which is why that was to be
+    attached to.
     """
 
     pid: int

@@ -1,4 +1,4 @@
-"""The engine: it finds the probepoints of recorded hits, and runs their handlers."""
+"""Replay engine: finds the probepoints of recorded hits, and runs their handlers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordedHit", "read_recording"]
 
-# A recording: hits that somebody wrote down, one JSON object a line (docs/engines.md).
+# A recording: hits in a text file, one JSON object a line (docs/engines.md).
 
 
 class RecordedHit(NamedTuple):
-    """One hit: its line, for messages; the field and the value that name its probepoint; and all other fields."""
+    """Recorded hit: its line, for messages; the field and the value that name its probepoint; and all other fields."""
 
     where: str
     place: tuple[str, int | str]
@@ -43,7 +43,7 @@ class RecordedHit(NamedTuple):
 
 
 def read_recording(path: str) -> Iterator[RecordedHit]:
-    """Iterate over the hits in a file; raise ``EngineError`` for a line that is none, or if it cannot be read."""
+    """Iterate over the hits in a file; raise ``EngineError`` for an invalid line, or if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
@@ -101,7 +101,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
 
 
 class ReplayEngine(engine_interface.Engine):
-    """Run handlers on the hits in the recording that is the endpoint of the scope."""
+    """Engine that runs handlers on the hits in a recording, the endpoint of the scope."""
 
     name = "replay"
 
@@ -110,18 +110,18 @@ class ReplayEngine(engine_interface.Engine):
         self._path = scope.endpoint
 
     def plan(self, job: engine_interface.Job) -> engine_interface.Plan:
-        """Raise ``EngineError`` if the module is not on this machine."""
+        """Return the plan of a job; raise ``EngineError`` if the module is not on this machine."""
         if job.resolved is None and not job.compiled.everywhere:
             raise EngineError(f"the replay engine needs the module '{job.program.name}' on this machine")
         return engine_interface.Plan(self, job)
 
     def attach(self, plan: engine_interface.Plan) -> ReplaySession:
-        """Read the recording."""
+        """Read the recording, and return the session."""
         return ReplaySession(plan.job, self._path)
 
 
 class ReplaySession(engine_interface.Attachment):
-    """One run through a recording."""
+    """Run through a recording."""
 
     probes: Sequence[Probepoint] = ()
     left_out: Sequence[LeftOutProbe] = ()
@@ -149,11 +149,11 @@ class ReplaySession(engine_interface.Attachment):
         self._hits = [(self._probes_at(hit), self._context(hit), hit) for hit in read_recording(path)]
 
     def close(self) -> None:
-        """Forget the recording."""
+        """Release the recorded hits."""
         self._hits.clear()
 
     def _probes_at(self, hit: RecordedHit) -> list[int]:
-        """Return the numbers of the probepoints that a hit is of."""
+        """Return the numbers of a hit's probepoints; raise ``EngineError`` if there are none."""
         key, wanted = hit.place
         at_return = hit.fields.get("return", False)
         found = []
@@ -169,7 +169,7 @@ class ReplaySession(engine_interface.Attachment):
         return found
 
     def _context(self, hit: RecordedHit) -> FakeContext:
-        """Return what the handlers of a hit see; variables are those of the run."""
+        """Return the context for the handlers of a hit, with the variables of the run."""
         symbols = {name: address + hit.fields.get("base", 0) for name, address in self._symbols.items()}
         state = {name: value for name, value in hit.fields.items() if name not in ("base", "name", "return")}
         state["comm"] = hit.fields.get("name", "")
@@ -239,11 +239,11 @@ class ReplaySession(engine_interface.Attachment):
             yield encode_record(header._replace(data=outcome.trace, is_stack_trace=True))
 
     def stop(self) -> None:
-        """End before the next hit."""
+        """End the run before the next hit."""
         self._is_stopping = True
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far."""
+        """Return the counts so far."""
         return tuple(replace(each) for each in self._counts)
 
     def remove(self, probes: Sequence[int]) -> None:
@@ -256,11 +256,11 @@ class ReplaySession(engine_interface.Attachment):
         return list(self._locals)
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the variables of the CPUs, up to the last one that was recorded."""
+        """Return the variables of the CPUs, up to the highest one in the recording so far."""
         return [list(cells) for cells in self._of_cpus]
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return what the keyed tables hold."""
+        """Return the contents of the keyed tables."""
         return tuple(store.contents() for store in self._tables)
 
     def change(self, changes: Sequence[engine_interface.Change]) -> None:

@@ -1,6 +1,6 @@
 """
-Templates: how the data of a record is to be read, and what it says (docs/templates.md).
+Templates: the layout and the textual form of a record's data (docs/templates.md).
 
-``template_parser`` reads template files. ``template_renderer`` makes text of a record's data for people, and
-``data_extraction`` names and numbers for files and databases.
+``template_parser`` reads template files. ``template_renderer`` converts a record's data to readable text, and
+``data_extraction`` to named values for files and databases.
 """

@@ -1,4 +1,4 @@
-"""Numbers that a template prints with a sign, and that the handler logs as whole registers."""
+"""The templates that travel with a program, and a check of signed numbers that handlers log as whole registers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["carried_templates", "check_widths", "name_addresses"]
 
 _WORD = 8
 _NO_INTS = ("esp", "eip", "ebp", "eflags")
-"""Registers in which a function has no int."""
+"""Registers that cannot hold an int variable of a function."""
 
 
 def check_widths(templates: Templates, program: Program, diagnostics: Diagnostics) -> None:
-    """Warn of each ``%d`` of a whole register that may hold an int, whose upper half is not that of a negative word."""
+    """Warn of each ``%d`` for a whole register that may hold an int, whose upper half is no sign extension."""
     told = templates_in(derived_templates(program).get(_WORD, ""), program.major)
     for minor, derived in sorted(told.items()):
         written = templates.find(program.major, minor)
@@ -45,7 +45,7 @@ def check_widths(templates: Templates, program: Program, diagnostics: Diagnostic
 
 
 def _words(template: Template) -> Iterator[tuple[int, Placeholder, str]]:
-    """Iterate over the words that are at one place in all records: offset, place-holder, and the text before it."""
+    """Iterate over the words at fixed offsets: offset, placeholder, and the text before it."""
     offset, text = 0, ""
     for part in (part for line in template.lines for part in line):
         match part:
@@ -76,8 +76,8 @@ def carried_templates(directory: Path, program: Program, diagnostics: Diagnostic
     """
     Return the files of a template directory that the records of a program need.
 
-    What is doubtful about them goes to ``diagnostics``. Raise ``SourceError`` if one is wrong, and ``FormatError`` if
-    they cannot be read.
+    Warnings about them go to ``diagnostics``. Raise ``SourceError`` if one has errors, and ``FormatError`` if they
+    cannot be read.
     """
     majors = record_majors(program)
     templates = Templates.from_directory(directory, majors)
@@ -92,7 +92,7 @@ def carried_templates(directory: Path, program: Program, diagnostics: Diagnostic
 
 
 def name_addresses(templates: Templates) -> bool:
-    """Return whether one of some templates has ``%a``."""
+    """Return whether any of the templates has ``%a``."""
     return any(
         isinstance(part, Placeholder) and part.conversion is Conversion.ADDRESS
         for template in templates.all()

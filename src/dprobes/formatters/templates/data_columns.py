@@ -1,10 +1,10 @@
 """
-The fields of many records at once, by what a template takes of their data: columns without decoding each record.
+The fields of many records at once, by the parts of a template: columns without decoding each record.
 
-A template that takes numbers of known sizes, and strings of which all have one length, has its fields at one place in
-all records. Any other that takes nothing but strings and numbers is walked part by part, each part for all records at
-once. Records in which it finds something else (a fault in the place of a string, data that ends early) are looked at
-one by one. What comes out is what ``decode_fields`` gives.
+A template of numbers of known sizes, and strings that all have one length, has its fields at the same offsets in all
+records. Any other template of only strings and numbers is walked part by part, each part for all records at once.
+Records with other contents (a fault in the place of a string, data that end early) are decoded one by one. The result
+is the same as that of ``decode_fields``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 class Step(NamedTuple):
     """
-    What a part of a template takes: so many bytes (``size``), a string item, or a string up to its NUL.
+    The data of a template's part: a number of bytes (``size``), a string item, or a string up to its NUL.
 
-    ``field`` is the number of the field that it gives, None if it gives none. A string is cut after ``cut`` bytes.
+    ``field`` is the number of the resulting field, None if there is none. A string is truncated after ``cut`` bytes.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 def steps_of(template: Template, word_size: int) -> list[Step] | None:
-    """Return how a template is walked; None if it takes something else than strings and numbers."""
+    """Return the steps of a template; None if it has parts other than strings and numbers."""
     steps, field = [], 0
     for part in data_parts(template):
         match part:
@@ -66,11 +66,11 @@ def steps_of(template: Template, word_size: int) -> list[Step] | None:
     return steps
 
 
-# Fields at one place in all records
+# Fields at the same offset in all records
 
 
 class FieldPlace(NamedTuple):
-    """The place of a field in the data of all records; a string is cut after ``cut`` bytes."""
+    """The offset of a field in the data of all records; a string is truncated after ``cut`` bytes."""
 
     start: int
     size: int
@@ -80,16 +80,16 @@ class FieldPlace(NamedTuple):
 
 
 Places = tuple[list[FieldPlace], int]
-"""The places of the fields of a template, and how much of the data it takes."""
+"""The places of the fields of a template, and the size of their data."""
 
 
 def fixed_places(template: Template, word_size: int) -> Places | None:
-    """Return where the fields of a template are in any data; None if that is not fixed."""
+    """Return the places of the fields of a template in any data; None if they are not fixed."""
     return _places(template, word_size, lambda _: None)
 
 
 def field_places(packed: PackedRows, template: Template, word_size: int) -> Places | None:
-    """Return where the fields of a template are in packed records; None if that is not the same in all of them."""
+    """Return the places of the fields of a template in packed records; None if they differ between records."""
     return _places(template, word_size, lambda at: _item_size(packed, at))
 
 
@@ -113,7 +113,7 @@ def _places(template: Template, word_size: int, item_size: Callable[[int], int |
 
 
 def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> struct.Struct | None:
-    """Return the structure of a template's data, whose values are those of its fields; None if it has no fixed one."""
+    """Return the structure of a template's data, whose values are its fields; None if the layout is not fixed."""
     found = fixed_places(template, word_size)
     if found is None:
         return None
@@ -126,7 +126,7 @@ def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> s
 
 
 def _item_size(packed: PackedRows, at: int) -> int | None:
-    """Return the length that all strings at a place of the data have; None if they are not alike, or no items."""
+    """Return the length of the strings at an offset of the data; None if it varies, or if they are not string items."""
     first = packed.shape.data + at
     if not packed.is_constant(first, ITEM_PREFIX_SIZE) or first + ITEM_PREFIX_SIZE > packed.row_size:
         return None
@@ -136,7 +136,7 @@ def _item_size(packed: PackedRows, at: int) -> int | None:
 
 
 def strings_at(packed: PackedRows, place: FieldPlace) -> list[str] | str:
-    """Return the strings at a place of the data, or the one that all have in common."""
+    """Return the strings at a place of the data, or the string that all records share."""
     first, size = packed.shape.data + place.start, place.size
     if packed.is_constant(first, size):
         return _string(packed.first[first : first + size], place.cut)
@@ -156,14 +156,14 @@ def _string(data: bytes, cut: int | None) -> str:
     return text.decode("utf-8", "backslashreplace")
 
 
-# Fields at a place of its own in each record
+# Fields at an individual offset in each record
 
 
 class RaggedData:
     """
-    The data of records that are no table; ``find`` looks at a field of a single one.
+    The data of records that are not packed; ``find`` decodes a field of a single record.
 
-    ``starts`` and ``ends`` tell where in ``body`` the data of each record is.
+    ``starts`` and ``ends`` are the offsets in ``body`` of each record's data.
     """
 
     def __init__(self, rows: Rows, find: Callable[[int], Any]) -> None:
@@ -172,16 +172,16 @@ class RaggedData:
         self.body, self.starts, self.ends = rows.data_bounds()
 
     def numbers(self, at: int, size: int, wanted: Sequence[int]) -> list[int | None]:
-        """Return the unsigned numbers so many bytes after the start of the data, None where it ends before."""
+        """Return the unsigned numbers at offset ``at`` of the data, None for data that end before."""
         read, body = self._reader(size, is_signed=False), self.body
         places = [(self.starts[row] + at, self.ends[row]) for row in wanted]
         return [read(body, place)[0] if place + size <= end else None for place, end in places]
 
     def of_template(self, steps: Sequence[Step], field: int, wanted: Sequence[int], *, is_whole: bool) -> list[Any]:
         """
-        Return a field of the records ``wanted``, whose template takes these steps.
+        Return a field of the records ``wanted``, whose template has these steps.
 
-        With ``is_whole`` it must take all of the data.
+        With ``is_whole`` the template must cover all of the data.
         """
         number = next(n for n, step in enumerate(steps) if step.field == field)
         walked = steps if is_whole else steps[: number + 1]
@@ -193,7 +193,7 @@ class RaggedData:
         return [by_row[row] if row in by_row else self._find(row) for row in wanted]
 
     def fields(self, steps: Sequence[Step], wanted: Sequence[int]) -> list[list[Any]] | None:
-        """Return all fields of records, whose template takes these steps; None if one is not what it must be."""
+        """Return all fields of records, whose template has these steps; None if one has other contents."""
         rows, places = self._walk(steps, wanted, is_whole=True)
         if len(rows) < len(wanted):
             return None
@@ -203,9 +203,9 @@ class RaggedData:
         self, steps: Sequence[Step], wanted: Sequence[int], *, is_whole: bool
     ) -> tuple[Sequence[int], list[list[int]]]:
         """
-        Return the records in which these steps find strings and numbers, and where each step begins in them.
+        Return the records in which these steps find strings and numbers, and the start of each step in them.
 
-        With ``is_whole`` the data of these records ends after the last one.
+        With ``is_whole`` the data of these records must end after the last step.
         """
         body, token = self.body, Token.STRING
         places = [[self.starts[row] for row in wanted]]

@@ -1,7 +1,7 @@
 """
-A record's data, taken apart as its template says.
+The decomposition of a record's data by its template.
 
-The data may be anything: what it lacks, and what no place-holder takes, is kept as what it is.
+The data may be anything: missing data are reported as such, and data without a placeholder are kept unchanged.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ __all__ = [
 ]
 
 CUT_OFF = "the rest, which is longer"
-"""The problem of a dump that is cut: its other bytes are ``odd``, so that they are left over in formats with fields."""
+"""The problem of a truncated dump: its other bytes are ``odd``, so that they are the rest in formats with fields."""
 
 NO_ROOM = CUT
-"""The problem of what is not in the record because the log buffer had no room for it."""
+"""The problem of data that are not in the record because the log buffer had no room."""
 
 _IPV4, _IPV6 = 4, 16
-"""Bytes of addresses."""
+"""Sizes of internet addresses in bytes."""
 
 _FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
 
 
 class Taken(NamedTuple):
     """
-    What one part of a template has taken; a ``value`` of None was not there.
+    The data of one part of a template; a ``value`` of None is missing.
 
-    ``missing`` bytes of it are not in the data. ``odd`` are bytes of an item that make no whole number. ``problem``
-    says why there is no item.
+    ``missing`` is the number of its bytes that are not in the data. ``odd`` are bytes of an item that do not form a
+    whole number. ``problem`` is the reason why there is no item.
     """
 
     value: Value
@@ -85,18 +85,18 @@ _NO_ROOM = Taken(None, problem=NO_ROOM)
 
 @lru_cache(maxsize=4096)
 def data_parts(template: Template) -> tuple[Placeholder | Skip, ...]:
-    """Return what takes data in a template."""
+    """Return the parts of a template that take data."""
     return tuple(part for line in template.lines for part in line if isinstance(part, (Placeholder, Skip)))
 
 
 @lru_cache(maxsize=4096)
 def placeholders(template: Template) -> tuple[Placeholder, ...]:
-    """Return what gives values in a template."""
+    """Return the parts of a template that have values."""
     return tuple(part for part in data_parts(template) if isinstance(part, Placeholder))
 
 
 def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
-    """Return what each of ``data_parts`` takes of a record, and the bytes that are left over."""
+    """Return the data of each of ``data_parts`` in a record, and the remaining bytes."""
     reader = _Reader(record)
     taken = [reader.take(part) for part in data_parts(template)]
     if record.is_cut:
@@ -105,7 +105,7 @@ def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
 
 
 def stacks_in(template: Template, record: LogRecord) -> dict[Token, tuple[int, ...]]:
-    """Return the addresses of the first call stack of each kind that a template takes of a record."""
+    """Return the addresses of the first call stack of each kind in the parts of a template."""
     reader = _Reader(record)
     found: dict[Token, tuple[int, ...]] = {}
     for part in data_parts(template):
@@ -119,7 +119,7 @@ def stacks_in(template: Template, record: LogRecord) -> dict[Token, tuple[int, .
 
 
 def fits(template: Template, record: LogRecord) -> bool:
-    """Return whether a template takes the data of a record exactly, but for what the log had no room for."""
+    """Return whether a template covers the data of a record exactly, except for those without room in the log."""
     taken, rest = read(template, record)
     return not rest and not any(each.missing or each.odd or each.problem not in ("", NO_ROOM) for each in taken)
 
@@ -130,7 +130,7 @@ class _Reader:
         self._data = record.data
         self._word_size = record.word_size
         self._order = record.byte_order
-        self._ended = False  # what comes after something missing is not where it should be
+        self._ended = False  # after missing data the positions of the following are unknown
 
     def take(self, part: Placeholder | Skip) -> Taken:
         if isinstance(part, Skip):
@@ -150,7 +150,7 @@ class _Reader:
         return 0 if self._ended else len(self._data) - self.position
 
     def _bytes(self, count: int) -> bytes:
-        """Take bytes, or none if there are not so many."""
+        """Take bytes, or none if fewer are left."""
         if self._ended or self.position + count > len(self._data):
             self._ended = True
             return b""
@@ -178,7 +178,7 @@ class _Reader:
         return Taken(_text(self._data[start : self.position]))
 
     def _rest(self, *, only_items: bool) -> bytes:
-        """Take all that is left, or the whole items at the beginning of it."""
+        """Take all remaining bytes, or the whole items at their beginning."""
         start = self.position
         while only_items and (end := self._item_end()) is not None:
             self.position = end
@@ -234,7 +234,7 @@ class _Reader:
         return Taken(values, missing, body[end:])
 
     def _network(self, head: ItemHead, body: bytes, missing: int) -> Taken:
-        """Take an address of the Internet, 4 or 16 bytes in the network's order, or a word as such bytes are read."""
+        """Take an internet address, 4 or 16 bytes in network order, or a word whose bytes in memory were such."""
         if head.token is Token.STACK_COUNT and len(body) == self._word_size:
             body = body[:_IPV4] if self._order == "little" else body[-_IPV4:]
         if len(body) not in (_IPV4, _IPV6):
@@ -244,7 +244,7 @@ class _Reader:
         return Taken(str(ip_address(body)), missing)
 
     def _in_order(self, head: ItemHead, body: bytes) -> bytes:
-        """Return the bytes of a string; if it was logged as words, the first byte of each is in its low bits."""
+        """Return the bytes of a string; in a string logged as words, the first byte of each is in the low bits."""
         if head.token is not Token.STACK_COUNT or self._order == "little":
             return body
         size = self._word_size
@@ -259,7 +259,7 @@ class _Reader:
 
 
 def _without_zeros(words: tuple[int, ...]) -> tuple[int, ...]:
-    """Return words up to the last one that is not 0: what a table keeps of a call stack has zeros after it."""
+    """Return words without trailing zeros, which tables store after a call stack."""
     count = len(words)
     while count and not words[count - 1]:
         count -= 1
@@ -271,9 +271,9 @@ def _text(data: bytes) -> str:
     return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
-# The short way for the common template, whose place-holders are all numbers of fixed size.
-# Its data is one structure, and its text one format string of Python, whose conversions are C's. What does not fit
-# exactly goes the long way, which says the same; a test compares them.
+# The fast path for common templates, whose placeholders are all numbers of fixed size. Its data are one structure, and
+# its text one format string of Python, whose conversions are those of C. Records that do not match exactly take the
+# slow path, which yields the same text; a test compares them.
 
 _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _NUMBERS = {
@@ -287,9 +287,9 @@ _NUMBERS = {
 
 class Compiled(NamedTuple):
     """
-    The structure of a record's data, and the format string that takes its values.
+    The structure of a record's data, and the format string for its values.
 
-    ``readable`` are the values that it takes as ``readable_number``, each with its size in bytes.
+    ``readable`` are the values printed by ``readable_number``, each with its size in bytes.
     """
 
     layout: struct.Struct
@@ -297,9 +297,9 @@ class Compiled(NamedTuple):
     readable: tuple[tuple[int, int], ...]
 
     def text_of(self, data: bytes, start: int) -> str:
-        """Return the text of what begins at ``start``, and is as long as the structure."""
+        """Return the text of the data at ``start``, which must have the size of the structure."""
         values = self.layout.unpack_from(data, start)
-        if not self.readable or max(values) < AMOUNT:  # as most are
+        if not self.readable or max(values) < AMOUNT:  # the common case
             return self.form % values
         shown: list[int | str] = [*values]
         for at, size in self.readable:
@@ -309,7 +309,7 @@ class Compiled(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> Compiled | None:
-    """Return the short way for a template, None if there is none."""
+    """Return the fast path for a template, None if there is none."""
     codes = "<" if byte_order == "little" else ">"
     lines = [_literal(template.desc)] if template.desc else []
     readable: list[tuple[int, int]] = []
@@ -340,12 +340,12 @@ def _literal(text: str) -> str:
 
 
 def _conversion(part: Placeholder) -> str | None:
-    """Return Python's conversion for a number, None if it has none that does the same."""
+    """Return the equivalent Python conversion for a number, None if there is none."""
     width = part.width
     if part.conversion is Conversion.POINTER and not width.columns:
         return "0x%x"
     letter = _NUMBERS.get(part.conversion)
-    if letter is None or part.precision == 0 or width.has_prefix:  # of which C and Python make different things
+    if letter is None or part.precision == 0 or width.has_prefix:  # C and Python differ for these
         return None
     if width.in_capitals:
         letter = letter.upper()
@@ -359,21 +359,20 @@ def _conversion(part: Placeholder) -> str | None:
     return text + (f".{part.precision}" if part.precision is not None else "") + letter
 
 
-# The data of a template's records as named, typed fields, for formats that have columns or types.
-# A place-holder says the name of its field, ``%(pid)d``, or the text before it does: ``pid=%d`` is ``pid``,
-# ``*arg0=%nv`` is ``at_arg0``. Fields are in the order of the place-holders, and there is one for each, but not for
-# header items and skipped bytes.
+# The data of a template's records as named, typed fields, for formats that have columns or types. The name of a field
+# is in its placeholder, ``%(pid)d``, or in the text before it: ``pid=%d`` is ``pid``, ``*arg0=%nv`` is ``at_arg0``.
+# Fields are in the order of the placeholders, one for each, but not for header items and skipped bytes.
 
 _NAME = re.compile(r"(?<!\w)([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
 _EXPRESSION = re.compile(r"(?:^|\s)(?P<what>[^\s=]*[^\w\s=.][^\s=]*|\w+(?:\.\w+)+)=[\"']?\Z")
-"""What a derived template calls the content of memory, or a value that was worked out: ``*(8+arg0)=``."""
+"""The name in a derived template for the contents of memory, or a computed value: ``*(8+arg0)=``."""
 _NAME_MAX = 64
 _NAME_REACH = 100
-"""How many characters before a place-holder its name is looked for in."""
+"""Number of characters before a placeholder in which its name is searched."""
 
 
 class FieldKind(enum.Enum):
-    """Tell the types of fields apart."""
+    """Types of fields."""
 
     SIGNED = "signed"
     UNSIGNED = "unsigned"
@@ -407,10 +406,10 @@ _KINDS = {
 @dataclass(frozen=True, slots=True)
 class Field:
     """
-    Describe a field.
+    A field of a template.
 
-    ``name`` is a C identifier that no other field of the template has. ``size`` is that of one element in bytes, 0 for
-    STRING and BYTES; ``base`` is how numbers are printed. The value of an array is a tuple.
+    ``name`` is a C identifier that is unique in the template. ``size`` is that of one element in bytes, 0 for STRING
+    and BYTES; ``base`` is the base in which numbers are printed. The value of an array is a tuple.
     """
 
     name: str
@@ -423,10 +422,10 @@ class Field:
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """
-    The values of a record's fields, and what is in none of them.
+    The values of a record's fields, and the bytes outside of them.
 
-    A value may be a ``Fault`` in place of what could not be read when the record was made, or None if the data ended
-    before. The value of a CHARACTER is its code.
+    A value may be a ``Fault`` if it could not be read at the hit, or None if the data ended before. The value of a
+    CHARACTER is its code.
     """
 
     values: tuple[Value, ...]
@@ -449,7 +448,7 @@ def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
 
 
 def unique_name(name: str, taken: set[str], *, joint: str = "_", fold: Callable[[str], str] = str) -> str:
-    """Return a name, or if it is ``taken`` one with a number, and take it; names are compared as ``fold`` has them."""
+    """Return a name, with a number appended if it is ``taken``, and add it; names are compared after ``fold``."""
     found, number = name, 2
     while fold(found) in taken:
         found, number = f"{name}{joint}{number}", number + 1
@@ -458,7 +457,7 @@ def unique_name(name: str, taken: set[str], *, joint: str = "_", fold: Callable[
 
 
 def _name_in(before: str) -> str:
-    """Return the name of what comes after a text: ``*(8+arg0)=`` gives ``at_8_arg0``; nothing if there is none."""
+    """Return the name at the end of a text: ``*(8+arg0)=`` yields ``at_8_arg0``; an empty string if there is none."""
     if (expression := _EXPRESSION.search(before)) is not None:
         words = expression["what"].replace("*", " at ").replace("~", " not ").replace("-", " minus ")
         name = "_".join(re.findall(r"\w+", words))
@@ -479,7 +478,7 @@ def _with_text_before(template: Template) -> Iterator[tuple[Placeholder, str]]:
 
 
 def decode_fields(template: Template, record: LogRecord) -> Decoded:
-    """Return the values of the fields in a record; never raises, whatever its data is."""
+    """Return the values of the fields in a record; this never raises, whatever its data are."""
     compiled = compiled_of(template, record.word_size, record.byte_order)
     if compiled is not None and len(record.data) == compiled.layout.size and not record.is_cut:
         return Decoded(compiled.layout.unpack(record.data), b"")

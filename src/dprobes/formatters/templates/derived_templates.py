@@ -1,10 +1,10 @@
 """
-Templates that nobody has written: from what the handlers of a program log to names for it.
+Templates derived from the handlers of a program, with names for the values that they log.
 
-A handler is followed on all of its ways, with a name for each cell: ``push 8; push r, arg0; add; push mem, u32`` makes
-``*(8+arg0)``. Where all ways to its end log the same, that is the template of its records. Where they do not, or where
-it cannot be known (what is logged in loops, exception handlers, cells at computed positions), there is none, and the
-data is shown as it is.
+A handler is executed symbolically along all its paths, with a name for each cell: ``push 8; push r, arg0; add; push
+mem, u32`` yields ``*(8+arg0)``. If all paths to its end log the same, that is the template of its records. If they do
+not, or if it cannot be known (values logged in loops, exception handlers, cells at computed positions), there is no
+template, and the data are shown undecoded.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
 __all__ = ["derived_templates"]
 
 _STEPS_MAX = 1000
-"""Instructions that are followed on all ways of a handler together."""
+"""Maximum number of instructions that are followed on all paths of a handler together."""
 
 _CELLS_MAX = 64
-"""Cells that are followed; there is no template for a handler that keeps more."""
+"""Maximum number of cells that are followed; a handler that uses more has no template."""
 
 _NAME_MAX = 40
-"""Characters of the longest name; what is computed by more has the name of any value."""
+"""Maximum length of a name in characters; a longer expression is named like any other value."""
 
 _VALUE = "value"
-"""The name of what has none of its own."""
+"""The name of a value without one."""
 
 _CODE_ADDRESSES = frozenset({"eip", "rip", "ip", "pc"})
-"""What is named so is an address of code, and shown by its symbol."""
+"""Names of addresses of code, which are displayed by their symbols."""
 
 _TIME = "time"
-"""What is named so is no address, however large it is."""
+"""The name of a time, which is never displayed as an address, however large it is."""
 
 _ARCHITECTURES = {4: "i386", 8: "x86_64"}
-"""Processors by their word: how many cells a value takes depends on it."""
+"""Architectures by their word size, on which the number of cells of a value depends."""
 
 _SIGNED = "\0s"
-"""What stands after the name of a number with a sign, before the number of its bits."""
+"""Mark after the name of a signed number, followed by its number of bits."""
 
 _BITS = {"b": 8, "w": 16, "d": 32, "n": 64}
-"""The bits of a number that is logged, by the size that a template gives it."""
+"""The number of bits of a logged number, by its size in a template."""
 
 _NUMBERS = {"log b, <count>": "b", "log w, <count>": "w", "log d, <count>": "d", "log <count>": "n"}
 _ITEMS = {
@@ -70,26 +70,26 @@ _ITEMS = {
     "log kstack, <frames>": "%*k",
     "log ustack": "%*k",
     "log ustack, <frames>": "%*k",
-    "log st": None,  # which is a record of its own
+    "log st": None,  # it has a record of its own
 }
-"""What instructions log as items; ``{}`` is the name of the topmost cell, their address."""
+"""The items that instructions log; ``{}`` is the name of the topmost cell, their address."""
 
 _DUMP = "%*h"
 _LONG = (_DUMP, "%*k")
-"""What has a line of its own."""
+"""Placeholders with lines of their own."""
 
 _SHORT_MAX = 16
-"""Bytes of memory that need no dump, which shows as many in a line."""
+"""Bytes of memory that are not dumped: a dump shows as many in a line."""
 
 _MOVED = ("xchg", "dup <times>", "ros <cells>")
-"""Instructions of the group STACK that move cells as their effect says."""
+"""Instructions of the group STACK whose documented effect moves cells."""
 
 _UNKNOWN = ("sx <label>", "callk", "callk <name>", "pop lp")
-"""Instructions that change where control goes, or what is logged, in a way that is not followed."""
+"""Instructions that change the control flow, or the logged data, in a way that is not followed."""
 
 
 def derived_templates(program: Program) -> dict[int, str]:
-    """Return the text of a template file for each size of a word, in bytes; none where there is no template."""
+    """Return the text of a template file by word size in bytes; none if there is no template."""
     if sets_codes(program):
         return {}
     found = {size: _file_of(program, architecture(name)) for size, name in _ARCHITECTURES.items()}
@@ -97,7 +97,7 @@ def derived_templates(program: Program) -> dict[int, str]:
 
 
 _REPEATED = re.compile(r"\*(n|\?|cells)\Z")
-"""The end of a repeated item in the effect of an instruction."""
+"""The end of a repeated item in the documented effect of an instruction."""
 
 _ADDRESS = re.compile(r"&[\w.:@$]+")
 _SIMPLE = re.compile(r"[*&~]*([\w.:@$]+|\([^()]*\))")
@@ -105,15 +105,15 @@ _CONSTANT = re.compile(r"-?[0-9]+")
 
 
 class _UnknownError(Exception):
-    """Report that what a handler logs cannot be told beforehand."""
+    """An error: the logged data of a handler cannot be predicted."""
 
 
 class _Way(NamedTuple):
     """
-    Where control is, and what has led there.
+    The state of execution on one path.
 
-    ``procedure`` is the one that is executed, or None in the handler; ``returns`` say where its callers go on.
-    ``cells`` are names, from the bottom to the top.
+    ``procedure`` is the one being executed, or None in the handler; ``returns`` are the return positions of its
+    callers. ``cells`` are names, from the bottom to the top.
     """
 
     position: int = 0
@@ -125,7 +125,7 @@ class _Way(NamedTuple):
 
 def _file_of(program: Program, processor: Architecture) -> str:
     procedures = {procedure.name: procedure.code for procedure in program.procedures}
-    known: dict[object, str | None] = {}  # generated programs have thousands of handlers that are alike
+    known: dict[object, str | None] = {}  # generated programs have thousands of equal handlers
     found: dict[int, set[str | None]] = {}
     for definition in program.definitions:
         code = definition.handler
@@ -141,7 +141,7 @@ def _file_of(program: Program, processor: Architecture) -> str:
 
 
 class _Walk:
-    """Follow all ways of a handler."""
+    """A symbolic execution of all paths of a handler."""
 
     def __init__(
         self, handler: Code, procedures: Mapping[str, Code], processor: Architecture, tables: Sequence[Table]
@@ -160,7 +160,7 @@ class _Walk:
         return _joined(_with_names(ends.pop(), self._processor.word_size)) if len(ends) == 1 else None
 
     def _ends(self) -> Iterator[tuple[str, ...]]:
-        """Give what was logged at each end of the handler that leaves a record."""
+        """Yield the logged data at each end of the handler that produces a record."""
         waiting = [_Way()]
         seen = set(waiting)
         while waiting:
@@ -187,7 +187,7 @@ class _Walk:
         return self._handler if procedure is None else self._procedures[procedure]
 
     def _next(self, instruction: Instruction, code: Code, way: _Way) -> Iterator[_Way]:
-        """Give where control goes after an instruction."""
+        """Yield the states after an instruction."""
         target, following = str(instruction.operand), way.position + 1
         match instruction.row.flow:
             case Flow.NEXT:
@@ -207,7 +207,7 @@ class _Walk:
                 raise _UnknownError
 
     def _after(self, instruction: Instruction, way: _Way) -> _Way:
-        """Return what cells and log are after an instruction."""
+        """Return the cells and the log after an instruction."""
         row, cells, logged = instruction.row, list(way.cells), list(way.logged)
         effect = stack_effect(instruction, self._processor, self._tables)
         is_moved = row.group is not Group.STACK or row.syntax in _MOVED
@@ -242,12 +242,12 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
         cells = dict(zip(reversed(before), popped, strict=False))
         return [_limited(_computed(each, cells)) for each in results]
     name = _limited(name or results[0]) if count else ""
-    # The least significant cell of several is on top.
+    # The least significant of several cells is on top.
     return [name] if count == 1 else [f"{name}.{n}" for n in reversed(range(count))]
 
 
 def _name_of(syntax: str, operand: Operand, popped: Sequence[str]) -> str | None:
-    """Return the name of what an instruction pushes, if that does not follow from what it pops alone."""
+    """Return the name of a pushed value, if it does not follow from the popped cells alone."""
     match syntax.split(" ")[:2], operand:
         case ["push", "mem," | "phys,"], _:
             return _content(popped[0])
@@ -265,7 +265,7 @@ def _name_of(syntax: str, operand: Operand, popped: Sequence[str]) -> str | None
 
 
 def _plain(name: str) -> str:
-    """Return a name without what says that it is of a number with a sign."""
+    """Return a name without the mark of a signed number."""
     return name.partition(_SIGNED)[0]
 
 
@@ -275,7 +275,7 @@ def _content(address: str) -> str:
 
 
 def _computed(result: str, cells: Mapping[str, str]) -> str:
-    """Return the name of a result as the effect of an instruction writes it: ``a+b`` with names for ``a`` and ``b``."""
+    """Return the name of a result in the notation of the documented effect: ``a+b`` with names for ``a`` and ``b``."""
     if result in cells:
         return cells[result]
     return re.sub(r"\b[abx]\b", lambda match: _operand(cells.get(match[0], match[0])), result)
@@ -290,7 +290,7 @@ def _limited(name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a name as a template writes it; a constant is a value like any other."""
+    """Return a name in the form for templates; a constant is a value like any other."""
     return _VALUE if _CONSTANT.fullmatch(name) else name.replace("%", "%%")
 
 
@@ -321,7 +321,7 @@ def _item(form: str | None, popped: list[str]) -> list[str]:
 
 
 def _with_names(logged: tuple[str, ...], word_size: int) -> tuple[str, ...]:
-    """Return what was logged, where the cells of a process name that are side by side are one string."""
+    """Return the logged values, with adjacent cells of a process name joined into one string."""
     cells = tuple(_number(f"comm.{n}", "n") for n in range(PROCESS_NAME_SIZE // word_size))
     found: list[str] = []
     for each in logged:
@@ -332,7 +332,7 @@ def _with_names(logged: tuple[str, ...], word_size: int) -> tuple[str, ...]:
 
 
 def _joined(logged: tuple[str, ...]) -> str:
-    """Return a line of values, and a line of its own for each that is long."""
+    """Return a line of values, and a separate line for each long one."""
     lines = [""]
     for each in logged:
         if each.endswith(_LONG):

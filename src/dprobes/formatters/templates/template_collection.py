@@ -1,4 +1,4 @@
-"""The templates of one directory, be it on disk or carried by a file."""
+"""The templates of one directory, on disk or carried by a file, and those of one program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ProgramTemplates", "TemplateFinder", "Templates", "read_file", "source_of", "templates_in", "templates_of"]
 
 FILE_MAX = 1 << 20
-"""Bytes of the longest file: a longer one would only fill memory."""
+"""Maximum size of a template file in bytes, to limit memory."""
 
 
 class TemplateFinder(Protocol):
@@ -40,7 +40,7 @@ class Templates:
     """
     Templates by major and minor code.
 
-    Wrong templates are left out, and ``diagnostics`` says what is wrong with them.
+    Templates with errors are omitted, and reported in ``diagnostics``.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Templates:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
-        """Return the templates of files, the directory file among them; nothing is no templates."""
+        """Return the templates of files, the directory file among them; no files are no templates."""
         found = cls()
         if files:
             found._read_all("", files.get, None)
@@ -62,7 +62,7 @@ class Templates:
     @classmethod
     def from_directory(cls, directory: Path, majors: Container[int] | None = None) -> Self:
         """
-        Return the templates of a directory on disk, with ``majors`` only of these.
+        Return the templates of a directory on disk; ``majors`` limits them to these codes.
 
         Raise ``FormatError`` if it has no directory file, or a file cannot be read.
         """
@@ -90,9 +90,9 @@ class Templates:
 
     def carried(self, majors: Iterable[int] | None) -> dict[str, bytes]:
         """
-        Return what is to travel with a program whose records have certain major codes (None: any).
+        Return the files that travel with a program whose records have certain major codes (None: any).
 
-        That is the files of these, and a directory file that names them and no others.
+        These are the files for the codes, and a directory file with exactly these entries.
         """
         files = self._files
         wanted = sorted(files) if majors is None else sorted(set(majors) & files.keys())
@@ -102,7 +102,7 @@ class Templates:
         return {DIRECTORY_FILE: directory, **dict(files[major] for major in wanted)}
 
     def over(self, others: Templates) -> dict[str, bytes]:
-        """Return the files of these templates, and of others for the major codes for which there is none here."""
+        """Return the files of these templates, and those of ``others`` for major codes that these lack."""
         files: dict[str, bytes] = {}
         names: list[tuple[int, str]] = []
         for major, (name, data) in sorted({**others._files, **self._files}.items()):
@@ -114,7 +114,7 @@ class Templates:
         return {DIRECTORY_FILE: directory_text(names), **files} if files else {}
 
     def _read_all(self, where: str, read: Callable[[str], bytes | None], majors: Container[int] | None) -> None:
-        """Read the directory file and what it names for ``majors``; ``where`` stands before names in messages."""
+        """Read the directory file and the files in it for ``majors``; ``where`` is a prefix of names in messages."""
         diagnostics = self.diagnostics
         data = read(DIRECTORY_FILE)
         if data is None:
@@ -142,7 +142,7 @@ class Templates:
 
 
 def templates_of(files: Mapping[str, bytes]) -> Templates:
-    """Return the templates of files; those of the files that were asked for last are kept."""
+    """Return the templates of files; recent results are cached."""
     return _kept_templates(tuple(files.items()))
 
 
@@ -152,14 +152,14 @@ def _kept_templates(files: tuple[tuple[str, bytes], ...]) -> Templates:
 
 
 def templates_in(text: str, major: int) -> Mapping[int, Template]:
-    """Return the templates of a file without a directory by their minor codes; wrong ones are left out."""
+    """Return the templates of a file without a directory by their minor codes; those with errors are omitted."""
     diagnostics = Diagnostics()
     source = source_of("", text.encode("utf-8", "replace"), diagnostics)
     return parse_file(source, major, diagnostics).templates if source is not None else {}
 
 
 def read_file(path: Path) -> bytes:
-    """Return the bytes of a template file; raise ``FormatError`` if that is not possible."""
+    """Return the bytes of a template file; raise ``FormatError`` if it cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_MAX + 1)
@@ -172,7 +172,7 @@ def read_file(path: Path) -> bytes:
 
 
 def source_of(name: str, data: bytes, diagnostics: Diagnostics) -> SourceFile | None:
-    """Return the text of a file; None if its bytes are no text, and ``diagnostics`` says why."""
+    """Return the text of a file; None, with an error in ``diagnostics``, if its bytes are not text."""
     if len(data) > FILE_MAX:
         diagnostics.error(None, f"'{name}' has more than {FILE_MAX} bytes")
         return None
@@ -185,14 +185,15 @@ def source_of(name: str, data: bytes, diagnostics: Diagnostics) -> SourceFile | 
     return None
 
 
-# The templates of one program: those that a user wrote, and for other records those derived from what handlers log.
+# The templates of one program: those that a user wrote, and for other records those derived from its handlers.
 
 
 class ProgramTemplates:
     """
-    Find the template of a record.
+    The written and derived templates of a program.
 
-    A derived one is that of a record only if it takes all of its data: a handler that has ended early has logged less.
+    A derived template applies to a record only if it covers all of its data: a handler that has ended early has logged
+    less.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class ProgramTemplates:
 
     @classmethod
     def of_source(cls, source: RecordSource | None) -> ProgramTemplates:
-        """Return the templates of a program that records come from; none of nobody."""
+        """Return the templates of the program of a source; none without a source."""
         return cls() if source is None else cls(source.templates, source.derived, source.major)
 
     @cached_property
@@ -214,7 +215,7 @@ class ProgramTemplates:
 
     @cached_property
     def _derived(self) -> Mapping[int, Mapping[int, Template]]:
-        """The others, by the size of a word and the minor code."""
+        """The derived templates, by word size and minor code."""
         return {size: templates_in(text, self._major) for size, text in self._texts.items()}
 
     def of(self, record: LogRecord) -> Template | None:
@@ -241,7 +242,7 @@ class ProgramTemplates:
         """
         Return the template of all records with these codes: the written one, or the derived one.
 
-        There is none where words of both sizes have different ones. A record may be too short for the derived one.
+        Return None if the derived ones of both word sizes differ. A record may be too short for the derived one.
         """
         if (written := self.written.find(major, minor)) is not None:
             return written
@@ -249,7 +250,7 @@ class ProgramTemplates:
         return derived[0] if derived and len({_parts_of(each) for each in derived}) == 1 else None
 
     def all(self) -> Iterator[Template]:
-        """Iterate over all templates; those derived for either size of a word are mostly the same."""
+        """Iterate over all templates; the derived ones are mostly the same for both word sizes."""
         yield from self.written.all()
         seen = set()
         for templates in self._derived.values():
@@ -261,7 +262,7 @@ class ProgramTemplates:
 
 
 def _parts_of(template: Template) -> tuple[tuple[Part, ...], ...]:
-    """Return the lines of a template, wherever they are written."""
+    """Return the lines of a template without their source positions, for comparison."""
     return tuple(
         tuple(replace(part, span=None) if isinstance(part, Placeholder) else part for part in line)
         for line in template.lines

@@ -1,7 +1,7 @@
 """
-The template directory file: which file has the templates of a major code.
+The template directory file: a map from major codes to template files, and the lexer of template files.
 
-A line is ``major file``; a file's name has no directory in it, so that it can travel. C comments.
+A line is ``major file``; a file name contains no directory, so that it is portable. C comments are allowed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = [
     "statements",
 ]
 
-# The text of a template file to statements of tokens; a statement ends with its line.
-# A comment is a blank. Nothing is known here of what the words mean.
+# Lexer of template files: from text to statements of tokens; a statement ends with its line. A comment is a blank.
+# Keywords are not interpreted.
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r\f\v]+|//[^\n]*)
@@ -55,7 +55,7 @@ _KINDS = {kind.value: kind for kind in TokenKind}
 
 
 def statements(source: SourceFile, diagnostics: Diagnostics) -> Iterator[Statement]:
-    """Iterate over the statements of a file; empty ones are left out, and so is one with what is no token."""
+    """Iterate over the statements of a file, without empty ones, and without those with an invalid token."""
     statement: Statement = []
     is_bad = False
     for match in _TOKEN.finditer(source.text):
@@ -72,7 +72,7 @@ def statements(source: SourceFile, diagnostics: Diagnostics) -> Iterator[Stateme
             case "name" | "number" | "string" | "punctuation":
                 statement.append(WordToken(_KINDS[group], text, match.start(), match.end()))
             case _:
-                if not is_bad:  # one error a line is enough
+                if not is_bad:  # one error per line is enough
                     _report(source, match, diagnostics)
                 is_bad = True
                 if group == "open_comment":
@@ -82,7 +82,7 @@ def statements(source: SourceFile, diagnostics: Diagnostics) -> Iterator[Stateme
 
 
 def without_comments(source: SourceFile, diagnostics: Diagnostics) -> str:
-    """Return the text of a file without strings, with blanks in the place of its comments."""
+    """Return the text of a file that has no strings, with its comments replaced by blanks."""
 
     def blank(match: re.Match[str]) -> str:
         if match["body"] is not None and match["end"] is None:
@@ -107,7 +107,7 @@ def _report(source: SourceFile, match: re.Match[str], diagnostics: Diagnostics) 
 DIRECTORY_FILE = "templates.lst"
 
 MAJOR_MAX = 0xFFFF
-"""The highest major or minor code, as in programs."""
+"""The maximum major or minor code, as in programs."""
 
 NAME_MAX = 255
 ENTRIES_MAX = 0x10000
@@ -116,14 +116,14 @@ _WORD = re.compile(r"\n|[^ \t\r\f\v\n]+")
 
 
 class Entry(NamedTuple):
-    """One line of the directory: the file's name, and where it is written."""
+    """One line of the directory: the file's name, and its span."""
 
     file: str
     span: Span
 
 
 def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, Entry]:
-    """Return the files by their major codes; what is wrong goes to ``diagnostics``."""
+    """Return the files by their major codes; errors go to ``diagnostics``."""
     entries: dict[int, Entry] = {}
     first: dict[int, Span] = {}
     for words in _lines(without_comments(source, diagnostics)):
@@ -157,7 +157,7 @@ def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, E
 
 
 def _lines(text: str) -> Iterator[list[re.Match[str]]]:
-    """Iterate over the words of each line that has any."""
+    """Iterate over the nonempty lists of words of each line."""
     words: list[re.Match[str]] = []
     for match in _WORD.finditer(text):
         if match.group() != "\n":
@@ -170,7 +170,7 @@ def _lines(text: str) -> Iterator[list[re.Match[str]]]:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a file of this name lies in the directory itself, and nowhere else."""
+    """Return whether a file of this name is in the directory itself, and nowhere else."""
     return (
         "/" not in name and "\\" not in name and name not in (".", "..", DIRECTORY_FILE)
         and name.isprintable() and not any(c.isspace() for c in name) and len(name) <= NAME_MAX
@@ -178,5 +178,5 @@ def is_plain_name(name: str) -> bool:
 
 
 def directory_text(files: Iterable[tuple[int, str]]) -> bytes:
-    """Return a directory file with certain lines."""
+    """Return a directory file with the given lines."""
     return "".join(f"{major} {file}\n" for major, file in files).encode()

@@ -1,4 +1,4 @@
-"""Templates as data."""
+"""Data types of templates, and of the values that they extract."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ __all__ = [
     "readable_number",
 ]
 
-# The values that templates take out of records.
+# The values that templates extract from records.
 
 ERROR_MAX = 4095
-"""MAX_ERRNO: what the kernel returns from here up to -1 is an error (include/linux/err.h)."""
+"""MAX_ERRNO: results of the kernel from -MAX_ERRNO to -1 are errors (include/linux/err.h)."""
 
 _UNICODE_MAX = 0x10FFFF
 
 _AMOUNT_MAX = {4: 1 << 27, 8: 1 << 40}
-"""Below this, numbers of so many bytes are amounts rather than addresses: 32-bit programs begin after the first."""
+"""Limits by size in bytes, below which numbers are amounts, not addresses: 32-bit programs begin above the first."""
 
 _INT_END = 1 << 32
 
 _SMALL = {4: _AMOUNT_MAX[4], 8: _INT_END - ERROR_MAX}
-"""Below this they are nothing else."""
+"""Limits by size in bytes, below which numbers can only be amounts."""
 
 AMOUNT = min(_SMALL.values())
-"""Below this a number of any size is an amount."""
+"""Limit below which a number of any size is an amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """
-    Data that could not be read: the address where that failed, or a selector.
+    Data that could not be read: the address of the fault, or a selector.
 
-    With ``is_unseen`` it is of the entry of a call, of which only the return was seen.
+    With ``is_unseen`` the data were captured at the entry of a call, of which only the return was seen.
     """
 
     address: int
@@ -70,9 +70,9 @@ Value = int | str | bytes | tuple[int, ...] | Fault | None
 
 def readable_number(number: int, size: int) -> str:
     """
-    Return an unsigned number of ``size`` bytes as people take it: amounts in decimal, what looks like an address not.
+    Return an unsigned number of ``size`` bytes in readable form: amounts in decimal, probable addresses in hexadecimal.
 
-    What may be an error, -4095 to -1, is negative; also as an ``int`` of 32 bits that stands in 8 bytes.
+    Possible errors, -4095 to -1, are negative; also as an ``int`` of 32 bits in 8 bytes.
     """
     if size < 4 or number < _SMALL[size]:
         return str(number)
@@ -84,12 +84,12 @@ def readable_number(number: int, size: int) -> str:
 
 
 def character(code: int) -> str:
-    """Return a character by its code, or what stands for one that is none."""
+    """Return the character with a code, or a substitute for an invalid code."""
     return chr(code) if code <= _UNICODE_MAX else f"<no character: {code:#x}>"
 
 
 class Conversion(enum.Enum):
-    """What a place-holder makes of bytes; the value is its letter."""
+    """The conversion of a placeholder; the value is its letter."""
 
     SIGNED = "d"
     UNSIGNED = "u"
@@ -111,7 +111,7 @@ class Conversion(enum.Enum):
 
     @property
     def is_signed(self) -> bool:
-        """Whether numbers have a sign."""
+        """True if numbers are signed."""
         return self in (Conversion.SIGNED, Conversion.ERROR, Conversion.ENUMERATION, Conversion.DURATION)
 
 
@@ -129,16 +129,16 @@ HEADER_ITEMS = {
     "sp": "sp",
     "time": "time",
 }
-"""What may stand in ``%{...}``, with the fields of ``LogRecord`` that hold it."""
+"""The valid names in ``%{...}``, with their fields of ``LogRecord``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Width:
     """
-    The width of a printed value: at least so many characters, filled up on the left with blanks.
+    The width of a printed value: a minimum number of characters, padded on the left with blanks.
 
-    The other flags are C's: ``plus`` is what stands before a number with a sign that is not negative, ``+`` or a
-    blank; with ``has_prefix`` hexadecimal numbers have a ``0x`` and octal ones a ``0``; ``in_capitals`` is of ``%X``.
+    The other flags are C's: ``plus`` is the prefix of a signed number that is not negative, ``+`` or a blank; with
+    ``has_prefix`` hexadecimal numbers have a ``0x`` and octal ones a ``0``; ``in_capitals`` is set for ``%X``.
     """
 
     columns: int = 0
@@ -151,7 +151,7 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that is printed as it is."""
+    """Literal text."""
 
     text: str
 
@@ -159,12 +159,12 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Placeholder:
     """
-    A place for data, which is taken and printed.
+    A placeholder for data, which are extracted and printed.
 
-    ``size`` is that of one number in bytes: None for the record's word, 0 for no number. With ``is_item`` the
-    data is one prefixed item, else raw bytes. ``span`` is where it is written. ``names`` are those of the numbers of an
-    enumeration. ``field`` is the name of the field if the place-holder says it; then an item is one number, unless it
-    ``is_list``. With ``marks_cut`` a text longer than ``precision`` is cut in bytes, and has a mark after it.
+    ``size`` is that of one number in bytes: None for the record's word, 0 for other values. With ``is_item`` the data
+    are one prefixed item, else raw bytes. ``span`` is its place in the source. ``names`` are the numbers of an
+    enumeration with their names. ``field`` is the explicit name of the field; then an item is one number, unless it
+    ``is_list``. With ``marks_cut`` a text longer than ``precision`` bytes is truncated, and followed by a mark.
     """
 
     conversion: Conversion
@@ -181,7 +181,7 @@ class Placeholder:
 
     @property
     def is_array(self) -> bool:
-        """Whether its value is a list of numbers."""
+        """True if its value is a list of numbers."""
         if not self.is_item or self.size == 0:
             return False
         return self.is_list or not self.field or self.conversion is Conversion.STACK
@@ -189,7 +189,7 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class HeaderValue:
-    """The place of an item of the record's header; ``name`` is a key of ``HEADER_ITEMS``."""
+    """A placeholder for an item of the record's header; ``name`` is a key of ``HEADER_ITEMS``."""
 
     name: str
     width: Width = Width()
@@ -197,7 +197,7 @@ class HeaderValue:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Bytes of the data that are left out."""
+    """Bytes of the data that are skipped."""
 
     count: int
 
@@ -211,7 +211,7 @@ class Template:
     The template of the records with one major and minor code.
 
     ``desc`` is printed first if it is not empty, then each of ``lines``. Templates are compared by identity, so that
-    what is worked out about one can be kept in a dictionary.
+    derived data can be cached in dictionaries.
     """
 
     major: int

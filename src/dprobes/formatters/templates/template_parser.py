@@ -1,11 +1,11 @@
 r"""
-The string of a ``fmt`` statement to the parts of a template's line.
+The parser of template files, and of the strings in ``fmt`` statements, which are the lines of a template.
 
 ::
 
     %[field][*][flags][width][.precision][b|w|d|q|n]c      c = d u x X o c s p a e v T, with * also h k
-    %[field][*][-][width][b|w|d|q|n]E{NAME=number,...}     U instead of E for numbers without a sign
-    %[field]*[-][width].precision~s   a string with a mark where it is cut
+    %[field][*][-][width][b|w|d|q|n]E{NAME=number,...}     U instead of E for unsigned numbers
+    %[field]*[-][width].precision~s   a string with a mark where it is truncated
     %[field]r     %[field]*r     %+N     %[-][width]{item}     %%
     field = (NAME) | (NAME[])     flags = C's, of - 0 + # and a blank; '%+' and a digit is the skip
 
@@ -50,7 +50,7 @@ _NUMBERS = "duxXo"
 _ADDRESSES = "pa"
 _CONVERSIONS = "duxXocspahevkTEUI"
 _AFTER_SIZE = "duxXocspahv"
-"""Before which conversions a letter d is a size: before others it is a conversion itself."""
+"""The conversions before which a letter d is a size; otherwise it is a conversion itself."""
 
 _FROM_C = {
     "i": "write '%d'",
@@ -59,27 +59,27 @@ _FROM_C = {
     "f": "there are no floating-point numbers; '%qx' prints the bits of a double",
     "*": "for an item '*' comes first: '%*8d'",
 }
-"""What to write for what C has."""
+"""Hints with the equivalents of C's conversions and flags."""
 
 _FIELD = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<list>\[,?\])?\Z")
 _NAMED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<number>-?[0-9]{1,20})\Z")
 
 FIELD_MAX = 64
-"""Characters of the longest name of a field."""
+"""Maximum length of a field's name in characters."""
 WIDTH_MAX = 4095
-"""Columns of the widest value, as many as every C library prints (C17 7.21.6.1, 15)."""
+"""Maximum width of a value in columns, which every C library supports (C17 7.21.6.1, 15)."""
 
 PRECISION_MAX = 4095
 
 ARRAY_WIDTH_MAX = 80
-"""Columns, and digits, of an element of an array, of which an item may have very many."""
+"""Maximum width and precision of an element of an array: an item may have very many elements."""
 
 BYTES_MAX = 65535
-"""The length of the longest log buffer: nothing can be longer, or further away."""
+"""Maximum size of a log buffer in bytes, and thus of all lengths and distances."""
 
 
 class Character(NamedTuple):
-    """A character of a string, after its escapes, and from where to where in the file's text it is written."""
+    """A character of a string, with its escapes decoded, and its start and end in the file's text."""
 
     text: str
     start: int
@@ -98,9 +98,9 @@ def parse_parts(
     characters: Sequence[Character], place: Callable[[int, int], Span], diagnostics: Diagnostics, limit: int
 ) -> tuple[Part, ...]:
     """
-    Return the parts of a line, or ``limit`` and some more if there are more; what is wrong goes to ``diagnostics``.
+    Return the parts of a line, or somewhat more than ``limit`` if there are more; errors go to ``diagnostics``.
 
-    ``place`` gives the span from one place of the text to another one.
+    ``place`` returns the span between two positions in the text.
     """
     parts: list[Part] = []
     text: list[str] = []
@@ -139,7 +139,7 @@ class _Reader:
         return self.position >= len(self._characters)
 
     def peek(self, ahead: int = 0) -> str:
-        """Return a character, or nothing after the end."""
+        """Return a character, or an empty string after the end."""
         at = self.position + ahead
         return self._characters[at].text if at < len(self._characters) else ""
 
@@ -161,22 +161,22 @@ class _Reader:
         return found
 
     def text_from(self, start: int) -> str:
-        """Return what was read from ``start`` on."""
+        """Return the text that was read from ``start`` on."""
         return "".join(each.text for each in self._characters[start : self.position])
 
     def since(self, start: int) -> Span:
-        """Return the place of what was read from ``start`` on, or of the character there if nothing was."""
+        """Return the span of the text read from ``start`` on, or of the character there if nothing was read."""
         return self.span(start, self.position)
 
     def span(self, start: int, end: int) -> Span:
-        """Return the place of some characters, at least one."""
+        """Return the span of characters, at least one."""
         last = len(self._characters) - 1
         start = min(start, last)
         end = max(start, min(end - 1, last))
         return self._place(self._characters[start].start, self._characters[end].end)
 
     def here(self, start: int) -> Span:
-        """Return the place of the next character, or if there is none of all since ``start``."""
+        """Return the span of the next character, or at the end the span of all since ``start``."""
         if self.at_end:
             return self.since(start)
         character = self._characters[self.position]
@@ -184,12 +184,12 @@ class _Reader:
 
 
 def _placeholder(reader: _Reader) -> Part | str:
-    """Return the part for a place-holder, or a character that it stands for."""
+    """Return the part for a placeholder, or the character that it represents."""
     start = reader.position
     reader.take()
     if reader.takes("%"):
         return "%"
-    if reader.peek() == "+" and reader.peek(1) in "0123456789":  # also where the text ends
+    if reader.peek() == "+" and reader.peek(1) in "0123456789":  # also at the end of the text
         reader.take()
         return _skip(reader, start)
     field, brackets = _field(reader, start)
@@ -209,12 +209,12 @@ def _placeholder(reader: _Reader) -> Part | str:
 
 
 class _Written(NamedTuple):
-    """What stands before the letter of a conversion, and where each of it begins."""
+    """The options before the letter of a conversion, and their positions."""
 
     start: int
-    """The percent sign."""
+    """Position of the percent sign."""
     first: int
-    """After the name of the field."""
+    """Position after the name of the field."""
     is_item: bool
     width_at: int
     width: Width
@@ -228,7 +228,7 @@ class _Written(NamedTuple):
 
 
 def _after_field(reader: _Reader, start: int) -> Part:
-    """Return the part for a place-holder whose percent sign, and name if it has one, were read."""
+    """Return the part for a placeholder whose percent sign and optional name were read."""
     first = reader.position
     is_item = reader.takes("*")
     width_at = reader.position
@@ -267,7 +267,7 @@ def _after_field(reader: _Reader, start: int) -> Part:
 
 
 def _whole_item(reader: _Reader, conversion: Conversion, written: _Written) -> Placeholder:
-    """Return the place-holder of a conversion that takes an item as a whole, and nearly no options."""
+    """Return the placeholder of a conversion that takes a whole item, and almost no options."""
     start, is_item, width, precision = written.start, written.is_item, written.width, written.precision
     if conversion is Conversion.NETWORK:
         if not is_item or written.has_size or precision is not None:
@@ -285,9 +285,9 @@ def _whole_item(reader: _Reader, conversion: Conversion, written: _Written) -> P
 
 
 def _value(reader: _Reader, conversion: Conversion, written: _Written) -> Placeholder:
-    """Return the place-holder of a number or a string, whose letter was read."""
+    """Return the placeholder of a number or a string whose letter was read."""
     width, precision = written.width, written.precision
-    is_errno = conversion is Conversion.ERROR  # of which '#' leaves -1 a number
+    is_errno = conversion is Conversion.ERROR  # its '#' prints -1 as a number
     flag = _flag_of_numbers(replace(width, has_prefix=False) if is_errno else width)
     if conversion.value not in _NUMBERS and flag:
         raise _WrongError(reader.span(written.width_at, written.precision_at), f"flag '{flag}' is for numbers")
@@ -303,7 +303,7 @@ def _value(reader: _Reader, conversion: Conversion, written: _Written) -> Placeh
 
 
 def _checked_size(reader: _Reader, conversion: Conversion, written: _Written) -> int | None:
-    """Return the size of one number, None for the word, 0 for a string; refuse sizes and precisions of others."""
+    """Return the size of one number, None for the word, 0 for a string; raise for an invalid size or precision."""
     size, has_size = written.size, written.has_size
     if conversion is Conversion.STRING:
         if has_size:
@@ -323,7 +323,7 @@ def _checked_size(reader: _Reader, conversion: Conversion, written: _Written) ->
 
 
 def _checked(part: Part, written: Span) -> Part:
-    """Refuse elements of an array that are as wide as other values may be."""
+    """Return the part; raise if it is an array whose elements exceed ``ARRAY_WIDTH_MAX``."""
     if isinstance(part, Placeholder) and part.is_array:
         found = max(part.width.columns, part.precision or 0)
         if found > ARRAY_WIDTH_MAX:
@@ -333,7 +333,7 @@ def _checked(part: Part, written: Span) -> Part:
 
 
 def _field(reader: _Reader, start: int) -> tuple[str, str]:
-    """Return the name of a field, empty if none is written, and the brackets of a list."""
+    """Return the name of a field, empty if there is none, and the brackets of a list."""
     if not reader.takes("("):
         return "", ""
     at = reader.position
@@ -353,7 +353,7 @@ def _field(reader: _Reader, start: int) -> tuple[str, str]:
 
 
 def _flag_of_numbers(width: Width) -> str:
-    """Return a flag that only numbers take, nothing if there is none."""
+    """Return a flag that only numbers take, or an empty string."""
     return "0" if width.with_zeros else "#" if width.has_prefix else width.plus
 
 
@@ -380,7 +380,7 @@ def _names(reader: _Reader, start: int, letter: str) -> tuple[tuple[int, str], .
 
 
 def _check_bare_item(reader: _Reader, written: _Written, letter: str, what: str, hint: str) -> None:
-    """Refuse anything but ``*`` and the letter."""
+    """Raise if there is anything but ``*`` and the letter."""
     if not written.is_item:
         raise _WrongError(reader.since(written.start), f"'{letter}' {what} an item", hint)
     if reader.position - written.first > len("*h"):
@@ -432,7 +432,7 @@ def _precision(reader: _Reader, start: int) -> int | None:
 
 
 def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
-    """Return a size in bytes, None for the word, and whether one is written."""
+    """Return a size in bytes, None for the word, and whether it is explicit."""
     letter, after = reader.peek(), reader.peek(1)
     if not letter or letter not in _SIZES:
         return None, False
@@ -462,7 +462,7 @@ def _header_value(reader: _Reader, start: int, width: Width) -> HeaderValue:
 
 
 def _unknown(reader: _Reader, start: int) -> _WrongError:
-    """Return what is wrong where the letter of a conversion should be; the reader goes past it."""
+    """Return the error for an invalid letter of a conversion, and skip it."""
     letter = reader.peek()
     if not letter:
         hint = "'%%' prints a percent sign" if reader.position - start == 1 else None
@@ -477,21 +477,21 @@ def _unknown(reader: _Reader, start: int) -> _WrongError:
 #
 # ::
 #
-#     major = 1                        the file's; it stands first
+#     major = 1                        the file's major code; comes first
 #     minor = 1                        begins a template, which ends where the next one begins
-#     desc  = "kill_proc entry"        printed first, as it is
-#     fmt   = "pid=%d sig=%d"          a line; strings that follow each other are one, as in C
+#     desc  = "kill_proc entry"        printed first, unchanged
+#     fmt   = "pid=%d sig=%d"          a line; adjacent strings are joined, as in C
 #
 # A statement ends with its line. Case does not matter in the words on the left. C comments.
 
 LINES_MAX = 1000
-"""How many lines a template has at most."""
+"""Maximum number of lines of a template."""
 
 PARTS_MAX = 1000
-"""How many parts all its lines have together."""
+"""Maximum number of parts in all lines of a template."""
 
 COLUMNS_MAX = 80_000
-"""How wide all its place-holders are together."""
+"""Maximum total width of a template's placeholders."""
 
 _KEYWORDS = ("major", "minor", "desc", "fmt")
 
@@ -501,7 +501,7 @@ _BYTE_MAX = 0xFF
 
 
 class TemplateFile:
-    """The templates of one file by their minor codes; ``major`` is None if the file does not say it."""
+    """The templates of one file by their minor codes; ``major`` is None if the file does not specify it."""
 
     def __init__(self) -> None:
         self.major: int | None = None
@@ -510,16 +510,15 @@ class TemplateFile:
 
 def parse_file(source: SourceFile, major: int | None, diagnostics: Diagnostics) -> TemplateFile:
     """
-    Return the templates of a file that the directory names for ``major`` (None: no directory does).
+    Return the templates of a file that the directory lists for ``major`` (None: without a directory).
 
-    What is wrong goes to ``diagnostics``. A template that has an error is left out, and so are all of a file for
-    another major code.
+    Errors go to ``diagnostics``. Templates with errors are omitted, and so are all of a file for another major code.
     """
     return _Parser(source, major, diagnostics).parse()
 
 
 class _Draft:
-    """A template that is being read."""
+    """A template under construction."""
 
     def __init__(self, minor: int | None, span: Span) -> None:
         self.minor = minor
@@ -531,7 +530,7 @@ class _Draft:
 
 
 def _columns(part: Part) -> int:
-    """Return how wide a part is at least, whatever it shows."""
+    """Return the minimum width of a part, independent of its value."""
     match part:
         case Placeholder(conversion=Conversion.STRING, width=width) | HeaderValue(width=width):
             return width.columns
@@ -554,7 +553,7 @@ class _Parser:
     def parse(self) -> TemplateFile:
         last: Statement = []
         for statement in statements(self._source, self._diagnostics):
-            # Strings on lines of their own go on with the one before.
+            # A string at the beginning of a line continues the previous one.
             if statement[0].kind is TokenKind.STRING and last:
                 last += statement
                 continue
@@ -673,7 +672,7 @@ class _Parser:
         return None
 
     def _characters(self, token: WordToken) -> list[Character]:
-        """Return the characters of a string, each with its place."""
+        """Return the characters of a string, each with its position."""
         found: list[Character] = []
         body = token.text[1:-1]
         position = 0
@@ -688,7 +687,7 @@ class _Parser:
         return found
 
     def _escaped(self, escape: re.Match[str], first: int) -> str | None:
-        """Return what an escape stands for; ``first`` is where its string starts in the text."""
+        """Return the character of an escape sequence; ``first`` is the position of its string in the text."""
         hexadecimal, octal, simple = escape.groups()
         span = self._place(first + escape.start(), first + escape.end())
         if simple is not None:

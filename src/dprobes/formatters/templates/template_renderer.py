@@ -1,7 +1,7 @@
 """
-The text of a record as its template says.
+The text of a record by its template.
 
-Nothing is hidden: what the data lacks, and what no place-holder takes, is shown in angle brackets.
+Nothing is hidden: missing data, and data without a placeholder, are shown in angle brackets.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["STACK_ENDS", "hex_dump", "render"]
 
-# Data as a dump, in the original's form (recovered reference 3.1).
+# Dumps of data, in the original's form (recovered reference 3.1).
 
 
 def hex_dump(data: bytes) -> str:
-    """Return data 16 bytes a line, with offset, groups of four bytes, and the ASCII column, which ignores bit 7."""
+    """Return a dump with 16 bytes a line: offset, groups of four bytes, and the ASCII column, which ignores bit 7."""
     lines = []
     for start in range(0, len(data), 16):
         row = data[start : start + 16]
@@ -65,7 +65,7 @@ def render(
     symboliser: Symboliser | None = None,
 ) -> str:
     """
-    Return the text of a record, without a final line end; never raises, whatever the data is.
+    Return the text of a record, without a final line end; this never raises, whatever the data are.
 
     ``wall_offset`` is added to the record's time to get nanoseconds since 1970. Without ``symboliser``, addresses are
     numbers.
@@ -89,7 +89,7 @@ def render(
             else:
                 follows_lines = False
                 text += _in_line(part, following, names, wall_offset)
-        if text or not parts or not all(map(_is_stack, parts)):  # the kernel's is empty where a program was running
+        if text or not parts or not all(map(_is_stack, parts)):  # the kernel's stack is empty if user code was running
             lines.append(text)
     if record.is_cut and all(each.problem != NO_ROOM for each in taken):
         lines.append(f"{lines.pop()} {CUT}" if lines else CUT)
@@ -102,7 +102,7 @@ _WITH_LINES = (Conversion.DUMP, Conversion.STACK)
 
 
 def _own_lines(part: Placeholder, taken: Taken, names: _Names) -> tuple[str, bool]:
-    """Return a dump or a call stack, and whether it has lines of its own: not if something stands in its place."""
+    """Return a dump or a call stack, and whether it has lines of its own, which a substitute for it has not."""
     if part.conversion is Conversion.DUMP:
         dump = _dump(taken)
         return dump, dump.startswith(_DUMP_START)
@@ -111,7 +111,7 @@ def _own_lines(part: Placeholder, taken: Taken, names: _Names) -> tuple[str, boo
 
 
 def _in_line(part: Part, following: Iterator[Taken], names: _Names, wall_offset: int) -> str:
-    """Return the text of any other part, which may be that of the ``following`` one of what was taken."""
+    """Return the text of any other part; parts that take data consume the next element of ``following``."""
     match part:
         case Text(literal):
             return escaped(literal, "\n\t")
@@ -136,7 +136,7 @@ class _Names(NamedTuple):
         return f"{address:#x}" if name is None else escaped(name)
 
     def of_frame(self, number: int, address: int) -> list[str]:
-        """Return the names of a frame by its number, before it those of the calls there that were inlined."""
+        """Return the names of a frame by its number, preceded by those of calls inlined there."""
         if self.symboliser is None:
             return [f"{address:#x}"]
         if not number:
@@ -197,7 +197,7 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
 
 
 def _named(part: Placeholder, number: int, names: _Names) -> str | None:
-    """Return what stands for a number in the place of its digits, if something does."""
+    """Return a substitute for the digits of a number, if there is one."""
     match part.conversion:
         case Conversion.CHARACTER:
             return escaped(character(number))
@@ -222,7 +222,7 @@ def _named(part: Placeholder, number: int, names: _Names) -> str | None:
 
 
 def _digits(part: Placeholder, number: int) -> str:
-    """Return a number as C prints it."""
+    """Return a number in C's format."""
     width, conversion = part.width, part.conversion
     before = "-" if number < 0 else width.plus if conversion is Conversion.SIGNED else ""
     form = _FORMS.get(conversion)
@@ -251,7 +251,7 @@ _DUMP_START = "0x"
 
 
 def _dump(taken: Taken) -> str:
-    """Return a dump, which has lines of its own, or what stands for it."""
+    """Return a dump, which has lines of its own, or its substitute."""
     match taken.value:
         case bytes() as data:
             text = hex_dump(data)
@@ -270,7 +270,7 @@ STACK_ENDS = {
     StackEnd.GONE: "the process had ended before its stack was followed",
     StackEnd.NO_COPY: "there was no room for a copy of the stack",
 }
-"""What to say of a stack that could not be followed to its end."""
+"""The text for a stack that was not followed to its end."""
 
 
 def _is_stack(part: object) -> bool:
@@ -294,7 +294,7 @@ def _stack(taken: Taken, names: _Names) -> str:
 
 
 def _remarks(taken: Taken) -> str:
-    """Return what is to be said about data that is not as the template has it."""
+    """Return remarks about data that do not match the template."""
     if taken.problem == NO_ROOM:
         return CUT
     parts = []

@@ -1,5 +1,5 @@
 """
-An assembler for the A64 instructions that generated code consists of.
+An assembler for the A64 instructions of which generated code consists.
 
 ::
 
@@ -17,8 +17,8 @@ All instructions have 32 bits (Arm ARM, chapter C4); most of those here are laid
      31   30                      21   20-16   15-10   9-5   4-0
     | sf | opcode                    |  Rm   |  imm  | Rn  | Rd |
 
-``sf`` asks for 64 bits, which instructions that are ``wide`` have; the others clear the upper half of Rd. Register 31
-is the stack pointer or zero, whichever an instruction takes it for.
+``sf`` selects 64 bits, and is set in ``wide`` instructions; the others clear the upper half of Rd. Register 31 is the
+stack pointer or zero, depending on the instruction.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Operation(enum.IntEnum):
     LSLV = 0x1AC0_2000
     LSRV = 0x1AC0_2400
     ASRV = 0x1AC0_2800
-    """Shifts by a register, of which 6 bits count, or 5 where they are not wide."""
+    """Shifts by a register, of which 6 bits count, or 5 if the shift is not wide."""
 
 
 class Shift(enum.Enum):
@@ -93,7 +93,7 @@ class Shift(enum.Enum):
 
 
 class SystemRegister(enum.IntEnum):
-    """The fields of MRS and MSR that name a register: op0, op1, CRn, CRm, op2 in bits 19 to 5."""
+    """The fields of MRS and MSR that select a register: op0, op1, CRn, CRm, op2 in bits 19 to 5."""
 
     NZCV = 0x5A10 << 5
     TPIDR_EL0 = 0x5E82 << 5
@@ -112,7 +112,7 @@ class Memory(NamedTuple):
 _WIDE = 1 << 31
 _FLAG_SETTING = (Operation.SUBS, Operation.ANDS)
 _IMMEDIATE = {Operation.ADD: 0x1100_0000, Operation.SUB: 0x5100_0000, Operation.SUBS: 0x7100_0000}
-"""Of these there is a form with 12 bits, which may be shifted by 12."""
+"""The operations that have a form with an immediate of 12 bits, which may be shifted by 12."""
 _IMMEDIATE_BITS = 12
 _MOVN, _MOVZ, _MOVK = 0x9280_0000, 0xD280_0000, 0xF280_0000
 _MASK_16, _MASK_64 = 0xFFFF, (1 << 64) - 1
@@ -134,15 +134,15 @@ _SVC, _DMB_ISH, _ISB, _MRS, _MSR = 0xD400_0001, 0xD503_3BBF, 0xD503_3FDF, 0xD530
 _WORD = struct.Struct("<I")
 
 _NEAR, _FAR = 19, 26
-"""How many bits there are for the distance of a branch with a condition, and of others, in instructions."""
+"""Bits of the distance in an instruction: of a branch with a condition, and of others."""
 
 
 class A64Assembler(LabeledCode):
     """
-    Instructions that will stand at ``address``; ``wide`` operations work on 64 bits.
+    Instructions for the address ``address``; ``wide`` operations work on 64 bits.
 
-    ``changed`` are the registers that they change, and ``changes_flags`` says whether NZCV is one of them. X16 holds
-    what does not fit into an instruction.
+    ``changed`` are the registers that they change; ``changes_flags`` is true if they change NZCV. X16 holds numbers
+    that do not fit into an instruction.
     """
 
     def __init__(self, address: int = 0) -> None:
@@ -158,11 +158,11 @@ class A64Assembler(LabeledCode):
     # Encoding
 
     def word(self, instruction: int) -> None:
-        """Append an instruction as it is."""
+        """Append an encoded instruction unchanged."""
         self._code.append(instruction)
 
     def raw(self, data: bytes) -> None:
-        """Append instructions as they are."""
+        """Append encoded instructions unchanged."""
         self._code += (instruction for (instruction,) in _WORD.iter_unpack(data))
 
     def _encode(self, opcode: int, dst: int, first: int = 0, second: int = 0, *, wide: bool = False) -> None:
@@ -176,11 +176,11 @@ class A64Assembler(LabeledCode):
     # Moves
 
     def mov(self, dst: Gpr, src: Gpr, *, wide: bool = True) -> None:
-        """Copy a register, which is not the stack pointer; what is not wide clears the upper half."""
+        """Copy a register other than the stack pointer; without ``wide`` the upper half is cleared."""
         self._set(Operation.ORR, dst, Gpr.ZR, src, wide=wide)
 
     def mov_number(self, dst: Gpr, value: int) -> None:
-        """Set a register to a number of 64 bits, signed or unsigned, in as few instructions as move 16 bits each."""
+        """Set a register to a number of 64 bits, signed or unsigned, in as few moves of 16 bits as possible."""
         value &= _MASK_64
         chunks = [value >> shift & _MASK_16 for shift in _CHUNKS]
         is_inverse = chunks.count(_MASK_16) > chunks.count(0)
@@ -215,7 +215,7 @@ class A64Assembler(LabeledCode):
     # Arithmetic
 
     def calculate(self, operation: Operation, dst: Gpr, src: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Calculate with a register and another one or a number; of both, only ADD and SUB take the stack pointer."""
+        """Calculate with a register and another one or a number; ADD and SUB of a number take the stack pointer."""
         if operation in _FLAG_SETTING:
             self.changes_flags = True
         if isinstance(operand, Gpr):
@@ -239,7 +239,7 @@ class A64Assembler(LabeledCode):
         self.calculate(Operation.SUBS, Gpr.ZR, register, operand, wide=wide)
 
     def test(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Compare the bits that both have with zero for a branch."""
+        """AND two operands and compare the result with zero for a branch."""
         self.calculate(Operation.ANDS, Gpr.ZR, register, operand, wide=wide)
 
     def shift(self, shift: Shift, dst: Gpr, src: Gpr, count: int, *, wide: bool = True) -> None:
@@ -258,34 +258,34 @@ class A64Assembler(LabeledCode):
         self._set(_MSUB | minuend << 10, dst, first, second, wide=wide)
 
     def multiply_high(self, dst: Gpr, first: Gpr, second: Gpr, *, is_signed: bool) -> None:
-        """Let a register be the upper half of the product of two."""
+        """Set a register to the upper half of the product of two others."""
         self._set(_SMULH if is_signed else _UMULH, dst, first, second)
 
     def extract(self, dst: Gpr, high: Gpr, low: Gpr, count: int) -> None:
         """Shift two registers to the right, as one of 128 bits; the lower half is the result."""
         self._set(_EXTR | count << 10, dst, high, low)
 
-    # Memory that others change too
+    # Memory that other threads change
 
     def load_acquire(self, dst: Gpr, base: Gpr, size: int = 8) -> None:
-        """Load so that what follows is not done before."""
+        """Load with acquire semantics: later accesses are not done before it."""
         self._set(_LOAD_ACQUIRE | _SIZE_BITS[size], dst, base)
 
     def store_release(self, base: Gpr, src: Gpr, size: int = 8) -> None:
-        """Store so that what comes before is done before."""
+        """Store with release semantics: earlier accesses are done before it."""
         self._encode(_STORE_RELEASE | _SIZE_BITS[size], src, base)
 
     def load_exclusive(self, dst: Gpr, base: Gpr, size: int = 8) -> None:
-        """Load, and watch whether somebody stores there; acquires."""
+        """Load with acquire semantics, and monitor the address for other stores."""
         self._set(_LOAD_EXCLUSIVE | _SIZE_BITS[size], dst, base)
 
     def store_exclusive(self, status: Gpr, base: Gpr, src: Gpr, size: int = 8) -> None:
-        """Store if nobody else did since the load; ``status`` is 0 then; releases."""
+        """Store with release semantics unless another store came after the load; ``status`` is 0 on success."""
         self.changed.add(status)
         self._encode(_STORE_EXCLUSIVE | _SIZE_BITS[size], src, base, status)
 
     def barrier(self) -> None:
-        """Keep the order of all accesses before and after."""
+        """Write a full barrier: it keeps the order of all accesses before and after it."""
         self.word(_DMB_ISH)
 
     # Control
@@ -299,7 +299,7 @@ class A64Assembler(LabeledCode):
         self._fix(_B_IF | condition, target, _NEAR)
 
     def jump_if_bit(self, register: Gpr, bit: int, target: Label) -> None:
-        """Jump to a label if a bit of the lower half is set; leaves flags alone."""
+        """Jump to a label if a bit of the lower half is set; flags are unchanged."""
         self.word(_TBZ | bit << 19 | 2 << 5 | register)
         self.jump(target)
 
@@ -323,7 +323,7 @@ class A64Assembler(LabeledCode):
     # The system
 
     def system_call(self) -> None:
-        """Enter the kernel: x8 is the number; x0 is changed, and nothing else."""
+        """Enter the kernel: x8 is the number; only x0 is changed."""
         self.changed.add(Gpr.X0)
         self.word(_SVC)
 
@@ -336,7 +336,7 @@ class A64Assembler(LabeledCode):
         self._encode(_MSR | SystemRegister.NZCV, src)
 
     def synchronize(self) -> None:
-        """Finish what comes before: so that a counter is not read early."""
+        """Complete all earlier instructions, so that a counter is not read early."""
         self.word(_ISB)
 
     def _fix(self, opcode: int, target: Label, bits: int) -> None:
@@ -344,7 +344,7 @@ class A64Assembler(LabeledCode):
         self.word(opcode)
 
     def assemble(self) -> bytes:
-        """Return the code, all labels being placed; raise ``NotSupportedError`` if a branch does not reach its."""
+        """Return the code; all labels are placed. Raise ``NotSupportedError`` if a branch does not reach its target."""
         code = list(self._code)
         for at, label, bits in self._fixups:
             code[at] |= _distance(self._place_of(label) - 4 * at, bits)

@@ -1,13 +1,12 @@
 """
 The operations of handlers on AArch64, one by one, as the kernel's JIT writes them.
 
-The registers of eBPF are where the kernel's JIT has them (arch/arm64/net/bpf_jit_comp.c). Handlers see memory as the
-processor shows it. Routines, which threads use at the same time, are written for x86-64, whose stores are seen in their
-order: so here theirs release, and their loads acquire.
+The registers of eBPF are where the kernel's JIT has them (arch/arm64/net/bpf_jit_comp.c). Handlers see memory in the
+processor's order. Routines run on several threads at the same time, and are written for x86-64, whose stores become
+visible in order. So here their stores release, and their loads acquire.
 
-The frame of a trampoline begins with a ``struct user_pt_regs`` (arch/arm64/include/uapi/asm/ptrace.h). There is nothing
-below the stack pointer that belongs to a function (AAPCS64, section 6.4.5.1). Of the flags only NZCV is there for
-programs::
+The frame of a trampoline begins with a ``struct user_pt_regs`` (arch/arm64/include/uapi/asm/ptrace.h). No data of a
+function is below the stack pointer (AAPCS64, section 6.4.5.1). Programs can use only NZCV of the flags::
 
     0 regs[31] │ 248 sp │ 256 pc │ 264 pstate, NZCV in its bits 31 to 28
 """
@@ -39,10 +38,10 @@ _REGISTERS = (
 )  # fmt: skip
 _RESULT, _CONTEXT, _FRAME = Gpr.X7, Gpr.X0, Gpr.X25
 _ADDRESS, _OLD, _NEW, _SPARE = Gpr.X9, Gpr.X10, Gpr.X11, Gpr.X17
-"""What an operation may change. X16 is taken by the assembler, and holds nothing from one operation to the next."""
+"""Registers that an operation may change. X16 is the assembler's, and holds nothing from one operation to the next."""
 _FREE = Gpr.X16
 _CALL_CHANGED = frozenset({*_REGISTERS[:6], Gpr.X8, _ADDRESS, _OLD, _NEW, _FREE, _SPARE, Gpr.X30})
-"""What routines may change: arguments and the result, and what is nothing of eBPF's."""
+"""Registers that routines may change: arguments, the result, and those that are not eBPF's."""
 
 _OPERATIONS = {
     Alu.ADD: Operation.ADD,
@@ -82,12 +81,12 @@ _GETCPU = 168
 """The numbers of system calls (include/uapi/asm-generic/unistd.h)."""
 _ROOM = 16
 _ALIGNMENT = 16
-"""What the stack pointer is a multiple of (AAPCS64, section 6.4.5.1)."""
+"""Alignment of the stack pointer in bytes (AAPCS64, section 6.4.5.1)."""
 _CONTEXT_SIZE = 272
 
 
 def gpr(number: int) -> Gpr:
-    """Return the register in which a virtual register is."""
+    """Return the register that holds a virtual register."""
     return _REGISTERS[number]
 
 
@@ -105,12 +104,16 @@ class A64Operations(A64Assembler):
     )
     nothing = b"\x1f\x20\x03\xd5"
     fault_place = 440
-    """Where ``ucontext_t`` has pc: its sigcontext is at 176, with the fault's address, 31 registers and sp before."""
+    """
+    Offset of pc in ``ucontext_t``.
+
+    Its sigcontext is at 176, with the fault's address, 31 registers and sp before pc.
+    """
 
     # Values
 
     def alu(self, operation: int, dst: VirtualRegister, operand: Operand, *, wide: bool = True) -> None:
-        """Calculate; division by zero gives 0 here as well, and so a remainder by zero the dividend."""
+        """Calculate; division by zero gives 0 here as well, and a remainder by zero gives the dividend."""
         register, value = _REGISTERS[dst], self._value(operand)
         match operation:
             case Alu.MOV if isinstance(value, Gpr):
@@ -139,20 +142,20 @@ class A64Operations(A64Assembler):
         return _SPARE
 
     def _address(self, base: Gpr, displacement: int, register: Gpr = _ADDRESS) -> Gpr:
-        """Return a register with a sum: what is loaded and stored in order takes no displacement."""
+        """Return a register with a sum, because loads and stores with an order take no displacement."""
         if not displacement:
             return base
         self.calculate(Operation.ADD, register, base, displacement)
         return register
 
     def add(self, dst: VirtualRegister, src: VirtualRegister, number: int) -> None:
-        """Add."""
+        """Add a number to a register."""
         self.calculate(Operation.ADD, _REGISTERS[dst], _REGISTERS[src], number)
 
     def read(
         self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Load, and acquire if threads share it."""
+        """Load, with acquire semantics for shared memory."""
         if is_shared:
             self.load_acquire(_REGISTERS[dst], self._address(_REGISTERS[base], place), size)
         else:
@@ -161,7 +164,7 @@ class A64Operations(A64Assembler):
     def write(
         self, base: VirtualRegister, place: int, src: VirtualRegister, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Store, and release if threads share it."""
+        """Store, with release semantics for shared memory."""
         self._store(_REGISTERS[base], place, _REGISTERS[src], size, is_shared=is_shared)
 
     def write_number(
@@ -183,7 +186,7 @@ class A64Operations(A64Assembler):
         """
         Write a loop of an exclusive load and an exclusive store, which all processors have.
 
-        Where the old value is wanted the operation keeps the order of everything around it, as the kernel's does
+        If the operation returns the old value, it keeps the order of all accesses around it, as the kernel's does
         (Documentation/atomic_t.txt).
         """
         register = _REGISTERS[src]
@@ -219,19 +222,19 @@ class A64Operations(A64Assembler):
         self.jump_if(_CONDITIONS[Jump(condition)], target)
 
     def count_down(self, register: VirtualRegister, step: int, again: Label) -> None:
-        """Subtract, and compare with that."""
+        """Subtract, and compare the result with 0."""
         self.calculate(Operation.SUBS, _REGISTERS[register], _REGISTERS[register], step)
         self.jump_if(Condition.NE, again)
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Load, subtract and store."""
+        """Load a word of the frame, subtract and store it."""
         self.load(_ADDRESS, Memory(_FRAME, place))
         self.calculate(Operation.SUBS, _ADDRESS, _ADDRESS, 1)
         self.store(Memory(_FRAME, place), _ADDRESS)
         self.jump_if(Condition.MI, target)
 
     def call_at(self, address: int) -> None:
-        """Call, and note what routines change."""
+        """Call a routine, and record the registers that routines change."""
         super().call_at(address)
         self.changed |= _CALL_CHANGED
         self.changes_flags = True
@@ -241,13 +244,13 @@ class A64Operations(A64Assembler):
         self.mov_number(_RESULT, address)
         self.jump_by(_RESULT)
 
-    # What only the processor knows
+    # Operations that depend on the processor
 
     def read_cpu(self, around: Surroundings) -> None:
         """
-        Load what the C library has in the thread's struct rseq, or ask the kernel.
+        Load the CPU's number from the C library's struct rseq of the thread, or make a system call.
 
-        That is at ``cpu_place`` from the thread pointer, and called ``cpu_id`` (rseq(2)).
+        The field is ``cpu_id`` of the struct (rseq(2)), at ``cpu_place`` from the thread pointer.
         """
         if around.cpu_place is not None:
             self.read_system(_RESULT, SystemRegister.TPIDR_EL0)
@@ -268,21 +271,21 @@ class A64Operations(A64Assembler):
         self.move_stack(_ROOM + 32)
 
     def read_thread(self, dst: VirtualRegister, place: int) -> None:
-        """Read the thread pointer, and load by it."""
+        """Read the thread pointer, and load relative to it."""
         self.read_thread_pointer(dst)
         self.load(_REGISTERS[dst], Memory(_REGISTERS[dst], place), 4)
 
     def read_thread_pointer(self, dst: VirtualRegister) -> None:
-        """Read its register, which never faults."""
+        """Read the register of the thread pointer, which never faults."""
         self.read_system(_REGISTERS[dst], SystemRegister.TPIDR_EL0)
 
     def read_counter(self) -> None:
-        """Read the counter of the system's timer, not early."""
+        """Read the counter of the system's timer, after all earlier instructions."""
         self.synchronize()
         self.read_system(_RESULT, SystemRegister.CNTVCT_EL0)
 
     def scale(self, base: VirtualRegister, place: int) -> None:
-        """Multiply to 128 bits."""
+        """Multiply to 128 bits, and shift by 32 bits."""
         factor, high = self._value(MemoryWord(base, place)), _REGISTERS[VirtualRegister.R3]
         assert isinstance(factor, Gpr)
         self.multiply_high(high, _RESULT, factor, is_signed=True)
@@ -290,7 +293,7 @@ class A64Operations(A64Assembler):
         self.extract(_RESULT, high, _RESULT, 32)
 
     def enter_kernel(self, call: SystemCall) -> None:
-        """Keep all registers but x0 (arch/arm64/kernel/entry.S)."""
+        """Make a system call, which keeps all registers except x0 (arch/arm64/kernel/entry.S)."""
         self.mov_number(Gpr.X8, _SYSTEM_CALLS[call])
         self.system_call()
         self.mov(_RESULT, Gpr.X0)
@@ -299,7 +302,7 @@ class A64Operations(A64Assembler):
 
     def open_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
         """
-        Make room for the frame, and above it for the registers that are kept.
+        Allocate the frame, and above it the place for the registers that are kept.
 
         ::
 
@@ -313,7 +316,7 @@ class A64Operations(A64Assembler):
             self.calculate(Operation.ADD, _FRAME, Gpr.SP, frame)
 
     def close_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Return."""
+        """Restore the registers, and return."""
         saved = _saved(kept, frame)
         for place, register in enumerate(saved):
             self.load(register, Memory(Gpr.SP, frame + 8 * place))
@@ -323,7 +326,7 @@ class A64Operations(A64Assembler):
     # Trampolines
 
     def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:
-        """Return what a trial of the translation changes."""
+        """Return the registers that a trial translation changes."""
         trial = type(self)(self.address)
         Translator(trial, assembled, around, trial.label()).write()
         touched = footprint(assembled, self.layout.words)
@@ -332,15 +335,15 @@ class A64Operations(A64Assembler):
         return Touched(frozenset(registers), trial.changes_flags)
 
     def move_stack(self, distance: int) -> None:
-        """Add or subtract."""
+        """Add to or subtract from the stack pointer."""
         self.calculate(Operation.ADD if distance > 0 else Operation.SUB, Gpr.SP, Gpr.SP, abs(distance))
 
     def save(self, register: int) -> None:
-        """Store."""
+        """Store a register in the frame."""
         self.store(Memory(Gpr.SP, self.layout.registers[register]), Gpr(register))
 
     def restore(self, register: int) -> None:
-        """Load."""
+        """Load a register from the frame."""
         self.load(Gpr(register), Memory(Gpr.SP, self.layout.registers[register]))
 
     def save_flags(self, *, is_whole: bool) -> None:
@@ -364,19 +367,19 @@ class A64Operations(A64Assembler):
         self.store(Memory(Gpr.SP, self.layout.sp), _FREE)
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Test a bit, which leaves flags alone."""
+        """Test a bit, which leaves the flags unchanged."""
         self.mov_number(_FREE, life_mark)
         self.load(_FREE, Memory(_FREE), 4)
         self.jump_if_bit(_FREE, HAS_ENDED.bit_length() - 1, target)
 
     def branch_if_set(self, place: int, target: Label) -> None:
-        """Load and compare."""
+        """Load a word of the frame and compare it with 0."""
         self.load(_FREE, Memory(Gpr.SP, place))
         self.compare(_FREE, 0)
         self.jump_if(Condition.NE, target)
 
     def open_handler(self, frame: int, *, has_context: bool) -> None:
-        """Copy the stack pointer."""
+        """Copy the stack pointer to the registers of R1 and R10."""
         if has_context:
             self.calculate(Operation.ADD, _CONTEXT, Gpr.SP, 0)
         if frame:
@@ -384,7 +387,7 @@ class A64Operations(A64Assembler):
             self.move_stack(-frame)
 
     def close_handler(self, frame: int) -> None:
-        """Copy it back."""
+        """Restore the stack pointer from R10's register."""
         if frame:
             self.calculate(Operation.ADD, Gpr.SP, _FRAME, 0)
 
@@ -396,7 +399,7 @@ class A64Operations(A64Assembler):
 
 
 def _saved(kept: Sequence[VirtualRegister], frame: int) -> list[Gpr]:
-    """Return what a function saves: what it keeps, and where it returns to."""
+    """Return the registers that a function saves: those that it keeps, and its return address."""
     return [*(_REGISTERS[register] for register in kept), *([_FRAME] if frame else []), Gpr.X30]
 
 

@@ -1,9 +1,9 @@
 """
 Routines that make packed records (``record_table``) of the entries that the lines of an index (``entry_walk``) name.
 
-The places of the entries of one group are listed first; then it is found out in which bytes they differ; then those
-bytes are put together, for each place in an entry those of all. Some hundreds of entries are gone through at a time,
-again and again as long as the processor's cache has them.
+The places of the entries of one group are listed first. The second step finds the bytes in which they differ. The third
+one collects those bytes: for each place in an entry, the bytes of all entries. Each pass covers some hundreds of
+entries, repeatedly while they are in the processor's cache.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 _R = Register
 
 PLACE_SIZE = 4
-"""Bytes of a place in a list: how far after the base an entry begins."""
+"""Size in bytes of a place in a list: the distance of an entry from the base."""
 
 _TOGETHER = 192 * PLACE_SIZE
 
 
 class Packing(enum.IntEnum):
-    """The offsets of the words that tell the routines what to pack, and where to put it: addresses, but COUNT."""
+    """The offsets of the words that parametrise packing: input and output, all addresses except COUNT."""
 
     PLACES = 0
     PLACES_END = 8
@@ -47,21 +47,25 @@ class Packing(enum.IntEnum):
     FIRST = 24
     """The first entry, with which all others are compared."""
     DIFFERENCES = 32
-    """Where the differences of an entry's words go, all bits of them."""
+    """The output for the differences of an entry's words, all bits of them."""
     DIFFERENCES_END = 40
     WHICH = 48
     """A list of places in an entry, whose bytes are wanted."""
     WHICH_END = 56
     OUT = 64
     COUNT = 72
-    """How many entries there are."""
+    """The number of entries."""
 
 
 PACKING_SIZE = 80
 
 
 def places_routine() -> Assembled:
-    """Return the routine that lists at R4 the places of the lines from R1 to R2 that are of group R3; R0 is its end."""
+    """
+    Return the routine that lists the places of the lines from R1 to R2 that are of group R3.
+
+    The list begins at R4; R0 is its end.
+    """
     asm = Assembler()
     again, following, done = asm.label(), asm.label(), asm.label()
     asm.mov(_R.R0, _R.R4)
@@ -81,7 +85,7 @@ def places_routine() -> Assembled:
 
 
 def order_routine() -> Assembled:
-    """Return the routine that puts at R3 a byte for each line from R1 to R2: its group."""
+    """Return the routine that puts a byte for each line from R1 to R2 at R3: its group."""
     asm = Assembler()
     again, done = asm.label(), asm.label()
     asm.place(again)
@@ -97,7 +101,7 @@ def order_routine() -> Assembled:
 
 
 def difference_routine() -> Assembled:
-    """Return the routine that finds out in which bits of their words entries differ; R1 is a ``Packing``."""
+    """Return the routine that finds the bits of their words in which entries differ; R1 is a ``Packing``."""
     asm = Assembler()
     batch, word, again, following, done = (asm.label() for _ in range(5))
     _begin(asm, batch, done)
@@ -131,7 +135,7 @@ def difference_routine() -> Assembled:
 
 
 def planes_routine() -> Assembled:
-    """Return the routine that puts the wanted bytes of entries together, COUNT for each place; R1 is a ``Packing``."""
+    """Return the routine that collects the wanted bytes of entries, COUNT for each place; R1 is a ``Packing``."""
     asm = Assembler()
     batch, plane, again, done = (asm.label() for _ in range(4))
     _begin(asm, batch, done)
@@ -140,7 +144,7 @@ def planes_routine() -> Assembled:
     asm.load(_R.R0, _R.R1, Packing.PLACES)
     asm.derive(Alu.SUB, _R.R9, _R.R2, _R.R0)
     asm.alu(Alu.RSH, _R.R9, PLACE_SIZE.bit_length() - 1)
-    asm.alu(Alu.ADD, _R.R8, _R.R9)  # where the bytes of these entries go
+    asm.alu(Alu.ADD, _R.R8, _R.R9)  # the output for the bytes of these entries
     asm.place(plane)
     asm.load(_R.R6, _R.R7, 0, Size.W)
     asm.load(_R.R0, _R.R1, Packing.BASE)
@@ -167,7 +171,7 @@ def planes_routine() -> Assembled:
 
 
 def _begin(asm: Assembler, batch: Label, done: Label) -> None:
-    """Begin with the places from R2 to R3, some of them at a time; go to ``done`` after the last. Takes R0."""
+    """Begin with a batch of places from R2 to R3; go to ``done`` after the last. Takes R0."""
     whole = asm.label()
     asm.load(_R.R2, _R.R1, Packing.PLACES)
     asm.place(batch)
@@ -183,7 +187,7 @@ def copy_routine() -> Assembled:
     """
     Return the routine that copies the entries which the lines from R1 to R2 name, after R3, to R4; R0 is their end.
 
-    They stand one after the other then.
+    The copies follow each other without gaps.
     """
     asm = Assembler()
     again, word, done = asm.label(), asm.label(), asm.label()

@@ -1,24 +1,24 @@
 """
-Routines of the reader of rings: how far entries are complete, and which there are in a copy of a ring.
+Routines of the reader of rings: the end of complete entries, and an index of the entries in a copy of a ring.
 
-The copy is walked once. What is found of each entry is a line of an index, in which entries can be sorted without
-moving them::
+The copy is walked once. The result for each entry is a line of an index, in which entries can be sorted without moving
+them::
 
     line     0 u64 time     that of its record; an entry without one has that of the entry before it
              8 u32 place    where in the copies it begins
             12 u32 group    the number of its group: entries of one kind and length
 
     group    0 u64 key      length, and the kind in the upper half
-             8 u64 count    how many there are of it
+             8 u64 count    the number of its entries
 
-Probed processes can write whatever they like into rings. What can be no work of a handler of the program is skipped,
-and counted: entries of other kinds, for probepoints that there are not, too short ones, and records with other items or
-from the future.
+Probed processes can write anything into rings. Entries that no handler of the program can have written are skipped and
+counted. These are entries of other kinds, for probepoints that do not exist, too short ones, and records with other
+items or from the future.
 
-A record says of its thread what it is to be found by (``Abilities.named_later``): what a table of threads has of that
-one is written into the record, and the thread id is taken from the entry's head. A record whose handler did not know
-the id of its thread is called as the first thread of its process. The walk stops at a thread that the table does not
-have, and can go on there; if what the table has is that nobody knows, the record stays as it is.
+A record has the ids of its thread (``Abilities.named_later``). The walk copies the data of that thread from a table of
+threads into the record, and takes the thread id from the entry's head. If a handler did not know the id of its thread,
+the record gets the data of the first thread of its process. The walk stops at a thread that the table does not have,
+and can go on there. If the table marks a thread as unknown, the record is left unchanged.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ LINE_SIZE = 16
 GROUP_SIZE = 16
 GROUPS_MAX = 256
 RECORD_PLACE = ENTRY_HEADER + ENTRY_HEAD.size
-"""Where in an entry its record begins."""
+"""Offset of the record in its entry."""
 
 NAMES = TableShape(8, 24, 4096, forgets=True)
 """The table of threads: u64 process and thread id (lower half) to name, u32 user id, u32 reading of its last record."""
 THREAD_NAME, THREAD_UID, THREAD_READING = 0, NAME_SIZE, NAME_SIZE + 4
 NOBODY_KNOWS = (1 << 32) - 1
-"""What stands in the place of the reading for threads of which nothing is known yet."""
+"""Value in the place of the reading for threads about which nothing is known yet."""
 
 _HEAD, _TID, _KIND_BYTE = ENTRY_HEADER, ENTRY_HEADER + 4, ENTRY_HEADER + KIND_SHIFT // 8
 _PROBE_MASK = (1 << KIND_SHIFT) - 1
@@ -77,9 +77,9 @@ _ENDED_SIZE = 8
 @dataclass(frozen=True, slots=True)
 class RecordPlaces:
     """
-    Where in the records of a program things are, in bytes; None where they lack them.
+    Offsets in bytes of items in the records of a program; None for items that they lack.
 
-    All have the ``flags``, unless that is None, and at least ``size`` bytes.
+    All records have the ``flags``, unless that is None, and at least ``size`` bytes.
     """
 
     time: int | None
@@ -90,19 +90,19 @@ class RecordPlaces:
 
     @property
     def process(self) -> int | None:
-        """Where the process id stands until the walk has been there; None if nothing is to be added to records."""
+        """The offset of the process id before the walk; None if nothing is to be added to records."""
         return self.uid if self.name is None else self.name
 
 
 class Walk(enum.IntEnum):
-    """The offsets of the words that tell a walk what it needs, and keep how far it has come."""
+    """The offsets of the words with the parameters and the progress of a walk."""
 
     AT = 0
     END = 8
     BASE = 16
-    """What places are counted from."""
+    """The base of places."""
     LINE = 24
-    """Where the next line goes."""
+    """The address of the next line."""
     TIME = 32
     """The time of the last record."""
     GROUPS = 40
@@ -112,46 +112,46 @@ class Walk(enum.IntEnum):
     COUNTS = 64
     """A word for each probepoint, to count its records."""
     PROBES = 72
-    """How many probepoints there are."""
+    """The number of probepoints."""
     THREADS = 80
     """The table of threads."""
     THREAD = 88
     """The key of the thread that was looked up last, and at which the walk may have stopped."""
     FOUND = 96
-    """What the table has of it; 0: nothing is known."""
+    """The table's data for this thread; 0: nothing is known."""
     READING = 104
     SEEN = 112
-    """Where the key of the next thread goes that is seen the first time in this reading."""
+    """The address for the key of the next thread that is seen the first time in this reading."""
     SEEN_END = 120
     NAMELESS = 128
-    """How many records were left as they are."""
+    """The number of records that were left unchanged."""
     LATEST = 136
     """The latest time that a record can have."""
     REFUSED = 144
-    """How many entries were skipped that are no work of a handler."""
+    """The number of skipped entries that no handler can have written."""
 
 
 WALK_SIZE = 152
 
 
 class WalkResult(enum.IntEnum):
-    """Why a walk has ended."""
+    """The reasons for the end of a walk."""
 
     DONE = 0
     THREAD = 1
     """The table does not have a thread."""
     GROUPS = 2
-    """There are no more groups."""
+    """There is no room for another group."""
     NONSENSE = 3
-    """What is there is no entry."""
+    """The data is not an entry."""
 
 
 def complete_routine() -> Assembled:
     """
-    Return the routine that returns where the complete entries from R1 on end, at most R2: addresses.
+    Return the routine that returns the end of the complete entries from R1 on, at most R2: addresses.
 
-    An entry that would reach beyond R2 is not complete. Where one has the length of the one before, the place of the
-    next one does not depend on what was loaded: so the processor need not wait for one after the other, which are not
+    An entry that would reach beyond R2 is not complete. If an entry has the length of the one before, the place of the
+    next one does not depend on loaded data. So the processor need not wait for one entry after the other, which are not
     in its cache.
     """
     asm = Assembler()
@@ -183,13 +183,13 @@ def walk_routine(places: RecordPlaces, *, again: bool = False) -> Assembled:
     """
     Return the routine that walks over the entries between AT and END of the ``Walk`` at R1; R0 is a ``WalkResult``.
 
-    With ``again`` they have been walked over before, and are not counted once more.
+    With ``again`` the entries have been walked over before, and are not counted again.
     """
     return _Writer(places, again=again).write()
 
 
 class _Writer:
-    """The writer of it: R6 is the walk, R7 the entry, R8 its length, R9 its distance to the next one."""
+    """The writer of the routine: R6 is the walk, R7 the entry, R8 its length, R9 its distance to the next one."""
 
     def __init__(self, places: RecordPlaces, *, again: bool) -> None:
         self._asm = Assembler()
@@ -227,7 +227,7 @@ class _Writer:
         return asm.assemble()
 
     def _check(self, refused: Label) -> None:
-        """Go to ``refused`` unless the entry can be the work of a handler. Takes R0 and R1."""
+        """Go to ``refused`` unless a handler can have written the entry. Takes R0 and R1."""
         asm, places, checked = self._asm, self._places, self._asm.label()
         asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size, refused)
         asm.load(_R.R0, _R.R7, _HEAD, Size.W)
@@ -258,7 +258,7 @@ class _Writer:
         asm.place(checked)
 
     def _entry(self) -> None:
-        """Write what is done with one entry. Takes R0 to R5."""
+        """Write the processing of one entry. Takes R0 to R5."""
         asm, places = self._asm, self._places
         plain, grouped, is_record = asm.label(), asm.label(), asm.label()
         asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
@@ -291,7 +291,7 @@ class _Writer:
         asm.store(_R.R6, Walk.LINE, _R.R0)
 
     def _group(self, known: Label) -> None:
-        """Let GROUP be the group with the key R8; return if there is no room for it. Takes R0 to R2."""
+        """Set GROUP to the group with the key R8; return if there is no room for it. Takes R0 to R2."""
         asm, again, new, found, none = self._asm, *(self._asm.label() for _ in range(4))
         asm.jump_if_word(Jump.JEQ, _R.R6, Walk.GROUP, 0, none, by=_R.R0)
         asm.jump_if_word(Jump.JEQ, _R.R0, 0, _R.R8, known)
@@ -322,7 +322,7 @@ class _Writer:
         self._asm.exit(why)
 
     def _name(self, process: int) -> None:
-        """Write into the record what is known of its thread; return if that is nothing. Takes R0 to R5."""
+        """Write its thread's data into the record; return if the table does not have the thread. Takes R0 to R5."""
         asm, places = self._asm, self._places
         same, seen, known, different, named, nameless, has_id = (asm.label() for _ in range(7))
         asm.load(_R.R3, _R.R7, _TID, Size.W)
@@ -330,7 +330,7 @@ class _Writer:
         asm.jump_if(Jump.JNE, _R.R3, 0, has_id)
         if self._again:
             asm.jump(named)
-        else:  # the handler did not know its thread: it is called as the first one of its process
+        else:  # the handler did not know its thread: use the first one of its process
             asm.mov(_R.R3, _R.R2)
             asm.jump_if(Jump.JEQ, _R.R3, 0, named)
             asm.store(_R.R7, _TID, _R.R3, Size.W)
@@ -378,7 +378,7 @@ class _Writer:
         asm.place(named)
 
     def _count(self) -> None:
-        """Count the record for its probepoint, whose number stands alone afterwards. Takes R0 to R2."""
+        """Count the record for its probepoint. Takes R0 to R2."""
         asm = self._asm
         asm.load(_R.R0, _R.R7, _HEAD, Size.W)
         asm.alu(Alu.AND, _R.R0, _PROBE_MASK)
@@ -388,11 +388,11 @@ class _Writer:
         asm.increase(_R.R0, 0, 1, by=_R.R2)
 
 
-# Routines that bring the lines of an index (``entry_walk``) into the order of their time.
+# Routines that sort the lines of an index (``entry_walk``) by time.
 #
-# Those of one ring nearly are: a thread may have been interrupted, or have changed its CPU, between asking for the time
-# and taking its place. So each is moved back over few others; then runs that are in order are merged. Lines with the
-# same time stay in the order in which they come.
+# The lines of one ring are nearly sorted: a thread may have been interrupted, or have changed its CPU, between reading
+# the time and taking its place. So each line is moved back over few others; then sorted runs are merged. The sort is
+# stable.
 
 
 def insertion_routine() -> Assembled:
@@ -427,12 +427,12 @@ def insertion_routine() -> Assembled:
 
 
 def merge_routine() -> Assembled:
-    """Return the routine that merges the lines from R1 to R2 and those from R3 to R4 to R5: addresses."""
+    """Return the routine that merges the lines from R1 to R2 and those from R3 to R4 into R5: addresses."""
     asm = Assembler()
     again, second, rest, others, done = (asm.label() for _ in range(5))
 
     def take(line: Register, time: Register) -> None:
-        """Let the next line at R5 be one whose time is loaded."""
+        """Copy the line whose time is loaded to R5."""
         asm.load(_R.R7, line, 8)
         asm.store(_R.R5, 0, time)
         asm.store(_R.R5, 8, _R.R7)
@@ -450,7 +450,7 @@ def merge_routine() -> Assembled:
     asm.place(second)
     take(_R.R3, _R.R6)
     asm.jump(again)
-    asm.place(others)  # none of the first ones are left: what is left of the second takes their place
+    asm.place(others)  # the first run is empty: the rest of the second takes its place
     asm.mov(_R.R1, _R.R3)
     asm.mov(_R.R2, _R.R4)
     asm.place(rest)

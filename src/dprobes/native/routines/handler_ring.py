@@ -1,20 +1,20 @@
 """
-Rings in memory that threads write to and the tool reads: one for each CPU, so that they seldom meet.
+Rings in memory that threads write to and the tool reads: one for each CPU, so that contention is rare.
 
 ::
 
-    ring     0     u64 consumer   how far the reader is, who writes it
-             128   u64 producer   how far places are given out
+    ring     0     u64 consumer   the reader's position, which the reader writes
+             128   u64 producer   the position after the last place that is taken
              4096  data           a power of two of bytes
 
     entry    u32 length; bit 31: is being written; bit 30: discarded | u32 0 | data, filled up to 8 bytes
 
 Positions only grow; their low bits are places in the data. An entry does not wrap around: a discarded one fills the
-room before the end, so that an entry of more than half a ring need not find room even if that is empty.
+room before the end. So an entry of more than half a ring may find no room even if the ring is empty.
 
-The reader clears what it has read before it gives the room back, so that an entry is complete as soon as its length is
-not 0, and has no bit 31. A thread that has taken its place, and does not run, holds up those after it in this ring; if
-it was killed, the reader skips what it has taken: as much as it says, or all zeros where it has not come to say so.
+The reader clears entries that it has read before it gives the room back. So an entry is complete as soon as its length
+is not 0, and has no bit 31. A thread that has taken its place, and does not run, holds up those after it in this ring.
+If it was killed, the reader skips its place: the length in the entry, or all zeros if there is no length yet.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _BUSY_IMMEDIATE = BUSY - (1 << 32)
 
 @dataclass(frozen=True, slots=True)
 class RingShape:
-    """How many rings there are, and how many bytes of data each has: powers of two."""
+    """The number of rings, and the bytes of data of each: powers of two."""
 
     rings: int
     size: int
 
     @property
     def stride(self) -> int:
-        """The distance of one ring to the next."""
+        """The distance between two rings in bytes."""
         return DATA + self.size
 
 
 def output_routine(shape: RingShape) -> Assembled:
-    """Return the routine that puts R3 bytes at R2 into a ring of those at R1; R0 is 0, or what prevents it."""
+    """Return the routine that puts R3 bytes at R2 into one of the rings at R1; R0 is 0, or a negative error."""
     asm = Assembler()
     full, again, pad, copy, copied = (asm.label() for _ in range(5))
     mask = shape.size - 1
@@ -119,10 +119,11 @@ def output_routine(shape: RingShape) -> Assembled:
 @lru_cache(64)
 def output_code(shape: RingShape, size: int, pieces: tuple[int, ...]) -> Assembled:
     """
-    Return what puts ``size`` bytes at R2 into a ring of those at R1: code that takes the place of the call.
+    Return inline code, in place of a call, that puts ``size`` bytes at R2 into one of the rings at R1.
 
-    They are copied in ``pieces`` of 4 or 8 bytes: a processor is slow at reading at once what has just been written in
-    parts. R0 is 0, or what prevents it. Takes R0 to R5 and no frame; asking for the CPU must leave R1 to R5 alone.
+    The bytes are copied in ``pieces`` of 4 or 8 bytes: a processor is slow at loads across data that was just stored in
+    parts. R0 is 0, or a negative error. Takes R0 to R5 and no frame; the code that reads the CPU's number must leave R1
+    to R5 unchanged.
     """
     asm = Assembler()
     full, again, pad = asm.label(), asm.label(), asm.label()

@@ -3,18 +3,18 @@ Hash tables in memory that threads of several processes share.
 
 ::
 
-    table    8  u64 count    how many keys there are
+    table    8  u64 count    the number of keys
             64  slots        ``capacity`` of them, a power of two
-                locks        64 bytes for each block of 64 slots; 0, or 1 while somebody inserts or deletes there
+                locks        64 bytes for each block of 64 slots; 0, or 1 while a thread inserts or deletes there
 
     slot     0  u64 state    0: free, 1: being written, 3: deleted, else the key's hash with 6 in its low three bits
              8  key          filled up to a multiple of 8 bytes
                 value
 
-A key is in the block of the slot that its hash names, with no free slot from that one on; after the last slot of a
-block comes its first one. Look-ups take no lock. A lock is waited for as long as its holder may be preempted, and not
-for ever: a thread may be interrupted while it holds it, by a signal handler that is probed, or killed. A key that finds
-no room is not inserted; a table that ``forgets`` gives it the place of another one of its block.
+A key is in the block of the slot that its hash selects, with no free slot between that one and the key; the first slot
+of a block follows its last one. Look-ups take no lock. A thread waits for a lock as long as the holder may be
+preempted, but not for ever. The holder may have been killed, or interrupted by a signal handler that is probed. A key
+that finds no room is not inserted; in a table that ``forgets`` it replaces another key of its block.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _R = Register
 
 HEAD_SIZE = 64
 BLOCK = 64
-"""Slots, and bytes that the lock of so many takes: a line of the cache."""
+"""Number of slots of a lock, and bytes of a lock: a line of the cache."""
 HASH_FACTOR = 0x9E37_79B9_7F4A_7C15
-"""The golden ratio, as a fraction of 2**64: what Knuth multiplies hashes with (TAOCP volume 3, section 6.4)."""
+"""The golden ratio, as a fraction of 2**64: the factor of Knuth's hash (TAOCP volume 3, section 6.4)."""
 FREE, _WRITING, DELETED, _READY = 0, 1, 3, 6
 _COUNT = 8
 _STATE = 8
 _SPINS = 1 << 24
-"""How often a lock is looked at: some milliseconds of a processor, in which a preempted holder comes to run."""
+"""Number of reads of a lock before a timeout: some milliseconds, in which a preempted holder gets to run."""
 
 _FLAGS, _HOME, _HELD = -8, -16, -24
-"""Where in the frame of a routine the flags of an update are, the slot that the hash names, and where the lock is."""
+"""Frame offsets of an update's flags, of the slot that the hash selects, and of the lock's address."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """What a table holds: keys and values of so many bytes, multiples of 4, and at most so many entries."""
+    """The shape of a table: bytes of keys and values, multiples of 4, and the maximum number of entries."""
 
     key_size: int
     value_size: int
@@ -66,27 +66,27 @@ class TableShape:
 
     @property
     def value_place(self) -> int:
-        """Where in a slot the value is."""
+        """The offset of the value in a slot."""
         return _STATE + (self.key_size + 7 & ~7)
 
     @property
     def stride(self) -> int:
-        """The bytes of a slot."""
+        """The size of a slot in bytes."""
         return self.value_place + (self.value_size + 7 & ~7)
 
     @property
     def block(self) -> int:
-        """How many slots have one lock."""
+        """The number of slots for each lock."""
         return min(BLOCK, self.capacity)
 
     @property
     def locks(self) -> int:
-        """Where the locks are."""
+        """The offset of the locks."""
         return HEAD_SIZE + self.capacity * self.stride
 
     @property
     def size(self) -> int:
-        """The bytes of the table."""
+        """The size of the table in bytes."""
         return self.locks + BLOCK * (self.capacity // self.block)
 
 
@@ -105,13 +105,13 @@ def hash_routine(helper: Helper, shape: TableShape) -> Assembled:
 
 
 def _pieces(size: int) -> list[tuple[int, Size]]:
-    """Cut so many bytes into words, and half a word at the end where they are no multiple of 8."""
+    """Return the words of ``size`` bytes, with half a word at the end if that is no multiple of 8."""
     words = [(at, Size.DW) for at in range(0, size - 7, 8)]
     return [*words, (size - 4, Size.W)] if size % 8 else words
 
 
 class _Writer:
-    """The writer of the routines of one shape; R1 is the table and R2 the key, as the kernel's helpers take them."""
+    """The writer of the routines of one shape; R1 is the table and R2 the key, as for the kernel's helpers."""
 
     def __init__(self, asm: Assembler, shape: TableShape) -> None:
         self._asm = asm
@@ -119,7 +119,7 @@ class _Writer:
         self._key = _pieces(shape.key_size)
 
     def _hash(self, key: Register) -> None:
-        """Let R3 be the state of a slot with the key, and R4 the number of the slot to begin with. Takes R5."""
+        """Set R3 to the state of a slot with the key, and R4 to the number of the first slot to search. Takes R5."""
         asm = self._asm
         asm.mov(_R.R4, HASH_FACTOR)
         asm.mov(_R.R3, _R.R4)
@@ -135,19 +135,19 @@ class _Writer:
         asm.alu(Alu.XOR, _R.R3, 1)
 
     def _slot(self, table: Register) -> None:
-        """Let R0 be the address of slot R4, less the head of the table."""
+        """Set R0 to the address of slot R4, minus the head of the table."""
         self._asm.derive(Alu.MUL, _R.R0, _R.R4, self._shape.stride)
         self._asm.alu(Alu.ADD, _R.R0, table)
 
     def _go_on(self, again: Label) -> None:
-        """Go to the next slot, as often as R5 says."""
+        """Go to the next slot, until R5 is 0."""
         asm = self._asm
         self._next()
         asm.alu(Alu.SUB, _R.R5, 1)
         asm.jump_if(Jump.JNE, _R.R5, 0, again)
 
     def _next(self) -> None:
-        """Let R4 be the number of the next slot of the block."""
+        """Set R4 to the number of the next slot of the block."""
         asm, block, inside = self._asm, self._shape.block, self._asm.label()
         asm.alu(Alu.ADD, _R.R4, 1)
         asm.jump_if(Jump.JSET, _R.R4, block - 1, inside)
@@ -155,7 +155,7 @@ class _Writer:
         asm.place(inside)
 
     def _previous(self) -> None:
-        """Let R4 be the number of the slot before it in the block."""
+        """Set R4 to the number of the previous slot of the block."""
         asm, block, inside = self._asm, self._shape.block, self._asm.label()
         asm.jump_if(Jump.JSET, _R.R4, block - 1, inside)
         asm.alu(Alu.ADD, _R.R4, block)
@@ -206,7 +206,7 @@ class _Writer:
         asm.place(locked)
 
     def _return(self, value: int) -> None:
-        """Give the lock back and return. Takes R1 and R2."""
+        """Release the lock and return. Takes R1 and R2."""
         self._asm.load(_R.R1, _R.R10, _HELD)
         self._asm.mov(_R.R2, 0)
         self._asm.atomic(Atomic.XCHG, _R.R1, 0, _R.R2)
@@ -214,7 +214,7 @@ class _Writer:
 
     def _walk(self, free: Label, found: Label, *, notes_deleted: bool) -> None:
         """
-        Look for the key at R7: R0 is its slot, at ``found``, or a free one, at ``free``; or neither.
+        Search the key at R7: R0 is its slot, at ``found``, or a free one, at ``free``; otherwise fall through.
 
         R1 is the first slot of a deleted key then, or 0. Takes R2, R5 and R9.
         """
@@ -237,7 +237,7 @@ class _Writer:
         self._go_on(again)
 
     def update(self) -> None:
-        """Write the update: R3 is the value, R4 flags; R0 is 0, or what prevents it."""
+        """Write the update: R3 is the value, R4 flags; R0 is 0, or a negative error."""
         asm, shape = self._asm, self._shape
         free, found, chosen, no_room, insert = (asm.label() for _ in range(5))
         asm.mov(_R.R6, _R.R1)
@@ -282,10 +282,10 @@ class _Writer:
 
     def _forget(self, insert: Label) -> None:
         """
-        Let R1 be a slot for the key: the one that it is already, and another key goes; else that of another key.
+        Set R1 to a slot for the key: the present one, while another key is evicted, or the slot of an evicted key.
 
-        The other one is the first key from the slot on that the hash names; if the block has none, there is one key
-        more. Takes R0, R2, R4, R5 and R9.
+        The evicted key is the first one from the slot on that the hash selects; if the block has none, the table has
+        one key more. Takes R0, R2, R4, R5 and R9.
         """
         asm, again, found, goes = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.load(_R.R4, _R.R10, _HOME)
@@ -301,15 +301,16 @@ class _Writer:
         asm.mov(_R.R1, _R.R0)
         asm.jump(insert)
         asm.place(goes)
-        asm.store(_R.R1, HEAD_SIZE, _WRITING)  # which is not free any more: what is before it must not become so
+        asm.store(_R.R1, HEAD_SIZE, _WRITING)  # it is not free any more: slots before it must not become free
         self._vacate()
         asm.jump(insert)
 
     def _vacate(self) -> None:
         """
-        Take the key from the slot at R0, whose number is R4; takes R2, R4, R5 and R9.
+        Remove the key from the slot at R0, whose number is R4; takes R2, R4, R5 and R9.
 
-        No key can be after a slot if the next one is free: then it is free too, and so are deleted ones before it.
+        If the next slot is free, no key can be after this one: then it becomes free too, and so do deleted ones before
+        it.
         """
         asm, free, previous, done = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.mov(_R.R2, _R.R0)
@@ -336,7 +337,7 @@ class _Writer:
             self._asm.copy_from(_R.R8, at, slot, HEAD_SIZE + self._shape.value_place + at, by=_R.R2, size=size)
 
     def delete(self) -> None:
-        """Write the deletion: R0 is 0, or ENOENT where the key is not there."""
+        """Write the deletion: R0 is 0, or ENOENT if the key does not exist."""
         asm, free, found = self._asm, self._asm.label(), self._asm.label()
         asm.mov(_R.R6, _R.R1)
         asm.mov(_R.R7, _R.R2)

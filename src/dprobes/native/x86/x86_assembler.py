@@ -1,5 +1,5 @@
 """
-An assembler for the x86-64 instructions that generated code consists of.
+An assembler for the x86-64 instructions of which generated code consists.
 
 ::
 
@@ -16,8 +16,8 @@ An instruction is laid out as (Intel SDM volume 2, chapter 2)::
 
     prefixes | REX 0100WRXB | opcode | ModRM mod(2) reg(3) rm(3) | SIB | displacement | immediate
 
-R, X and B of REX are the fourth bits of ``reg``, of an index, and of ``rm`` or a base; W asks for 64 bits. A name
-of an instruction is the processor's where it says what it does, and else a verb.
+R, X and B of REX are the fourth bits of ``reg``, of an index, and of ``rm`` or a base; W selects 64 bits. A method has
+the name of its instruction if that is descriptive, and otherwise a verb.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Shift(enum.IntEnum):
 
 
 class Memory(NamedTuple):
-    """Memory at a register plus a displacement, or with ``of_thread`` at the thread pointer plus that."""
+    """Memory at a register plus a displacement, or with ``of_thread`` at the thread pointer plus the displacement."""
 
     base: Gpr | None
     displacement: int = 0
@@ -117,7 +117,7 @@ def _is_byte(value: int) -> bool:
 
 
 class X86Assembler(LabeledCode):
-    """Instructions that will stand at ``address``; ``wide`` operations work on 64 bits."""
+    """Instructions for the address ``address``; ``wide`` operations work on 64 bits."""
 
     def __init__(self, address: int = 0) -> None:
         super().__init__(address)
@@ -168,13 +168,13 @@ class X86Assembler(LabeledCode):
             code += (_BYTE if mod == 1 else _DWORD).pack(displacement)
 
     def raw(self, data: bytes) -> None:
-        """Append bytes as they are."""
+        """Append encoded instructions unchanged."""
         self._code += data
 
     # Moves
 
     def mov(self, dst: Gpr, src: Gpr, *, wide: bool = True) -> None:
-        """Copy a register; what is not wide clears the upper half."""
+        """Copy a register; without ``wide`` the upper half is cleared."""
         self._encode(b"\x89", src, dst, wide=wide)
 
     def mov_number(self, dst: Gpr, value: int) -> None:
@@ -203,7 +203,7 @@ class X86Assembler(LabeledCode):
             self._encode(b"\x89", src, memory, wide=size == 8, prefix=0x66 if size == 2 else None)
 
     def store_number(self, memory: Memory, value: int, size: int = 8) -> None:
-        """Store a number of so many bytes; for 8 it is sign-extended from 32 bits."""
+        """Store a number of ``size`` bytes; for 8 it is sign-extended from 32 bits."""
         if size == 1:
             self._encode(b"\xc6", 0, memory, wide=False)
         else:
@@ -212,7 +212,7 @@ class X86Assembler(LabeledCode):
         self._code += (value & (1 << 8 * width) - 1).to_bytes(width, "little")
 
     def lea(self, dst: Gpr, memory: Memory) -> None:
-        """Load an address; leaves flags alone."""
+        """Load an address; flags are unchanged."""
         self._encode(b"\x8d", dst, memory)
 
     def push(self, register: Gpr) -> None:
@@ -241,7 +241,7 @@ class X86Assembler(LabeledCode):
     def calculate_in(
         self, operation: Operation, memory: Memory, src: Gpr, size: int = 8, *, lock: bool = False
     ) -> None:
-        """Calculate in memory of 4 or 8 bytes, with ``lock`` in one step for all CPUs."""
+        """Calculate in memory of 4 or 8 bytes, atomically for all CPUs with ``lock``."""
         self._encode(bytes((operation << 3 | 1,)), src, memory, wide=size == 8, prefix=_LOCK if lock else None)
 
     def compare(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
@@ -252,7 +252,7 @@ class X86Assembler(LabeledCode):
             self.calculate(Operation.CMP, register, operand, wide=wide)
 
     def test(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Compare the bits that both have with zero for a jump."""
+        """AND two operands and compare the result with zero for a jump."""
         if isinstance(operand, Gpr):
             self._encode(b"\x85", operand, register, wide=wide)
         else:
@@ -265,7 +265,7 @@ class X86Assembler(LabeledCode):
         self._code.append(count)
 
     def shift_by_cl(self, shift: Shift, register: Gpr, *, wide: bool = True) -> None:
-        """Shift by cl, of which 6 bits count, or 5 where it is not wide."""
+        """Shift by cl, of which 6 bits count, or 5 without ``wide``."""
         self._encode(b"\xd3", shift, register, wide=wide)
 
     def neg(self, register: Gpr, *, wide: bool = True) -> None:
@@ -273,7 +273,7 @@ class X86Assembler(LabeledCode):
         self._encode(b"\xf7", 3, register, wide=wide)
 
     def multiply(self, dst: Gpr, src: Gpr | int, *, wide: bool = True) -> None:
-        """Multiply a register by another one or a number; the low half is the product of signed and unsigned."""
+        """Multiply a register by another one or a number; the low half is the same for signed and unsigned numbers."""
         if isinstance(src, Gpr):
             self._encode(b"\x0f\xaf", dst, src, wide=wide)
         else:
@@ -281,7 +281,7 @@ class X86Assembler(LabeledCode):
             self._code += _DWORD.pack(src)
 
     def multiply_wide(self, operand: Gpr | Memory) -> None:
-        """Let rdx:rax be rax times a register or memory, signed."""
+        """Set rdx:rax to the signed product of rax and a register or memory."""
         self._encode(b"\xf7", 5, operand)
 
     def div(self, register: Gpr, *, wide: bool = True) -> None:
@@ -289,22 +289,22 @@ class X86Assembler(LabeledCode):
         self._encode(b"\xf7", 6, register, wide=wide)
 
     def shrd(self, dst: Gpr, src: Gpr, count: int) -> None:
-        """Shift a register to the right, and bits of another one in from the left."""
+        """Shift a register to the right, and shift bits of another one in from the left."""
         self._encode(b"\x0f\xac", src, dst)
         self._code.append(count)
 
-    # Memory that others change too
+    # Memory that other threads change
 
     def exchange_add(self, memory: Memory, register: Gpr, size: int = 8) -> None:
-        """Add to memory in one step; the register gets what was there."""
+        """Add to memory atomically; the register gets the old value."""
         self._encode(b"\x0f\xc1", register, memory, wide=size == 8, prefix=_LOCK)
 
     def exchange(self, memory: Memory, register: Gpr, size: int = 8) -> None:
-        """Exchange a register and memory in one step, which this instruction does without a prefix."""
+        """Exchange a register and memory atomically; this instruction needs no prefix for that."""
         self._encode(b"\x87", register, memory, wide=size == 8)
 
     def compare_exchange(self, memory: Memory, register: Gpr, size: int = 8) -> None:
-        """Store a register where memory is equal to rax, in one step; else rax gets what is there."""
+        """Store a register if memory is equal to rax, atomically; else load the memory to rax."""
         self._encode(b"\x0f\xb1", register, memory, wide=size == 8, prefix=_LOCK)
 
     # Control
@@ -355,7 +355,7 @@ class X86Assembler(LabeledCode):
         self._code.append(0x9D)
 
     def rdtsc(self) -> None:
-        """Let edx:eax be the processor's time stamp counter."""
+        """Load the processor's time stamp counter to edx:eax."""
         self._code += b"\x0f\x31"
 
     def rdpid(self, register: Gpr) -> None:
@@ -370,7 +370,7 @@ class X86Assembler(LabeledCode):
         return (address - self.here - 4).to_bytes(4, "little", signed=True)
 
     def assemble(self) -> bytes:
-        """Return the code, all labels being placed."""
+        """Return the code; all labels are placed."""
         for at, label in self._fixups:
             _DWORD.pack_into(self._code, at, self._place_of(label) - at - 4)
         return bytes(self._code)

@@ -1,12 +1,12 @@
 """
 The operations of handlers on x86-64, one by one, as the kernel's JIT writes them.
 
-The registers of eBPF are where the kernel's JIT has them (arch/x86/net/bpf_jit_comp.c): so arguments, the result and
-what calls keep are where C has them as well (System V ABI, section 3.2).
+The registers of eBPF are where the kernel's JIT has them (arch/x86/net/bpf_jit_comp.c). So arguments, the result and
+the registers that calls keep are where C has them as well (System V ABI, section 3.2).
 
-The frame of a trampoline is below the red zone, and begins with a ``struct pt_regs``. Handlers use no vector registers,
-no string instructions, and change no flags but the arithmetic ones: so these are saved by LAHF and SETO, which take a
-quarter of the time of PUSHFQ and POPFQ, unless the handler looks at them.
+The frame of a trampoline is below the red zone, and begins with a ``struct pt_regs``. Handlers use no vector registers
+and no string instructions, and change no flags but the arithmetic ones. So the flags are saved by LAHF and SETO, which
+take a quarter of the time of PUSHFQ and POPFQ, unless the handler reads them.
 """
 
 # ruff: noqa: ARG002 - all processors have the same operations
@@ -69,16 +69,16 @@ _SIZE = 0x18
 _SYSTEM_CALLS = {SystemCall.GETPID: 39, SystemCall.GETTID: 186, SystemCall.TGKILL: 234}
 """The numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)."""
 _CPU_NODE_SELECTOR = 0x7B
-"""The segment whose limit is what RDPID reads (GDT_ENTRY_CPUNODE in arch/x86/include/asm/segment.h)."""
+"""The segment whose limit is the value that RDPID reads (GDT_ENTRY_CPUNODE in arch/x86/include/asm/segment.h)."""
 _CPU_MASK = 0xFFF
 _LSL_EAX_EAX = b"\x0f\x03\xc0"
 
 _RED_ZONE = 128
 """Bytes below the stack pointer that belong to the function (System V ABI, section 3.2.2)."""
 SPARE_WORD = 168
-"""Where the frame has a word for whoever needs one: after ``struct pt_regs``."""
+"""Frame offset of a word for temporary use: after ``struct pt_regs``."""
 FRAME_SIZE = _RED_ZONE + SPARE_WORD + 8
-"""How far below the program's the stack pointer is while a handler runs, but for its own frame."""
+"""Distance in bytes from the program's stack pointer down to that of a handler, without the handler's own frame."""
 
 _NAMES = {
     Gpr.RAX: "eax", Gpr.RCX: "ecx", Gpr.RDX: "edx", Gpr.RBX: "ebx", Gpr.RBP: "ebp", Gpr.RSI: "esi", Gpr.RDI: "edi",
@@ -93,16 +93,16 @@ _LOAD_EAX = b"\xa1"
 """MOV EAX from an address of eight bytes (Intel SDM volume 2, MOV)."""
 _SETO_AL, _ADD_AL_7F = b"\x0f\x90\xc0", b"\x04\x7f"
 _POP_AT, _PUSH_AT = b"\x8f\x84\x24", b"\xff\xb4\x24"
-"""POP and PUSH of memory at rsp, as it is after the one and before the other, plus a displacement of 32 bits."""
+"""POP and PUSH of memory at rsp plus a displacement of 32 bits; rsp is its value after the POP, or before the PUSH."""
 
 
 def gpr(number: int) -> Gpr:
-    """Return the register in which a virtual register is."""
+    """Return the register that holds a virtual register."""
     return _REGISTERS[number]
 
 
 def saved_at(register: Gpr) -> Memory:
-    """Return where the frame has a register of the program, if it has it."""
+    """Return the place in the frame of a register of the program, if it is saved."""
     return Memory(Gpr.RSP, X86Operations.layout.registers[register])
 
 
@@ -122,12 +122,12 @@ class X86Operations(X86Assembler):
     nothing = b"\x0f\x1f\x44\x00\x00"
     """NOP of five bytes (Intel SDM volume 2, NOP)."""
     fault_place = 168
-    """Where ``ucontext_t`` has rip: after uc_flags, uc_link, uc_stack, and 16 registers."""
+    """Offset of rip in ``ucontext_t``: after uc_flags, uc_link, uc_stack, and 16 registers."""
 
     # Values
 
     def alu(self, operation: int, dst: VirtualRegister, operand: Operand, *, wide: bool = True) -> None:
-        """Calculate; division by zero gives 0, and a remainder by zero the dividend."""
+        """Calculate; division by zero gives 0, and a remainder by zero gives the dividend."""
         register = _REGISTERS[dst]
         value = _operand(operand)
         if isinstance(value, Memory):
@@ -152,7 +152,7 @@ class X86Operations(X86Assembler):
                 self.calculate(_OPERATIONS[Alu(operation)], register, value, wide=wide)
 
     def _shift_by(self, shift: Shift, dst: Gpr, count: Gpr, *, wide: bool) -> None:
-        """Shift by a register, which the processor does by cl; that keeps what it has."""
+        """Shift by a register, by way of cl, whose value is kept."""
         if count is Gpr.RCX:
             shifted = _SCRATCH_1 if dst is Gpr.RCX else dst
             if shifted is not dst:
@@ -167,7 +167,7 @@ class X86Operations(X86Assembler):
         self.mov(Gpr.RCX, _SCRATCH_2)
 
     def _divide(self, dst: Gpr, divisor: Gpr | int, *, wide: bool, is_remainder: bool) -> None:
-        """Divide, which the processor does in rax and rdx; both keep what they have, unless one is ``dst``."""
+        """Divide, by way of rax and rdx, whose values are kept, unless one is ``dst``."""
         by_zero, done = self.label(), self.label()
         if isinstance(divisor, Gpr):
             self.mov(_SCRATCH_2, divisor, wide=wide)
@@ -195,19 +195,19 @@ class X86Operations(X86Assembler):
         self.place(done)
 
     def add(self, dst: VirtualRegister, src: VirtualRegister, number: int) -> None:
-        """Load an address."""
+        """Load the address of the sum."""
         self.lea(_REGISTERS[dst], Memory(_REGISTERS[src], number))
 
     def read(
         self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Load."""
+        """Load from memory."""
         self.load(_REGISTERS[dst], Memory(_REGISTERS[base], place), size)
 
     def write(
         self, base: VirtualRegister, place: int, src: VirtualRegister, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Store."""
+        """Store to memory."""
         self.store(Memory(_REGISTERS[base], place), _REGISTERS[src], size)
 
     def write_number(
@@ -217,7 +217,7 @@ class X86Operations(X86Assembler):
         self.store_number(Memory(_REGISTERS[base], place), value, size)
 
     def atomic(self, operation: int, base: VirtualRegister, place: int, src: VirtualRegister, size: int) -> None:
-        """Write an instruction with a lock; where it does not give the old value, a loop."""
+        """Write a locked instruction; a loop if that does not return the old value."""
         memory, register = Memory(_REGISTERS[base], place), _REGISTERS[src]
         match operation:
             case Atomic.XCHG:
@@ -234,7 +234,7 @@ class X86Operations(X86Assembler):
                 self.calculate_in(_ATOMICS[Atomic(operation)], memory, register, size, lock=True)
 
     def _fetch(self, operation: Operation, memory: Memory, src: Gpr, size: int) -> None:
-        """Try until nobody has interfered."""
+        """Write a loop of compare-and-exchange, until no other thread interferes."""
         again, wide = self.label(), size == 8
         base = memory.base
         assert base is not None
@@ -275,12 +275,12 @@ class X86Operations(X86Assembler):
         self.jump_if(_CONDITIONS[Jump(condition)], target)
 
     def count_down(self, register: VirtualRegister, step: int, again: Label) -> None:
-        """Subtract, which compares as well."""
+        """Subtract, which also compares the result with 0."""
         self.calculate(Operation.SUB, _REGISTERS[register], step)
         self.jump_if(Condition.NE, again)
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Subtract in memory."""
+        """Subtract 1 in memory."""
         self.mov_number(_SCRATCH_1, 1)
         self.calculate_in(Operation.SUB, Memory(_FRAME, place), _SCRATCH_1)
         self.jump_if(Condition.S, target)
@@ -290,10 +290,10 @@ class X86Operations(X86Assembler):
         self.mov_number(_RESULT, address)
         self.jump_by(_RESULT)
 
-    # What only the processor knows
+    # Operations that depend on the processor
 
     def read_cpu(self, around: Surroundings) -> None:
-        """Read what Linux has in IA32_TSC_AUX, by RDPID or as the limit of a segment."""
+        """Read Linux's value of IA32_TSC_AUX, by RDPID or as the limit of a segment."""
         if around.has_rdpid:
             self.rdpid(_RESULT)
         else:
@@ -306,7 +306,7 @@ class X86Operations(X86Assembler):
         self.load(_REGISTERS[dst], Memory(None, place, of_thread=True), 4)
 
     def read_thread_pointer(self, dst: VirtualRegister) -> None:
-        """Load what it points to: itself ("ELF Handling For Thread-Local Storage", 4.4.6)."""
+        """Load the word at the thread pointer: itself ("ELF Handling For Thread-Local Storage", 4.4.6)."""
         self.load(_REGISTERS[dst], Memory(None, 0, of_thread=True))
 
     def read_counter(self) -> None:
@@ -316,19 +316,19 @@ class X86Operations(X86Assembler):
         self.calculate(Operation.OR, _RESULT, Gpr.RDX)
 
     def scale(self, base: VirtualRegister, place: int) -> None:
-        """Multiply to 128 bits."""
+        """Multiply to 128 bits, and shift by 32 bits."""
         self.multiply_wide(Memory(_REGISTERS[base], place))
         self.shrd(_RESULT, Gpr.RDX, 32)
 
     def enter_kernel(self, call: SystemCall) -> None:
-        """Keep all registers but rax, rcx and r11 (arch/x86/entry/entry_64.S)."""
+        """Make a system call, which keeps all registers except rax, rcx and r11 (arch/x86/entry/entry_64.S)."""
         self.mov_number(_RESULT, _SYSTEM_CALLS[call])
         self.syscall()
 
     # Functions
 
     def open_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Make the frame above the registers that are kept."""
+        """Allocate the frame above the registers that are kept."""
         if frame:
             self.push(_FRAME)
             self.mov(_FRAME, Gpr.RSP)
@@ -337,7 +337,7 @@ class X86Operations(X86Assembler):
             self.push(_REGISTERS[register])
 
     def close_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Return."""
+        """Restore the registers, and return."""
         for register in reversed(kept):
             self.pop(_REGISTERS[register])
         if frame:
@@ -348,7 +348,7 @@ class X86Operations(X86Assembler):
     # Trampolines
 
     def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:
-        """Return where the registers of eBPF are that code uses; rax and the flags are always saved."""
+        """Return the registers that hold the eBPF registers of the code; rax and the flags are always saved."""
         registers = {_REGISTERS[number] for number in footprint(assembled).registers}
         registers = registers - {_FRAME} | {_RESULT} | ({_FRAME} if frame_size(assembled) else set())
         if any(_takes_scratch(insn) for insn in assembled.code):
@@ -356,15 +356,15 @@ class X86Operations(X86Assembler):
         return Touched(frozenset(registers), flags=True)
 
     def move_stack(self, distance: int) -> None:
-        """Load an address."""
+        """Load the new address of the stack with LEA."""
         self.lea(Gpr.RSP, Memory(Gpr.RSP, distance))
 
     def save(self, register: int) -> None:
-        """Store."""
+        """Store a register in the frame."""
         self.store(saved_at(Gpr(register)), Gpr(register))
 
     def restore(self, register: int) -> None:
-        """Load."""
+        """Load a register from the frame."""
         self.load(Gpr(register), saved_at(Gpr(register)))
 
     def save_flags(self, *, is_whole: bool) -> None:
@@ -377,7 +377,7 @@ class X86Operations(X86Assembler):
             self.store(Memory(Gpr.RSP, self.layout.flags), Gpr.RAX)
 
     def restore_flags(self, *, is_whole: bool) -> None:
-        """Push and pop all flags, or set the arithmetic ones; OF is set by an addition that overflows."""
+        """Push and pop all flags, or set the arithmetic ones; an addition that overflows sets OF."""
         if is_whole:
             self.raw(_PUSH_AT + self.layout.flags.to_bytes(4, "little"))
             self.popfq()
@@ -399,19 +399,19 @@ class X86Operations(X86Assembler):
         self.store(Memory(Gpr.RSP, self.layout.sp), Gpr.RAX)
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Load from an address of eight bytes."""
+        """Load from an address of eight bytes, and test the bit."""
         self.raw(_LOAD_EAX + life_mark.to_bytes(8, "little"))
         self.test(Gpr.RAX, HAS_ENDED, wide=False)
         self.jump_if(Condition.NE, target)
 
     def branch_if_set(self, place: int, target: Label) -> None:
-        """Load and compare."""
+        """Load a word of the frame and compare it with 0."""
         self.load(Gpr.RAX, Memory(Gpr.RSP, place))
         self.compare(Gpr.RAX, 0)
         self.jump_if(Condition.NE, target)
 
     def open_handler(self, frame: int, *, has_context: bool) -> None:
-        """Copy the stack pointer."""
+        """Copy the stack pointer to the registers of R1 and R10."""
         if has_context:
             self.mov(_CONTEXT, Gpr.RSP)
         if frame:
@@ -419,7 +419,7 @@ class X86Operations(X86Assembler):
             self.move_stack(-frame)
 
     def close_handler(self, frame: int) -> None:
-        """Copy it back."""
+        """Restore the stack pointer from R10's register."""
         if frame:
             self.mov(Gpr.RSP, _FRAME)
 

@@ -1,12 +1,12 @@
 """
-The layout of a core file: what the kernel would write for a process, from data that others have gathered.
+Layout of a core file: the file that the kernel would write for a process, from data gathered elsewhere.
 
-Pure: knows no process and no system call. A file has these parts, the memory starting at page boundaries::
+This module accesses no process and makes no system call. A file has these parts; memory starts at page boundaries::
 
     ELF header | program headers | (section header) | notes: process, threads, files | memory of each segment
 
 Sources: elf(5), core(5); ``include/uapi/linux/elfcore.h``, ``fs/binfmt_elf.c`` and ``fs/coredump.c`` of the kernel.
-What differs between processors is in ``processors``.
+The differences between processors are in ``PROCESSORS``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class NoteType(enum.IntEnum):
-    """The notes of a core file (``include/uapi/linux/elf.h``)."""
+    """Types of notes in a core file (``include/uapi/linux/elf.h``)."""
 
     PRSTATUS = 1
     PRFPREG = 2
@@ -71,19 +71,19 @@ _OF_CORE = (
 
 
 def owner_of(kind: NoteType) -> bytes:
-    """Return the name of the owner of a kind, with its NUL."""
+    """Return the name of the owner of a type of notes, with its NUL."""
     return b"CORE\0" if kind in _OF_CORE else b"LINUX\0"
 
 
 class RegisterField(NamedTuple):
     """
-    A register of so many bytes, by the names that it may have; padding without any.
+    Register of ``size`` bytes, by its possible names; padding has none.
 
-    ``is_abridged`` is a tag word of the x87 with one bit for each register instead of two (FXSAVE).
+    ``is_abridged`` marks a tag word of the x87 with one bit for each register instead of two (FXSAVE).
 
-    Pure data. Registers have the names of GDB's descriptions (GDB manual, appendix G.5), of which a stub may have one
-    of several. Sources: ``elf_gregset_t`` and ``elf_fpregset_t`` in ``arch/*/include/uapi/asm`` of the kernel
-    (ptrace.h, elf.h), ``e_machine`` in ``include/uapi/linux/elf-em.h``.
+    Registers have the names of GDB's descriptions (GDB manual, appendix G.5), of which a stub may have one of several.
+    Sources: ``elf_gregset_t`` and ``elf_fpregset_t`` in ``arch/*/include/uapi/asm`` of the kernel (ptrace.h, elf.h),
+    ``e_machine`` in ``include/uapi/linux/elf-em.h``.
     """
 
     names: tuple[str, ...]
@@ -94,10 +94,10 @@ class RegisterField(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CoreProcessor:
     """
-    The layout of core files of a processor.
+    Layout of core files of a processor.
 
-    ``number`` is ``e_machine``; ``id_size`` the bytes of a user's id. ``general`` are the registers of NT_PRSTATUS,
-    ``more`` those of other notes, by their kinds.
+    ``number`` is ``e_machine``; ``id_size`` the size of a user id in bytes. ``general`` are the registers of
+    NT_PRSTATUS, ``more`` those of other notes, by their types.
     """
 
     number: int
@@ -109,24 +109,24 @@ class CoreProcessor:
 
     @property
     def prefix(self) -> str:
-        """How formats of ``struct`` begin."""
+        """The byte order in formats of ``struct``."""
         return "<" if self.order == "little" else ">"
 
     @property
     def word(self) -> str:
-        """An unsigned word in formats of ``struct``."""
+        """The format of an unsigned word in ``struct``."""
         return "Q" if self.word_size == 8 else "I"
 
     @property
     def general_size(self) -> int:
-        """Bytes of the general registers."""
+        """The size of the general registers in bytes."""
         return sum(field.size for field in self.general)
 
 
 def image_of(
     fields: Sequence[RegisterField], order: Literal["little", "big"], read: Callable[[str], int | None]
 ) -> bytes:
-    """Return registers as they stand in a note; ``read`` returns one by its name, None if there is none."""
+    """Return registers in the format of a note; ``read`` returns one by its name, None if there is none."""
     image = bytearray()
     for place in fields:
         value = next((found for found in map(read, place.names) if found is not None), 0)
@@ -137,11 +137,11 @@ def image_of(
 
 
 _EMPTY = 3
-"""The tag of a register of the x87 that holds nothing."""
+"""Tag of an empty register of the x87."""
 
 
 def _fields(text: str, size: int) -> tuple[RegisterField, ...]:
-    """Return registers by words of a text: names with strokes between them, and ``-`` for padding."""
+    """Return registers from words of a text: names separated by slashes, and ``-`` for padding."""
     return tuple(RegisterField(() if word == "-" else tuple(word.split("/")), size) for word in text.split())
 
 
@@ -154,7 +154,7 @@ def _padding(size: int) -> RegisterField:
 
 
 def _fxsave(pointers: Sequence[RegisterField], vectors: int) -> tuple[RegisterField, ...]:
-    """Return what FXSAVE stores (Intel SDM, volume 1, table 10-2)."""
+    """Return the registers in the order of FXSAVE (Intel SDM, volume 1, table 10-2)."""
     head = (*_fields("fctrl fstat", 2), RegisterField(("ftag",), 2, is_abridged=True), *_fields("fop", 2))
     stack = tuple(part for n in range(8) for part in (RegisterField((f"st{n}",), 10), _padding(6)))
     control = (*_fields("mxcsr", 4), _padding(4))
@@ -187,7 +187,7 @@ _ZSERIES_FLOATING = (*_fields("fpc", 4), _padding(4), *_fields(_numbered("f", 16
 _VECTORS_LOW = _fields(" ".join(f"v{n}l" for n in range(16)), 8)
 _VECTORS_HIGH = _fields(" ".join(f"v{n}" for n in range(16, 32)), 16)
 _I387 = (*_fields("fctrl fstat ftag fioff fiseg fooff foseg", 4), *_fields(_numbered("st", 8), 10))
-# A vector of SVE begins with the shorter one.
+# A vector register of SVE begins with the shorter one of Advanced SIMD.
 _A64_FLOATING = (*(RegisterField((f"v{n}", f"z{n}"), 16) for n in range(32)), *_fields("fpsr fpcr", 4), _padding(8))
 
 PROCESSORS = {
@@ -225,12 +225,12 @@ PROCESSORS = {
     ),
     "s390": CoreProcessor(22, 4, "big", _zseries(4), ((NoteType.PRFPREG, _ZSERIES_FLOATING),), id_size=2),
 }
-"""The processors, by the names of architectures."""
+"""Processors by the names of their architectures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One note."""
+    """Note of a core file."""
 
     kind: NoteType
     data: bytes
@@ -238,7 +238,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class CoreThread:
-    """One thread; ``registers`` is the general set as the kernel gives it, ``more`` holds other register sets."""
+    """Thread; ``registers`` is the general set in the kernel's format, ``more`` has other register sets."""
 
     tid: int
     registers: bytes
@@ -251,7 +251,7 @@ class CoreThread:
 
 @dataclass(frozen=True, slots=True)
 class CoreProcess:
-    """What a core file says of the process as a whole; ``signal_info`` belongs to the first thread."""
+    """Data of the process as a whole; ``signal_info`` belongs to the first thread."""
 
     processor: CoreProcessor
     pid: int
@@ -270,7 +270,7 @@ class CoreProcess:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A mapping that is in the file with its first ``size`` bytes."""
+    """Mapping of which the file has the first ``size`` bytes."""
 
     start: int
     end: int
@@ -280,23 +280,23 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CoreLayout:
-    """The file up to the memory, the place of each segment's memory, and the size of the whole."""
+    """File contents before the memory, the offset of each segment's memory, and the size of the whole file."""
 
     head: bytes
     offsets: tuple[int, ...]
     size: int
 
 
-# Which memory
+# Memory to be written
 
 _ANONYMOUS_PRIVATE, _ANONYMOUS_SHARED, _FILE_PRIVATE, _FILE_SHARED, _ELF_HEADERS, _HUGE_PRIVATE, _HUGE_SHARED = (
     1 << bit for bit in range(7)
 )
-"""The bits of ``/proc/PID/coredump_filter`` (core(5))."""
+"""Bits of ``/proc/PID/coredump_filter`` (core(5))."""
 
 
 class Extent(enum.Enum):
-    """How much of a mapping belongs into a core file."""
+    """Part of a mapping that belongs into a core file."""
 
     NOTHING = "nothing"
     ELF_HEADER = "the first page, if it is the beginning of an ELF file"
@@ -305,7 +305,7 @@ class Extent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A mapping with what ``/proc/PID/smaps`` adds: its flags, and sizes in bytes by name."""
+    """Mapping with its additional data in ``/proc/PID/smaps``: its flags, and sizes in bytes by name."""
 
     mapping: Mapping
     flags: frozenset[str] = frozenset()
@@ -313,7 +313,7 @@ class Area:
 
     @property
     def is_private_anonymous(self) -> bool:
-        """Whether a page that the process never touched can only be zero."""
+        """True if a page that the process never touched can only be zero."""
         return not self.mapping.is_file and "sh" not in self.flags
 
 
@@ -335,7 +335,7 @@ def parse_smaps(text: str) -> Iterator[Area]:
 
 
 def extent(area: Area, wanted: int) -> Extent:
-    """Return how much of a mapping is to be written; ``wanted`` is the process's ``coredump_filter``."""
+    """Return the part of a mapping that is to be written; ``wanted`` is the process's ``coredump_filter``."""
     flags, mapping = area.flags, area.mapping
     shared = "sh" in flags
     if mapping.path == "[vdso]":
@@ -349,7 +349,7 @@ def extent(area: Area, wanted: int) -> Extent:
     elif area.sizes.get("Anonymous") or area.sizes.get("Swap"):
         bit = _ANONYMOUS_PRIVATE
     elif not mapping.is_file:
-        return Extent.NOTHING  # nobody has written there yet
+        return Extent.NOTHING  # the process has not written there yet
     else:
         bit = _FILE_PRIVATE
         if not wanted & bit and wanted & _ELF_HEADERS and not mapping.offset and mapping.permissions[0] == "r":
@@ -365,7 +365,7 @@ _OVERFLOW_ID = 65534
 
 
 def notes(process: CoreProcess, threads: Sequence[CoreThread], files: Sequence[Mapping]) -> bytes:
-    """Return the notes of a core file; the first of ``threads`` is the one that a debugger shows first."""
+    """Return the notes of a core file; a debugger shows the first one of ``threads`` first."""
     first, *others = threads
     whole = [
         Note(NoteType.PRPSINFO, _process_info(process)),
@@ -383,7 +383,7 @@ def notes(process: CoreProcess, threads: Sequence[CoreThread], files: Sequence[M
 
 
 def signal_info_at(processor: CoreProcessor, address: int) -> bytes:
-    """Return the ``siginfo_t`` of a breakpoint trap at an address, which is what the process has stopped for."""
+    """Return the ``siginfo_t`` of a breakpoint trap at an address, the reason for the stop of the process."""
     head = "iii4x" if processor.word_size == 8 else "iii"
     return struct.pack(f"{processor.prefix}{head}{processor.word}", signal.SIGTRAP, 0, _TRAP_BRKPT, address).ljust(
         128, b"\0"
@@ -401,12 +401,12 @@ def _padded(data: bytes) -> bytes:
 
 
 def _status(process: CoreProcess, thread: CoreThread) -> bytes:
-    """Return a ``struct elf_prstatus``; behind the registers comes ``pr_fpvalid``, padded to a whole word."""
+    """Return a ``struct elf_prstatus``; after the registers is ``pr_fpvalid``, padded to a whole word."""
     processor = process.processor
     size, word = processor.word_size, processor.word
     mask = (1 << 8 * size) - 1
     times = [part for seconds in thread.times for part in (int(seconds), int(seconds % 1 * 1_000_000))]
-    # No signal: the process did not end by one, and goes on.
+    # No signal: the process was not ended by one, and continues.
     head = struct.pack(
         f"{processor.prefix}iiihxx{word}{word}{_PIDS}8{word}",
         0, 0, 0, 0, thread.pending & mask, thread.blocked & mask,

@@ -1,5 +1,5 @@
 """
-What ``/proc`` says of a process for its core file: who it is, its threads, and which memory belongs into the file.
+Collection of a process's data for its core file from ``/proc``: ids, threads, and the memory to be written.
 
 The files may be those of this machine, or of another one: ``read`` returns the contents of one by its path, and raises
 OSError where there is none.
@@ -56,20 +56,20 @@ _ZEROS = bytes(PAGE_SIZE)
 
 class CoreMemory(Protocol):
     """
-    The memory of a process that stands still, without breakpoints.
+    Memory of a stopped process, without breakpoints.
 
     Pages that the process never touched become holes in the file, and so do pages of zeros.
     """
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of memory; fewer if they cannot all be read."""
+        """Return bytes of memory; fewer if some cannot be read."""
 
     def has_any(self, start: int, size: int) -> bool:
-        """Return whether one of these pages exists, or may."""
+        """Return True if one of these pages exists, or may exist."""
 
 
 class CorePart(NamedTuple):
-    """A mapping; ``may_be_empty`` says whether pages of it that do not exist can only be zeros."""
+    """Mapping; ``may_be_empty`` is True if its pages that do not exist can only be zeros."""
 
     segment: Segment
     may_be_empty: bool
@@ -77,7 +77,7 @@ class CorePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoreContents:
-    """The contents of a core file; the first of ``threads`` is the one that a debugger shows first."""
+    """Contents of a core file; a debugger shows the first one of ``threads`` first."""
 
     process: CoreProcess
     threads: Sequence[CoreThread]
@@ -110,7 +110,7 @@ def _copy(part: CorePart, memory: CoreMemory, output: int, offset: int) -> None:
 
 
 def _read_all(memory: CoreMemory, start: int, size: int) -> bytes:
-    """Return memory with zeros where it cannot be read, such as behind the end of a mapped file."""
+    """Return memory with zeros where it cannot be read, such as after the end of a mapped file."""
     data = memory.read(start, size)
     if len(data) == size:
         return data
@@ -150,7 +150,7 @@ _PRESENT_OR_SWAPPED = 3 << 62  # Documentation/admin-guide/mm/pagemap.rst
 
 @dataclass(frozen=True, slots=True)
 class HeldThread:
-    """What is known of a thread; without ``registers`` it is one that could not be stopped."""
+    """State of a thread; without ``registers`` the thread could not be stopped."""
 
     tid: int
     registers: bytes
@@ -160,7 +160,7 @@ class HeldThread:
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
     """
-    A request to write the core of a process whose threads are all stopped; the first one of ``threads`` has hit.
+    Request for the core of a process whose threads are all stopped; the first one of ``threads`` had the hit.
 
     ``left_out`` is memory of ours, (start, end) each.
     """
@@ -173,7 +173,7 @@ class CoreRequest:
 
 
 def contents_of(request: CoreRequest, read: Reader, memory: CoreMemory) -> CoreContents:
-    """Return what belongs into the file; raise OSError if the process is gone."""
+    """Return the contents of the core file; raise OSError if the process has ended."""
     tid = request.threads[0].tid
     areas = list(parse_smaps(os.fsdecode(read(f"/proc/{tid}/smaps"))))
     wanted = _filter(read, tid)
@@ -187,14 +187,14 @@ def contents_of(request: CoreRequest, read: Reader, memory: CoreMemory) -> CoreC
 
 
 def page_exists(entries: bytes, count: int, order: str = "=") -> bool:
-    """Return whether one of so many pages exists, by their entries in ``/proc/PID/pagemap`` (proc(5)), in an order."""
+    """Return True if one of ``count`` pages exists, by their entries in ``/proc/PID/pagemap`` (proc(5))."""
     if len(entries) < 8 * count:
-        return True  # the kernel does not say
+        return True  # the kernel does not show it
     return any(entry & _PRESENT_OR_SWAPPED for entry in struct.unpack_from(f"{order}{count}Q", entries))
 
 
 def _is_left_out(request: CoreRequest, area: Area) -> bool:
-    """Return whether a mapping is none of the program's, or no memory."""
+    """Return True if a mapping is not the program's, or no memory."""
     mapping = area.mapping
     covered = mapping.start
     for start, end in sorted(request.left_out):
@@ -252,7 +252,7 @@ def _process(request: CoreRequest, read: Reader) -> CoreProcess:
 
 
 def _auxiliary_vector(word_size: int, data: bytes) -> bytes:
-    """Return the vector up to its end mark; the kernel gives more for an i386 program."""
+    """Return the vector up to its end mark; the kernel returns more for an i386 program."""
     for position in range(0, len(data), 2 * word_size):
         if not any(data[position : position + word_size]):
             return data[: position + 2 * word_size]
@@ -260,7 +260,7 @@ def _auxiliary_vector(word_size: int, data: bytes) -> bytes:
 
 
 def _threads(request: CoreRequest, read: Reader) -> Iterator[CoreThread]:
-    """Iterate over the threads that have not just ended, as one that is about to when it is stopped does."""
+    """Iterate over the threads, without those that ended after the stop."""
     for state in request.threads:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             yield _thread(request, state, read)
@@ -281,13 +281,14 @@ def _thread(request: CoreRequest, state: HeldThread, read: Reader) -> CoreThread
     )
 
 
-# Where proc(5), /proc/PID/syscall, shows the number, six arguments, stack pointer and program counter in the words of
-# user_regs_struct: orig_rax rdi rsi rdx r10 r8 r9 rsp rip; orig_eax ebx ecx edx esi edi ebp esp eip.
+# Register words for the fields of /proc/PID/syscall (proc(5)): number, six arguments, stack pointer and program
+# counter. The numbers are indices of user_regs_struct: orig_rax rdi rsi rdx r10 r8 r9 rsp rip; orig_eax ebx ecx edx esi
+# edi ebp esp eip.
 _SYSCALL_WORDS = {8: (15, 14, 13, 12, 7, 9, 8, 19, 16), 4: (11, 0, 1, 2, 3, 4, 5, 15, 12)}
 
 
 def _registers_of_sleeper(processor: CoreProcessor, path: str, read: Reader) -> bytes:
-    """Return what is known of the registers of a thread that is deep in the kernel, on x86."""
+    """Return the known registers of an x86 thread that is asleep in the kernel; the others are 0."""
     size = processor.word_size
     words = [0] * (processor.general_size // size)
     try:
@@ -302,22 +303,22 @@ def _registers_of_sleeper(processor: CoreProcessor, path: str, read: Reader) -> 
 
 # The core file of a stopped process of this machine, written in a process of its own, a child of the tracer.
 #
-# Only what ptrace alone can tell comes from the tracer; everything else is read from ``/proc`` here, because for a
-# large process that takes a while.
+# The tracer provides only what requires ptrace. Everything else is read from ``/proc`` here, because that takes a while
+# for a large process.
 
 
 def write_core(request: CoreRequest, descriptor: int, hidden: AbstractMapping[int, int], output: int) -> int:
     """
     Write the core file to a new, empty file, and return its size; raise OSError if it cannot be written.
 
-    ``descriptor`` is one of the process's memory, ``hidden`` holds the original bytes of breakpoints by address.
+    ``descriptor`` is that of the process's memory; ``hidden`` has the original bytes of breakpoints by address.
     """
     with _LocalMemory(request.threads[0].tid, descriptor, hidden) as memory:
         return write_contents(contents_of(request, _bytes, memory), memory, output)
 
 
 class _LocalMemory:
-    """The memory of a process; all of its pages may exist if the kernel does not say which do."""
+    """Memory of a process; all of its pages count as existing if the kernel does not show which do."""
 
     def __init__(self, tid: int, descriptor: int, hidden: AbstractMapping[int, int]) -> None:
         self._descriptor, self._hidden, self._addresses = descriptor, hidden, sorted(hidden)
@@ -334,7 +335,7 @@ class _LocalMemory:
             os.close(self._pages)
 
     def has_any(self, start: int, size: int) -> bool:
-        """Return whether one of the pages exists."""
+        """Return True if one of the pages exists."""
         count = size // PAGE_SIZE
         if self._pages < 0:
             return True
@@ -363,14 +364,13 @@ def _bytes(path: str) -> bytes:
         return file.read()
 
 
-# What the writer of a core file needs from who holds the threads: a new file, and register sets.
+# Work of the process that has stopped the threads: the new file, and the register sets.
 #
-# All of it is the same whether the threads are stopped by the tracer or by a process that traces them for the core
-# only.
+# It is the same whether the tracer has stopped the threads, or a process that traces them only for the core.
 
 
 _ATTEMPTS = 1000
-"""How many file names are tried."""
+"""Maximum number of file names that are tried."""
 
 _MORE_SETS = {
     8: ((RegisterSet.FLOATING_POINT, NoteType.PRFPREG), (RegisterSet.XSTATE, NoteType.XSTATE)),
@@ -383,11 +383,11 @@ _MORE_SETS = {
 }
 
 POINTER: dict[int, tuple[int, str]] = {8: (16 * 8, "=Q"), 4: (12 * 4, "=I")}
-"""Where the instruction pointer is in the general registers, by word size: offset and format."""
+"""Offset and format of the instruction pointer in the general registers, by word size."""
 
 
 def create_core_file(path: str) -> tuple[str, int]:
-    """Create a file that is new, called ``path`` or with a number behind that; return its name and descriptor."""
+    """Create a new file, called ``path`` or with a number after that; return its name and descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     name = path
     for number in range(1, _ATTEMPTS):
@@ -399,6 +399,6 @@ def create_core_file(path: str) -> tuple[str, int]:
 
 
 def register_sets_of(tid: int, word_size: int) -> tuple[Note, ...]:
-    """Return the notes about the registers of a stopped thread, but for the general ones."""
+    """Return the notes with the registers of a stopped thread, except the general ones."""
     sets = ((kind, ptrace_calls.get_register_set(tid, which)) for which, kind in _MORE_SETS[word_size])
     return tuple(Note(kind, data) for kind, data in sets if data)

@@ -1,8 +1,8 @@
 """
-Read foreign files, in a process of its own: ``python -m dprobes.platform.foreign.examination DESCRIPTOR``.
+Process that reads foreign files: ``python -m dprobes.platform.foreign.examination DESCRIPTOR``.
 
-It takes questions from the socket ``DESCRIPTOR``, each with a file, and has a child answer each: what a file can do is
-to use up the child's time and memory, which end the child. An answer is JSON in a file in memory
+It reads questions from the socket ``DESCRIPTOR``, each with a file, and forks a child to answer each. A malicious file
+can only exhaust the child's time and memory, which ends the child. An answer is JSON in a file in memory
 (``foreign_outlines``).
 """
 
@@ -36,7 +36,7 @@ __all__ = ["LENGTH", "Limits", "Outcome", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What it may take to read a file: bytes of memory, mapped files included, and seconds."""
+    """Limits for reading a file: bytes of memory including mapped files, seconds of processor time, and seconds."""
 
     memory: int = 1 << 30
     processor_time: int = 10
@@ -44,14 +44,14 @@ class Limits:
 
 
 LENGTH = struct.Struct("=Q")
-"""What stands before a question: how many bytes it has. The file comes with it."""
+"""Header of a question: its size in bytes. The file's descriptor is sent with it."""
 
 _IDLE_TIME = 30.0
-"""Seconds without a question after which the process ends; who has one later starts another."""
+"""Seconds without a question after which the process ends; the next question starts another one."""
 
 
 class Outcome(enum.Enum):
-    """What became of a question, as one byte; after an ANSWER comes the file that holds it."""
+    """Result of a question, as one byte; an ANSWER comes with the descriptor of its file."""
 
     ANSWER = b"a"
     NO_TIME = b"t"
@@ -61,7 +61,7 @@ class Outcome(enum.Enum):
 
 def serve(connection: socket.socket) -> None:
     """Answer questions until there are no more."""
-    # The out-of-memory killer shall take this process before any other, and nobody waits for it.
+    # The out-of-memory killer shall kill this process before any other, because others do not depend on it.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     os.nice(5)
@@ -90,7 +90,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 
 
 def _load_what_is_needed() -> None:
-    """Import what each child would have to import."""
+    """Import the modules that each child would have to import."""
     import iced_x86  # noqa: F401 - to have it
 
     import dprobes.resolve.breakpoints
@@ -115,21 +115,21 @@ def _answer(connection: socket.socket, descriptor: int, payload: bytes) -> None:
 
 
 def _failure(status: int) -> Outcome:
-    """Return why a child has not answered, by its wait status."""
+    """Return the reason why a child has not answered, by its wait status."""
     if os.WIFEXITED(status):
         return Outcome.NO_MEMORY if os.WEXITSTATUS(status) == _NO_MEMORY else Outcome.FAILED
-    # Allocators that are not Python's abort where there is no memory; SIGKILL may be for want of it as well.
+    # Other allocators than Python's abort without memory; a SIGKILL may also be for lack of memory.
     return Outcome.NO_TIME if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGALRM) else Outcome.NO_MEMORY
 
 
 # The child
 
 _NO_MEMORY = 2
-"""What a child exits with if there was not enough."""
+"""Exit status of a child that ran out of memory."""
 
 
 def _work(descriptor: int, payload: bytes, output: int) -> int:
-    """Write an answer; return 0 if that could be done."""
+    """Write an answer; return the exit status, 0 if that succeeded."""
     try:
         question, limits = pickle.loads(payload)  # from the process that has started us  # noqa: S301
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -197,5 +197,5 @@ def _own_places(elf: ElfFile, names: tuple[str, ...]) -> Mapping[str, int]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it belongs to who has started us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has started this one
     serve(socket.socket(fileno=int(sys.argv[1])))

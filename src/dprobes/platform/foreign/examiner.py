@@ -1,8 +1,8 @@
 """
-Have foreign files read by another process, with limits of memory and time: see ``examination``.
+Client of the process that reads foreign files, with limits of memory and time; see ``examination``.
 
-Many may ask at once; one file is read at a time. The process is started when there is a question, and ends when none
-has come for some time.
+Several threads may ask at once; one file is read at a time. The process is started for the first question, and ends
+after a time without any.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 __all__ = ["Examiner"]
 
 _LOOK = 0.1
-"""Seconds after which it is looked whether anybody still wants the answer."""
+"""Seconds between two checks whether the answer is still wanted."""
 
 _SPARE_TIME = 10.0
-"""Seconds for the start of the process, beyond those that it may take to read a file."""
+"""Seconds for the start of the process, in addition to those for reading a file."""
 
 _HINT = "if the file can be trusted, give it to root, and let nobody else write to it"
 
 
 class Examiner:
-    """Questions to another process about files, each of which may take what ``limits`` say; any thread may ask."""
+    """Client of a process that answers questions about files, each within ``limits``; any thread may ask."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -53,7 +53,7 @@ class Examiner:
         self, question: Question, descriptor: int, is_wanted: Callable[[], bool] = lambda: True
     ) -> Examined | None:
         """
-        Return what was found out about an open file; None if it is not meant, or is not ``is_wanted`` any more.
+        Return the result for an open file; None if the program is not about it, or it is not ``is_wanted`` any more.
 
         Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted there, or the file cannot be read
         within the limits.
@@ -65,7 +65,7 @@ class Examiner:
         try:
             data = self._ask(question.path, payload, descriptor, is_wanted)
         except BaseException:
-            self._end()  # what it says now would be taken for the answer to the next question
+            self._end()  # a late answer would be taken for that of the next question
             raise
         finally:
             self._lock.release()
@@ -93,7 +93,7 @@ class Examiner:
                 outcome, answers = b"", []
             if outcome:
                 return self._outcome(path, Outcome(outcome), answers)
-            self._end()  # it had been idle for too long, and ended when we asked
+            self._end()  # it had been idle for too long, and ended at the same time
             if not is_first:
                 break
         raise TargetError(f"'{path}' is not probed: the process that was to read it has been ended")
@@ -142,7 +142,7 @@ class Examiner:
         return ours
 
     def _await(self, connection: socket.socket, until: float, is_wanted: Callable[[], bool]) -> bool:
-        """Wait until there is an answer; return False if there is none in time, or nobody wants it any more."""
+        """Wait for an answer; return False if there is none in time, or it is not wanted any more."""
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         while not poll.poll(_LOOK * 1000):
@@ -156,7 +156,7 @@ class Examiner:
         if connection is not None:
             connection.close()
         if process is not None:
-            # Its group is it and the child that reads a file; both may have ended.
+            # Its process group is the process and the child that reads a file; both may have ended.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -1,8 +1,8 @@
 """
-What is found out about a foreign file, as JSON: written by the process that reads the file, checked by who asked.
+Outline of a foreign file as JSON: written by the process that reads the file, checked by the one that asked.
 
-Nothing that comes out of the file is believed: each number has its range, each text and list its length, and places of
-probepoints must be in code. Only what the program itself says (its definitions, the code of its handlers) is not asked.
+No data from the file is trusted: each number has its range, each text and list its length, and probepoints must be in
+code. What the program itself determines (its definitions, the code of its handlers) is not part of the answer.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_MAX", "PROBES_MAX", "Examined", "Question", "read_answer", "write_answer"]
 
 ANSWER_MAX = 16 << 20
-"""Bytes of an answer."""
+"""Maximum size of an answer in bytes."""
 
 PROBES_MAX = 1 << 14
-"""Probepoints in a file that is another user's."""
+"""Maximum number of probepoints in a file of another user."""
 
 _LEFT_OUT_MAX = 1000
 _TEXT_MAX = 1000  # characters
@@ -62,10 +62,10 @@ _MACHINES: dict[str, Literal[4, 8]] = {"i386": 4, "x86_64": 8}
 @dataclass(frozen=True, slots=True)
 class Question:
     """
-    What is to be found out about a file, which is called ``path`` for people.
+    Question about a file, which messages call ``path``.
 
-    With ``soname`` the program is about it only if that is its SONAME. ``own_functions`` are those of which an engine
-    wants to know the places itself. ``wants_moves`` asks where uprobes would be cheaper.
+    With ``soname`` the program is about the file only if that is its SONAME. ``own_functions`` are functions that an
+    engine itself wants to place. ``wants_moves`` asks for nearby places where uprobes are cheaper.
     """
 
     path: str
@@ -79,7 +79,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found out: the module, the program in it if one was asked about, and warnings as text."""
+    """Result of a question: the module, the program resolved in it if one was given, and warnings as text."""
 
     module: OutlinedModule
     resolved: ResolvedModule | None
@@ -93,7 +93,7 @@ def write_answer(
     moves: Mapping[int, int],
     own_places: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return what is to be said about a file."""
+    """Return the answer about a file."""
     elf = module.elf
     first, last = first_executed_in(module)[:_STARTS_MAX], last_executed_in(module)[:_STARTS_MAX]
     probes = resolved.in_code if resolved is not None else ()
@@ -154,7 +154,7 @@ def _resolution(module: Module, resolved: ResolvedModule) -> dict[str, Any]:
 
 
 def _usdt(site: UsdtSite | None) -> list[Any] | None:
-    """Return what is to be said of the site of a USDT probe; None where there is none."""
+    """Return the answer's row for the site of a USDT probe; None if there is none."""
     if site is None:
         return None
     return [site.provider, site.name, site.semaphore, site.counter, _shortened(site.described)]
@@ -169,7 +169,7 @@ def _shortened(text: str, limit: int = _TEXT_MAX) -> str:
 
 
 def _code_at(module: Module, offset: int) -> bytes:
-    """Return the bytes of the instruction at a file offset; nothing where there is none."""
+    """Return the bytes of the instruction at a file offset; nothing if there is none."""
     try:
         return next(first_instructions(module, (offset,))).raw
     except TargetError:
@@ -178,9 +178,9 @@ def _code_at(module: Module, offset: int) -> bytes:
 
 def read_answer(data: bytes, question: Question) -> Examined | None:
     """
-    Return what is said about a file; None if it is not meant. Raise ``TargetError`` for what cannot be.
+    Return the result in an answer; None if the program is not about the file. Raise ``TargetError`` if it is invalid.
 
-    Raise also what the process that read the file has found wrong with it, or with the program there.
+    Raise also the errors that the reading process has found in the file, or in the program there.
     """
     reader = _Reader(question)
     try:
@@ -191,7 +191,7 @@ def read_answer(data: bytes, question: Question) -> Examined | None:
 
 
 class _Reader:
-    """A reader of answers, which refuses one as a whole if anything in it cannot be."""
+    """Reader of answers, which refuses an answer as a whole if anything in it is invalid."""
 
     def __init__(self, question: Question) -> None:
         self._question = question

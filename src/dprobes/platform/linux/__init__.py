@@ -1,1 +1,1 @@
-"""The kernel's interfaces that engines share: system calls, one file for each, and what ``/proc`` says."""
+"""Kernel interfaces that engines share: system calls, one file for each group, and files of ``/proc``."""

@@ -1,9 +1,9 @@
 """
-What bpf(2) does with programs and links (``bpf_calls`` has the maps): the only file that makes this system call.
+bpf(2) through ctypes: programs, links and maps; the only file that makes this system call.
 
-x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``, of which
-a kernel takes as much as it knows if the rest is zero. Every function raises OSError as the kernel answers; what that
-means to the user is for callers to say. All descriptors are close-on-exec, as the kernel makes them.
+x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``; a kernel
+ignores the members that it does not know if they are zero. Every function raises OSError with the kernel's errno;
+callers explain it to the user. All descriptors are close-on-exec, as the kernel creates them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = [
 
 
 class Command(IntEnum):
-    """The commands (``enum bpf_cmd``)."""
+    """Commands of bpf(2) (``enum bpf_cmd``)."""
 
     MAP_CREATE = 0
     MAP_LOOKUP_ELEM = 1
@@ -100,10 +100,10 @@ def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
 @dataclass(frozen=True, slots=True)
 class Request:
     """
-    A request for an object of the kernel.
+    Request for an object of the kernel.
 
-    ``attributes`` are those of the command, with zeros where addresses are to be: ``data`` has the bytes that these
-    lead to, by their places. What attaches uprobes is asked ``in_proxy``.
+    ``attributes`` are those of the command, with zeros in place of addresses. ``data`` has the bytes at those
+    addresses, by the offset of the address. Requests that attach uprobes are made ``in_proxy``.
     """
 
     command: Command
@@ -113,14 +113,14 @@ class Request:
 
 
 def issue(request: Request) -> int:
-    """Ask the kernel for an object, and return its descriptor."""
+    """Make a request, and return the descriptor of the object."""
     attributes = ctypes.create_string_buffer(request.attributes, len(request.attributes))
     buffers = []
     for place, data in request.data.items():
         buffers.append(ctypes.create_string_buffer(data, len(data)))
         _ADDRESS.pack_into(attributes, place, ctypes.addressof(buffers[-1]))
     if request.in_proxy:
-        # Who is killed while it attaches uprobes would leave them.
+        # A process killed while it attaches uprobes would leave them.
         return call_in_proxy(_SYS_BPF, request.command, ctypes.addressof(attributes), len(attributes))
     for _ in range(_ATTEMPTS - 1):
         try:
@@ -138,20 +138,20 @@ def attributes_of(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[c
 
 
 class ProgramType(IntEnum):
-    """The types of program that the engine uses (``enum bpf_prog_type``)."""
+    """Types of programs that the engine uses (``enum bpf_prog_type``)."""
 
     KPROBE = 2
-    """Also of uprobes."""
+    """The type of kprobe and uprobe programs."""
     TRACEPOINT = 5
     PERF_EVENT = 7
     RAW_TRACEPOINT = 17
     TRACING = 26
     SYSCALL = 31
-    """Is run by ``ProgramRunner``; must be sleepable."""
+    """The type of programs that ``ProgramRunner`` runs; they must be sleepable."""
 
 
 class AttachType(IntEnum):
-    """What programs attach to (``enum bpf_attach_type``)."""
+    """Attach types of programs (``enum bpf_attach_type``)."""
 
     NONE = 0
     TRACE_RAW_TP = 23
@@ -164,7 +164,7 @@ class AttachType(IntEnum):
 
 
 class ProgramFlag(IntFlag):
-    """Name the flags of a program (BPF_F_*)."""
+    """Flags of a program (BPF_F_*)."""
 
     NONE = 0
     SLEEPABLE = 1 << 4
@@ -172,7 +172,7 @@ class ProgramFlag(IntFlag):
 
 
 class LogLevel(IntFlag):
-    """What the verifier is to write down (BPF_LOG_*)."""
+    """Level of the verifier's log (BPF_LOG_*)."""
 
     LEVEL1 = 1
     LEVEL2 = 2
@@ -182,12 +182,12 @@ class LogLevel(IntFlag):
 @dataclass(frozen=True, slots=True)
 class Program:
     """
-    A program to load.
+    Program to load.
 
     ``instructions`` are 8 bytes each, with the descriptors of maps in place. ``btf`` is the descriptor of type
-    information for ``functions``, the records {u32 first instruction, u32 type id} of ``struct bpf_func_info``, one for
-    each function, which programs with callbacks need. ``attach_btf_id`` is the kernel's type id of what a TRACING
-    program attaches to.
+    information for ``functions``: the records {u32 first instruction, u32 type id} of ``struct bpf_func_info``, one for
+    each function. Programs with callbacks need that. ``attach_btf_id`` is the kernel's type id of the target of a
+    TRACING program.
     """
 
     type: ProgramType
@@ -239,7 +239,7 @@ def load_program(
     """
     Load a program and return its descriptor.
 
-    With a buffer ``log`` the verifier writes there, ending with a zero; ENOSPC if it is too small.
+    The verifier writes to the buffer ``log`` if there is one, ending with a zero; ENOSPC if it is too small.
     """
     return issue(_load_request(program, log, level))
 
@@ -249,7 +249,7 @@ _LOG_SIZE_MAX = 1 << 26
 
 
 def verifier_log(program: Program, level: LogLevel = LogLevel.LEVEL1) -> str:
-    """Return what the verifier says about a program, whether it takes it or not."""
+    """Return the verifier's log about a program, whether it accepts the program or not."""
     size = _LOG_SIZE
     while True:
         log = ctypes.create_string_buffer(size)
@@ -270,10 +270,10 @@ _RETURN_VALUE = struct.Struct("=4xI")
 
 class ProgramRunner:
     """
-    A SYSCALL program that runs in the calling process, as often as is wanted.
+    SYSCALL program that runs in the calling process, as often as ``run`` is called.
 
-    ``context`` is what the program's r1 points to; the program may change it, and its helpers for user memory reach the
-    memory of this process. It must keep its size while the runner lives.
+    ``context`` is the memory that the program's r1 points to. The program may change it, and its helpers for user
+    memory access the memory of this process. The size must not change while the runner exists.
     """
 
     def __init__(self, program_fd: int, context: bytearray) -> None:
@@ -281,7 +281,7 @@ class ProgramRunner:
         self._attributes = attributes_of(_PROG_TEST_RUN, program_fd, 0, len(context), ctypes.addressof(self._context))
 
     def run(self) -> int:
-        """Run the program once and return the 32 bits that it returns."""
+        """Run the program once, and return its 32-bit result."""
         call(Command.PROG_TEST_RUN, self._attributes)
         value: int = _RETURN_VALUE.unpack_from(self._attributes)[0]
         return value
@@ -290,10 +290,10 @@ class ProgramRunner:
 @dataclass(frozen=True, slots=True)
 class ProgramInfo:
     """
-    What the kernel knows of a loaded program.
+    Kernel's information about a loaded program.
 
-    ``run_time`` (nanoseconds) and ``runs`` count while statistics are enabled; ``recursion_misses`` are the runs that
-    did not take place because the program was running already on that CPU.
+    ``run_time`` (nanoseconds) and ``runs`` count while statistics are enabled; ``recursion_misses`` are runs that did
+    not take place because the program was running already on that CPU.
     """
 
     id: int
@@ -310,14 +310,14 @@ _PROGRAM_INFO = struct.Struct("=4xI184xQQQI4x")
 
 
 def program_info(program_fd: int) -> ProgramInfo:
-    """Return what the kernel knows of a program."""
+    """Return the kernel's information about a program."""
     info = ctypes.create_string_buffer(_PROGRAM_INFO.size)
     call(Command.OBJ_GET_INFO_BY_FD, attributes_of(_OBJECT_INFO, program_fd, len(info), ctypes.addressof(info)))
     return ProgramInfo(*_PROGRAM_INFO.unpack(info.raw))
 
 
 def open_program(number: int) -> int:
-    """Return a descriptor of the loaded program with this id, of whatever process."""
+    """Return a descriptor of the loaded program with this id, which any process may have loaded."""
     return call(Command.PROG_GET_FD_BY_ID, attributes_of(struct.Struct("=I8x"), number))
 
 
@@ -334,7 +334,7 @@ def open_raw_tracepoint(program_fd: int, name: str = "") -> int:
     """
     Attach a program to a tracepoint; return the descriptor of the link, which ends with it.
 
-    ``name`` is that of the tracepoint for a RAW_TRACEPOINT program; a TRACING one says itself what it attaches to.
+    ``name`` is that of the tracepoint for a RAW_TRACEPOINT program; a TRACING program has its target in its attributes.
     """
     data = {0: name.encode() + b"\0"} if name else {}
     return issue(Request(Command.RAW_TRACEPOINT_OPEN, _RAW_TRACEPOINT.pack(program_fd), data))
@@ -350,7 +350,7 @@ def load_btf(blob: bytes) -> int:
 
 
 class KprobeMulti(IntFlag):
-    """Name the flags of a kprobe_multi link."""
+    """Flags of a kprobe_multi link."""
 
     NONE = 0
     RETURN = 1 << 0
@@ -366,8 +366,8 @@ def link_kprobes(
     """
     Attach a TRACE_KPROBE_MULTI program to the entries of many functions of the kernel; return the link's descriptor.
 
-    ``addresses`` are where the functions begin. Since Linux kernel commit 0dcac2725406 ("bpf: Add multi kprobe link")
-    (in v5.18).
+    ``addresses`` are those of the functions' first instructions. Since Linux kernel commit 0dcac2725406 ("bpf: Add
+    multi kprobe link") (in v5.18).
     """
     arrays = [(ctypes.c_uint64 * len(addresses))(*numbers) for numbers in (addresses, cookies)]
     return _link_kprobes(program_fd, flags, len(addresses), *map(ctypes.addressof, arrays))
@@ -375,9 +375,9 @@ def link_kprobes(
 
 def link_kprobes_nowhere(program_fd: int) -> int:
     """
-    Attach a TRACE_KPROBE_MULTI program to an address that is where nobody has memory: an OSError in any case.
+    Attach a TRACE_KPROBE_MULTI program with an unmapped array of addresses: an OSError in any case.
 
-    A kernel that knows such links cannot read it (EFAULT); others do not try.
+    A kernel that supports such links cannot read it (EFAULT); others do not try.
     """
     return _link_kprobes(program_fd, KprobeMulti.NONE, 1, 8, 0)
 
@@ -389,7 +389,7 @@ def _link_kprobes(program_fd: int, flags: KprobeMulti, count: int, addresses: in
 
 
 class UprobeMulti(IntFlag):
-    """Name the flags of a uprobe_multi link."""
+    """Flags of a uprobe_multi link."""
 
     NONE = 0
     RETURN = 1 << 0
@@ -416,10 +416,10 @@ def link_uprobes(
     Attach a TRACE_UPROBE_MULTI program to many offsets of one file at once; return the descriptor of the link.
 
     ``counters`` are the file offsets of 16-bit numbers that the kernel raises by one, in each process, as long as the
-    breakpoint of the same rank is there; 0 stands for none.
+    breakpoint with the same index exists; 0 stands for none.
 
-    The program learns with ``bpf_get_attach_cookie`` which of ``cookies`` belongs to its offset. ``pid`` restricts it
-    to one process, 0 to none. Since Linux kernel commit 89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).
+    The program gets the element of ``cookies`` for its offset from ``bpf_get_attach_cookie``. ``pid`` restricts it to
+    one process, 0 to none. Since Linux kernel commit 89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).
     """
     data = {
         _PATH: os.fsencode(path) + b"\0",
@@ -441,7 +441,7 @@ def link_uprobes_nowhere(program_fd: int, pid: int = 0) -> int:
     """
     Attach a TRACE_UPROBE_MULTI program to the root directory, which has no code: an OSError in any case.
 
-    A kernel that knows such links looks at the directory (EBADF); others refuse the attach type.
+    A kernel that supports such links refuses the directory (EBADF); others refuse the attach type.
     """
     path, zero = ctypes.create_string_buffer(b"/"), ctypes.c_uint64(0)
     at, kind = ctypes.addressof(zero), AttachType.TRACE_UPROBE_MULTI
@@ -464,7 +464,7 @@ def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
 
 
 class MapType(IntEnum):
-    """The kinds of map that the engine uses (``enum bpf_map_type``)."""
+    """Types of maps that the engine uses (``enum bpf_map_type``)."""
 
     HASH = 1
     ARRAY = 2
@@ -475,11 +475,11 @@ class MapType(IntEnum):
 
 
 class MapFlag(IntFlag):
-    """Name the flags of a map (BPF_F_*)."""
+    """Flags of a map (BPF_F_*)."""
 
     NONE = 0
     NO_PREALLOC = 1 << 0
-    """Allocate the elements of a hash as they come."""
+    """Allocate the elements of a hash when they are inserted."""
     MMAPABLE = 1 << 10
     """Let user space map the elements of an array, each 8-aligned (in v5.5)."""
 
@@ -500,9 +500,9 @@ def create_map(
     """
     Create a map and return its descriptor.
 
-    Sizes are in bytes; ``entries`` of a ring buffer is its size in bytes, a power of two and at least a page.
-    ``name`` is cut to 15 characters, which are to be letters, digits, underscores and dots.
-    ``inner`` is the descriptor of a map like those that a map of maps is to hold.
+    Sizes are in bytes; ``entries`` of a ring buffer is its size in bytes, a power of two and at least a page. ``name``
+    is cut to 15 characters, which must be letters, digits, underscores and dots. ``inner`` is the descriptor of a map
+    of the same form as the elements of a map of maps.
     """
     attributes = _MAP_CREATE.pack(kind, key_size, value_size, entries, flags, inner, name.encode()[:15])
     return issue(Request(Command.MAP_CREATE, attributes))
@@ -513,7 +513,7 @@ _ELEMENT = struct.Struct("=I4xQQQ")
 
 
 def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
-    """Return the value of a key; None if there is none."""
+    """Return the value of a key; None if the key is not there."""
     key_buffer, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
     try:
         call(
@@ -526,7 +526,7 @@ def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
 
 
 def update_element(map_fd: int, key: bytes, value: bytes) -> None:
-    """Set the value of a key, whether there is one or not."""
+    """Set the value of a key, which need not be there."""
     key_buffer, value_buffer = (
         ctypes.create_string_buffer(key, len(key)),
         ctypes.create_string_buffer(value, len(value)),
@@ -548,7 +548,7 @@ def delete_element(map_fd: int, key: bytes) -> bool:
 
 
 def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
-    """Iterate over the keys of a hash; some come twice when others are deleted meanwhile, as the kernel starts over."""
+    """Iterate over the keys of a hash; after deletions the kernel may start over, so some may come twice."""
     key, following = None, ctypes.create_string_buffer(key_size)
     while True:
         start = 0 if key is None else ctypes.addressof(key)
@@ -565,7 +565,7 @@ def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
 
 LINK_INFO = "bpf_link_info"
 """
-What the kernel's types call the answer::
+Name of the answer in the kernel's types::
 
      0 u32 type, id, prog_id
     16 kprobe_multi: u64 addrs; u32 count, flags; u64 missed
@@ -573,7 +573,7 @@ What the kernel's types call the answer::
 """
 MISSED, MISSED_MANY = "perf_event.kprobe.missed", "kprobe_multi.missed"
 """
-The members with the count: of single kprobes and of those with many functions.
+Members with the count of missed hits: of single kprobes, and of links with many functions.
 
 Since Linux kernel commits 3acf8ace6823 ("bpf: Add missed value to kprobe perf link info") and e2b2cd592adb ("bpf: Add
 missed value to kprobe_multi link info") (in v6.7).
@@ -584,7 +584,7 @@ _COUNT = struct.Struct("=Q")
 
 
 def missed_hits(link: int, offset: int) -> int:
-    """Return how many hits of a link ran no program; ``offset`` is where its member with the count begins."""
+    """Return the number of hits of a link that ran no program; ``offset`` is that of its member with the count."""
     info = ctypes.create_string_buffer(_INFO)
     call(Command.OBJ_GET_INFO_BY_FD, attributes_of(_OBJECT_INFO, link, len(info), ctypes.addressof(info)))
     (count,) = _COUNT.unpack_from(info.raw, offset)

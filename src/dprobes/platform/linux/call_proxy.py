@@ -1,18 +1,18 @@
 """
-System calls in a process of its own: for uprobes, which SIGKILL of this one must not end, and for files of others.
+System calls in a separate process: for uprobes, which a SIGKILL must not interrupt, and for files of others.
 
-To write or take away a breakpoint the kernel looks up pages of the target, which it refuses a task that is being killed
-(``fatal_signal_pending`` in ``mm/gup.c``). Who is killed just then leaves breakpoints behind: for good, because
-``uprobe_unregister`` gives up ("failed to unregister, leaking uprobe").
+To write or remove a breakpoint the kernel looks up pages of the target, which it refuses to a task that is being killed
+(``fatal_signal_pending`` in ``mm/gup.c``). A task killed at that time leaves breakpoints behind. They stay for good,
+because ``uprobe_unregister`` gives up ("failed to unregister, leaking uprobe").
 
 A task that exits by itself is not being killed, and one that has begun to exit cannot be. So the last descriptor of a
 link is not closed by close(2), but by the exit of a process that has copies of it. That process shares the memory with
-this one, but not the table of descriptors; it runs a few instructions of ours, no C library and no Python. It waits
-until we have closed ours, or have ended.
+this one, but not the table of descriptors. It runs a few instructions of ours, no C library and no Python. It waits
+until we have closed our copies, or have ended.
 
-A file that another process has open may be one that lets its user wait, for ever if its owner likes: a socket whose
-peer does not read, or a file system of the owner's, which is asked when a descriptor is closed. So we never have such
-a file open ourselves: a proxy takes it, does with it what is to be done, and is left alone if it does not come back.
+A file that another process has open may block its user, forever if its owner likes. Examples are a socket whose peer
+does not read, and a file system of the owner's, which is called when a descriptor is closed. So this process never
+opens such a file itself: a proxy takes a copy and makes the calls, and is abandoned if it does not return.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
 
 def map_code(code: bytes) -> int:
     """
-    Return the address of code, mapped until it is unmapped; raise OSError if this process may not map any.
+    Map code and return its address; raise OSError if this process may not map code.
 
-    It comes from a file in memory: a page that can be written and executed is not needed at any time.
+    The code is mapped from a file in memory, so no page is ever writable and executable.
     """
     file = os.memfd_create("dprobes")
     try:
@@ -65,11 +65,11 @@ def map_file(file: int, size: int) -> int:
 
 
 def unmap_code(address: int, size: int) -> None:
-    """Unmap code of so many bytes that nobody will run any more."""
+    """Unmap ``size`` bytes of code that no thread runs any more."""
     ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
-# Nothing that takes long is imported here: no typing, no errors of ours.
+# Imports that take long are avoided here: no typing, no errors of ours.
 
 
 # rdi: flags of clone(2), rdx: calls; returns the process id, or a negative errno
@@ -90,17 +90,17 @@ _CODE = bytes.fromhex(
     "b8 3c 00 00 00 31 ff 0f 05"
 )
 _CALL = struct.Struct("=7q")
-"""A system call: its number, which its result replaces, and its arguments."""
+"""System call: its number, which its result replaces, and its arguments."""
 _END = struct.Struct("=q").pack(-1)
 
 _CLONE_VM, _CLONE_FILES = 0x100, 0x400
-_WALL = 0x40000000  # our child sends no signal when it ends
+_WALL = 0x40000000  # a proxy sends no signal when it ends
 
 _SYS_READ, _SYS_WRITE, _SYS_CLOSE_RANGE, _SYS_PIDFD_GETFD = 0, 1, 436, 438
 _LAST_DESCRIPTOR = (1 << 31) - 1
 
 _starting = allocate_lock()
-"""Held while a proxy has copies of descriptors that others close."""
+"""Lock that is held while a proxy has copies of descriptors that other threads close."""
 
 
 @cache
@@ -111,7 +111,7 @@ def _entry() -> Callable[[int, int, int], int]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let no signal come meanwhile: a proxy must not run a handler of ours, and what is begun is brought to its end."""
+    """Block all signals meanwhile: a proxy must not run a handler of ours, and calls must not be interrupted."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
@@ -120,7 +120,7 @@ def _signals_held() -> Iterator[None]:
 
 
 class _Proxy:
-    """A process that shares our memory, and makes system calls, one after the other; it begins at once."""
+    """Process that shares our memory, and makes system calls one after the other; it starts at once."""
 
     def __init__(self, flags: int, calls: Sequence[tuple[int, ...]]) -> None:
         packed = b"".join(_CALL.pack(*call, *(0,) * (7 - len(call))) for call in calls)
@@ -131,18 +131,18 @@ class _Proxy:
         self._memory: Sequence[object] = ()
 
     def keep(self, memory: Sequence[object]) -> None:
-        """Keep buffers that calls name as long as this is kept."""
+        """Keep a reference to buffers that the calls use."""
         self._memory = memory
 
     def wait(self) -> bool:
-        """Wait for its end, as it has our memory until then; return whether it came by itself."""
+        """Wait for the proxy's end, as it uses our memory until then; return True if it exited by itself."""
         interruption: BaseException | None = None
         status = 0
         while True:
             try:
                 _, status = os.waitpid(self._pid, _WALL)
             except ChildProcessError:
-                break  # somebody else has waited for it
+                break  # other code has waited for it
             except BaseException as error:  # noqa: BLE001 - a signal handler's; it is raised when nobody has our memory
                 interruption = error
                 continue
@@ -152,14 +152,14 @@ class _Proxy:
         return os.WIFEXITED(status)
 
     def wait_for(self, milliseconds: int) -> bool:
-        """Do as ``wait``, but not longer; one that has not ended by then is killed, and left to its fate."""
+        """Do the same as ``wait`` with a time limit; a proxy that has not ended by then is killed and abandoned."""
         process = os.pidfd_open(self._pid)
         try:
             poll = select.poll()
             poll.register(process, select.POLLIN)
             while not poll.poll(milliseconds):
                 if thread_state(self._pid) == "R":
-                    continue  # it has had no processor
+                    continue  # it had no CPU
                 signal.pidfd_send_signal(process, signal.SIGKILL)
                 if not poll.poll(_KILLED):
                     _abandoned.append(self)
@@ -170,23 +170,23 @@ class _Proxy:
         return self.wait()
 
     def has_ended(self) -> bool:
-        """Return whether one that was left to its fate has ended by now."""
+        """Return True if an abandoned proxy has ended by now."""
         try:
             return os.waitpid(self._pid, _WALL | os.WNOHANG)[0] != 0
         except ChildProcessError:
             return True
 
     def result(self, number: int) -> int:
-        """Return what a call came to, after the end."""
+        """Return the result of a call, after the end."""
         result: int = _CALL.unpack_from(self._calls, number * _CALL.size)[0]
         return result
 
 
 def call_in_proxy(number: int, *arguments: int) -> int:
     """
-    Make a system call that attaches uprobes, and return what it returns; OSError as the kernel answers.
+    Make a system call that attaches uprobes in a proxy, and return its result; raise OSError if it fails.
 
-    A descriptor that it makes is one of this process. Where no proxy can be had, this process makes the call.
+    A descriptor that it returns belongs to this process. If no proxy can be created, this process makes the call.
     """
     with _signals_held():
         while True:
@@ -196,7 +196,8 @@ def call_in_proxy(number: int, *arguments: int) -> int:
                 return _call(number, *arguments)
             if proxy.wait():
                 break
-            # Somebody has killed it. What it may have left behind goes with what is attached now.
+            # The proxy was killed. Breakpoints that it may have left are removed together with those of the next
+            # attempt.
     result = proxy.result(0)
     if result < 0:
         raise OSError(-result, os.strerror(-result))
@@ -204,10 +205,10 @@ def call_in_proxy(number: int, *arguments: int) -> int:
 
 
 _PATIENCE, _KILLED = 2000, 100
-"""Milliseconds that calls with a file of somebody else may take, and the end of a proxy that was killed."""
+"""Milliseconds for calls with a file of another process, and for the end of a killed proxy."""
 
 _abandoned: list[_Proxy] = []
-"""Proxies that are not known to have ended, and may write into what their calls name."""
+"""Proxies that may not have ended, and may still write to buffers of their calls."""
 
 
 def call_with_file(
@@ -218,14 +219,15 @@ def call_with_file(
     memory: Sequence[object] = (),
 ) -> list[int]:
     """
-    Make system calls with a file that another process has open as ``number``, and return what they come to.
+    Make system calls with a file that another process has open as ``number``, and return their results.
 
-    ``process`` is its PID file descriptor; ``calls`` are given the descriptor of the file, and use ``ours`` as well and
-    buffers that ``memory`` keeps. Raise OSError if the file cannot be had, or the calls take too long.
+    ``process`` is its PID file descriptor. ``calls`` gets the descriptor of the file, and may use the descriptors
+    ``ours`` and buffers that ``memory`` keeps alive. Raise OSError if the file cannot be copied, or the calls take too
+    long.
     """
     _abandoned[:] = [proxy for proxy in _abandoned if not proxy.has_ended()]
     kept = {process, *ours}
-    file = next(each for each in range(len(kept) + 1) if each not in kept)  # the first one that is free
+    file = next(each for each in range(len(kept) + 1) if each not in kept)  # the first free one
     others: list[tuple[int, ...]] = [(_SYS_CLOSE_RANGE, first, last) for first, last in _between(kept)]
     take: list[tuple[int, ...]] = [*others, (_SYS_PIDFD_GETFD, process, number)]
     wanted = calls(file)
@@ -253,9 +255,9 @@ def _call(number: int, *arguments: int) -> int:
 
 def close_in_proxy(descriptors: Sequence[int]) -> None:
     """
-    Close the last descriptors of links; what they attached is gone when this returns.
+    Close the last descriptors of links; their probes are removed when this returns.
 
-    Where no proxy can be had, this process closes them itself.
+    If no proxy can be created, this process closes them itself.
     """
     if not descriptors:
         return
@@ -279,7 +281,7 @@ class _Holder:
         waits, self._ours = os.pipe()
         byte = ctypes.create_string_buffer(1)
         at = ctypes.addressof(byte)
-        # Copies of other descriptors would keep what others close at the same time.
+        # Copies of other descriptors would keep files open that other threads close at the same time.
         others = _between({*descriptors, says_begun, waits})
         calls: list[tuple[int, ...]] = [(_SYS_CLOSE_RANGE, first, last) for first, last in others]
         calls += [(_SYS_WRITE, says_begun, at, 1), (_SYS_READ, waits, at, 1)]
@@ -297,13 +299,13 @@ class _Holder:
         os.close(begun)
 
     def finish(self) -> None:
-        """Let the copies go; they are gone when this returns."""
-        os.close(self._ours)  # it reads the end
+        """Close the copies; they are closed when this returns."""
+        os.close(self._ours)  # its read returns the end of the pipe
         self._proxy.wait()
 
 
 def _between(kept: set[int]) -> Iterator[tuple[int, int]]:
-    """Iterate over the ranges of descriptors, first and last, that leave some out."""
+    """Iterate over the ranges of descriptors, first and last, between the kept ones."""
     first = 0
     for descriptor in sorted(kept):
         if first < descriptor:

@@ -1,7 +1,7 @@
 """
-The CPUs of this machine: which there can be, which are online, and what the kernel says when one comes online.
+CPUs of this machine: the possible and the online ones, and the kernel's messages about CPUs that come online.
 
-Its messages are uevents: ``device_online`` in ``drivers/base/core.c`` sends one, and so does ``thaw_secondary_cpus`` in
+The messages are uevents: ``device_online`` in ``drivers/base/core.c`` sends one, and so does ``thaw_secondary_cpus`` in
 ``kernel/cpu.c`` after the machine was suspended.
 """
 
@@ -29,7 +29,7 @@ def online_cpus() -> list[int]:
 
 
 def cpu_limit() -> int:
-    """Return one more than the highest number that a CPU of this machine can have."""
+    """Return one more than the highest possible number of a CPU of this machine."""
     try:
         with open(f"{_CPUS}/possible", encoding="ascii") as file:
             return int(file.read().replace("-", ",").split(",")[-1]) + 1
@@ -38,7 +38,7 @@ def cpu_limit() -> int:
 
 
 class CpuNews:
-    """The news of CPUs that come online, from now until ``close``; OSError if this process may not hear them."""
+    """Messages about CPUs that come online, from now until ``close``; OSError if this process may not receive them."""
 
     def __init__(self) -> None:
         from dprobes.platform.linux.kernel_events import KernelEvents
@@ -47,21 +47,21 @@ class CpuNews:
 
     @property
     def descriptor(self) -> int:
-        """What can be read when there is news, of CPUs or of other devices."""
+        """The descriptor that becomes readable on messages about CPUs or other devices."""
         return self._events.descriptor
 
     def arrived(self) -> list[int]:
-        """Return the CPUs that have come online since the last call; all, if news was lost."""
+        """Return the CPUs that have come online since the last call; all online ones if messages were lost."""
         messages, is_lossy = self._events.drain()
         cpus = {cpu for message in messages if (cpu := _cpu_of(message)) is not None}
         return sorted(cpus.union(online_cpus() if is_lossy else ()))
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop receiving messages."""
         self._events.close()
 
 
 def _cpu_of(message: bytes) -> int | None:
-    """Return the CPU that a message says has come online; None for other messages."""
+    """Return the CPU that has come online according to a message; None for other messages."""
     number = message.partition(b"\0")[0].removeprefix(_ONLINE)
     return int(number) if message.startswith(_ONLINE) and number.isdigit() else None

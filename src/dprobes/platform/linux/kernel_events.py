@@ -1,4 +1,4 @@
-"""What the kernel says when modules, CPUs and devices come and go: netlink(7), NETLINK_KOBJECT_UEVENT."""
+"""Kernel messages about modules, CPUs and devices that come and go: netlink(7), NETLINK_KOBJECT_UEVENT."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import socket
 __all__ = ["KernelEvents"]
 
 _NETLINK_KOBJECT_UEVENT = 15
-_FROM_KERNEL = 1  # the group; udevd has another one for what it passes on
-_SIZE_MAX = 1 << 13  # UEVENT_BUFFER_SIZE is 2048, and the summary stands before that
+_FROM_KERNEL = 1  # the group; udevd sends its own events to another one
+_SIZE_MAX = 1 << 13  # UEVENT_BUFFER_SIZE is 2048, and the summary is before that
 
 
 class KernelEvents:
     """
-    A socket for the kernel's events, from now until ``close``; OSError if this process may not hear them.
+    Socket for the kernel's events, from now until ``close``; OSError if this process may not receive them.
 
-    Events may be lost: they say when to look, not what is there.
+    Events may be lost: use them as a hint when to check, not as the state.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class KernelEvents:
 
     @property
     def descriptor(self) -> int:
-        """What can be read when there are events."""
+        """The descriptor that becomes readable on events."""
         return self._socket.fileno()
 
     def drain(self) -> tuple[list[bytes], bool]:
-        """Return the messages that have come since the last call, and whether some were lost."""
+        """Return the messages that have arrived since the last call, and whether some were lost."""
         messages, is_lossy = [], False
         while True:
             try:
@@ -47,5 +47,5 @@ class KernelEvents:
                 is_lossy = True
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop receiving events."""
         self._socket.close()

@@ -1,8 +1,8 @@
 """
-ioctl(2) on ``/proc/PID/maps``: which files a process executes, without the text about all that it maps.
+ioctl(2) on ``/proc/PID/maps``: the files that a process executes, without the text of all its mappings.
 
-The kernel prints a line for each mapping, most of which are no code of a file, in a third of a microsecond at least; a
-question about the next one that is takes as long, and there are a quarter as many.
+The kernel takes at least a third of a microsecond to print the line of a mapping, and most mappings are no code of a
+file. A query for the next one that is takes as long, and there are a quarter as many.
 
 Since Linux kernel commit ed5d583a88a9 ("fs/procfs: implement efficient VMA querying API for /proc/<pid>/maps") (in
 v6.11).
@@ -30,19 +30,20 @@ __all__ = ["MapQuestion"]
 _WANTED = EXECUTABLE | COVERING_OR_NEXT | OF_FILE
 
 _OURS_MAX = 1 << 12
-"""How many of our own mappings are looked at."""
+"""Maximum number of our own mappings that are queried."""
 
 _ADDRESS = struct.Struct("=Q")
 _ASKED, _END, _INODE = 16, 32, 64
-"""Where a question has its address, and the answer the end of the mapping and the inode."""
+"""Offsets of the address in a query, and of the end of the mapping and the inode in the answer."""
 
 
 class MapQuestion:
     """
-    The question whether a process may execute a file.
+    Query about a file: whether a process may execute it.
 
-    Its inode's number, or ``base`` in its name, is that of the file: on some file systems the numbers are others than
-    those of stat(2). Without ``base`` no names are asked for, which takes two thirds of the time.
+    A mapping is of the file if its inode number matches, or if its name contains ``base``: on some file systems
+    mappings have other numbers than stat(2). Without ``base`` no names are requested, which takes two thirds of the
+    time.
     """
 
     def __init__(self, inode: int, base: str = "") -> None:
@@ -55,7 +56,7 @@ class MapQuestion:
 
     @classmethod
     def about(cls, path: str, inode: int, base: str) -> Self:
-        """Return the question about a file, without its name if mappings of it have its number, as we try ourselves."""
+        """Return the query about a file, by inode number alone if a mapping of our own shows that number."""
         by_number, executable = cls(inode), mmap.PROT_READ | mmap.PROT_EXEC
         try:
             with (
@@ -65,14 +66,14 @@ class MapQuestion:
                 if by_number.answer(os.getpid(), _OURS_MAX):
                     return by_number
         except (OSError, ValueError):
-            pass  # it may not be executed, or is empty
+            pass  # the file may not be executed, or is empty
         return cls(inode, base)
 
     def answer(self, thread: int, most: int) -> bool | None:
         """
-        Return whether a process may execute the file; None if the kernel does not say, or not by ``most`` mappings.
+        Return whether a process may execute the file; None if the kernel cannot tell, or not within ``most`` mappings.
 
-        Raise ``PermissionError`` if what it maps is not ours to see, ``ProcessLookupError`` if it has no memory.
+        Raise ``PermissionError`` if we may not see its mappings, ``ProcessLookupError`` if it has no memory.
         """
         try:
             descriptor = os.open(f"/proc/{thread}/maps", os.O_RDONLY | os.O_CLOEXEC)
@@ -81,7 +82,7 @@ class MapQuestion:
         try:
             return self._ask(descriptor, most) if self._base else self._ask_for_numbers(descriptor, most)
         except OSError as error:
-            if error.errno == errno.ENOENT:  # there is no further one
+            if error.errno == errno.ENOENT:  # there is no further mapping
                 return False
             if error.errno == errno.ESRCH:
                 raise

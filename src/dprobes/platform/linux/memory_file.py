@@ -1,8 +1,8 @@
 """
 Files in memory that other processes map as well: memfd_create(2), with seals (fcntl(2)).
 
-Who has such a file open may make it shorter, and then who touches what is gone gets SIGBUS. So a file that leaves
-this process is sealed first: it keeps its size for good.
+A process with such a file open may truncate it; an access to the missing part then raises SIGBUS. So a file that leaves
+this process is sealed first, which fixes its size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MEMORY_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def memory_file(name: str, size: int) -> int:
-    """Return a descriptor for a new file of ``size`` zeros, which nobody can make shorter or longer."""
+    """Return a descriptor for a new file of ``size`` zeros, which no process can make shorter or longer."""
     return _sealed(name, size, MEMORY_SEALS)
 
 

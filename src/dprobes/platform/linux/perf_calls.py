@@ -2,9 +2,9 @@
 perf_event_open(2) through ctypes: the only file of the engine that makes this system call.
 
 x86-64 Linux only. Layouts and numbers are those of ``include/uapi/linux/perf_event.h`` and
-``include/uapi/linux/hw_breakpoint.h``. Every function raises OSError as the kernel answers. Events carry a BPF program
-and nothing else: no samples are taken, nothing is read from them, except for the news of processes, which begins at
-once. They start disabled, and end with their descriptors.
+``include/uapi/linux/hw_breakpoint.h``. Every function raises OSError with the kernel's errno. Events have a BPF program
+and take no samples. Only the events about processes are read; these begin at once. All others start disabled, and end
+with their descriptors.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def _open(
 @dataclass(frozen=True, slots=True)
 class ProbeUnit:
     """
-    How the kernel is to be asked for uprobes, or for kprobes: the number of its unit, and bits of what it is told.
+    Parameters of uprobe or kprobe events: the type of the unit, and positions of bits in the configuration.
 
-    ``return_bit`` is the one for returns, ``counter_bit`` the first of those for the place of a counter, None where the
-    kernel knows none.
+    ``return_bit`` is the bit for returns, ``counter_bit`` the first of those for the offset of a counter, None if the
+    kernel does not support counters.
     """
 
     type: int
@@ -130,12 +130,12 @@ _UNITS = "/sys/bus/event_source/devices"
 
 
 def uprobe_unit() -> ProbeUnit:
-    """Read how the kernel wants to be asked for uprobes; FileNotFoundError if it has none."""
+    """Return the parameters of uprobe events; FileNotFoundError if the kernel has none."""
     return _probe_unit("uprobe")
 
 
 def kprobe_unit() -> ProbeUnit:
-    """Read how the kernel wants to be asked for kprobes; FileNotFoundError if it has none."""
+    """Return the parameters of kprobe events; FileNotFoundError if the kernel has none."""
     return _probe_unit("kprobe")
 
 
@@ -158,8 +158,8 @@ def open_uprobe(
     """
     Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor stands for all CPUs.
 
-    ``counter`` is the file offset of a 16-bit number that the kernel raises by one as long as the uprobe is there, 0
-    for none. Raise OSError if it cannot be told.
+    ``counter`` is the file offset of a 16-bit number that the kernel raises by one as long as the uprobe exists, 0 for
+    none. Raise OSError if the kernel does not support it.
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
     config = is_return << unit.return_bit
@@ -169,7 +169,7 @@ def open_uprobe(
         config |= counter << unit.counter_bit
     attributes = _attributes(unit.type, config, 1, _DISABLED, 0, ctypes.addressof(name), offset)
     cpu = -1 if pid >= 0 else 0
-    # Who is killed while it attaches uprobes would leave them.
+    # A process killed while it attaches uprobes would leave them.
     return call_in_proxy(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
 
 
@@ -189,7 +189,7 @@ def open_tracepoint(number: int) -> int:
 
 
 class Access(IntFlag):
-    """Name the accesses that a breakpoint watches (HW_BREAKPOINT_*)."""
+    """Accesses that a breakpoint watches (HW_BREAKPOINT_*)."""
 
     READ = 1
     WRITE = 2
@@ -197,7 +197,7 @@ class Access(IntFlag):
 
 
 _EXECUTE_LENGTH = 8
-"""What an execute breakpoint is to name as its length: sizeof(long), see ``arch_build_bp_info``."""
+"""Length in bytes of an execute breakpoint: sizeof(long), see ``arch_build_bp_info``."""
 
 
 def open_breakpoint(
@@ -206,9 +206,9 @@ def open_breakpoint(
     """
     Return the event of a hardware breakpoint, in one thread (``pid``) or in all processes on one CPU.
 
-    At an address of the kernel accesses by the kernel count, at others those by programs.
+    At a kernel address, accesses by the kernel count, at other addresses those by programs.
 
-    ENOSPC if all four are in use. ``size`` is 1, 2, 4 or 8 bytes, aligned; it does not matter for EXECUTE. With
+    ENOSPC if all four breakpoints are in use. ``size`` is 1, 2, 4 or 8 bytes, aligned; it is ignored for EXECUTE. With
     ``inherit`` the threads and processes that the thread starts are watched as well.
     """
     flags = (0 if address >> 63 else _USER_ONLY) | (_INHERIT if inherit else 0)
@@ -222,7 +222,7 @@ def _watched_length(size: int, access: Access) -> int:
 
 def move_breakpoint(event_fd: int, address: int, size: int, access: Access) -> None:
     """
-    Let an event of ``open_breakpoint`` watch another address from now on, whether it was enabled or not.
+    Move an event of ``open_breakpoint`` to another address, whether it is enabled or not.
 
     ``size`` and ``access`` must be those with which it was opened, without ``inherit``. Since Linux kernel commit
     32ff77e8cc9e ("perf/core: Implement fast breakpoint modification via _IOC_MODIFY_ATTRIBUTES") (in v4.17).
@@ -241,9 +241,9 @@ def open_cpu_clock(cpu: int, *, period: int = 0, frequency: int = 0) -> int:
 
 def open_process_news(cpu: int) -> int:
     """
-    Return an event that tells what processes on a CPU map as code, execute and fork, all with CLOCK_MONOTONIC.
+    Return an event for code mappings, execs and forks of processes on a CPU, all with CLOCK_MONOTONIC.
 
-    The news is in its ring (``mmap``), as records of perf_event_open(2).
+    The records of perf_event_open(2) are in its ring (``mmap``).
     """
     flags = _MAPPINGS | _NAMES | _TASKS | _EACH_HAS_TIME | _MAPPINGS_BY_FILE | _NAMES_BY_EXEC | _OWN_CLOCK
     attributes = ctypes.create_string_buffer(_WATCH_ATTRIBUTES.size)
@@ -256,10 +256,10 @@ def open_process_news(cpu: int) -> int:
 
 
 def disable(event_fd: int) -> None:
-    """Stop an event."""
+    """Disable an event."""
     fcntl.ioctl(event_fd, _IOC_DISABLE, 0)
 
 
 def enable(event_fd: int) -> None:
-    """Start an event."""
+    """Enable an event."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)

@@ -1,7 +1,7 @@
 """
-What a process may ask of itself and of others besides ptrace(2): memory, files, signals, prctl(2).
+System calls about this process and others besides ptrace(2): memory, files, signals, prctl(2).
 
-The only file that makes these system calls, through ctypes. x86-64 Linux only.
+This is the only file that makes these system calls, through ctypes. x86-64 Linux only.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _process_vm_writev.restype = ctypes.c_ssize_t
 
 
 class RemoteMemory:
-    """The memory of other processes, to be read and written with the rights that they have themselves."""
+    """Access to the memory of other processes, with the permissions of their mappings."""
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(4096)
@@ -89,7 +89,7 @@ class RemoteMemory:
         return ctypes.string_at(self._buffer, count) if count > 0 else b""
 
     def write(self, pid: int, address: int, data: bytes) -> bool:
-        """Write at most 4096 bytes; return whether all of them could be written."""
+        """Write at most 4096 bytes; return True if all of them were written."""
         size = len(data)
         ctypes.memmove(self._buffer, data, size)
         self._local.length = self._remote.length = size
@@ -103,7 +103,7 @@ _KCMP_VM = 1
 
 
 def same_memory(pid: int, other: int) -> bool | None:
-    """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the kernel does not say."""
+    """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the kernel does not tell."""
     result = _libc.syscall(_SYS_KCMP, pid, other, _KCMP_VM, 0, 0)
     return None if result < 0 else result == 0
 
@@ -113,9 +113,9 @@ _KCMP_FILE = 0
 
 def same_file(number: int, pid: int, other: int) -> bool | None:
     """
-    Return whether a descriptor of this process is the very open file that another one has as ``other``.
+    Return whether a descriptor of this process and ``other`` of another one are the same open file description.
 
-    That is by kcmp(2), KCMP_FILE; None if the kernel does not say.
+    This is by kcmp(2), KCMP_FILE; None if the kernel does not tell.
     """
     result = _libc.syscall(_SYS_KCMP, os.getpid(), pid, _KCMP_FILE, ctypes.c_ulong(number), ctypes.c_ulong(other))
     return None if result < 0 else result == 0
@@ -125,11 +125,11 @@ _PIDFD_THREAD = os.O_EXCL
 
 _SYS_SENDMSG, _SYS_BIND, _SYS_CONNECT, _SYS_GETSOCKNAME, _SYS_IOCTL, _SYS_PIDFD_GETFD = 46, 49, 42, 51, 16, 438
 _TCGETS = 0x5401
-"""arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/ioctls.h"""
+"""Numbers of system calls and ioctls: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/ioctls.h."""
 
 
 def _process_of(tid: int, pid: int) -> int:
-    """Return a PID file descriptor: a thread may have files of its own; Linux before 6.9 knows only the first one."""
+    """Return a PID file descriptor of a thread, which may have files of its own; before Linux 6.9, of the process."""
     try:
         return os.pidfd_open(tid, _PIDFD_THREAD)
     except OSError:
@@ -144,7 +144,7 @@ def _with_file_of(
     ours: Sequence[int] = (),
     memory: Sequence[object] = (),
 ) -> list[int]:
-    """Do as ``call_with_file`` with a file that a thread of a process has open."""
+    """Do the same as ``call_with_file`` with a file that a thread of a process has open."""
     if pid in _slow:
         raise system_error(errno.ETIMEDOUT)
     process = _process_of(tid, pid)
@@ -158,21 +158,21 @@ def _with_file_of(
 
 
 _slow: set[int] = set()
-"""The processes with a file that has kept us waiting: nobody waits for another one of theirs."""
+"""Processes with a file that has kept a proxy waiting; there are no more calls with their files."""
 
 _AF_UNIX = 1
 _AUTOBIND_SIZE = 8
-"""Bytes of the address that the kernel makes up for a socket: family, a zero, five digits (unix(7))."""
+"""Size in bytes of the address that the kernel generates for a socket: family, a zero, five digits (unix(7))."""
 _IOVEC, _MSGHDR = struct.Struct("=QQ"), struct.Struct("=QIxxxxQQQQixxxx")
 _RIGHTS = struct.Struct("=Qiiixxxx")
 
 
 def send_file(tid: int, pid: int, number: int, file: int) -> None:
     """
-    Send a file of ours through a new socket for datagrams that a thread has open as ``number``, to that socket itself.
+    Send a file of ours through a new datagram socket that a thread has open as ``number``, to that socket itself.
 
-    It is connected with itself, so that nothing else can come. Raise OSError if that fails, or takes too long: the
-    process may have another file there by now.
+    The socket is connected with itself, so that no other message can arrive. Raise OSError if that fails, or takes too
+    long: the process may have another file there by now.
     """
     address = ctypes.create_string_buffer(_AF_UNIX.to_bytes(2, "little"), _AUTOBIND_SIZE)
     size = ctypes.c_uint(_AUTOBIND_SIZE)
@@ -206,9 +206,9 @@ _SO_DOMAIN = 39
 
 def socket_timeout(tid: int, pid: int, number: int, *, sending: bool) -> tuple[float, bool]:
     """
-    Return the seconds for which a thread's socket lets its user wait, 0 for ever, and whether it is of one machine.
+    Return the timeout of a thread's socket in seconds, 0 for none, and whether it is a local one (unix(7)).
 
-    The latter is unix(7). Raise OSError if what the thread has open as ``number`` is no socket.
+    Raise OSError if the thread has no socket open as ``number``.
     """
     process = _process_of(tid, pid)
     try:
@@ -222,7 +222,8 @@ def socket_timeout(tid: int, pid: int, number: int, *, sending: bool) -> tuple[f
             size = ctypes.c_uint(ctypes.sizeof(where))
             _check(_libc.getsockopt(copy, _SOL_SOCKET, each, ctypes.byref(where), ctypes.byref(size)))
     finally:
-        # These calls wait for nothing, but the end of a file may (SO_LINGER), should the process have closed it.
+        # These calls do not block, but the last close of a file may (SO_LINGER), if the process has closed it
+        # meanwhile.
         start_new_thread(os.close, (copy,))
     return float(value[0] + value[1] / 1e6), domain.value == _AF_UNIX
 
@@ -232,7 +233,7 @@ _TERMIOS = struct.Struct("=IIIIB19s")
 
 
 def terminal_modes(tid: int, pid: int, number: int) -> tuple[int, bytes]:
-    """Return the local modes of a thread's terminal and its control characters; raise OSError if it is none."""
+    """Return the local modes of a thread's terminal and its control characters; raise OSError if it has no terminal."""
     found = ctypes.create_string_buffer(_TERMIOS.size)
 
     def calls(taken: int) -> Sequence[tuple[int, ...]]:
@@ -256,12 +257,12 @@ def set_process_name(name: str) -> None:
 
 
 def allow_tracer(pid: int) -> None:
-    """Let the process ``pid`` trace this one where the Yama module restricts that; elsewhere it does nothing."""
+    """Allow the process ``pid`` to trace this one where the Yama module restricts that; elsewhere do nothing."""
     _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that made it ends (prctl(2), PR_SET_PDEATHSIG)."""
+    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
     parent = os.getppid()
     _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
@@ -278,7 +279,7 @@ class _Timespec(ctypes.Structure):
 
 
 _SIGNAL_SET_WORDS = 16
-"""How many words a ``sigset_t`` of the C library has; signal n is bit n - 1."""
+"""Number of words in a ``sigset_t`` of the C library; signal n is bit n - 1."""
 
 _sigtimedwait = _libc.sigtimedwait
 _sigtimedwait.argtypes = (ctypes.POINTER(ctypes.c_ulong), ctypes.c_void_p, ctypes.POINTER(_Timespec))
@@ -296,8 +297,9 @@ def take_signal(wanted: SignalSet, seconds: float) -> int:
     """
     Wait for one of some blocked signals and take it (sigtimedwait(2)).
 
-    Return its number, or 0 if none has come in time, or a stop has interrupted the wait. ``signal.sigtimedwait`` makes
-    up a signal then, if the time is over as well: it returns what happens to be in its memory (CPython 3.11 to 3.13).
+    Return its number, or 0 if none has arrived in time, or if a stop has interrupted the wait. In the last case
+    ``signal.sigtimedwait`` returns an invented signal if the time is over as well: uninitialized memory (CPython 3.11
+    to 3.13).
     """
     whole = int(seconds)
     found: int = _sigtimedwait(wanted, None, _Timespec(whole, int((seconds - whole) * 1_000_000_000)))
@@ -306,11 +308,11 @@ def take_signal(wanted: SignalSet, seconds: float) -> int:
     return max(found, 0)
 
 
-# The list of words in memory in which the kernel notes that a thread has ended: set_robust_list(2).
+# A list of words in memory in which the kernel marks the end of a thread: set_robust_list(2).
 #
-# The only file that makes these calls, through ctypes. It is meant for locks, but serves all who want to let others
-# know of its end, a ``kill -9`` included. The C library has a list for each thread; a thread that takes another one
-# gives the locks of that up, so it must be one that has none.
+# The list is meant for locks, but any word in it can show other processes that the thread has ended, also after a
+# ``kill -9``. The C library has a list for each thread. A thread that sets another list abandons the locks in the first
+# one, so it must be a thread without locks.
 #
 # ::
 #
@@ -328,15 +330,15 @@ _ELEMENT, _HEAD = 8, 16
 _HEAD_SIZE = 24
 
 _SET_ROBUST_LIST = 273
-"""arch/x86/entry/syscalls/syscall_64.tbl"""
+"""Number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)."""
 
 
 def note_end_of_thread(memory: memoryview, address: int) -> None:
     """
     Have the kernel set bit 30 of the word at the beginning of ``memory`` when the calling thread ends.
 
-    ``address`` is where this process has the memory, of SIZE bytes, which must stay there. Raise OSError if the kernel
-    cannot do that.
+    ``address`` is that of the memory in this process; its ``ROBUST_LIST_SIZE`` bytes must stay mapped. Raise OSError if
+    the kernel does not support that.
     """
     head, element = address + _HEAD, address + _ELEMENT
     memory[:ROBUST_LIST_SIZE] = _LAYOUT.pack(threading.get_native_id(), head, element, -_ELEMENT, 0)

@@ -32,12 +32,12 @@ __all__ = [
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """Open a file of a process for ``open(opener=...)``: there may be a FIFO by now, whose writer is not waited for."""
+    """Open a file of a process for ``open(opener=...)``, without waiting for a writer: it may be a FIFO by now."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def process_field(tid: int, name: str) -> str:
-    """Return a field of ``/proc/TID/status``, or an empty string if the thread or the field is not there."""
+    """Return a field of ``/proc/TID/status``; an empty string if the thread or the field does not exist."""
     with contextlib.suppress(OSError), open(f"/proc/{tid}/status", encoding="utf-8", errors="replace") as file:
         for line in file.read().splitlines():
             key, _, value = line.partition(":")
@@ -48,21 +48,21 @@ def process_field(tid: int, name: str) -> str:
 
 def ids_of(tid: int) -> tuple[int, ...]:
     """
-    Return the ids of a thread in all PID namespaces that it is in: from ours, as ``/proc`` has it, to its own.
+    Return the ids of a thread in all its PID namespaces: from ours, that of ``/proc``, to its own.
 
-    There are none if the thread is gone, or the kernel has no such namespaces.
+    Return none if the thread has ended, or the kernel has no such namespaces.
     """
     return tuple(map(int, process_field(tid, "NSpid").split()))
 
 
 def catches_signal(tid: int, number: int) -> bool:
-    """Return whether a thread's process has a handler for a signal."""
+    """Return True if a thread's process has a handler for a signal."""
     caught = process_field(tid, "SigCgt")
     return bool(caught) and bool(int(caught, 16) >> number - 1 & 1)
 
 
 def thread_state(tid: int) -> str:
-    """Return the letter that proc(5) gives a thread: S, D, Z ...; X if it is gone."""
+    """Return the state of a thread as a letter of proc(5): S, D, Z ...; X if it has ended."""
     try:
         descriptor = os.open(f"/proc/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -74,12 +74,12 @@ def thread_state(tid: int) -> str:
 
 
 def process_of(tid: int) -> int:
-    """Return the id of a thread's process; of a thread that is not there its own."""
+    """Return the id of a thread's process; ``tid`` itself if there is no such thread."""
     return int(process_field(tid, "Tgid") or tid)
 
 
 def start_time(pid: int) -> int:
-    """Return when a process was started, in ticks since the boot; 0 if it is gone."""
+    """Return the start time of a process, in ticks since the boot; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -88,10 +88,10 @@ def start_time(pid: int) -> int:
 
 
 def first_stack_of(pid: int) -> int | None:
-    """Return where the stack ends that a process began with; None if that may not be known, or the process is gone."""
+    """Return the bottom of the initial stack of a process; None if that is not permitted, or the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # proc(5): field 28, which is 0 or 1 for who may not trace the process.
+            # proc(5): field 28, which is 0 or 1 for a reader who may not trace the process.
             start = int(file.read().rpartition(b")")[2].split()[25])
     except (OSError, IndexError):
         return None
@@ -113,11 +113,11 @@ def system_call_of(tid: int) -> int | None:
 
 
 _STAT_MAX = 4096
-"""Bytes of ``/proc/TID/stat``: a name of at most 64 and fifty numbers."""
+"""Maximum size of ``/proc/TID/stat`` in bytes: a name of at most 64 and fifty numbers."""
 
 
 def children_of(pid: int, tid: int) -> list[int]:
-    """Return the ids of the processes that a thread of a process has made and that have not been waited for."""
+    """Return the ids of the processes that a thread has started and that have not been waited for."""
     try:
         with open(f"/proc/{pid}/task/{tid}/children", "rb") as file:
             return [int(child) for child in file.read().split()]
@@ -126,7 +126,7 @@ def children_of(pid: int, tid: int) -> list[int]:
 
 
 def threads_of(pid: int) -> set[int]:
-    """Return the ids of the threads of a process; raise ``ProcessLookupError`` if it is gone."""
+    """Return the ids of the threads of a process; raise ``ProcessLookupError`` if it has ended."""
     try:
         return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
     except FileNotFoundError as error:
@@ -154,7 +154,7 @@ _UID = b"\nUid:\t"
 
 @dataclass(frozen=True, slots=True)
 class ThreadIdentity:
-    """The name of a thread, and its real user id; ``program`` is what its process executes: device and inode."""
+    """Name of a thread, and its real user id; ``program`` is the executable of its process: device and inode."""
 
     pid: int
     tid: int
@@ -164,7 +164,7 @@ class ThreadIdentity:
 
 
 def identity_of(pid: int, tid: int) -> ThreadIdentity | None:
-    """Return the identity of a thread, None if it is gone."""
+    """Return the identity of a thread; None if it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         name = _read(f"/proc/{pid}/task/{tid}/comm").rstrip(b"\n")
         status = _read(f"/proc/{pid}/task/{tid}/status")
@@ -173,7 +173,7 @@ def identity_of(pid: int, tid: int) -> ThreadIdentity | None:
 
 
 def program_of(pid: int) -> tuple[int, int] | None:
-    """Return device and inode of the file that a process executes, None if nobody knows."""
+    """Return device and inode of the executable of a process; None if they cannot be read."""
     try:
         found = os.stat(f"/proc/{pid}/exe")
     except OSError:
@@ -189,28 +189,28 @@ def _read(path: str) -> bytes:
         os.close(descriptor)
 
 
-# How the out-of-memory killer rates processes of ours (``oom_score_adj``, proc(5)).
+# Scores of our processes for the out-of-memory killer (``oom_score_adj``, proc(5)).
 #
-# It must not take the tracer before others: that is small, and its end may be the end of what it traces.
+# It must not kill the tracer before others: that is small, and its end may be the end of the traced processes.
 
 
 SPARED = -900
-"""The score of a tracer: nearly everything else is taken before, but a cgroup with nothing else gets its memory."""
+"""Score of a tracer: nearly everything else is killed before, but a cgroup without other processes gets its memory."""
 
 
 def set_score(pid: int, score: int) -> None:
-    """Set the score of a process; raise OSError if that is not allowed (to lower it takes CAP_SYS_RESOURCE)."""
+    """Set the score of a process; raise OSError if that is not permitted (lowering it requires CAP_SYS_RESOURCE)."""
     _file(pid).write_text(f"{score}\n")
 
 
 def spare_process() -> None:
-    """Give this process the score of a tracer, if that is allowed; ``dprobes doctor`` says whether it is."""
+    """Set the score of this process to that of a tracer, if permitted; ``dprobes doctor`` shows whether it is."""
     with contextlib.suppress(OSError):
         set_score(os.getpid(), SPARED)
 
 
 def copy_score(source: int, pid: int) -> None:
-    """Give a process the score of another one, if that is there and it is allowed."""
+    """Set the score of a process to that of another one, if that exists and it is permitted."""
     with contextlib.suppress(OSError):
         _file(pid).write_text(_file(source).read_text())
 

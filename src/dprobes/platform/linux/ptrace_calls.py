@@ -1,5 +1,5 @@
 """
-ptrace(2) through ctypes: the only file that makes this system call (what a stop says is in ``stops``).
+ptrace(2) through ctypes, and the kinds of stops; the only file that makes this system call.
 
 x86-64 Linux only; constants are from ``include/uapi/linux/ptrace.h`` and ``arch/x86/include/asm/user_64.h``. A 64-bit
 tracer sees the registers of 32-bit threads in the same structure.
@@ -109,7 +109,7 @@ TRAP_HWBKPT = 4
 
 
 class Register(enum.IntEnum):
-    """The words of ``struct user_regs_struct``."""
+    """Words of ``struct user_regs_struct``."""
 
     R15 = 0
     R14 = 1
@@ -143,22 +143,22 @@ class Register(enum.IntEnum):
 Registers = ctypes.c_ulong * 27
 """The integer registers of a thread, indexed by ``Register``."""
 RegisterWords = ctypes.Array[ctypes.c_ulong]
-"""The type of such."""
+"""The type of such arrays."""
 
 NO_SYSTEM_CALL = 1 << 63
-"""At least so large is ``orig_rax`` when a thread has not stopped in a system call (-1)."""
+"""Minimum of ``orig_rax`` in a thread that has not stopped in a system call (-1)."""
 
 RESTARTS = frozenset((1 << 64) - number for number in (512, 513, 514, 516))
-"""The results (-ERESTART*) by which the kernel knows a system call that it is to make again."""
+"""Results (-ERESTART*) of system calls that the kernel is to restart."""
 
 TRAP_FLAG = 0x100
-"""The bit of EFLAGS that makes a thread trap behind each instruction; only what the program has set itself shows."""
+"""The bit of EFLAGS (TF) that makes a thread trap after each instruction; only the program's own setting is visible."""
 
 RESUME_FLAG = 0x10000
-"""The bit of EFLAGS (RF) that lets one instruction pass an execute watchpoint; it clears itself."""
+"""The bit of EFLAGS (RF) that suppresses an execute watchpoint for one instruction; the processor clears it."""
 
 ALIGNMENT_FLAG = 0x40000
-"""The bit of EFLAGS (AC) with which a program has an access at an odd address raise SIGBUS."""
+"""The bit of EFLAGS (AC) with which an unaligned access raises SIGBUS."""
 
 USER_CS_32 = 0x23
 """The code segment selector of 32-bit programs on a 64-bit kernel (``__USER32_CS``)."""
@@ -173,7 +173,7 @@ _CS, _RIP_OFFSET = int(Register.CS), 8 * Register.RIP
 
 
 def runs_as(registers: RegisterWords, size: int) -> bool:
-    """Return whether a thread with these registers runs code of a word size: a far jump leads to the other one's."""
+    """Return True if a thread with these registers runs code of a word size; a far jump changes between the two."""
     return (registers[_CS] == USER_CS_32) == (size == 4)
 
 
@@ -187,7 +187,7 @@ def _fail() -> NoReturn:
     raise system_error(ctypes.get_errno())
 
 
-# The requests that each hit makes look at their results themselves: a call costs as much as they do besides the kernel.
+# Requests made at each hit check their results themselves: a call of ``_check`` costs as much as the rest of them.
 
 
 def seize(tid: int, *, follow: bool = True) -> None:
@@ -196,7 +196,7 @@ def seize(tid: int, *, follow: bool = True) -> None:
 
 
 def seize_for_exit(pid: int) -> None:
-    """Start tracing a process for one purpose: it stops when it is about to end (PTRACE_SEIZE, PTRACE_O_TRACEEXIT)."""
+    """Start tracing a process only for a stop before its end (PTRACE_SEIZE, PTRACE_O_TRACEEXIT)."""
     _check(_ptrace(_SEIZE, pid, None, _O_TRACEEXIT))
 
 
@@ -206,28 +206,28 @@ def interrupt(tid: int) -> None:
 
 
 def resume(tid: int, number: int = 0) -> None:
-    """Let a stopped thread run on, with a signal or 0 (PTRACE_CONT)."""
+    """Resume a stopped thread, with a signal or 0 (PTRACE_CONT)."""
     if _ptrace(_CONT, tid, None, number) < 0:
         _fail()
 
 
 def listen(tid: int) -> None:
-    """Leave a thread in its group stop, but learn when that ends (PTRACE_LISTEN)."""
+    """Leave a thread in its group stop, and report the end of that (PTRACE_LISTEN)."""
     _check(_ptrace(_LISTEN, tid, None, None))
 
 
 def single_step(tid: int, number: int = 0) -> None:
-    """Let a stopped thread execute one instruction, with a signal or 0 (PTRACE_SINGLESTEP)."""
+    """Resume a stopped thread for one instruction, with a signal or 0 (PTRACE_SINGLESTEP)."""
     _check(_ptrace(_SINGLESTEP, tid, None, number))
 
 
 def resume_to_syscall(tid: int, number: int = 0) -> None:
-    """Let a stopped thread run, with a signal or 0, until it enters or leaves a system call (PTRACE_SYSCALL)."""
+    """Resume a stopped thread, with a signal or 0, until it enters or leaves a system call (PTRACE_SYSCALL)."""
     _check(_ptrace(_SYSCALL, tid, None, number))
 
 
 def detach(tid: int, number: int = 0) -> None:
-    """Stop tracing a stopped thread and let it run, with a signal or 0 (PTRACE_DETACH)."""
+    """Stop tracing a stopped thread and resume it, with a signal or 0 (PTRACE_DETACH)."""
     _check(_ptrace(_DETACH, tid, None, number))
 
 
@@ -238,7 +238,7 @@ def get_registers(tid: int, registers: RegisterWords) -> None:
 
 
 def has_stopped(tid: int, registers: RegisterWords, attempts: int = 1) -> bool:
-    """Return whether a traced thread has stopped, whether or not that was waited for; then read its registers."""
+    """Return True if a traced thread has stopped, whether that was waited for or not; then read its registers."""
     for _ in range(attempts):  # noqa: SIM110 - a generator costs more than the loop
         if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0:
             return True
@@ -255,10 +255,10 @@ def set_registers(tid: int, registers: RegisterWords) -> None:
 
 def _set_changed_registers(tid: int, registers: RegisterWords) -> None:
     """
-    Write the registers that differ from what they are, each by itself.
+    Write the registers that differ from their present values, one by one.
 
-    A program may set what PTRACE_SETREGS refuses: a null selector that is not 0, a segment base of the kernel's half
-    (``putreg`` and ``invalid_selector`` in ``arch/x86/kernel/ptrace.c``). Such a register stays as it is.
+    A program may have values that PTRACE_SETREGS refuses: a null selector that is not 0, a segment base in the kernel's
+    half (``putreg`` and ``invalid_selector`` in ``arch/x86/kernel/ptrace.c``). Such a register keeps its value.
     """
     present = Registers()
     get_registers(tid, present)
@@ -268,7 +268,7 @@ def _set_changed_registers(tid: int, registers: RegisterWords) -> None:
 
 
 def set_instruction_pointer(tid: int, address: int) -> None:
-    """Let a stopped thread go on at ``address``; cheaper than ``set_registers``."""
+    """Set the instruction pointer of a stopped thread to ``address``; cheaper than ``set_registers``."""
     if _ptrace(_POKEUSER, tid, _RIP_OFFSET, address) < 0:
         _fail()
 
@@ -278,10 +278,10 @@ class _IoVector(ctypes.Structure):
 
 
 class RegisterSet(enum.IntEnum):
-    """The register sets that are read whole (NT_* in ``include/uapi/linux/elf.h``)."""
+    """Register sets that are read whole (NT_* in ``include/uapi/linux/elf.h``)."""
 
     GENERAL = 1
-    """In the layout of the thread's own word size."""
+    """General registers, in the layout of the thread's own word size."""
     FLOATING_POINT = 2
     """FXSAVE image of a 64-bit thread, FSAVE image of a 32-bit one."""
     TLS_32 = 0x200
@@ -296,7 +296,7 @@ _REGISTER_SET_MAX = 1 << 14
 
 
 def get_register_set(tid: int, kind: RegisterSet) -> bytes:
-    """Return a register set of a stopped thread; nothing if it is not there, or the thread is not stopped."""
+    """Return a register set of a stopped thread; nothing if it does not exist, or the thread is not stopped."""
     buffer = ctypes.create_string_buffer(_REGISTER_SET_MAX)
     vector = _IoVector(ctypes.addressof(buffer), _REGISTER_SET_MAX)
     if _ptrace(_GETREGSET, tid, kind, ctypes.addressof(vector)) < 0:
@@ -311,7 +311,8 @@ def floating_point_state(tid: int) -> bytes:
     """
     Return the floating-point and vector registers of a stopped thread as XSAVE stores them, in its standard format.
 
-    On a processor without XSAVE it is what FXSAVE stores, 512 bytes. Both layouts: Intel SDM, volume 1, 10.5 and 13.4.
+    On a processor without XSAVE these are the 512 bytes that FXSAVE stores. Both layouts: Intel SDM, volume 1, 10.5 and
+    13.4.
     """
     if state := get_register_set(tid, RegisterSet.XSTATE):
         return state
@@ -321,7 +322,7 @@ def floating_point_state(tid: int) -> bytes:
 
 
 class SegmentDescriptor(ctypes.Structure):
-    """``struct user_desc`` of ``arch/x86/include/uapi/asm/ldt.h``: a descriptor, taken apart."""
+    """Descriptor as the fields of ``struct user_desc`` (``arch/x86/include/uapi/asm/ldt.h``)."""
 
     _fields_ = (
         ("entry_number", ctypes.c_uint32),
@@ -338,7 +339,7 @@ class SegmentDescriptor(ctypes.Structure):
 
 
 def get_thread_area(tid: int, entry: int) -> SegmentDescriptor | None:
-    """Return one of the three thread-local descriptors of a stopped thread; None if ``entry`` is none of them."""
+    """Return one of the three thread-local descriptors of a stopped thread; None for another ``entry``."""
     descriptor = SegmentDescriptor()
     if _ptrace(_GET_THREAD_AREA, tid, entry, ctypes.addressof(descriptor)) < 0:
         return None
@@ -420,11 +421,11 @@ def rseq_area(tid: int) -> int:
 
 
 _SYSCALL_STOP_SIGNAL = signal.SIGTRAP | 0x80
-"""What PTRACE_O_TRACESYSGOOD makes of SIGTRAP where a thread enters or leaves a system call."""
+"""SIGTRAP as PTRACE_O_TRACESYSGOOD changes it where a thread enters or leaves a system call."""
 
 
 class Event(enum.IntEnum):
-    """The ptrace events (PTRACE_EVENT_*)."""
+    """Events of ptrace (PTRACE_EVENT_*)."""
 
     FORK = 1
     VFORK = 2
@@ -439,7 +440,7 @@ NEW_TASK_EVENTS = (Event.FORK, Event.VFORK, Event.CLONE)
 
 
 class StopKind(enum.Enum):
-    """The kinds of what ``waitpid`` reports about a traced thread."""
+    """Kinds of the states of a traced thread that ``waitpid`` reports."""
 
     EXITED = "exited"
     SIGNAL = "about to receive a signal"
@@ -456,7 +457,7 @@ def classify_stop(status: int) -> tuple[StopKind, int]:
     number = os.WSTOPSIG(status)
     event = status >> 16
     if event == Event.STOP:
-        # ptrace(2), "Group-stop": with PTRACE_SEIZE the stop signal tells a group stop from an interrupt.
+        # ptrace(2), "Group-stop": with PTRACE_SEIZE the stop signal distinguishes a group stop from an interrupt.
         return (StopKind.EVENT, Event.STOP) if number == signal.SIGTRAP else (StopKind.GROUP_STOP, number)
     if event:
         return StopKind.EVENT, event

@@ -1,10 +1,10 @@
 """
-Pages of other users' processes that a server in user space has to deliver: who reads them may wait for ever.
+Pages of other users' processes that a server in user space has to deliver: a reader may wait forever.
 
-That is so of files on FUSE, which any user can mount and map, and of memory that is registered with userfaultfd(2). A
-reader in the kernel, process_vm_readv(2) or ``/proc/PID/mem``, cannot be interrupted meanwhile. So a page that is not
-there is looked at before it is read; who exchanges it in between is not noticed. Source: ``handle_userfault`` in
-fs/userfaultfd.c refuses those that ``access_remote_vm`` comes upon; proc(5) has ``pagemap`` and ``mountinfo``.
+These are pages of files on FUSE, which any user can mount and map, and of memory registered with userfaultfd(2). A
+reader in the kernel, process_vm_readv(2) or ``/proc/PID/mem``, cannot be interrupted while it waits. So a page that is
+not present is checked before it is read; a replacement in between is not noticed. Source: ``handle_userfault`` in
+fs/userfaultfd.c refuses faults of ``access_remote_vm``; proc(5) describes ``pagemap`` and ``mountinfo``.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["ServedPages"]
 
 _ENTRY = 8
 _THERE = 0xC0
-"""The bits of the last byte of an entry for a page that is present or in the swap."""
+"""Bits of the last byte of an entry for a page that is present or in the swap."""
 _MOUNTS_MAX = 1 << 20
-"""Bytes that are read of a list of mounts."""
+"""Maximum number of bytes to read from a list of mounts."""
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs", "zfs"})
-"""File systems that need no device, and that the kernel reads itself."""
+"""File systems without a device that the kernel reads itself."""
 
 
 class ServedPages:
-    """What may be read of a process without waiting for a server."""
+    """Checker for memory of a process that can be read without waiting for a server."""
 
     def __init__(self, tid: int) -> None:
         self._tid = tid
@@ -41,19 +41,19 @@ class ServedPages:
 
     @classmethod
     def of(cls, tid: int) -> ServedPages | None:
-        """Return that of a stopped thread's process if it is another user's; raise OSError if it is gone."""
+        """Return the check for a stopped thread's process if it is another user's; raise OSError if it has ended."""
         own = str(os.geteuid())
         return cls(tid) if any(user != own for user in process_field(tid, "Uid").split()) else None
 
     def close(self) -> None:
-        """Close what is open for it."""
+        """Close the descriptor."""
         os.close(self._pagemap)
 
     def first(self, memory: int, address: int, size: int) -> int | None:
         """
         Return the first page of some memory for which a reader might wait; None if it can be read.
 
-        ``memory`` is ``/proc/TID/mem``, opened.
+        ``memory`` is a descriptor of ``/proc/TID/mem``.
         """
         for page in range(address & -PAGE_SIZE, address + size, PAGE_SIZE):
             if not self._is_there(page) and not self._comes(memory, page):
@@ -61,24 +61,24 @@ class ServedPages:
         return None
 
     def may_open(self, mapping: Mapping) -> bool:
-        """Return whether nobody has to be waited for who reads a file that is mapped."""
+        """Return True if a mapped file can be read without waiting for a server."""
         return not mapping.is_file or _is_read_by_kernel(self._tid, mapping.device)
 
     def _is_there(self, page: int) -> bool:
         try:
             entry = os.pread(self._pagemap, _ENTRY, page // PAGE_SIZE * _ENTRY)
         except (OSError, OverflowError):
-            return True  # no process has such pages: reading says so
+            return True  # no process has such pages: a read fails
         return len(entry) < _ENTRY or bool(entry[-1] & _THERE)
 
     def _comes(self, memory: int, page: int) -> bool:
-        """Return whether the kernel itself puts the page there, which it has done then."""
+        """Return True if the kernel itself provides the page; it is present then."""
         try:
             mapping = mapping_at(living_thread(self._tid), page)
         except TargetError:
             return False
         if mapping is None:
-            return True  # reading fails
+            return True  # a read fails
         if not self.may_open(mapping):
             return False
         try:
@@ -88,7 +88,7 @@ class ServedPages:
 
 
 def _is_read_by_kernel(tid: int, device: int) -> bool:
-    """Return whether the kernel reads the file system of a device itself, as far as that is known."""
+    """Return True if the kernel reads the file system of a device itself, as far as that is known."""
     if device == _shared_memory():
         return True
     here = _mounted("self").get(device)
@@ -99,7 +99,7 @@ def _is_read_by_kernel(tid: int, device: int) -> bool:
 
 @cache
 def _shared_memory() -> int:
-    """Return the device of files in memory that are mounted nowhere (memfd_create(2), shmget(2))."""
+    """Return the device of files in memory that are not mounted anywhere (memfd_create(2), shmget(2))."""
     descriptor = os.memfd_create("dprobes", os.MFD_CLOEXEC)
     try:
         return os.fstat(descriptor).st_dev
@@ -109,13 +109,13 @@ def _shared_memory() -> int:
 
 @cache
 def _on_devices() -> frozenset[str]:
-    """Return the kinds of file systems that the kernel reads from a device."""
+    """Return the types of file systems that the kernel reads from a device."""
     with open("/proc/filesystems", encoding="ascii", errors="replace") as file:
         return frozenset(line.strip() for line in file if not line.startswith("nodev")) - {"fuseblk"}
 
 
 def _mounted(process: str) -> dict[int, str]:
-    """Return the kinds of file systems that a process sees, by device."""
+    """Return the types of file systems that a process sees, by device."""
     found: dict[int, str] = {}
     with contextlib.suppress(OSError), open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="replace") as file:
         for line in file.read(_MOUNTS_MAX).split("\n"):

@@ -1,4 +1,4 @@
-"""The call stack of a stopped thread: its registers and its memory for the walk up."""
+"""Call stack of a stopped thread: its registers and its memory as input of the stack walk."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ COLUMNS_OF = {8: COLUMNS["x86_64"], 4: COLUMNS["i386"]}
 """DWARF's numbers of registers, by the size of a word."""
 
 _WORDS = {register.name: int(word) for word in Register if (register := X86_64.register(word.name.lower())) is not None}
-"""From the name of a register to its word of ``user_regs_struct``."""
+"""Words of ``user_regs_struct`` by the names of registers."""
 
 _UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
 
 
 def space_of(tid: int, memory: int, word_size: Literal[4, 8], served: ServedPages | None = None) -> ProcessSpace:
     """
-    Return the memory of a thread, open as ``/proc/TID/mem``, as the walk up a stack sees it.
+    Return the memory of a thread, open as ``/proc/TID/mem``, for the stack walk.
 
-    ``served`` is there for the process of another user.
+    ``served`` is given for the process of another user.
     """
 
     def read(address: int, size: int) -> bytes:
@@ -63,7 +63,7 @@ def space_of(tid: int, memory: int, word_size: Literal[4, 8], served: ServedPage
 
 
 def stack_of(space: ProcessSpace, registers: RegisterWords, frames: int) -> list[int]:
-    """Return up to ``frames`` addresses of a call stack, as ``Context.user_stack`` has them."""
+    """Return up to ``frames`` addresses of a call stack, in the format of ``Context.user_stack``."""
     columns = COLUMNS_OF[space.word_size]
     mask = (1 << 8 * space.word_size) - 1
     values = {number: registers[_WORDS[name]] & mask for number, name in enumerate(columns.names)}
@@ -71,6 +71,6 @@ def stack_of(space: ProcessSpace, registers: RegisterWords, frames: int) -> list
 
 
 def logged_stack(space: UnwindSpace, registers: Values[int, int], frames: int) -> list[int]:
-    """Return the same for registers by DWARF's numbers."""
+    """Return up to ``frames`` addresses of a call stack, from registers with DWARF's numbers."""
     stack = walk(space, COLUMNS_OF[space.word_size], registers, frames)
     return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]

@@ -1,1 +1,1 @@
-"""Knowledge about x86 that engines share: how instructions are emulated, relocated and stepped, and debug registers."""
+"""Support for x86 that engines share: emulation, relocation and stepping of instructions, and debug registers."""

@@ -1,14 +1,14 @@
 """
-The debug registers of x86 as data: which of the four slots watches what, and the bits that say so.
+Debug registers of x86: the assignment of watches to the four slots, and the encoding in DR6 and DR7.
 
-Knows no processes and makes no system calls. Intel SDM, volume 3, chapter 18 ("Debug, Branch Profile ..."), section 2:
-DR0 to DR3 hold an address each, DR6 says which slots were hit, and DR7 what each of them watches:
+This module accesses no process and makes no system call. Intel SDM, volume 3, chapter 18 ("Debug, Branch Profile ..."),
+section 2: DR0 to DR3 hold an address each, DR6 has a bit for each slot that was hit, and DR7 what each slot watches:
 
     bit   31 30 29 28 27 26 25 24 23 22 21 20 19 18 17 16 15 ...  8  7  6  5  4  3  2  1  0
          |LEN 3|R/W 3|LEN 2|R/W 2|LEN 1|R/W 1|LEN 0|R/W 0| -        |G3 L3|G2 L2|G1 L1|G0 L0|
 
 R/W is 00 for execution, 01 for writes, 11 for reads and writes; LEN is 00, 01, 11, 10 for 1, 2, 4, 8 bytes. L enables a
-slot; G does the same, and is left alone because the kernel treats both alike.
+slot; G does the same, and is not used because the kernel treats both alike.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Bytes that are watched for a kind of access; they are such as the processor can watch."""
+    """Bytes that are watched for a kind of access; size and alignment must be those that the processor supports."""
 
     address: int
     length: int
     access: Access
 
     def is_touched(self, address: int, size: int, *, writes: bool) -> bool:
-        """Return whether an access to data is one that the slot is hit by."""
+        """Return True if an access to data triggers the slot."""
         if self.access is Access.EXECUTE or not (writes or self.access is Access.READ_WRITE):
             return False
         return address < self.address + self.length and self.address < address + size
@@ -71,7 +71,7 @@ def control_bits(slot: int, watch: Watch) -> int:
 
 
 def decode(control: int, slot: int, address: int) -> Watch | None:
-    """Return what ``slot`` watches, given DR7 and the address in its register; None if it is not enabled."""
+    """Return the watch of ``slot``, given DR7 and the address in its register; None if disabled, or for I/O ports."""
     if not is_enabled(control, slot):
         return None
     access, length = control >> 16 + 4 * slot & 0b11, control >> 18 + 4 * slot & 0b11
@@ -86,7 +86,7 @@ def slot_mask(slot: int) -> int:
 
 
 def is_enabled(control: int, slot: int) -> bool:
-    """Return whether DR7 enables ``slot``."""
+    """Return True if DR7 enables ``slot``."""
     return bool(control & 0b11 << 2 * slot)
 
 
@@ -97,13 +97,13 @@ def slots_hit(status: int) -> list[int]:
 
 def assign(current: Mapping[int, _T], wanted: Sequence[_T], taken: Iterable[int]) -> tuple[dict[int, _T], list[_T]]:
     """
-    Distribute what is ``wanted`` over the slots that are not ``taken`` by others; return slots and what found none.
+    Assign ``wanted`` items to slots that others have not ``taken``; return the slots, and the items without one.
 
-    What has a slot keeps it, so that a report of a hit that is still under way stays true.
+    An item with a slot keeps it, so that the report of an earlier hit that is still pending stays correct.
     """
     slots = {slot: item for slot, item in current.items() if item in wanted}
     free = [slot for slot in SLOTS if slot not in slots and slot not in set(taken)]
-    # A slot that nobody had before is better: nothing can be under way there.
+    # A slot that was free before is better, because no report of a hit can be pending for it.
     free.sort(key=lambda slot: slot in current)
     waiting = [item for item in wanted if item not in slots.values()]
     slots.update(zip(free, waiting, strict=False))

@@ -1,12 +1,12 @@
 """
-Instructions that the tracer carries out itself instead of letting the thread step over them.
+Instructions that the tracer emulates instead of single-stepping the thread.
 
-A step costs two more stops of the thread, and the breakpoint must be away meanwhile. The instructions at which probes
-are mostly placed only move numbers between registers and the stack, or jump. What a probe's instruction is, is decided
-once for each site (``plan``, in the module beside this one) and carried out at each hit.
+A step costs two more stops of the thread, and the breakpoint must be removed meanwhile. Most probed instructions only
+move numbers between registers and the stack, or jump. The emulation of a probed instruction is decided once for each
+site (``plan``) and carried out at each hit.
 
 An emulation is a tuple: its ``Action``, the length of the instruction, and operands. Registers are numbers of
-``syscalls.Register``, a size is that of the program's word, and distances count from the end of the instruction.
+``ptrace_calls.Register``, a size is that of the program's word, and distances count from the end of the instruction.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _NEVER_PUSHED = 0x30000
 
 
 class Action(enum.IntEnum):
-    """Name what is done at a site after the handler ran."""
+    """Action at a site after the handler ran."""
 
     STEP = 0
-    """Let the thread execute the original instruction: (STEP, length)."""
+    """Step of the original instruction by the thread: (STEP, length)."""
     REPEAT = 1
-    """Let the repeated string instruction run to its end: (REPEAT, length)."""
+    """Run of a repeated string instruction to its end: (REPEAT, length)."""
     SYSTEM_CALL = 2
-    """Let the thread enter the kernel: (SYSTEM_CALL, length)."""
+    """System call of the thread: (SYSTEM_CALL, length)."""
     SKIP = 3
-    """Go on behind the instruction: (SKIP, length)."""
+    """No effect; go on after the instruction: (SKIP, length)."""
     PUSH = 4
     """Push a register: (PUSH, length, register, size)."""
     MOVE = 5
@@ -62,7 +62,7 @@ class Action(enum.IntEnum):
     POP = 7
     """Pop a register: (POP, length, register, size)."""
     LEAVE = 8
-    """Take a stack frame down: (LEAVE, length, size)."""
+    """Release a stack frame: (LEAVE, length, size)."""
     ADDRESS = 9
     """Compute an address (lea): (ADDRESS, length, destination, base or -1, index or -1, scale, displacement, mask)."""
     ADJUST = 10
@@ -80,13 +80,13 @@ class Action(enum.IntEnum):
     PUSH_FLAGS = 16
     """Push the flags: (PUSH_FLAGS, length, bytes pushed, size)."""
     LOOP = 17
-    """Count down and jump: (LOOP, length, distance, size, mask of the counter, zero flag that is wanted or None)."""
+    """Count down and jump: (LOOP, length, distance, size, mask of the counter, required zero flag or None)."""
     BRANCH_ZERO = 18
     """Jump if the counter is zero (jcxz): (BRANCH_ZERO, length, distance, size, mask of the counter)."""
 
 
 class StackMemory(Protocol):
-    """The thread's stack, as the emulation uses it; both calls raise OSError where the memory is not accessible."""
+    """Stack of the thread; both calls raise OSError where the memory is not accessible."""
 
     def read_word(self, address: int, size: int) -> int:
         """Return a little-endian word of ``size`` bytes."""
@@ -96,12 +96,12 @@ class StackMemory(Protocol):
 
 
 def is_emulated(emulation: tuple[Any, ...]) -> bool:
-    """Return whether an instruction is carried out by the tracer, without a step."""
+    """Return True if the tracer emulates an instruction, without a step."""
     return bool(emulation[0] >= Action.SKIP)
 
 
 def uses_return_addresses(emulation: tuple[Any, ...]) -> bool:
-    """Return whether an instruction pushes or pops a return address, which a shadow stack would have to follow."""
+    """Return True if an instruction pushes or pops a return address, which a shadow stack would have to match."""
     return emulation[0] in (Action.RETURN, Action.CALL, Action.CALL_REGISTER)
 
 
@@ -109,8 +109,8 @@ def emulate(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackM
     """
     Carry out an instruction on ``registers``, which stand at its start; return whether it was done.
 
-    False means that the thread must step: the emulation is a stepped one, or memory was not accessible, in which case
-    the step brings the fault about. Nothing has been changed then.
+    False means that the thread must step, and that nothing has been changed. Either the instruction is not emulated, or
+    memory was not accessible, and the step causes the fault.
     """
     action = _ACTIONS.get(emulation[0])
     if action is None:
@@ -121,7 +121,7 @@ def emulate(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackM
         return False
 
 
-# Each of these reads memory before it changes a register, and returns False if it must be stepped after all.
+# Each of these functions reads memory before it changes a register, and returns False if a step is needed after all.
 
 
 def _skip(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
@@ -192,7 +192,7 @@ def _adjust(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackM
         flags |= _ZERO
     if after & sign:
         flags |= _SIGN
-    # Overflow: the operands' signs call for another sign of the result.
+    # Overflow: the operands' signs require another sign of the result.
     if (before ^ (number if subtract else after)) & (before ^ after if subtract else number ^ after) & sign:
         flags |= _OVERFLOW
     registers[_EFLAGS] = registers[_EFLAGS] & ~_ARITHMETIC | flags
@@ -212,7 +212,7 @@ def _branch(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackM
 
 
 def _holds(condition: int, flags: int) -> bool:
-    """Return whether a condition code holds (Intel SDM, volume 1, appendix B); odd codes negate the even ones."""
+    """Return True if a condition code holds (Intel SDM, volume 1, appendix B); odd codes negate the even ones."""
     less = bool(flags & _SIGN) != bool(flags & _OVERFLOW)
     match condition >> 1:
         case 0:
@@ -274,7 +274,7 @@ def _push_flags(emulation: tuple[Any, ...], registers: RegisterWords, memory: St
 def _loop(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     _, _, _, _size, mask, wanted = emulation
     count = registers[_RCX] - 1 & mask
-    # A 32-bit counter clears the upper half of the register, a 16-bit one leaves the rest alone.
+    # A 32-bit counter clears the upper half of the register, a 16-bit one keeps the other bits.
     registers[_RCX] = registers[_RCX] & ~mask | count if mask == 0xFFFF else count
     if count and (wanted is None or bool(registers[_EFLAGS] & _ZERO) == wanted):
         return _jump(emulation, registers, memory)
@@ -317,7 +317,7 @@ _ACTIONS = {
 }
 
 
-# What kind of instruction a site has: its bytes to an emulation (``emulate``), decided once for each site.
+# From the bytes of an instruction to its emulation (``emulate``), decided once for each site.
 #
 # Only the encodings that compilers use are recognised; everything else is stepped. Encodings are those of the Intel
 # SDM, volume 2; ``rex`` is the REX byte of 64-bit code, or 0.
@@ -361,7 +361,7 @@ def plan(raw: bytes, word_size: int) -> tuple[Any, ...]:
         return (Action.REPEAT, length)
     found = None
     if prefixes in (b"\xf2", b"\xf3") and body[0] in (0xC2, 0xC3):
-        prefixes = b""  # "rep ret" and "bnd ret": the prefix means nothing here
+        prefixes = b""  # "rep ret" and "bnd ret": the prefix has no effect here
     if prefixes in (b"", b"\x67") and 0xE0 <= body[0] <= 0xE3:
         return _plan_loop(body, bool(prefixes), word_size, length)
     if not prefixes:
@@ -375,7 +375,7 @@ def plan(raw: bytes, word_size: int) -> tuple[Any, ...]:
 
 class MemoryMove(NamedTuple):
     """
-    A move between a register and memory at a base, another register times a scale, and a displacement.
+    Move between a register and memory at a base, another register times a scale, and a displacement.
 
     Registers are numbered as in emulations, -1 is none.
     """
@@ -390,7 +390,7 @@ class MemoryMove(NamedTuple):
 
 
 def memory_move(raw: bytes, word_size: int) -> MemoryMove | None:
-    """Return what ``mov`` of 4 or 8 bytes between a general register and memory does; None for other instructions."""
+    """Return the move of a ``mov`` of 4 or 8 bytes between a general register and memory; None for others."""
     rex = raw[0] if word_size == 8 and raw and 0x40 <= raw[0] <= 0x4F else 0
     body = raw[1:] if rex else raw
     if len(body) < 2 or body[0] not in (0x89, 0x8B) or body[1] >= 0xC0:
@@ -421,7 +421,7 @@ def _plan_data(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any,
 
 
 def _mask(rex: int, word_size: int) -> int:
-    """Return what an operand of the instruction's size keeps; a 32-bit result clears the upper half of a register."""
+    """Return the mask of the operand size; a 32-bit result clears the upper half of a register."""
     return _MASK_64 if word_size == 8 and rex & 8 else _MASK_32
 
 
@@ -434,7 +434,7 @@ def _plan_move(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any,
 
 
 def _plan_address(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any, ...]:
-    """Return the plan of ``lea``; ModRM and SIB as in volume 2, tables 2-2 and 2-3."""
+    """Return the emulation of ``lea``; ModRM and SIB as in volume 2, tables 2-2 and 2-3."""
     mode, low = body[1] >> 6, body[1] & 7
     destination = _BY_NUMBER[(body[1] >> 3 & 7) | (rex & 4) << 1]
     base, index, scale = -1, -1, 1
@@ -478,7 +478,7 @@ def _plan_indirect(body: bytes, rex: int, word_size: int, length: int) -> tuple[
 
 
 def _plan_loop(body: bytes, other_size: bool, word_size: int, length: int) -> tuple[Any, ...]:
-    # e0 is loopne, e1 loope, e2 loop, e3 jcxz; the address size tells how wide the counter is.
+    # e0 is loopne, e1 loope, e2 loop, e3 jcxz; the address size is the width of the counter.
     distance = int.from_bytes(body[1:], "little", signed=True)
     masks = {8: (_MASK_64, _MASK_32), 4: (_MASK_32, 0xFFFF)}
     mask = masks[word_size][other_size]

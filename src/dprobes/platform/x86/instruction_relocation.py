@@ -1,9 +1,9 @@
 """
-Whether and how an instruction can be executed at another address, decided once for each site.
+Relocation of an instruction to another address, decided once for each site.
 
-A copy in a *slot* spares stopping all other threads during a step, because the breakpoint stays.
-What depends on the address is put right: an operand relative to the instruction pointer in the copy itself, the
-instruction pointer and a pushed return address after the step. What cannot be put right is stepped in place.
+With a copy in a *slot*, other threads need not be stopped during a step, because the breakpoint stays. What depends on
+the address is corrected: an operand relative to the instruction pointer in the copy itself, the instruction pointer and
+a pushed return address after the step. Instructions that cannot be corrected are stepped in place.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CodeCopy", "Copy", "copy_of", "relocated"]
 
-# The instruction that enters the kernel and comes back behind itself; syscall in 32-bit code and sysenter return to the
-# vDSO.
+# The system call instruction that returns after itself; syscall in 32-bit code and sysenter return to the vDSO.
 _SYSTEM_CALLS = {8: b"\x0f\x05", 4: b"\xcd\x80"}
 
 
 class CodeCopy(NamedTuple):
     """
-    An instruction at the address ``copy``, which belongs to what the program has at ``original``.
+    Instruction at the address ``copy``, and the address ``original`` of the program's instruction that it is for.
 
-    It is ``exact`` where a thread that is stopped there is as one at ``original`` would be.
+    It is ``exact`` if the state of a thread stopped there is that of one at ``original``.
     """
 
     copy: int
@@ -36,12 +35,12 @@ class CodeCopy(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Copy:
     """
-    The way in which an instruction is executed at another address.
+    Way to execute an instruction at another address.
 
-    ``displacement`` is where in it the 32-bit distance of an operand relative to the instruction pointer begins, 0 if
-    it has none. ``pushes_return`` marks a call through a register or memory, whose return address must be put right.
-    An instruction that ``cannot_fault`` works on general registers only: it completes whenever it is executed. One that
-    ``leads_on`` needs no correction after it, and shows nothing of where it was executed.
+    ``displacement`` is the offset of the 32-bit distance of an operand relative to the instruction pointer, 0 if it has
+    none. ``pushes_return`` marks a call through a register or memory, whose return address must be corrected. An
+    instruction that ``cannot_fault`` works on general registers only: it always completes. One that ``leads_on`` needs
+    no correction after it, and leaves no trace of its address.
     """
 
     displacement: int = 0
@@ -51,7 +50,7 @@ class Copy:
 
 
 def copy_of(raw: bytes, word_size: int) -> Copy | None:
-    """Return how the instruction with the bytes ``raw`` can be copied, or None if it must be executed in place."""
+    """Return the way to copy the instruction with the bytes ``raw``; None if it must be executed in place."""
     from iced_x86 import Decoder, FlowControl
 
     decoder = Decoder(8 * word_size, raw)
@@ -72,7 +71,7 @@ def copy_of(raw: bytes, word_size: int) -> Copy | None:
 
 
 def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
-    """Return the bytes for ``slot`` of an instruction that stands at ``address``, or None if that is too far away."""
+    """Return the bytes for ``slot`` of an instruction at ``address``; None if that is too far away."""
     if not copy.displacement:
         return raw
     start, end = copy.displacement, copy.displacement + 4
@@ -83,7 +82,7 @@ def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
 
 
 def _keeps_its_address(instruction: Instruction) -> bool:
-    """Return whether an instruction leaves its address where we do not put it right: in the state of the x87 unit."""
+    """Return True if an instruction stores its address in the state of the x87 unit, where it is not corrected."""
     from iced_x86 import CpuidFeature
 
     x87 = (
@@ -94,7 +93,7 @@ def _keeps_its_address(instruction: Instruction) -> bool:
 
 
 def _leads_on(instruction: Instruction) -> bool:
-    """Return whether an instruction can be let run without a stop: not one that changes how the program is traced."""
+    """Return True if an instruction can run without a stop: it does not change the trap flag, and is not privileged."""
     from iced_x86 import Mnemonic
 
     changes_flags = (Mnemonic.POPF, Mnemonic.POPFD, Mnemonic.POPFQ)
@@ -102,7 +101,7 @@ def _leads_on(instruction: Instruction) -> bool:
 
 
 def _cannot_fault(instruction: Instruction) -> bool:
-    """Return whether an instruction only computes with general registers, numbers and the arithmetic flags."""
+    """Return True if an instruction only uses general registers, immediates and the arithmetic flags."""
     from iced_x86 import CpuidFeature as Feature
     from iced_x86 import Mnemonic, OpKind, RegisterExt
 

@@ -1,8 +1,9 @@
 """
-The signal frame that a thread returns from with all of its registers, as the kernel builds it for a handler.
+Images of registers: signal frames, from which a thread returns with all of its registers, and XSAVE images.
 
-The frame (``arch/x86/include/asm/sigframe.h``, ``asm/fpu/signal.h``, ``include/uapi/asm/sigcontext.h``) grows upwards
-from the new stack pointer; 64-bit, and 32-bit behind the words that ``int $0x80; pop; pop; pop; ret`` takes::
+The frame has the format that the kernel writes for a signal handler (``arch/x86/include/asm/sigframe.h``,
+``asm/fpu/signal.h``, ``include/uapi/asm/sigcontext.h``). It grows upwards from the new stack pointer; 64-bit, and
+32-bit after the words that ``int $0x80; pop; pop; pop; ret`` pops::
 
     rsp ─► return address ─► rt_sigreturn gadget
            ucontext: flags, link, stack (24), sigcontext (256), signal mask
@@ -30,8 +31,8 @@ __all__ = ["TILE_DATA", "FloatingPoint", "SignalFrame", "cpuid", "cpuid_of_leaf"
 
 # The ``cpuid`` instruction, executed by this process.
 #
-# What it says is the same for every program of a machine, but for what differs between CPUs (the number of the CPU in
-# leaf 1, core types): that is of the CPU that the tracer runs on.
+# The result is the same for every program of a machine, except where CPUs differ (the number of the CPU in leaf 1, core
+# types). There it is that of the tracer's current CPU.
 
 
 # void code(uint32_t leaf, uint32_t subleaf, uint32_t result[4]) in the System V AMD64 ABI:
@@ -51,7 +52,7 @@ _CODE = bytes.fromhex(
 
 _Result = ctypes.c_uint32 * 4
 
-# The leaves are numbered in ranges; the first of each says which is the last (Intel SDM, volume 2, CPUID).
+# Leaves are numbered in ranges; the first leaf of each returns the number of the last (Intel SDM, volume 2, CPUID).
 _RANGE = 0xC0000000
 _HYPERVISOR_RANGE = 0x40000000
 _HYPERVISOR_PRESENT = 1 << 31
@@ -79,7 +80,7 @@ def _code() -> ctypes._CFunctionType:
     return ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, _Result)(map_code(_CODE))
 
 
-# The floating-point and vector registers of a thread, out of the image that XSAVE makes of them.
+# The floating-point and vector registers of a thread, read from its XSAVE image.
 #
 # The standard format (Intel SDM, volume 1, 10.5.1 and 13.4)::
 #
@@ -87,9 +88,9 @@ def _code() -> ctypes._CFunctionType:
 #      32  st0 ... st7, 16 bytes each, 10 of them used
 #     160  xmm0 ... xmm15, 16 bytes each
 #     512  the components that are not in their initial state: bit 0 x87, bit 1 SSE, bit 2 AVX
-#       ?  the upper halves of ymm0 ... ymm15, where CPUID says
+#       ?  the upper halves of ymm0 ... ymm15, at an offset from CPUID
 #
-# A component in its initial state is not looked at: what stands in its place means nothing. FXSAVE makes the first 512
+# A component in its initial state is not read: the bytes in its place are meaningless. FXSAVE writes the first 512
 # bytes only.
 
 
@@ -112,14 +113,14 @@ _EMPTY, _VALID, _ZERO, _SPECIAL = 3, 0, 1, 2
 
 
 class FloatingPoint:
-    """The registers in an image."""
+    """Floating-point and vector registers in an XSAVE or FXSAVE image."""
 
     def __init__(self, image: bytes) -> None:
         self._image = image
         self._components = self._number(_HEADER, 8) if len(image) > _HEADER else _X87 | _SSE
 
     def register(self, index: int) -> int:
-        """Return the register with this index of the appendix; 0 for any that is none of these."""
+        """Return the register with this index of appendix A; 0 for any other register."""
         if index in _YMM:
             number = index - _YMM.start
             return self._xmm(number) | self._upper_half(number) << 128
@@ -170,7 +171,7 @@ class FloatingPoint:
 
 @cache
 def _avx_offset() -> int:
-    """Return where the images of this processor have the upper halves of the ymm registers."""
+    """Return the offset of the upper halves of the ymm registers in images of this processor."""
     try:
         return cpuid(_STATE_LEAF, _AVX_SUBLEAF)[1]
     except OSError:
@@ -184,7 +185,7 @@ _STATE_BV = 512  # XSTATE_BV in the XSAVE header: which components are not in th
 _FSAVE_SIZE = 112
 
 TILE_DATA = 18
-"""The number of the one XSAVE component that a thread has only once it has asked for it (the tiles of AMX)."""
+"""Number of the XSAVE component of AMX tiles, the only one that a thread has only after it requested it."""
 _RED_ZONE = 128
 
 # UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS. A stack size of 1 makes the kernel's do_sigaltstack fail with
@@ -203,7 +204,7 @@ _ORDER_64 = tuple(
 
 
 class SignalFrame(NamedTuple):
-    """A signal frame: where it goes, its bytes, and the stack pointer of code that returns into it."""
+    """Signal frame: its address, its bytes, and the stack pointer of code that returns into it."""
 
     address: int
     data: bytes
@@ -228,7 +229,7 @@ def frame_64(registers: Sequence[int], mask: int, xstate: bytes, return_to: int)
 
 
 def frame_32(registers: Sequence[int], mask: int, xstate: bytes, fsave: bytes, return_to: int) -> SignalFrame:
-    """Return a frame for a 32-bit thread; ``fsave`` is its x87 state as NT_PRFPREG has it for such a thread."""
+    """Return a frame for a 32-bit thread; ``fsave`` is its x87 state in the format of NT_PRFPREG for such a thread."""
     r = _restarting(registers)
     fpu_size = _FSAVE_SIZE + len(xstate) + len(_MAGIC2)
     fx = (registers[Register.RSP] & 0xFFFFFFFF) - len(xstate) - len(_MAGIC2) - 16 & ~63
@@ -253,7 +254,7 @@ def frame_32(registers: Sequence[int], mask: int, xstate: bytes, fsave: bytes, r
     address = fpu - size & ~15
     information = address + 12 + 4 + 12
     data = bytes(12) + struct.pack("<IiII", return_to, 0, information, information + 128) + bytes(128) + context
-    # The magic number 0 in the last word says that an FXSAVE image follows.
+    # The magic number in the last word (0) marks an FXSAVE image after it.
     legacy = fsave[: _FSAVE_SIZE - 4].ljust(_FSAVE_SIZE - 4, b"\0") + fsave[4:6] + b"\0\0"
     data = data.ljust(fpu - address, b"\0") + legacy + _fpu_image(xstate, fpu_size)
     return SignalFrame(address, data, address)
@@ -261,10 +262,10 @@ def frame_32(registers: Sequence[int], mask: int, xstate: bytes, fsave: bytes, r
 
 def restorable(xstate: bytes, tiles: int) -> bytes:
     """
-    Return what a signal frame may hold of an XSAVE image that ptrace gave; ``tiles`` is where the tiles begin, or 0.
+    Return the part of an XSAVE image from ptrace that a signal frame may have; ``tiles`` is their offset, or 0.
 
-    ptrace gives every thread the tiles of AMX. The kernel takes a frame with them only from a thread that uses them:
-    from any other it restores the x87 unit and SSE, and clears the rest (``check_xstate_in_sigframe``).
+    ptrace returns the tiles of AMX for every thread. The kernel accepts a frame with them only from a thread that uses
+    them. For any other it restores the x87 unit and SSE, and clears the rest (``check_xstate_in_sigframe``).
     """
     bit = 1 << TILE_DATA
     if not tiles or int.from_bytes(xstate[_STATE_BV : _STATE_BV + 8], "little") & bit:
@@ -274,7 +275,7 @@ def restorable(xstate: bytes, tiles: int) -> bytes:
 
 
 def _restarting(registers: Sequence[int]) -> list[int]:
-    """Return the registers with which an interrupted system call is made again, as the kernel would have it."""
+    """Return the registers with which an interrupted system call is restarted, as the kernel would set them."""
     values = list(registers)
     if values[Register.ORIG_RAX] < NO_SYSTEM_CALL and values[Register.RAX] in RESTARTS:
         values[Register.RAX] = values[Register.ORIG_RAX]
@@ -283,7 +284,7 @@ def _restarting(registers: Sequence[int]) -> list[int]:
 
 
 def _fpu_image(xstate: bytes, extended_size: int) -> bytes:
-    """Return an XSAVE image as a signal frame has it; ptrace leaves the enabled features where they belong."""
+    """Return an XSAVE image in the format of a signal frame; ptrace leaves the enabled features in place."""
     features = int.from_bytes(xstate[_SW_RESERVED : _SW_RESERVED + 8], "little")
     software = struct.pack("<IIQI28x", _MAGIC1, extended_size, features, len(xstate))
     return xstate[:_SW_RESERVED] + software + xstate[_SW_RESERVED + len(software) :] + _MAGIC2

@@ -1,11 +1,11 @@
 """
-Event classes: what TSDL says of the events that are alike, and their bytes.
+Event classes: the TSDL descriptions of events with the same fields, and the encoding of these events.
 
 An event class has an event context, the items of the record's header, and a payload, the fields of its data. All
 integers are little-endian and all fields begin at whole bytes, so ``struct`` packs them. A field of bytes or an array
-is a sequence, after its length.
+is a sequence, preceded by its length.
 
-Names of fields begin with an underscore here, which readers take away, so that they cannot be words of TSDL.
+Field names begin with an underscore here, which readers remove, so that they cannot be keywords of TSDL.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
 __all__ = ["STREAM_CLASS", "STREAM_CLASS_WITHOUT_CPU", "EventClass", "HeaderItems", "Metadata"]
 
 EVENT_HEADER = struct.Struct("<IQ")
-"""The number of the event class, and the time; written in TSDL by ``metadata``."""
+"""The number of the event class, and the time; ``Metadata`` declares the same layout in TSDL."""
 
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
-"""Those of signed integers; those of unsigned ones are capital."""
+"""The codes of signed integers for ``struct``; those of unsigned ones are the capital letters."""
 
 _LENGTH = struct.Struct("<I")
 
 _NAME_MAX = 1024
 
 _WORDS_OF_TSDL = ("_Bool", "_Complex", "_Imaginary")
-"""Those that begin with an underscore."""
+"""The keywords of TSDL that begin with an underscore."""
 
 _BASES = {8: "o", 10: "", 16: "x"}
-"""How numbers are shown, and what the names of their types begin with."""
+"""The bases in which numbers are displayed, with the prefixes of their types' names."""
 
 _HEXADECIMAL = (Item.CS, Item.IP, Item.SS, Item.SP)
 _WORDS = (Item.IP, Item.SP)
 _ELSEWHERE = (Item.CPU, Item.TIME)
-"""The items that the packet and the event's header have."""
+"""The items that are in the packet's context and the event's header instead of the event context."""
 
 
 def quoted(text: str) -> str:
-    """Return a string of TSDL; what would not be shown as it is becomes an escape sequence that readers show."""
+    """Return a string literal of TSDL; unprintable characters become escape sequences, which readers display."""
     shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:_NAME_MAX])
     return '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 class HeaderItems:
     """
-    Make event contexts of records with the same items in their header as a certain one.
+    An encoder of event contexts for records with the same items in their header as a given record.
 
-    With ``has_function`` they say in which function the hit was, for places that are no code.
+    With ``has_function`` the context contains the function of the hit, for places that are not code.
     """
 
     def __init__(self, record: LogRecord, *, has_function: bool = False) -> None:
@@ -101,9 +101,10 @@ class HeaderItems:
 
 class EventClass:
     """
-    Describe the events that have one name, the same items in their header, and one shape.
+    A class of events that have one name, the same header items, and one shape.
 
-    ``text`` is what metadata say of them, ``content`` what of that would be the same with another number.
+    ``text`` is its declaration in the metadata, ``content`` the part of the declaration that does not depend on its
+    number.
     """
 
     def __init__(self, number: int, stream_class: int, name: str, header: HeaderItems, shape: Shape) -> None:
@@ -134,7 +135,7 @@ def _getter(indices: list[int]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _integer(size: int, *, signed: bool = False, base: int = 10) -> str:
-    """Return the name of a type of integers."""
+    """Return the name of an integer type."""
     return f"{_BASES[base]}{'' if signed else 'u'}int{8 * size}_t"
 
 
@@ -148,7 +149,7 @@ TYPES = "".join(
     for signed, base in ((True, 10), *((False, base) for base in _BASES))
     for size in _CODES
 )
-"""What makes the names of types known; nothing else is needed, since a string is UTF-8 if nothing is said."""
+"""Declarations of the types; strings need none, since they are UTF-8 by default."""
 
 
 def _type(field: Field) -> str:
@@ -161,7 +162,7 @@ def _type(field: Field) -> str:
 
 
 def _declarations(fields: Sequence[Field]) -> list[str]:
-    """Return what declares fields, by names of which there are no two."""
+    """Return the declarations of fields, with unique names."""
     taken = {f"_{field.name}" for field in fields}
 
     def free(identifier: str) -> str:
@@ -176,7 +177,7 @@ def _declarations(fields: Sequence[Field]) -> list[str]:
         if name in _WORDS_OF_TSDL:
             name = free(f"{name}_")
         if each.is_array or each.kind is FieldKind.BYTES:
-            length = free(f"__{each.name}_length")  # readers show it with the second underscore
+            length = free(f"__{each.name}_length")  # readers remove the first underscore and show the second
             declarations.append(f"{_integer(4)} {length}; {_type(each)} {name}[ {length} ];")
         else:
             declarations.append(f"{_type(each)} {name};")
@@ -189,7 +190,7 @@ def _code(field: Field) -> str:
 
 
 def _numbers(fields: Sequence[Field]) -> struct.Struct | None:
-    """Return the structure of the payload if there are but numbers in it."""
+    """Return the structure of the payload if it consists of numbers only."""
     if any(field.is_array or not field.size for field in fields):
         return None
     return struct.Struct("<" + "".join(_code(field) for field in fields))
@@ -217,12 +218,12 @@ def _bytes(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-# The metadata of a trace: what its files hold, as text in TSDL (CTF 1.8.3, section 7).
-# It says in TSDL what ``packets.HEADER``, ``packets.CONTEXT`` and ``classes.EVENT_HEADER`` pack.
+# The metadata of a trace: a description of its files as text in TSDL (CTF 1.8.3, section 7). It declares the layouts
+# that ``ctf_trace`` packs, and ``EVENT_HEADER``.
 
 STREAM_CLASS = 0
 STREAM_CLASS_WITHOUT_CPU = 1
-"""For records that do not say on which CPU they were made."""
+"""Number of the stream class for records without a CPU."""
 
 _NANOSECONDS = 1_000_000_000
 
@@ -230,10 +231,10 @@ _NANOSECONDS = 1_000_000_000
 @dataclass(slots=True)
 class Metadata:
     """
-    What is said of a trace.
+    The description of a trace.
 
-    ``wall_offset`` is the clock's: what is added to a time to get nanoseconds since 1970. ``clock`` identifies the
-    clock, which is the same for all that was running since the machine was started.
+    ``wall_offset`` is the offset of the clock, which added to a time results in nanoseconds since 1970. ``clock``
+    identifies the clock, which is the same in all traces since the machine was booted.
     """
 
     trace: UUID
@@ -244,7 +245,7 @@ class Metadata:
     classes: list[str] = field(default_factory=list)
 
     def add_program(self, source: RecordSource) -> bool:
-        """Note what is to be said of a program; return whether that was not known."""
+        """Add or update the description of a program; return whether the metadata have changed."""
         for index, known in enumerate(self.programs):
             if (known.name, known.module) == (source.name, source.module):
                 self.programs[index] = source
@@ -253,7 +254,7 @@ class Metadata:
         return True
 
     def text(self) -> str:
-        """Return the text of the file."""
+        """Return the text of the metadata file."""
         return "\n".join([
             "/* CTF 1.8 */\n",
             TYPES,

@@ -1,8 +1,8 @@
 """
 CTF traces as a log target.
 
-The directory that is named holds one trace for each time that the target was opened, and another one whenever the wall
-clock was set: the clock of a trace has one offset. Readers are given the directory, and take all in it together.
+The directory of the log target contains one trace for each time that the target was opened, and another one whenever
+the wall clock was set: the clock of a trace has one offset. Readers are given the directory, and merge all its traces.
 """
 
 from __future__ import annotations
@@ -39,20 +39,19 @@ if TYPE_CHECKING:
 
 __all__ = ["CtfSink", "table_events"]
 
-# Rows of keyed tables as events.
-# An event has the parts of the key, ``key0``, as strings, and the numbers of the value: ``value``, or ``count``,
-# ``sum``, ``min``, ``max``; a string or a call stack that is kept is a string, ``value``; of a histogram
-# ``bucket_lows`` and ``bucket_counts``, of the buckets that are not empty. What can be computed from these is left out:
-# there are no numbers here but whole ones.
+# Rows of keyed tables as events. An event has the parts of the key, ``key0``, as strings, and the numbers of the value:
+# ``value``, or ``count``, ``sum``, ``min``, ``max``. A stored string or call stack is a string, ``value``. A histogram
+# has ``bucket_lows`` and ``bucket_counts`` of its nonempty buckets. Values that can be computed from these are omitted,
+# so that all numbers are integers.
 
 _NO_RECORD = LogRecord()
 _LEAST = -(1 << 63)
 _NOTHING = "?"
-"""What stands for an empty string: readers show an earlier one instead."""
+"""Substitute for an empty string: readers show an earlier string instead."""
 
 
 def table_events(trace: Trace, contents: Sequence[TableContents], names: Names, time: int) -> Events:
-    """Return the events of tables at one moment, whose classes are added to a trace."""
+    """Return the events of tables at one time; their classes are added to ``trace``."""
     header = HeaderItems(_NO_RECORD)
     events: Events = []
     for each in contents:
@@ -86,14 +85,14 @@ def _number(name: str, *, is_array: bool = False) -> Field:
 
 
 _DIRECTORY = "ctf"
-"""Where traces are made if no directory is named."""
+"""The default name of the directory of traces."""
 
 _UNKNOWN = "?"
-"""The function of a hit that nobody can name; readers show an earlier text for an empty one."""
+"""The function of a hit in unknown code; readers show an earlier string for an empty one."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the directory that is named, or one with a name of its own."""
+    """Open the directory in the argument, or a default one."""
     directory = Path(argument) if argument else (options.directory or Path.cwd()) / _DIRECTORY
     return CtfSink(directory)
 
@@ -107,7 +106,7 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What records have in common that are of one place, and have the same codes and items."""
+    """The common properties of records of one place that have the same codes and items."""
 
     name: str
     header: HeaderItems
@@ -116,7 +115,7 @@ class _Kind:
 
 
 class CtfSink:
-    """Write records to the trace of the wall clock's present offset, which is made with its first record."""
+    """A sink that writes records to the trace of the current wall-clock offset, created with the first record."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -124,9 +123,9 @@ class CtfSink:
         self._programs: dict[int, _Program] = {}
         self._places: dict[Place, int] = {}
         self._kinds: dict[tuple[int, int, bytes, int | None, int | None], _Kind] = {}
-        """By program, place, flag word, and major and minor code."""
+        """Record kinds by program, place, flag word, and major and minor code."""
         self._lost = 0
-        """Records that were lost before the next packet."""
+        """Number of records that were lost before the next packet."""
         try:
             directory.mkdir(exist_ok=True)
             if (directory / "metadata").exists():
@@ -138,7 +137,7 @@ class CtfSink:
             raise self._error(error) from error
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program; what its templates say of records holds from now on."""
+        """Register a program; its current templates apply to records from now on."""
         known = self._programs.get(source.number)
         if known is None or (known.source.templates, known.source.derived) != (source.templates, source.derived):
             self._forget_kinds(source.number)
@@ -178,12 +177,12 @@ class CtfSink:
             raise self._error(error) from error
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
+        """Drop the state of a program."""
         self._programs.pop(source.number, None)
         self._forget_kinds(source.number)
 
     def flush(self) -> None:
-        """Do nothing: what is written is visible."""
+        """Do nothing: written packets are visible at once."""
 
     def close(self) -> None:
         """Do nothing: a trace is complete at any time."""
@@ -194,7 +193,7 @@ class CtfSink:
             trace = self._new_trace(batch.wall_offset)
         number, kinds = batch.source.number, self._kinds
         symboliser = self._programs[number].symboliser
-        places: dict[int, int] = {}  # by identity, since a batch has few of them, and many times
+        places: dict[int, int] = {}  # by identity: a batch repeats few places many times
         events: dict[int | None, Events] = {}
         for encoded, place in zip(batch.records, batch.places, strict=True):
             try:

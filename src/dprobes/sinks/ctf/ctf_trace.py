@@ -1,5 +1,5 @@
 """
-The packets of a stream, and the files that they are in.
+The packets of a stream, and their files.
 
 ::
 
@@ -12,10 +12,11 @@ The packets of a stream, and the files that they are in.
                                             72  u32 cpu               in streams of a CPU
 
 Readers refuse a trace that has a file with anything after its last whole packet. So a file has its size from the
-beginning, and its last packet is padded to the end. The next packet is written into that padding, where nobody looks,
-and padded itself; then the packet size of the last one is overwritten, which is 8 bytes in one page, and the new packet
-is there. That may be interrupted anywhere, or find no room on the disk: what was there stays readable. A file that is
-full is followed by a larger one, which gets its name when it is complete. Files are sparse, so padding takes no room.
+beginning, and its last packet is padded to the end. The next packet, with its own padding, is written into that
+padding, which readers ignore. Then the packet size of the previous one is overwritten, which is 8 bytes in one page,
+and makes the new packet visible. If this is interrupted anywhere, or the disk is full, the earlier contents stay
+readable. A file that is full is followed by a larger one, which is renamed into place when it is complete. Files are
+sparse, so padding takes no disk space.
 
 To readers each file is a stream of its own. Trace Compass would count the discarded events of a stream anew in each of
 its files.
@@ -58,19 +59,19 @@ _MAGIC = 0xC1FC1FC1
 
 _FILE_MIN = 1 << 15
 _FILE_MAX = 1 << 26
-"""The size of a stream's first file, and that up to which it doubles from file to file."""
+"""Size in bytes of a stream's first file, and the limit up to which the size doubles from file to file."""
 
 _PAGE = 4096
 _ALIGNMENT = 8
-"""Bytes; so a packet size is never in two pages."""
+"""Alignment of packets in bytes, so that a packet size never crosses a page boundary."""
 
 
 class _State(NamedTuple):
     """
-    How far a stream is.
+    The position of a stream's end.
 
-    ``file`` is the number of its last file, which has ``size`` bytes; the last packet in that begins at ``packet``, and
-    the content of it ends at ``end``.
+    ``file`` is the number of its last file, which has ``size`` bytes. The last packet of this file begins at
+    ``packet``, and its content ends at ``end``.
     """
 
     file: int = -1
@@ -83,10 +84,10 @@ class _State(NamedTuple):
 
 class Stream:
     """
-    Append packets of one CPU, or of none that is known, whose events are in order of time.
+    A stream of packets of one CPU, or without a CPU, whose events are in order of time.
 
-    ``numbers`` are those that no file of the trace has. ``stage`` writes a packet, which is part of the trace once
-    ``commit`` was called; ``undo`` takes that back. All raise ``OSError``.
+    ``numbers`` yields file numbers that are unused in the trace. ``stage`` writes a packet, which becomes part of the
+    trace with ``commit``; ``undo`` reverts that. All raise ``OSError``.
     """
 
     def __init__(self, directory: Path, trace: UUID, numbers: Iterator[int], cpu: int | None) -> None:
@@ -98,7 +99,7 @@ class Stream:
 
     @property
     def last_time(self) -> int:
-        """The time of its last event; that of the next one must not be before."""
+        """The time of the last event; the next one must not be earlier."""
         return self._now.last_time
 
     def stage(self, events: Sequence[tuple[int, bytes]], lost: int) -> None:
@@ -115,7 +116,7 @@ class Stream:
             self._staged = now._replace(packet=now.end, end=now.end + size, last_time=last, discarded=discarded)
             return
         file = next(self._numbers)
-        # Readers compare the count with that of the packet before: there must be one.
+        # Readers compare the count of discarded events with the previous packet's, so there must be one.
         before = self._packet(file, b"", first, first, 0, self._size_with(b"")) if lost else b""
         end = len(before) + size
         file_size = max(min(2 * now.size, _FILE_MAX), _FILE_MIN, _aligned(end, _PAGE))
@@ -124,7 +125,7 @@ class Stream:
         self._staged = _State(file, file_size, len(before), end, last, lost)
 
     def commit(self) -> None:
-        """Make what was staged part of the trace."""
+        """Make the staged packet part of the trace."""
         old, new = self._now, self._staged
         if new.file != old.file:
             self._hidden(new.file).rename(self._path(new.file))
@@ -133,7 +134,7 @@ class Stream:
         self._before, self._now = old, new
 
     def undo(self) -> None:
-        """Take the last commit back."""
+        """Revert the last commit."""
         old, new = self._before, self._now
         if new.file != old.file:
             self._path(new.file).unlink()
@@ -149,7 +150,7 @@ class Stream:
         return _aligned(self._start_size + len(body), _ALIGNMENT)
 
     def _packet(self, file: int, body: bytes, first: int, last: int, discarded: int, size: int) -> bytes:
-        """Return a packet that is padded to ``size`` bytes; of the padding only what fills the last word is in it."""
+        """Return a packet that is padded to ``size`` bytes; only the padding of the last word is in the result."""
         content = self._start_size + len(body)
         stream_class = STREAM_CLASS_WITHOUT_CPU if self.cpu is None else STREAM_CLASS
         return b"".join((
@@ -171,7 +172,7 @@ class Stream:
             raise
 
     def _set_size(self, state: _State, size: int) -> None:
-        """Write the size of the last packet anew."""
+        """Overwrite the size of the last packet."""
         with _opened(self._path(state.file)) as descriptor:
             _write(descriptor, _SIZE.pack(8 * size), state.packet + HEADER.size)
 
@@ -184,7 +185,7 @@ class Stream:
 
 @contextmanager
 def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    """Open a file for writing; none stays open, since there may be hundreds of them."""
+    """Open a file for writing; it is closed afterwards, since there may be hundreds of files."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
     try:
         yield descriptor
@@ -203,20 +204,20 @@ def _aligned(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-# One trace: a directory with its metadata and its streams.
-# Times never decrease in a stream, which readers insist on, but records come in an order of their own: those of several
-# programs, and those of one where a handler was held up. So there is a stream for each CPU, and another one whenever a
-# batch begins before what all streams of its CPU have already. No time is changed, and nothing is held back.
-# The metadata are written before the packets that need them, to another file that takes the place of the old one.
+# One trace: a directory with its metadata and its streams. Readers insist that times never decrease in a stream, but
+# records are out of order: those of several programs, and those of one where a handler was delayed. So there is a
+# stream for each CPU, and another one whenever a batch begins before the end of all streams of its CPU. No time is
+# changed, and no record is delayed. The metadata are written before the packets that need them, to another file that
+# then replaces the old one.
 
 Events = list[tuple[int, bytes]]
-"""Events with their times."""
+"""Encoded events with their times."""
 
 _TIME = itemgetter(0)
 
 
 class Trace:
-    """Make a trace in a directory, and write to it. All methods raise ``OSError``."""
+    """A trace in a new directory. All methods raise ``OSError``."""
 
     def __init__(self, directory: Path, wall_offset: int) -> None:
         self.wall_offset = wall_offset
@@ -224,19 +225,19 @@ class Trace:
         self._uuid = uuid.uuid4()
         self._metadata = Metadata(self._uuid, boot_uuid(), wall_offset, platform.node())
         self._is_described = False
-        """Whether the metadata on disk say everything."""
+        """True if the metadata on disk are complete."""
         self._classes: dict[str, EventClass] = {}
-        """By their content."""
+        """The event classes by their content."""
         self._streams: dict[int | None, list[Stream]] = {}
         self._numbers = itertools.count()
 
     def describe(self, source: RecordSource) -> None:
-        """Describe a program; the description stays when that has gone."""
+        """Add the description of a program, which remains after the program was removed."""
         if self._metadata.add_program(source):
             self._is_described = False
 
     def add_class(self, name: str, header: HeaderItems, shape: Shape, *, has_cpu: bool) -> EventClass:
-        """Return the class of events that are on a CPU or not; that of a program that comes again is there already."""
+        """Return the class of events with or without a CPU; an existing class with the same content is reused."""
         number = len(self._metadata.classes)
         stream_class = STREAM_CLASS if has_cpu else STREAM_CLASS_WITHOUT_CPU
         event_class = EventClass(number, stream_class, name, header, shape)
@@ -247,7 +248,7 @@ class Trace:
         return known
 
     def write(self, events: Mapping[int | None, Events], lost: int) -> None:
-        """Write events by their CPUs, before which ``lost`` others were lost: all, or none if that fails."""
+        """Write events by their CPUs, before which ``lost`` others were lost: all, or none on failure."""
         if not self._is_described:
             self._write_metadata()
         staged: list[Stream] = []
@@ -268,7 +269,7 @@ class Trace:
             self._streams.setdefault(stream.cpu, []).append(stream)
 
     def remove_if_empty(self) -> None:
-        """Delete the trace if nothing could be written to it."""
+        """Delete the trace if nothing was written to it."""
         if not self._streams:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -297,7 +298,7 @@ def _commit(streams: list[Stream]) -> None:
 
 
 def _new_directory(parent: Path) -> Path:
-    """Make a directory with the time in its name."""
+    """Create a directory with the current time in its name."""
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     number = 1
     while True:

@@ -1,1 +1,1 @@
-"""Log targets on this machine: files, lines, commands, and the logs of the system."""
+"""Log targets on this machine: files, serial lines, commands, and the system's logs."""

@@ -1,4 +1,4 @@
-"""A command's standard input: lines of text, or frames (``record.line_frames``)."""
+"""The standard input of a command as a log target: lines of text, or frames (``record.line_frames``)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["CommandOutlet", "open"]
 
 _PATIENCE = 30.0
-"""Seconds that a command may read nothing until it is ended and started anew."""
+"""Seconds without progress after which a command that does not read is terminated and restarted."""
 
 _LAST_WORDS = 5.0
-"""Seconds that a command has to end after the end of its input."""
+"""Seconds to wait for a command's exit after the end of its input."""
 
 _TERMINATING = 1.0
-"""Seconds that it has to end after SIGTERM."""
+"""Seconds to wait for a command's exit after SIGTERM."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Start the command that is named."""
+    """Start the command in the argument."""
     try:
         words = shlex.split(argument)
     except ValueError as error:
@@ -46,9 +46,9 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
 class CommandOutlet:
     """
-    Start a command without a shell, in a session of its own, so that Ctrl-C does not end it before it has everything.
+    A command, started without a shell and in a session of its own, so that Ctrl-C does not end it prematurely.
 
-    What it has not read when it ends is known to be lost.
+    Records that it has not read at its end are counted as lost.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -61,12 +61,12 @@ class CommandOutlet:
         self._pipe = self._process.stdin.fileno()
         os.set_blocking(self._pipe, False)
         self._in_pipe: deque[int] = deque()
-        """The sizes of the last records that were written: at least of those that may still be in the pipe."""
+        """The sizes of the last records that were written, at least of those that may still be in the pipe."""
         self._in_pipe_bytes = 0
         self._capacity = fcntl.fcntl(self._pipe, fcntl.F_GETPIPE_SZ)
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Write records to its standard input."""
+        """Write records to the standard input of the command."""
         written = write_parts(self._pipe, parts, _PATIENCE)
         self._note(parts[: written.parts])
         if written.problem is None:
@@ -83,7 +83,7 @@ class CommandOutlet:
             self._in_pipe_bytes -= self._in_pipe.popleft()
 
     def _unread(self, pipe: int, extra: int = 0) -> int:
-        """Return how many records nobody has read, after which ``extra`` bytes of another one are; only once."""
+        """Return and reset the number of unread records in the pipe, before ``extra`` bytes of an incomplete one."""
         found = array.array("i", [0])
         fcntl.ioctl(pipe, termios.FIONREAD, found)
         left, count = found[0] - extra, 0
@@ -96,18 +96,18 @@ class CommandOutlet:
         return count
 
     def _ended(self) -> int | None:
-        """Return the exit status if the command has ended, or closed its input, which ends as well."""
+        """Return the exit status if the command has ended; a command that has closed its input is about to."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.2)
         return None
 
     def flush(self) -> None:
-        """Do nothing: what is written can be read."""
+        """Do nothing: written data are readable at once."""
 
     def close(self) -> None:
-        """End the command's input, wait until it has ended, and end it if that takes too long."""
+        """Close the command's input, wait for its exit, and terminate it if that takes too long."""
         assert self._process.stdin is not None
-        # The same pipe, to see at the end what is left in it.
+        # Another descriptor of the pipe, to count unread bytes at the end.
         reader = os.open(f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._process.stdin.close()
         try:
@@ -121,7 +121,7 @@ class CommandOutlet:
             raise SinkError(f"{self._name} {what}", lost=unread)
 
     def abort(self) -> None:
-        """End the command; a thread that waits for it to read gets an error."""
+        """Terminate the command; a thread that is blocked in a write to it gets an error."""
         if self._process.poll() is None:
             self._end()
 

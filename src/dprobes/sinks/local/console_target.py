@@ -1,4 +1,4 @@
-"""Standard output, as the output of a run and as a log target, and files of a run's own."""
+"""Standard output, as the output of a run and as a log target, and output files of a run."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ __all__ = ["ConsoleOutlet", "StreamOutlet", "console", "file", "open"]
 _STANDARD_OUTPUT = 1
 
 _UNFLUSHED_MAX = 10_000
-"""Records that are kept until they are flushed: should the stream fail, they say which of them are in it."""
+"""Maximum number of records that are kept until a flush, to find out which were written if the stream fails."""
 
 _HELD_MAX = 100_000
-"""Records that are kept when a run is to end and nobody reads."""
+"""Maximum number of records that are kept while a run ends and the output is not read."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
     """Open standard output as a log target."""
     if argument:
         raise SinkError(f"log target 'console' takes no argument, found '{argument}'")
-    # Tables go to standard output anyway.
+    # The run prints tables on standard output anyway.
     return byte_sink(ConsoleOutlet(), options, columns=columns_of(sys.stdout), has_tables=False)
 
 
 class ConsoleOutlet:
-    """Write to standard output as any other log target: what it does not take any more is lost, and said."""
+    """Standard output as a log target like any other: records that it does not accept are lost, and reported."""
 
     def __init__(self) -> None:
         try:
@@ -56,18 +56,18 @@ class ConsoleOutlet:
             raise SinkError(f"standard output: {written.problem}", taken=written.parts)
 
     def flush(self) -> None:
-        """Do nothing: what is written is visible."""
+        """Do nothing: written records are visible at once."""
 
     def close(self) -> None:
-        """Leave standard output to others."""
+        """Close the copy of the descriptor; standard output itself stays open."""
         os.close(self._file)
 
 
 class StreamOutlet:
     """
-    Write text to a stream, where it is visible after ``flush``.
+    A text stream whose contents are visible after ``flush``.
 
-    A stream that fails takes nothing more. A file of our own ends after the last whole record then.
+    After a failure nothing more is written. A file that the outlet owns is truncated to the last whole record then.
     """
 
     def __init__(self, stream: TextIO, name: str, *, owned: bool) -> None:
@@ -79,10 +79,10 @@ class StreamOutlet:
         self._unflushed: list[Sequence[str]] = []
         self._unflushed_count = 0
         self._start = self._position()
-        """Where what is not flushed begins, None where nobody can tell."""
+        """The file offset where unflushed data begin, None if it is unknown."""
 
     def write(self, strings: Sequence[str]) -> None:
-        """Write records; raise ``SinkError`` if the stream fails, BrokenPipeError if nobody reads it any more."""
+        """Write records; raise ``SinkError`` if the stream fails, BrokenPipeError if the pipe has no reader."""
         earlier = self._unflushed_count
         self._unflushed.append(strings)
         self._unflushed_count += len(strings)
@@ -102,7 +102,7 @@ class StreamOutlet:
             raise self._failure(None, taken=max(0, there - earlier), lost=max(0, earlier - there))
 
     def flush(self) -> None:
-        """Make what was written visible; raises as ``write``."""
+        """Flush the stream; raise the same errors as ``write``."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -119,11 +119,11 @@ class StreamOutlet:
 
     @property
     def is_holding(self) -> bool:
-        """Whether some of what was flushed has found no room so far."""
+        """True if flushed data are still waiting for room."""
         return self._file is not None and self._file.is_holding
 
     def settle(self) -> None:
-        """Flush, and wait for the reader as long as it takes something; raises as ``write``."""
+        """Flush, and wait for the reader as long as it makes progress; raise the same errors as ``write``."""
         self.flush()
         if self._file is not None and self._file.is_holding:
             try:
@@ -137,7 +137,7 @@ class StreamOutlet:
 
     @property
     def _has_been_given_up(self) -> bool:
-        """Whether somebody has ended the wait for who reads, which is not known here so far."""
+        """True if the wait for the reader was ended by ``give_up``, and this outlet has not reacted yet."""
         return self._file is not None and self._file.is_given_up and not self._is_abandoned
 
     def _forget(self) -> None:
@@ -157,7 +157,7 @@ class StreamOutlet:
             return None
 
     def _give_up(self) -> int:
-        """Write nothing more, and return how many of the records that were not flushed are there nevertheless."""
+        """Stop writing, and return how many of the unflushed records were written nevertheless."""
         there, end = 0, self._start
         position = self._position()
         encoding, errors = self._stream.encoding or "utf-8", self._stream.errors or "strict"
@@ -174,38 +174,38 @@ class StreamOutlet:
         return there
 
     def abandon(self) -> None:
-        """Give up: nobody reads the stream any more or it takes no more, and nothing more may be written to it."""
+        """Stop using the stream, which has no reader or accepts no more data; nothing may be written afterwards."""
         self._is_abandoned = True
         self._forget()
         give_up(self._stream)
 
     def give_up(self) -> bool:
-        """Wait no longer for who reads; return whether something waited. A signal handler may call it."""
+        """End the wait for the reader; return whether there was one. A signal handler may call it."""
         return self._file is not None and self._file.end_wait()
 
     def close(self) -> None:
-        """Flush, and close the stream if it is the outlet's own; raises as ``write``."""
+        """Flush, and close the stream if the outlet owns it; raise the same errors as ``write``."""
         try:
             self.flush()
         finally:
             if self._owned:
-                with contextlib.suppress(OSError):  # flushing said it already
+                with contextlib.suppress(OSError):  # the flush has reported the error
                     self._stream.close()
 
 
 def console() -> StreamOutlet:
-    """Return the outlet that writes to standard output; what its encoding lacks is escaped, as in files."""
+    """Return the outlet for standard output; characters that its encoding lacks are escaped, as in files."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return StreamOutlet(sys.stdout, "standard output", owned=False)
 
 
 def file(path: Path) -> StreamOutlet:
-    """Return the outlet that writes to a new file; raise ``SinkError`` if that cannot be."""
+    """Return the outlet for a new file; raise ``SinkError`` if it cannot be created."""
     try:
         stream = path.open("w", encoding="utf-8", errors="backslashreplace")
         if (console := waiting_file_of(sys.stdout)) is not None and not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            # A named pipe, say: its reader is waited for as that of standard output.
+            # For example a named pipe: waits for its reader are like those of standard output.
             whole = io.BufferedWriter(WaitingFile(os.dup(stream.fileno()), str(path), console.ending, is_owned=True))
             stream.close()
             stream = io.TextIOWrapper(whole, "utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""A file that records are appended to; with a name in .dpt or .dptz, a trace file."""
+"""A file to which records are appended; with a name in .dpt or .dptz, a trace file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["FileOutlet", "open"]
 
 _PATIENCE = 10.0
-"""Seconds that a pipe or a terminal may take nothing, until that is an error."""
+"""Seconds without progress after which a pipe or a terminal is an error."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the file that is named."""
+    """Open the file in the argument."""
     if not argument:
         raise SinkError("log target 'file' needs a path: file:PATH")
     if is_trace_name(argument):
@@ -37,16 +37,16 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
 class FileOutlet:
     """
-    Append to a file, or to whatever else a path leads to.
+    A file, pipe or device to which records are appended.
 
-    Each write is one system call as a rule, so that writers of one file do not tear each other's lines. Of a record
-    that finds no room nothing stays in a plain file.
+    Each write usually is one system call, so that concurrent writers do not interleave within lines. A record for which
+    there is no room leaves nothing in a regular file.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         try:
-            # O_NONBLOCK: a named pipe that nobody reads must not be waited for.
+            # O_NONBLOCK: opening a named pipe without a reader must not block.
             self._file = os.open(
                 path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, 0o666
             )
@@ -60,7 +60,7 @@ class FileOutlet:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is something in the file."""
+        """True if the file is not empty."""
         return os.fstat(self._file).st_size > 0
 
     def write(self, parts: Sequence[bytes]) -> None:
@@ -71,13 +71,13 @@ class FileOutlet:
             raise SinkError(f"'{self._path}': {written.problem}", taken=written.parts)
 
     def _take_back(self, count: int) -> None:
-        """Cut off what was just written of a record."""
+        """Truncate the incomplete record that was just written."""
         with contextlib.suppress(OSError):
             if count:
                 os.ftruncate(self._file, os.fstat(self._file).st_size - count)
 
     def flush(self) -> None:
-        """Do nothing: what is written is visible."""
+        """Do nothing: written records are visible at once."""
 
     def close(self) -> None:
         """Close the file."""

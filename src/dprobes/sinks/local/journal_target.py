@@ -35,13 +35,13 @@ __all__ = ["MESSAGE_ID", "JournalSink", "open"]
 _SOCKET = "/run/systemd/journal/socket"
 
 _PATIENCE = 10.0
-"""Seconds that the journal may take nothing, until that is an error."""
+"""Seconds without progress after which the journal is an error."""
 
 MESSAGE_ID = "8f3b6a0c6f0f4c0ea2e7d4a1c95d2b17"
-"""What all records have in common in the journal: ``journalctl MESSAGE_ID=…``."""
+"""The MESSAGE_ID of all records in the journal: ``journalctl MESSAGE_ID=…``."""
 
 _NAME_MAX = 64
-"""The length of a field's name: journald drops longer ones."""
+"""Maximum length of a field's name in bytes: journald drops fields with longer ones."""
 
 _INFO, _WARNING = "6", "4"
 
@@ -51,13 +51,13 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the journal, or the socket that is named."""
+    """Open the journal, or the socket in the argument."""
     refuse_binary("journal", options)
     return JournalSink(argument or _SOCKET, options.format_name)
 
 
 class JournalSink:
-    """Send each record as an entry, with its text as message and everything that is known of it as fields."""
+    """A sink that sends each record as a journal entry, its text as message, its items and values as fields."""
 
     def __init__(self, path: str, format_name: str) -> None:
         self._path = path
@@ -76,7 +76,7 @@ class JournalSink:
             raise SinkError(f"the journal at '{path}' cannot be reached: {reason_of(error)}", hint=hint) from error
 
     def log_events(self, batch: Batch) -> None:
-        """Send the records of a batch, and before them how many were lost."""
+        """Send the records of a batch, preceded by the number of lost ones."""
         taken = 0
         try:
             if batch.lost:
@@ -122,7 +122,7 @@ class JournalSink:
             os.close(file)
 
     def flush(self) -> None:
-        """Do nothing: what is sent is there."""
+        """Do nothing: entries are sent at once."""
 
     def close(self) -> None:
         """Close the socket."""

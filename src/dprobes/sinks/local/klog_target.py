@@ -1,7 +1,7 @@
 """
 The kernel's log (``/dev/kmsg``, Documentation/ABI/testing/dev-kmsg): a message for each line.
 
-The log is a ring: what is not read in time is overwritten, and nothing tells a writer so.
+The log is a ring buffer: unread messages are overwritten, without any notice to the writer.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ DEVICE = "/dev/kmsg"
 _PREFIX = b"<6>"  # LOG_KERN is the kernel's own; user space gets LOG_USER and, from this, the severity "info"
 
 _LINE_MAX = 976
-"""Bytes of a message: LOG_LINE_MAX of the kernel is 1024 less its own prefix (48 bytes in printk.c)."""
+"""Maximum size of a message in bytes: LOG_LINE_MAX of the kernel is 1024 less its own prefix (48 bytes in printk.c)."""
 _READ_MAX = 1900
 """
-Bytes of a message as it is read from the device, where a byte that is not plain takes four (``\\xc3``).
+Maximum size in bytes of a message as read from the device, where a non-printable byte takes four (``\\xc3``).
 
-More than PRINTK_MESSAGE_MAX, 2048 with the message's number and time, are cut off (msg_add_ext_text in printk.c).
+The kernel truncates it at PRINTK_MESSAGE_MAX, 2048 with the message's number and time (msg_add_ext_text in printk.c).
 """
 
 _PLAIN = bytes(code for code in range(0x20, 0x7F) if code != ord("\\"))
 
 _BURST = 10
 """
-Messages after which the device is opened again.
+Number of messages after which the device is reopened.
 
-With ``kernel.printk_devkmsg=ratelimit``, the default, the kernel takes ten messages in five seconds from each opening
-of the device, and drops more without a word (DEFAULT_RATELIMIT_BURST, devkmsg_write in printk.c).
+With ``kernel.printk_devkmsg=ratelimit``, the default, the kernel accepts ten messages in five seconds per open file of
+the device, and silently drops more (DEFAULT_RATELIMIT_BURST, devkmsg_write in printk.c).
 """
 
 
@@ -52,7 +52,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
 
 class KernelLogOutlet:
-    """Write lines to the kernel's log; longer ones than the kernel takes become several."""
+    """The kernel's log; lines that exceed its maximum length are split into several messages."""
 
     def __init__(self) -> None:
         self._file = self._open()
@@ -71,7 +71,7 @@ class KernelLogOutlet:
             data = line.encode("utf-8", "backslashreplace")
             while True:
                 size = _fitting(data)
-                self._write(_PREFIX + data[:size] + b"\n")  # without a line end it waits to be continued
+                self._write(_PREFIX + data[:size] + b"\n")  # without a line end the message stays open
                 data = data[size:]
                 if not data:
                     break
@@ -94,15 +94,15 @@ class KernelLogOutlet:
         self._count += 1
 
     def flush(self) -> None:
-        """Do nothing: a message is there when it is written."""
+        """Do nothing: written messages are visible at once."""
 
     def close(self) -> None:
-        """Give up the device."""
+        """Close the device."""
         os.close(self._file)
 
 
 def _fitting(data: bytes) -> int:
-    """Return how many bytes of a line fit into a message, none of its characters being torn."""
+    """Return how many bytes of a line fit into a message without splitting a character."""
     size = min(len(data), _LINE_MAX)
     while (excess := size + 3 * len(data[:size].translate(None, _PLAIN)) - _READ_MAX) > 0:
         size -= (excess + 3) // 4

@@ -1,4 +1,4 @@
-"""A serial line: the text of records with CR LF, or frames (``line_frames``), as the original's COM1 and COM2."""
+"""A serial line: the text of records with CR LF, or frames (``line_frames``), as on the original's COM1 and COM2."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["SerialOutlet", "open"]
 _BAUD = 115200
 
 _PATIENCE = 10.0
-"""Seconds that a line may take no byte, as with flow control, until that is an error."""
+"""Seconds without progress, as with flow control, after which a line is an error."""
 
 _INTERVAL = 0.01
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the serial line that is named."""
+    """Open the serial line in the argument."""
     device, at, speed = argument.rpartition("@")
     if not at:
         device, speed = argument, str(_BAUD)
@@ -41,9 +41,9 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
 class SerialOutlet:
     """
-    Write to a serial line, which pyserial sets up: 8 data bits, no parity, one stop bit, no flow control.
+    A serial line, configured by pyserial: 8 data bits, no parity, one stop bit, no flow control.
 
-    Nobody else who asks for the line alone gets it meanwhile; its settings are put back at the end.
+    It is opened exclusively; its settings are restored when it is closed.
     """
 
     def __init__(self, device: str, baud: int = _BAUD) -> None:
@@ -59,15 +59,15 @@ class SerialOutlet:
         try:
             self._line = Serial(device, baud, exclusive=True)
         except (SerialException, OSError, ValueError) as error:
-            # Its messages repeat the device, and have the system's as a tuple.
+            # The messages of pyserial repeat the device, and contain the system's as a tuple.
             number = getattr(error, "errno", None)
             said = reason_of_number(number) if number else str(error)
             raise SinkError(f"'{device}' cannot be set up for {baud} baud: {said}") from error
 
     def _settings(self) -> list[Any]:
-        """Return the line's settings; raise ``SinkError`` if it is not a serial line, or is none of ours."""
+        """Return the line's settings; raise ``SinkError`` if it is not a serial line, or inaccessible."""
         try:
-            # O_NONBLOCK: a line without carrier must not be waited for.
+            # O_NONBLOCK: opening a line without carrier must not block.
             line = os.open(self._device, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise SinkError(f"'{self._device}' cannot be written: {reason_of(error)}") from error
@@ -82,16 +82,16 @@ class SerialOutlet:
         """Write records."""
         written = write_parts(self._line.fileno(), parts, _PATIENCE)
         if written.problem is not None:
-            # Closing would wait for what the driver still has.
+            # A close would wait until the driver has sent its buffer.
             with contextlib.suppress(OSError, termios.error):
                 self._line.reset_output_buffer()
             raise SinkError(f"'{self._device}': {written.problem}", taken=written.parts)
 
     def flush(self) -> None:
-        """Do nothing: the driver has the bytes when they are written."""
+        """Do nothing: written bytes are in the driver."""
 
     def close(self) -> None:
-        """Let the line send what the driver still has, put its settings back and give it up."""
+        """Wait until the driver has sent its buffer, restore the settings and close the line."""
         try:
             if left := self._await_sent():
                 self._line.reset_output_buffer()
@@ -103,7 +103,7 @@ class SerialOutlet:
             self._line.close()
 
     def _await_sent(self) -> int:
-        """Wait as long as the line sends something; return how many bytes are left."""
+        """Wait as long as the line makes progress; return the number of unsent bytes."""
         least, until = self._line.out_waiting, time.monotonic() + _PATIENCE
         while least and time.monotonic() < until:
             time.sleep(_INTERVAL)

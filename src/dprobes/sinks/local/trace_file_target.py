@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 __all__ = ["TraceFileSink"]
 
 _HOLD = 50_000_000
-"""Nanoseconds for which records are put together."""
+"""Nanoseconds for which records are buffered to be joined."""
 
 
 class TraceFileSink:
     """
-    Append to a trace file, which gets the places of probepoints with their first record, and names for addresses.
+    A trace file, to which the places of probepoints and the names of addresses are added with their first records.
 
-    One with a name in .dptz is compressed. In others records that come one by one are put together, for a twentieth of
-    a second; a thread of ours writes them then, should no more come. Not so if records that were taken have to be in
-    the file (``is_safe``).
+    A file with a name in .dptz is compressed. In other files records that arrive one by one are joined, for a twentieth
+    of a second; a timer thread of the sink writes them then. With ``is_safe`` accepted records must be in the file, so
+    they are written at once.
     """
 
     def __init__(self, path: str, *, is_safe: bool = False) -> None:
@@ -41,23 +41,23 @@ class TraceFileSink:
         self._holds = compress is None and not is_safe
         self._writer = TraceFileWriter(Path(path), compress=compress, hold=_HOLD if self._holds else 0)
         self._lock = threading.Lock()
-        """Held by the thread that has the sink, and by that which writes what was held."""
+        """Serializes the thread that uses the sink and the timer thread that writes buffered records."""
         self._timer: threading.Timer | None = None
         self._has_failed = False
-        """Whether what was held could not be written, and nobody knows yet."""
+        """True if buffered records could not be written, and this was not reported yet."""
         self._numbers: dict[int, int] = {}
-        """The number in the file of each source."""
+        """The program's number in the file by source number."""
         self._places: dict[int, dict[Place, int]] = {}
         self._names: dict[int, RecordedNames] = {}
         self._register = NameRegister()
 
     @property
     def is_holding(self) -> bool:
-        """Whether records are held."""
+        """True if records are buffered."""
         return self._timer is not None or self._has_failed
 
     def create_event(self, source: RecordSource) -> None:
-        """Announce a program, or say more of it."""
+        """Announce a program, or update its description."""
         with self._lock:
             self._create(source)
 
@@ -81,7 +81,7 @@ class TraceFileSink:
                 self._timer.start()
 
     def _on_time(self) -> None:
-        """Write what is held."""
+        """Write the buffered records."""
         with self._lock:
             if self._timer is not None:
                 self._timer = None
@@ -105,7 +105,7 @@ class TraceFileSink:
             raise self._failure(batch)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Append what the keyed tables of a program hold."""
+        """Append the contents of a program's keyed tables."""
         with self._lock:
             names = names_for(source, [each.table for each in contents])
             located = names.located(contents) if isinstance(names, ProcessAddresses) else []
@@ -114,14 +114,14 @@ class TraceFileSink:
                 raise self._failure()
 
     def _packed(self, number: int, batch: Batch) -> Sequence[tuple[int, bytes]] | None:
-        """Return packed records with the numbers that the file gives their probepoints; None if they are not packed."""
+        """Return packed records with the file's numbers of their probepoints; None if they are not packed."""
         if (packed := batch.packed) is None:
             return None
         known = self._known(number, batch.source, packed.distinct())
         return packed.table.renumbered(lambda probe: known[packed.places[probe]])
 
     def _known(self, number: int, source: RecordSource, places: Iterable[Place]) -> dict[Place, int]:
-        """Announce places that the file does not know, and return the numbers of all that it knows."""
+        """Announce places that are new to the file, and return the numbers of all places in it."""
         known = self._places[source.number]
         if new := [place for place in dict.fromkeys(places) if place not in known]:
             self._writer.add_places(number, [PlaceEntry.of(place) for place in new])
@@ -129,7 +129,7 @@ class TraceFileSink:
         return known
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
+        """End a program in the file."""
         with self._lock:
             self._raise_failure()
             if (number := self._numbers.get(source.number)) is not None:
@@ -140,14 +140,14 @@ class TraceFileSink:
                 del self._names[source.number]
 
     def flush(self) -> None:
-        """Write what is kept back to be compressed; what is held is written in time."""
+        """Write records that are buffered for compression; those buffered for joining are written by the timer."""
         with self._lock:
             self._raise_failure()
             if self._timer is None and not self._writer.flush():
                 raise self._failure()
 
     def settle(self) -> None:
-        """Write all that is held or kept back."""
+        """Write all buffered records."""
         with self._lock:
             self._raise_failure()
             self._cancel()
@@ -160,7 +160,7 @@ class TraceFileSink:
             self._timer = None
 
     def close(self) -> None:
-        """Write what is kept back, and close the file."""
+        """Write the buffered records, and close the file."""
         with self._lock:
             self._cancel()
             self._writer.close()
@@ -170,9 +170,9 @@ class TraceFileSink:
 
     def _failure(self, batch: Batch | None = None) -> SinkError:
         """
-        Return the error: what was kept back is lost, and the notes in it are not in the file.
+        Return the error for a failed write: buffered records are lost, and notes of lost records are not in the file.
 
-        What was lost before ``batch`` is not among them, because it comes again with it.
+        Records lost before ``batch`` are not counted, because the batch is passed again together with their number.
         """
         problem = self._writer.problem or f"'{self._writer.path}' cannot be written"
         lost = self._writer.take_lost()

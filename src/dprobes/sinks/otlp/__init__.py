@@ -1,1 +1,1 @@
-"""OpenTelemetry collectors, by OTLP over HTTP."""
+"""A log target for OpenTelemetry collectors, by OTLP over HTTP."""

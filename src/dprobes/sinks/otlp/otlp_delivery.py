@@ -1,10 +1,10 @@
 """
-The delivery of one batch to an OpenTelemetry collector: in several requests, some of them under way at once.
+The delivery of one batch to an OpenTelemetry collector, in several concurrent requests.
 
-A request costs time, and the way to the collector more of it, so requests are large, and nobody waits for the answer
-to one before the next is sent. What is refused as a whole is sent again in halves, until those records are alone that
-the collector does not want. Each record is sent until it is taken or refused, or there is a failure; then it is known
-which are left.
+The latency of a request is high, more so with a distant collector. So requests are large, and the next one is sent
+before the previous one is answered. A refused request is repeated in halves, until the records that the collector
+rejects are isolated. Each record is sent until it is accepted or refused, or until a failure; the remaining records are
+known then.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectorClient", "Delivery", "Experience", "Piece"]
 
-# Requests to an OpenTelemetry collector, and what it answers to each.
-# The exporter of OpenTelemetry's SDK makes and sends them. What it keeps to itself, the answer, is seen by the HTTP
-# session that it is given. It also sends again by itself what failed; the session keeps it from that, because how long
-# to wait, and what else to send meanwhile, is decided where all requests are known.
+# Requests to an OpenTelemetry collector, and its responses. The exporter of OpenTelemetry's SDK creates and sends them.
+# It does not return the response, so an HTTP session that is passed to it records the response. The exporter also
+# retries failed requests itself. The session prevents that, because the delivery, which has all requests, decides how
+# long to wait and what to send meanwhile.
 
 _TIMEOUT = 10.0
 _TIMEOUT_MAX = 60.0
-"""Seconds that a request may take, with the waits for a collector that is busy."""
+"""Maximum duration of a request in seconds, including waits for a busy collector."""
 
 _BUSY = (429, 502, 503, 504)
-"""Answers that ask for the same request once more (OTLP specification, Retryable Response Codes)."""
+"""Statuses that ask for the same request once more (OTLP specification, Retryable Response Codes)."""
 
 _REFUSALS = (400, 413, 422)
-"""Answers that say that there is something wrong with the records: to send them again would not help."""
+"""Statuses of requests with unacceptable records: sending them again would not help."""
 
 _TOO_LARGE = 413
 
 
 def request_timeout() -> float:
-    """Return how many seconds a request may take."""
+    """Return the maximum duration of a request in seconds."""
     for name in ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"):
         try:
             return min(max(float(os.environ[name]), 0.1), _TIMEOUT_MAX)
@@ -59,10 +59,10 @@ def request_timeout() -> float:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """
-    What a collector says to a request; ``status`` is 0 if there is none because the exporter cannot send it.
+    The response of a collector to a request; ``status`` is 0 if the exporter cannot send the request.
 
-    Of a request that it takes, ``rejected`` records are not wanted, for the ``reason``. ``wait`` is for how many
-    seconds it asks to be left alone, if it does.
+    ``rejected`` records of an accepted request were dropped for the ``reason``. ``wait`` is the number of seconds after
+    which the collector asks to retry, if it does.
     """
 
     status: int
@@ -72,30 +72,30 @@ class Answer:
 
     @property
     def is_success(self) -> bool:
-        """Whether the request was taken."""
+        """True if the request was accepted."""
         return 200 <= self.status < 300
 
     @property
     def is_busy(self) -> bool:
-        """Whether the same request may be taken later."""
+        """True if the same request may be accepted later."""
         return self.status in _BUSY
 
     @property
     def is_refusal(self) -> bool:
-        """Whether these records are not taken, nor will be."""
+        """True if these records are refused permanently."""
         return self.status in _REFUSALS or not self.status
 
     @property
     def is_too_large(self) -> bool:
-        """Whether they might be taken in smaller requests."""
+        """True if smaller requests might be accepted."""
         return self.status == _TOO_LARGE
 
 
 class CollectorClient:
-    """Send requests, from any number of threads."""
+    """A client of a collector; any thread may send requests."""
 
     def __init__(self, endpoint: str) -> None:
-        # Without a handler, Python would print what the SDK logs; handlers of the user's own still get it.
+        # Without a handler, Python would print the SDK's log messages; the user's own handlers still receive them.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 
@@ -105,11 +105,11 @@ class CollectorClient:
         self._exporter = OTLPLogExporter(endpoint=endpoint, session=self._session, timeout=request_timeout())
 
     def send(self, records: Sequence[ReadableLogRecord]) -> Answer:
-        """Send log records in one request; raise ``SinkError`` if there is no answer."""
+        """Send log records in one request; raise ``SinkError`` if there is no response."""
         return self._answer(lambda: self._exporter.export(records))
 
     def send_metrics(self, data: MetricsData, endpoint: str) -> Answer:
-        """Send metrics to another URL of the collector; raise as ``send``."""
+        """Send metrics to another URL of the collector; raise the same errors as ``send``."""
         if self._metrics is None:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
@@ -137,7 +137,7 @@ class CollectorClient:
 
 
 def _partial(status: int, content: bytes) -> Answer:
-    """Read how many records were rejected out of an answer; one that is not in protobuf's form says nothing."""
+    """Return the answer of a response, with the number of rejected records; a body that is not protobuf is ignored."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
@@ -173,7 +173,7 @@ def _why(error: Exception | None) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return what the system said, of all that libraries have wrapped around it."""
+    """Return the system's error message from within the exceptions of libraries that wrap it."""
     cause: BaseException = error
     for _ in range(10):
         inner = getattr(cause, "reason", None) or cause.__cause__ or cause.__context__
@@ -186,14 +186,14 @@ def _innermost(error: BaseException) -> str:
 
 
 class _Memory(threading.local):
-    """How the last request of a thread has ended."""
+    """The outcome of a thread's last request."""
 
     response: requests.Response | None = None
     error: Exception | None = None
 
 
 def _session() -> Any:
-    """Return a session that remembers how requests have ended."""
+    """Return a session that records the outcome of requests."""
     import requests
 
     class Session(requests.Session):
@@ -202,13 +202,13 @@ def _session() -> Any:
             self.memory = _Memory()
 
         def request(self, *arguments: Any, **options: Any) -> requests.Response:
-            if self.verify is not True:  # OpenTelemetry's variables say so, and go before REQUESTS_CA_BUNDLE
+            if self.verify is not True:  # set from OpenTelemetry's variables, which precede REQUESTS_CA_BUNDLE
                 options.setdefault("verify", self.verify)
             try:
                 response = super().request(*arguments, **options)
             except requests.exceptions.RequestException as error:
                 self.memory.error = error
-                raise OSError(str(error)) from error  # which the exporter does not try again
+                raise OSError(str(error)) from error  # the exporter does not retry an OSError
             self.memory.response = response
             if response.status_code in _BUSY:
                 raise OSError(response.reason)
@@ -218,35 +218,35 @@ def _session() -> Any:
 
 
 _RECORDS_MAX = 2048
-"""Records in a request at most."""
+"""Maximum number of records in a request."""
 
 _UNDER_WAY_MAX = 8
 _QUICK = 0.02
-"""Requests that are under way at once; but one at a time if each is answered within so many seconds."""
+"""Maximum number of concurrent requests; only one if each is answered within this number of seconds."""
 
 _BACKOFF = 0.5
-"""Seconds to wait for a collector that is busy and does not say for how long, at first; it doubles."""
+"""Seconds to wait at first for a busy collector that does not specify a time; the time doubles."""
 
 _LAST_ANSWERS = 0.5
-"""Seconds in which answers to what is under way still count at the end."""
+"""Seconds to wait at the end for responses to pending requests."""
 
 _LOOK = 0.1
-"""Seconds between two looks whether it is the end."""
+"""Seconds between checks for the end."""
 
 _SPLITS_MAX = 64
-"""Refusals in a row after which it is believed that the collector wants nothing, and that halves are no use."""
+"""Number of consecutive refusals after which requests are not halved: the collector seems to refuse everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records of a batch from position ``first``, and ``before`` them what is none."""
+    """Records of a batch from position ``first``, and other log records to send ``before`` them."""
 
     first: int
     records: list[ReadableLogRecord]
     before: list[ReadableLogRecord]
 
     def halves(self) -> tuple[Piece, Piece]:
-        """Return the two pieces that a piece is made of."""
+        """Return the two halves of a piece."""
         middle = len(self.records) // 2
         return (
             Piece(self.first, self.records[:middle], self.before),
@@ -255,28 +255,33 @@ class Piece:
 
 
 class Experience:
-    """Remember, from one delivery to the next, what a collector is like; ``steps`` counts its answers."""
+    """Knowledge about a collector, kept from one delivery to the next; ``steps`` counts its responses."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.records_max = _RECORDS_MAX
         self.slowest: float | None = None
-        """Seconds that the slowest answer took in the last delivery, with the waits for a collector that is busy."""
+        """Seconds that the slowest response took in the last delivery, including waits for a busy collector."""
         self.refusals = 0
-        """How often in a row it has refused a request."""
+        """Number of consecutive requests that the collector refused."""
         self.stopped = threading.Event()
-        """Set when nobody waits for answers any more."""
+        """Set at the end, when responses are not awaited any more."""
 
 
 class Delivery:
-    """Send pieces; then ``refused`` counts records, and ``left`` has the positions of those that may come again."""
+    """
+    A delivery of pieces.
+
+    Afterwards ``refused`` is the number of refused records, and ``left`` returns the positions of those to be sent
+    again.
+    """
 
     def __init__(self, client: CollectorClient, experience: Experience, pieces: Iterator[Piece]) -> None:
         self._client = client
         self._experience = experience
         self._pieces = pieces
         self._lock = threading.Lock()
-        """Guards everything below, and the pieces, which are made when they are asked for."""
+        """Guards all following attributes, and the iterator of pieces, which creates them on demand."""
         self._halves: list[Piece] = []
         self._unsent: list[Piece] = []
         self._under_way: list[Piece] = []
@@ -287,13 +292,13 @@ class Delivery:
 
     def run(self, count: int) -> None:
         """
-        Send everything, ``count`` pieces as it seems; return when all is answered, or after a failure.
+        Send everything, about ``count`` pieces; return when all requests are answered, or after a failure.
 
-        When nobody waits for answers any more, return soon: what is not answered by then is left.
+        After ``Experience.stopped`` was set, return soon: unanswered records are left.
         """
         slowest = self._experience.slowest
         workers = 1 if slowest is not None and slowest < _QUICK else min(_UNDER_WAY_MAX, count)
-        # Daemons: a request that hangs must not keep a run from ending.
+        # Daemon threads: a request that hangs must not keep a run from ending.
         threads = [threading.Thread(target=self._work, name="otlp request", daemon=True) for _ in range(workers)]
         for thread in threads:
             thread.start()
@@ -308,7 +313,7 @@ class Delivery:
             self._fail(None, SinkError(f"'{self._client.endpoint}' did not answer before the end"))
 
     def left(self) -> list[int]:
-        """Return the positions of the records that were neither taken nor refused, in order."""
+        """Return the positions of the records that were neither accepted nor refused, in order."""
         with self._lock:
             pieces = [*self._unsent, *self._halves, *self._under_way, *self._pieces]
         return sorted(position for each in pieces for position in range(each.first, each.first + len(each.records)))
@@ -370,7 +375,7 @@ class Delivery:
         self.reason = reason
 
     def _answer(self, piece: Piece) -> Answer:
-        """Return what the collector says to a piece at last; raise ``SinkError`` if it says nothing of the records."""
+        """Return the final response to a piece; raise ``SinkError`` if it neither accepts nor refuses the records."""
         records = piece.before + piece.records
         until = time.monotonic() + request_timeout()
         pause = _BACKOFF

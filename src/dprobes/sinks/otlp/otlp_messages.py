@@ -1,9 +1,9 @@
 """
-Keyed tables as OpenTelemetry's metrics: one metric for what a table keeps, with a data point for each key.
+Keyed tables as OpenTelemetry's metrics: one metric for a table's value, with a data point for each key.
 
-A count is a monotonic sum, ``sum`` one that is not, ``min``, ``max`` and ``last`` are gauges, histograms are histograms
-with explicit bounds. ``avg`` and ``stats`` are several metrics. All are cumulative since the program was announced. The
-attributes of a data point are the parts of its key, named as the labels of Prometheus.
+A count is a monotonic sum, ``sum`` a non-monotonic one, ``min``, ``max`` and ``last`` are gauges, histograms are
+histograms with explicit bounds. ``avg`` and ``stats`` are several metrics. All are cumulative since the program was
+announced. The attributes of a data point are the parts of its key, named like the labels of Prometheus.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LogRecords", "TableMetrics", "resource"]
 
-# Records as OpenTelemetry's log records: a text as body, what is known as attributes with types.
+# Records as OpenTelemetry's log records: a text as body, items and values as typed attributes.
 
 _INT_MAX = (1 << 63) - 1
 _TIME_MAX = (1 << 64) - 1
 
 
 def resource() -> Resource:
-    """Return what all records have in common: this service on this host, and what OTEL_RESOURCE_ATTRIBUTES says."""
+    """Return the resource of all records: this service on this host, and the contents of OTEL_RESOURCE_ATTRIBUTES."""
     from opentelemetry.sdk.resources import Resource
 
     name = os.environ.get("OTEL_SERVICE_NAME") or "dprobes"
@@ -56,7 +56,7 @@ def resource() -> Resource:
 
 
 class LogRecords:
-    """Make log records of batches."""
+    """A converter of batches to log records."""
 
     def __init__(self, format_name: str) -> None:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -75,14 +75,14 @@ class LogRecords:
             attributes = _of_place(batch.source, place)
             wall_time = None
             if known is None:
-                attributes["dprobes.data"] = data  # which is a bug; it is shown as what it is
+                attributes["dprobes.data"] = data  # a bug; the data are shown unchanged
             else:
                 attributes |= _of_record(known)
                 wall_time = _wall_time(known.record.time, batch.wall_offset)
             yield self._record(text, wall_time, attributes, is_warning=False)
 
     def of_lost(self, batch: Batch) -> ReadableLogRecord:
-        """Return the log record that says that records were lost."""
+        """Return the log record that reports lost records."""
         text = f"<{lost_text(batch)}>"
         attributes = {"dprobes.program": escaped(batch.source.name), "dprobes.lost": _integer(batch.lost)}
         return self._record(text, time.time_ns(), attributes, is_warning=True)
@@ -106,7 +106,7 @@ class LogRecords:
 
 
 def _of_place(source: RecordSource, place: Place) -> dict[str, Any]:
-    """Return the attributes that tell where a record is from."""
+    """Return the attributes of a record's place."""
     attributes: dict[str, Any] = {
         "dprobes.program": escaped(source.name),
         "dprobes.module": escaped(place.module),
@@ -120,7 +120,7 @@ def _of_place(source: RecordSource, place: Place) -> dict[str, Any]:
 
 
 def _of_record(known: KnownRecord) -> dict[str, Any]:
-    """Return the attributes that a record itself has: its header, then its data."""
+    """Return the attributes of the record itself: its header items, then its data."""
     record = known.record
     items: dict[str, Any] = {
         "code.function.name": escaped(known.function) or None,
@@ -148,12 +148,12 @@ def _of_record(known: KnownRecord) -> dict[str, Any]:
 
 
 def _wall_time(time: int | None, wall_offset: int) -> int | None:
-    """Return nanoseconds since 1970, if OTLP has such a time."""
+    """Return nanoseconds since 1970, if OTLP can represent this time."""
     return None if time is None or not 0 <= time + wall_offset <= _TIME_MAX else time + wall_offset
 
 
 def _typed(field: Field, value: Value) -> Any:
-    """Return a value with a type that OTLP has; numbers there are signed."""
+    """Return a value with a type of OTLP, whose numbers are signed."""
     match value:
         case Fault():
             return str(value)
@@ -176,18 +176,18 @@ def _integer(value: int) -> int | str:
 
 
 def _clean(text: str) -> str:
-    """Return a text that UTF-8 can hold."""
+    """Return a text with invalid characters replaced, so that it is encodable as UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 _POINTS_MAX = 2000
-"""Data points in a request at most."""
+"""Maximum number of data points in a request."""
 
 _UNITS = {Unit.NONE: "1", Unit.BYTES: "By", Unit.NANOSECONDS: "ns"}
 
 
 class TableMetrics:
-    """Make metrics of the tables of programs."""
+    """A converter of programs' tables to metrics."""
 
     def __init__(self, resource: Resource) -> None:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -200,7 +200,7 @@ class TableMetrics:
     def of_tables(
         self, source: RecordSource, contents: Sequence[TableContents], names: Names, since: int
     ) -> Iterator[MetricsData]:
-        """Iterate over what goes in a request each; ``since`` is when the tables began, nanoseconds since 1970."""
+        """Iterate over the contents of requests; ``since`` is the start of the tables in nanoseconds since 1970."""
         now = time.time_ns()
         metrics: list[Metric] = []
         points = 0
@@ -226,7 +226,7 @@ class TableMetrics:
 
 
 class _Points:
-    """Make the metrics of one table."""
+    """A converter of one table to metrics."""
 
     def __init__(self, source: RecordSource, table: Table, names: Names, since: int, now: int) -> None:
         self._source = source
@@ -258,7 +258,7 @@ class _Points:
         assert_never(table.kind)
 
     def lost(self, count: int) -> Metric:
-        """Return the metric of what found no room for its keys."""
+        """Return the metric of the number of values whose keys had no room in the table."""
         from opentelemetry.sdk.metrics.export import AggregationTemporality, NumberDataPoint, Sum
 
         point = NumberDataPoint({"dprobes.program": self._source.name}, **self._times, value=min(count, _INT_MAX))
@@ -294,7 +294,11 @@ class _Points:
         return [NumberDataPoint(self._attributes(row), **self._times, value=min(value(row), _INT_MAX)) for row in rows]
 
     def _histogram(self, rows: Sequence[TableRow]) -> Metric:
-        """Return histograms; a bound is in the bucket below it, so it is one less than where ours begins."""
+        """
+        Return histograms with explicit bounds.
+
+        A bucket of OTLP includes its upper bound, so each bound is one less than the next bucket's start.
+        """
         from opentelemetry.sdk.metrics.export import AggregationTemporality, Histogram, HistogramDataPoint
 
         buckets, points = buckets_of(self._table), []

@@ -1,8 +1,8 @@
 """
 An OpenTelemetry collector, by OTLP over HTTP: each record is a log record.
 
-The SDK's processor of batches is not used: it loses records without a word. ``otlp_delivery`` sends a batch in several
-requests, and ``otlp_messages`` makes log records.
+The SDK's batch processor is not used: it loses records silently. ``otlp_delivery`` sends a batch in several requests,
+and ``otlp_messages`` creates log records.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _METRICS_ENVIRONMENT = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 _ENVIRONMENT = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 _BYTES_MAX = 1 << 20
-"""Bytes of records that are sent in one request: collectors take some megabytes of text and attributes at most."""
+"""Maximum size in bytes of the records in one request: collectors accept some megabytes of text and attributes."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the collector that is named, or that the environment names."""
+    """Open the collector in the argument, or in the environment variables."""
     endpoint = endpoint_of(argument)
     if options.format_name == "binary":
         raise SinkError("log target 'otlp' takes text, not --log-format binary")
@@ -52,7 +52,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
 
 def endpoint_of(argument: str) -> str:
-    """Return the URL that log records go to; raise ``SinkError`` if an argument is none."""
+    """Return the URL for log records; raise ``SinkError`` if the argument is not a URL."""
     specific, general = (os.environ.get(name, "") for name in _ENVIRONMENT)
     url = argument or specific or general or "http://localhost:4318"
     try:
@@ -64,12 +64,12 @@ def endpoint_of(argument: str) -> str:
         hint = "otlp:http://localhost:4318"
         raise SinkError(f"log target 'otlp': expected http://HOST:PORT or https://HOST:PORT, found '{url}'", hint=hint)
     if not argument and not specific and general:
-        return general.rstrip("/") + _PATH  # as the specification has it
+        return general.rstrip("/") + _PATH  # as specified
     return url if parts.path not in ("", "/") or (specific and not argument) else url.rstrip("/") + _PATH
 
 
 def metrics_endpoint_of(endpoint: str) -> str | None:
-    """Return the URL that metrics go to, beside that of log records; None if nobody says which."""
+    """Return the URL for metrics that corresponds to that of log records; None if it is not known."""
     if named := os.environ.get(_METRICS_ENVIRONMENT):
         return named
     return endpoint.removesuffix(_PATH) + _METRICS_PATH if endpoint.endswith(_PATH) else None
@@ -77,9 +77,9 @@ def metrics_endpoint_of(endpoint: str) -> str | None:
 
 class OtlpSink:
     """
-    Send batches to a collector; records are taken when it has confirmed them.
+    A sink that sends batches to a collector; records count as taken when the collector has confirmed them.
 
-    ``steps`` counts what gets done within a call (``Sink``).
+    ``steps`` is the progress within a call (``Sink``).
     """
 
     def __init__(self, endpoint: str, format_name: str) -> None:
@@ -90,20 +90,20 @@ class OtlpSink:
         self._client = CollectorClient(endpoint)
         self._experience = Experience()
         self._since: dict[int, int] = {}
-        """When each program was announced."""
+        """Announcement time of each program by source number."""
 
     @property
     def steps(self) -> int:
-        """How many requests were answered."""
+        """Number of answered requests."""
         return self._experience.steps
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program, or more of it."""
+        """Register a program, or update it."""
         self._records.create_event(source)
         self._since.setdefault(source.number, time.time_ns())
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
+        """Drop the state of a program."""
         self._records.destroy_event(source)
         self._since.pop(source.number, None)
 
@@ -126,7 +126,7 @@ class OtlpSink:
                 raise SinkError(f"'{endpoint}' answers {answer.reason}", wait=answer.wait or 0.0)
 
     def log_events(self, batch: Batch) -> None:
-        """Send the records of a batch, and before them how many were lost."""
+        """Send the records of a batch, preceded by the number of lost ones."""
         from dprobes.sinks.otlp.otlp_delivery import Delivery
 
         delivery = Delivery(self._client, self._experience, self._pieces(batch))
@@ -145,7 +145,7 @@ class OtlpSink:
             raise RecordsRefusedError(f"'{self._client.endpoint}' has rejected records{why}", lost=refused)
 
     def _pieces(self, batch: Batch) -> Iterator[Piece]:
-        """Iterate over what goes in a request each."""
+        """Iterate over the contents of requests."""
         from dprobes.sinks.otlp.otlp_delivery import Piece
 
         before = [self._records.of_lost(batch)] if batch.lost else []
@@ -162,12 +162,12 @@ class OtlpSink:
             yield Piece(first, piece, before)
 
     def flush(self) -> None:
-        """Do nothing: what is taken is there."""
+        """Do nothing: taken records have arrived."""
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
     def abort(self) -> None:
-        """Have what waits for a collector that is busy fail."""
+        """End waits for a busy collector with an error."""
         self._experience.stopped.set()

@@ -1,8 +1,8 @@
 """
-The messages that a trace consists of (protos/perfetto/trace/perfetto_trace.proto, whose names are used here).
+The messages of a trace (protos/perfetto/trace/perfetto_trace.proto, whose names are used here).
 
-A trace is a sequence of packets. The package ``perfetto`` has classes for them, which take twice as long; in tests
-they read what is written here.
+A trace is a sequence of packets. The package ``perfetto`` has classes for them, which take twice as long; tests use
+them to decode the output of this module.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ __all__ = [
     "varint_field",
 ]
 
-# The few things of protobuf's encoding that writing takes (protobuf.dev/programming-guides/encoding).
-# A message is its fields, one after the other. A field is a key, its number shifted left by 3 with the wire type
-# below, and a varint (wire type 0), eight bytes (wire type 1) or, after their length, bytes (wire type 2): a string,
-# or a message.
+# The subset of protobuf's encoding that writing needs (protobuf.dev/programming-guides/encoding). A message is the
+# concatenation of its fields. A field is a key, its number shifted left by 3 with the wire type below, and a varint
+# (wire type 0), eight bytes (wire type 1) or, after their length, bytes (wire type 2): a string, or a message.
 
 _MASK = (1 << 64) - 1
 
 
 @lru_cache(maxsize=1 << 14)
 def varint(value: int) -> bytes:
-    """Return a number in groups of 7 bits, the lowest first; a negative one is that of 64 bits."""
+    """Return a number in groups of 7 bits, the lowest first; a negative one in 64-bit two's complement."""
     value &= _MASK
     data = bytearray()
     while value > 0x7F:
@@ -61,27 +60,27 @@ def varint(value: int) -> bytes:
 
 
 def varint_field(number: int, value: int) -> bytes:
-    """Return a field that is a number."""
+    """Return a field with an integer."""
     return varint(number << 3) + varint(value)
 
 
 def double_field(number: int, value: float) -> bytes:
-    """Return a field that is a floating-point number."""
+    """Return a field with a floating-point number."""
     return varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 def length_field(number: int, data: bytes) -> bytes:
-    """Return a field that is bytes, or a message."""
+    """Return a field with bytes, or a message."""
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
 def text_field(number: int, text: str) -> bytes:
-    """Return a field that is a string."""
+    """Return a field with a string."""
     return length_field(number, text.encode("utf-8", "backslashreplace"))
 
 
 _PACKET = 1
-"""The field of Trace."""
+"""The number of the field ``packet`` of Trace."""
 
 
 class _TracePacket(enum.IntEnum):
@@ -102,7 +101,7 @@ _TRACE_UUID_MSB, _TRACE_UUID_LSB = 1, 2
 
 
 class _Clock(enum.IntEnum):
-    """The numbers of BuiltinClock."""
+    """Clock ids of BuiltinClock."""
 
     REALTIME = 1
     MONOTONIC = 3
@@ -137,7 +136,7 @@ class _TrackEvent(enum.IntEnum):
 
 
 class EventType(enum.IntEnum):
-    """The kind of an event on its track (TrackEvent.Type)."""
+    """The type of an event on its track (TrackEvent.Type)."""
 
     SLICE_BEGIN = 1
     SLICE_END = 2
@@ -156,14 +155,14 @@ class _DebugAnnotation(enum.IntEnum):
 
 
 def trace_uuid(uuid: UUID) -> bytes:
-    """Return the packet that says which trace this is."""
+    """Return the packet that identifies the trace."""
     most, least = divmod(uuid.int, 1 << 64)
     content = varint_field(_TRACE_UUID_MSB, most) + varint_field(_TRACE_UUID_LSB, least)
     return length_field(_PACKET, length_field(_TracePacket.TRACE_UUID, content))
 
 
 class Packets:
-    """Make the packets of a sequence, which are those of one writer. Times are CLOCK_MONOTONIC in nanoseconds."""
+    """An encoder of the packets of a sequence, those of one writer. Times are CLOCK_MONOTONIC in nanoseconds."""
 
     def __init__(self, sequence: int) -> None:
         self._end = varint_field(_TracePacket.TRUSTED_PACKET_SEQUENCE_ID, sequence)
@@ -173,7 +172,7 @@ class Packets:
         self._packet = varint(_PACKET << 3 | 2)
 
     def clocks(self, monotonic: int, realtime: int, boottime: int, *, is_first: bool) -> bytes:
-        """Return the packet that says what clocks show at one moment."""
+        """Return the packet with a snapshot of the clocks."""
         clocks = ((_Clock.MONOTONIC, monotonic), (_Clock.REALTIME, realtime), (_Clock.BOOTTIME, boottime))
         snapshot = b"".join(
             length_field(_CLOCKS, varint_field(_CLOCK_ID, clock) + varint_field(_CLOCK_TIMESTAMP, time))
@@ -186,7 +185,7 @@ class Packets:
         return length_field(_PACKET, content)
 
     def track(self, descriptor: bytes) -> bytes:
-        """Return the packet that describes a track."""
+        """Return the packet with the descriptor of a track."""
         return length_field(_PACKET, length_field(_TracePacket.TRACK_DESCRIPTOR, descriptor) + self._end)
 
     def event(self, time: int, event: bytes) -> bytes:
@@ -197,7 +196,7 @@ class Packets:
         return self._packet + varint(len(content)) + content
 
     def loss(self, time: int, event: bytes) -> bytes:
-        """Return the packet of an event that others have been lost before."""
+        """Return the packet of an event before which others were lost."""
         lost = varint_field(_TracePacket.PREVIOUS_PACKET_DROPPED, 1)
         lost += varint_field(_TracePacket.SEQUENCE_FLAGS, _SEQ_INCREMENTAL_STATE_CLEARED)
         content = varint_field(_TracePacket.TIMESTAMP, time) + length_field(_TracePacket.TRACK_EVENT, event)
@@ -208,18 +207,18 @@ class Packets:
 
 
 def named_track(uuid: int, name: str) -> bytes:
-    """Describe a track that belongs to no process."""
+    """Return the descriptor of a track that belongs to no process."""
     return varint_field(_TrackDescriptor.UUID, uuid) + text_field(_TrackDescriptor.NAME, name)
 
 
 def counter_track(uuid: int, parent: int, name: str) -> bytes:
-    """Describe the track of a number that changes, below another one."""
+    """Return the descriptor of a counter's track, below another track."""
     ids = varint_field(_TrackDescriptor.UUID, uuid) + varint_field(_TrackDescriptor.PARENT_UUID, parent)
     return ids + text_field(_TrackDescriptor.NAME, name) + length_field(_TrackDescriptor.COUNTER, b"")
 
 
 def process_track(uuid: int, pid: int, name: str | None) -> bytes:
-    """Describe the track of a process."""
+    """Return the descriptor of a process's track."""
     process = varint_field(_PROCESS_PID, pid)
     if name is not None:
         process += text_field(_PROCESS_NAME, name)
@@ -227,7 +226,7 @@ def process_track(uuid: int, pid: int, name: str | None) -> bytes:
 
 
 def thread_track(uuid: int, parent: int, pid: int, tid: int, name: str | None) -> bytes:
-    """Describe the track of a thread, below that of its process."""
+    """Return the descriptor of a thread's track, below that of its process."""
     thread = varint_field(_THREAD_PID, pid) + varint_field(_THREAD_TID, tid)
     if name is not None:
         thread += text_field(_THREAD_NAME, name)
@@ -250,7 +249,7 @@ _ANNOTATION = varint(_TrackEvent.DEBUG_ANNOTATIONS << 3 | 2)
 
 
 def event(kind: EventType, track: int, category: str, name: str, annotations: Sequence[bytes] = ()) -> bytes:
-    """Return an event, whose name is not written where it ends a slice."""
+    """Return an event; one that ends a slice has no name."""
     parts = [_event_start(kind, track, category, name)]
     for annotation in annotations:
         parts += (_ANNOTATION, varint(len(annotation)), annotation)
@@ -258,14 +257,14 @@ def event(kind: EventType, track: int, category: str, name: str, annotations: Se
 
 
 def counter(track: int, value: float) -> bytes:
-    """Return the event that says what a number is from now on."""
+    """Return the event that sets the value of a counter."""
     start = varint_field(_TrackEvent.TYPE, EventType.COUNTER) + varint_field(_TrackEvent.TRACK_UUID, track)
     if isinstance(value, int):
         return start + varint_field(_TrackEvent.COUNTER_VALUE, value)
     return start + double_field(_TrackEvent.DOUBLE_COUNTER_VALUE, value)
 
 
-# Debug annotations: named values, or values without a name in an array
+# Debug annotations: named values, or unnamed values in an array
 
 
 @lru_cache(maxsize=4096)
@@ -280,27 +279,27 @@ _UINT, _INT, _POINTER = (
 
 
 def unsigned(name: str, value: int) -> bytes:
-    """Return a number that is not negative."""
+    """Return an unsigned integer."""
     return _name(name) + _UINT + varint(value)
 
 
 def integer(name: str, value: int) -> bytes:
-    """Return a number."""
+    """Return a signed integer."""
     return _name(name) + _INT + varint(value)
 
 
 def pointer(name: str, value: int) -> bytes:
-    """Return an address, which is shown in hexadecimal."""
+    """Return an address, which is displayed in hexadecimal."""
     return _name(name) + _POINTER + varint(value)
 
 
 def string(name: str, value: str) -> bytes:
-    """Return a text."""
+    """Return a string."""
     return _name(name) + text_field(_DebugAnnotation.STRING_VALUE, value)
 
 
 def array(name: str, values: Sequence[bytes]) -> bytes:
-    """Return an array of values without names."""
+    """Return an array of unnamed values."""
     return _name(name) + b"".join([length_field(_DebugAnnotation.ARRAY_VALUES, value) for value in values])
 
 
@@ -310,7 +309,7 @@ def dictionary(name: str, values: Sequence[bytes]) -> bytes:
 
 
 def entry(value: bytes) -> bytes:
-    """Return a named value as it is in a dictionary."""
+    """Return a named value as an entry of a dictionary."""
     return length_field(_DebugAnnotation.DICT_ENTRIES, value)
 
 

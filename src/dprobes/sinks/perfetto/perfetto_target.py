@@ -1,9 +1,9 @@
 """
 Perfetto traces as a log target.
 
-Each thread has a track. A call is a slice on it where the program probes the function's entry and its return; all else
-is an instant. What the record says is in debug annotations. A row of a keyed table is a counter below the track of the
-program, several where its value has several numbers.
+Each thread has a track. A call is a slice on it if the program probes the function's entry and its return; other
+records are instants. The record's contents are debug annotations. A row of a keyed table is a counter below the track
+of the program, or several if its value consists of several numbers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PerfettoSink"]
 
-# What a record says, as debug annotations: its data by their names, and the items of its header together.
+# The contents of a record as debug annotations: its data by their names, and the items of its header together.
 
 _UNICODE_MAX = 0x10FFFF
 
@@ -67,11 +67,11 @@ _HEADER = (
     ("ss", perfetto_messages.pointer),
     ("sp", perfetto_messages.pointer),
 )
-"""The items of the header that neither the time nor the track tells."""
+"""The items of the header that are not part of the event's time and track."""
 
 
 def header_of(record: LogRecord, function: str = "") -> bytes:
-    """Return the items of a record's header under one name, and where it hit if the event does not say so."""
+    """Return the items of a record's header under one name, with ``function`` if it is not empty."""
     entries = [_entry(index, value) for index, value in enumerate(_items(record)) if value is not None]
     if function:
         entries.append(perfetto_messages.entry(perfetto_messages.string("function", escaped(function))))
@@ -83,13 +83,13 @@ _items = attrgetter(*(name for name, _ in _HEADER))
 
 @lru_cache(maxsize=1 << 14)
 def _entry(index: int, value: int) -> bytes:
-    """Return an item; most have few values."""
+    """Return an item, cached: most items have few values."""
     name, make = _HEADER[index]
     return perfetto_messages.entry(make(name, value))
 
 
 def annotations_of(shape: Shape, values: Sequence[ArgumentValue]) -> list[bytes]:
-    """Return the data of a record, value by value."""
+    """Return one annotation for each value in the data of a record."""
     return [_annotation(field, value) for field, value in zip(shape.fields, values, strict=True)]
 
 
@@ -124,13 +124,13 @@ def _character(code: int) -> str:
     return chr(code) if code <= _UNICODE_MAX else f"<{code:#x}>"
 
 
-# Which call a return ends: the calls that a thread is in, where a program probes entries and returns alike.
-# A stack grows down. So a call has ended whose return address was below where the stack pointer is now: its return was
-# not seen because a record was lost, or because ``longjmp`` went past it. One whose return address is at the stack
-# pointer when a function is entered may have called that as its last act, and return together with it.
+# The match of returns with calls: the open calls of a thread, if a program probes both entries and returns. A stack
+# grows down. So a call has ended if its return address is below the current stack pointer: its return was missed
+# because a record was lost, or because ``longjmp`` skipped it. If its return address is at the stack pointer when a
+# function is entered, that may be a tail call, and both return together.
 
 _SAME_STACK = 8 << 20
-"""Bytes: what is farther away is another stack, as a coroutine's, and tells nothing of the calls on this one."""
+"""Bytes between stack pointers beyond which they are on different stacks, as with coroutines, and not comparable."""
 
 
 class _Call(NamedTuple):
@@ -145,10 +145,10 @@ class CallStack:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._returned: int | None = None
-        """The stack pointer after the return that was seen last, if nothing was entered since."""
+        """The stack pointer after the last return, if no function was entered since."""
 
     def enter(self, place: Place, record: LogRecord) -> int:
-        """Note a call; return how many others have ended unseen before."""
+        """Add a call; return how many earlier calls have ended without a visible return."""
         ended = 0
         while self._calls and any(_is_above(sp, self._calls[-1].sp) for sp in (record.sp, self._returned)):
             self._calls.pop()
@@ -158,7 +158,7 @@ class CallStack:
         return ended
 
     def leave(self, place: Place, record: LogRecord) -> int | None:
-        """Note a return; return how many calls end with the one that it is of, or None if that was not seen."""
+        """Remove a returning call; return how many calls end with it, or None if its entry was not seen."""
         self._returned = record.sp
         index = self._index_of(place, record)
         if index is None:
@@ -168,7 +168,7 @@ class CallStack:
         return ended
 
     def _index_of(self, place: Place, record: LogRecord) -> int | None:
-        """Return which call a return is of: the one at that stack pointer, or else the last one of the function."""
+        """Return the index of the call that returns: the one at that stack pointer, else the last of the function."""
         found = None
         for index in range(len(self._calls) - 1, -1, -1):
             module, symbol, sp = self._calls[index]
@@ -183,26 +183,26 @@ def _is_above(sp: int | None, other: int | None) -> bool:
     return sp is not None and other is not None and 0 < sp - other < _SAME_STACK
 
 
-# The tracks of a trace: one for each thread, below that of its process, and one for each program, above its counters.
-# A track is described before its first event, and again when its process or thread has got another name.
+# The tracks of a trace: one for each thread, below that of its process, and one for each program, above its counters. A
+# track's descriptor is written before its first event, and again when its process or thread was renamed.
 
 _KNOWN_MAX = 1 << 16
-"""Tracks that are known to be described; those of more processes are described again."""
+"""Maximum number of tracks whose descriptors are remembered; beyond it they are written again."""
 
 _MASK = (1 << 64) - 1
 
 
 class Tracks:
-    """Number tracks, and describe them."""
+    """Allocation and descriptors of tracks."""
 
     def __init__(self, packets: Packets) -> None:
         self._packets = packets
-        # The numbers of tracks are unique among all writers of a trace.
+        # Track numbers must be unique among all writers of a trace.
         self._first = secrets.randbits(64)
         self._described: dict[int, str | None] = {}
 
     def of_record(self, out: list[bytes], source: RecordSource, record: LogRecord) -> int:
-        """Return the track of a record; what describes it is added to ``out``."""
+        """Return the track of a record; new descriptors are appended to ``out``."""
         pid, tid, name = record.pid, record.tid, record.process_name
         if pid is None:
             return self.of_program(out, source)
@@ -217,16 +217,17 @@ class Tracks:
         return thread
 
     def of_program(self, out: list[bytes], source: RecordSource) -> int:
-        """Return the track of what is about a program and no process."""
+        """Return the track of a program, for events without a process."""
         track = (self._first - 1 - source.number) & _MASK
         if self._is_new(track, source.name):
             self._describe(out, track, source.name, named_track(track, f"dprobes: {source.name}"))
         return track
 
     def of_counter(self, out: list[bytes], source: RecordSource, name: str) -> int:
-        """Return the track of a number of a program's tables."""
+        """Return the track of a number in a program's tables."""
         parent = self.of_program(out, source)
-        # The same in all traces of a writer, and unlike those of threads, as far as 64 bits can be.
+        # Derived from a hash: the same in all traces of a writer, and, with high probability at 64 bits, no thread's
+        # track.
         digest = blake2b(f"{source.number} {name}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
         track = (self._first ^ int.from_bytes(digest, "little")) & _MASK
         if self._is_new(track, name):
@@ -243,19 +244,18 @@ class Tracks:
         out.append(self._packets.track(descriptor))
 
 
-# The file of a trace: packets, one after the other, which is appended to.
-# It begins with a packet that says during which run of the machine it was made, since CLOCK_MONOTONIC begins anew with
-# the machine. What a writer that was killed has left of its last packet is cut off when the file is opened again.
+# A trace file, to which packets are appended. It begins with a packet with the boot id, since CLOCK_MONOTONIC starts
+# anew at each boot. The incomplete last packet of a killed writer is truncated when the file is opened again.
 
 _PACKET = 0x0A
-"""The key of a packet: field 1, with a length."""
+"""The key of a packet: field 1, wire type 2 (with a length)."""
 
 _LENGTH_MAX = 5
-"""Bytes of a length: it has 32 bits at most."""
+"""Maximum size of an encoded length in bytes: lengths have 32 bits."""
 
 
 class PerfettoFile:
-    """Append packets to a file, which is locked meanwhile; raises ``SinkError``."""
+    """A locked file to which packets are appended; methods raise ``SinkError``."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -289,7 +289,7 @@ class PerfettoFile:
             raise self._error(error) from error
 
     def _begin(self) -> int:
-        """Look at what is there, and return where to go on."""
+        """Check existing contents, and return the offset where writing continues."""
         try:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):
                 raise SinkError(f"'{self._path}' is not a regular file, as a Perfetto trace must be")
@@ -319,7 +319,7 @@ class PerfettoFile:
 
 
 def _end_of_packets(data: mmap.mmap, position: int) -> int:
-    """Return where the last whole packet ends."""
+    """Return the end of the last whole packet."""
     size = len(data)
     while position + 1 < size and data[position] == _PACKET:
         length = 0
@@ -340,22 +340,22 @@ def _end_of_packets(data: mmap.mmap, position: int) -> int:
 
 
 _THREADS_MAX = 1 << 16
-"""Threads of a program whose calls are followed at the same time."""
+"""Maximum number of threads of a program whose calls are tracked at the same time."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - the name and arguments of all sinks
-    """Open the file that is named."""
+    """Open the file in the argument."""
     if not argument:
         raise SinkError("log target 'perfetto' needs a path: perfetto:FILE")
     return PerfettoSink(argument)
 
 
 _COUNTERS_MAX = 1000
-"""Rows of a table that have counters: those with the greatest values. Viewers show a track for each."""
+"""Maximum number of rows of a table with counters, those with the greatest values: viewers show a track for each."""
 
 
 def _numbers_of(row: ShownRow) -> Iterator[tuple[str, float]]:
-    """Iterate over the numbers of a value; the only one has no name."""
+    """Iterate over the numbers of a value; a single number has no name."""
     for name, value in (row.value | row.value.get("estimates", {})).items():
         if isinstance(value, int | float):
             yield "" if name == "value" else name, value
@@ -367,13 +367,13 @@ class _Program:
     templates: ProgramTemplates
     symboliser: AddressSymboliser
     readers: dict[tuple[int, int, int], ArgumentReader]
-    """By major code, minor code and word size."""
+    """Argument readers by major code, minor code and word size."""
     calls: dict[tuple[int, int], CallStack]
-    """By process and thread."""
+    """Call stacks by process and thread."""
 
 
 class PerfettoSink:
-    """Append records to a file as events."""
+    """A sink that appends records to a file as events."""
 
     def __init__(self, path: str) -> None:
         self._file = PerfettoFile(path)
@@ -384,7 +384,7 @@ class PerfettoSink:
         self._lost = 0
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program; what its templates say of records holds from now on."""
+        """Register a program; its current templates apply to records from now on."""
         known = self._programs.get(source.number)
         if known is None:
             templates, symboliser = ProgramTemplates.of_source(source), AddressSymboliser(source, live=True)
@@ -416,7 +416,7 @@ class PerfettoSink:
         self._file.append(b"".join(out))
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Append what keyed tables hold now as values of counters."""
+        """Append the current contents of keyed tables as counter values."""
         from dprobes.formatters.table_addresses import names_for
         from dprobes.keyed.table_text import shown_rows
 
@@ -433,7 +433,7 @@ class PerfettoSink:
         self._file.append(b"".join(out))
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program, and say what was lost of its end; calls that have not returned have no end."""
+        """Drop a program and report records lost at its end; calls that have not returned have no end."""
         program = self._programs.pop(source.number, None)
         if program is not None and self._lost:
             out: list[bytes] = []
@@ -441,7 +441,7 @@ class PerfettoSink:
             self._file.append(b"".join(out))
 
     def flush(self) -> None:
-        """Do nothing: what is written is visible."""
+        """Do nothing: written packets are visible at once."""
 
     def close(self) -> None:
         """Close the file."""
@@ -461,7 +461,7 @@ class PerfettoSink:
         out.append(self._packets.loss(record.time, event))
 
     def _add(self, out: list[bytes], program: _Program, place: Place, record: LogRecord) -> None:
-        """Add the packets of a record."""
+        """Append the packets of a record to ``out``."""
         assert record.time is not None
         track = self._tracks.of_record(out, program.source, record)
         shape, values = self._reader(program, record).read(record, place)

@@ -2,7 +2,7 @@
 Profiles as Perfetto traces: each record with a stack is a sample (PerfSample), on the track of its thread at its time.
 
 The messages are those of protos/perfetto/trace/perfetto_trace.proto. Function names, frames and stacks are interned:
-written once, before the samples that name them by numbers::
+written once, before the samples that refer to them by number::
 
     TracePacket   2 process_tree (ProcessTree: 1 Process (1 pid, 3 cmdline), 2 Thread (1 tid, 3 tgid, 2 name))
                   8 timestamp | 10 sequence | 12 interned_data | 13 sequence_flags | 58 clock | 59 defaults | 66 sample
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["flame_graph", "folded_lines", "parse_folded", "perfetto_samples", "pprof_of"]
 
-# Folded stacks: a line for each stack, as flame graph tools take them, and back.
+# Folded stacks, the format of flame graph tools: a line for each stack. Writing and parsing.
 #
 # ::
 #
@@ -43,7 +43,7 @@ _LINE = re.compile(r"(?P<stack>.*\S) +(?P<weight>\d{1,19})")
 
 
 def folded_lines(profile: StackProfile) -> list[str]:
-    """Return the lines of a profile, by stack; a semicolon within a name becomes a colon."""
+    """Return the lines of a profile, sorted by stack; a semicolon within a name becomes a colon."""
     return [
         f"{';'.join(name.replace(';', ':').replace(chr(10), ' ') for name in stack)} {weight}"
         for stack, weight in sorted(profile.weights.items())
@@ -51,7 +51,7 @@ def folded_lines(profile: StackProfile) -> list[str]:
 
 
 def parse_folded(lines: Iterable[str], name: str) -> StackProfile:
-    """Return the profile that lines of the file ``name`` hold; raise ``FormatError`` for one that is none."""
+    """Return the profile in the lines of the file ``name``; raise ``FormatError`` for an invalid line."""
     weights: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -67,15 +67,15 @@ def parse_folded(lines: Iterable[str], name: str) -> StackProfile:
     return StackProfile(weights, title=name)
 
 
-# Flame graphs: one HTML file that needs nothing else, to zoom, to search in, and to compare two profiles with.
+# Flame graphs: one self-contained HTML file with zoom, search, and comparison of two profiles.
 
 _PAGE = Path(__file__).with_name("flamegraph.html")
 _LEAST = 1 / 4000
-"""Frames with a smaller part of all are left out: they would be less than half a pixel wide."""
+"""Minimum share of all weight for a frame to be included: smaller ones would be less than half a pixel wide."""
 
 
 def flame_graph(profile: StackProfile, baseline: StackProfile | None = None) -> str:
-    """Return the page of a profile; with a ``baseline``, frames are coloured by what they have gained or lost."""
+    """Return the page of a profile; with a ``baseline``, frames are coloured by their gain or loss."""
     root = tree_of(profile, baseline)
     least = max(root.weight, root.before) * _LEAST
     data = {
@@ -84,14 +84,14 @@ def flame_graph(profile: StackProfile, baseline: StackProfile | None = None) -> 
         "baseline": None if baseline is None else baseline.title or "before",
         "rows": list(_rows(root, least)),
     }
-    # No name can end the script, whatever is in it.
+    # A name must not be able to end the script element.
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
     page = _PAGE.read_text(encoding="utf-8")
     return page.replace("{{title}}", html.escape(profile.title or "Flame graph")).replace("{{data}}", text)
 
 
 def _rows(root: FrameNode, least: float) -> Iterator[tuple[int, str, int, int]]:
-    """Give depth, name, weight and weight before of each frame, a frame before its callees; stacks may be deep."""
+    """Yield depth, name, weight and baseline weight of each frame, callers first; without recursion for deep stacks."""
     waiting = [(0, root)]
     while waiting:
         depth, node = waiting.pop()
@@ -106,11 +106,11 @@ def _rows(root: FrameNode, least: float) -> Iterator[tuple[int, str, int, int]]:
 #
 #     Profile    1 sample_type (ValueType: 1 type, 2 unit) | 2 sample (Sample: 1 location ids, 2 values)
 #                | 4 location (Location: 1 id, 4 line (Line: 1 function id)) | 5 function (Function: 1 id, 2 name)
-#                | 6 string_table, of which the first is empty
+#                | 6 string_table, whose first entry is empty
 
 
 class _Strings:
-    """The table of strings, in which others name them by their numbers."""
+    """The string table of a profile; other messages refer to strings by their indices."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {"": 0}
@@ -120,7 +120,7 @@ class _Strings:
 
 
 def pprof_of(profile: StackProfile) -> bytes:
-    """Return the bytes of a profile; a function has one location, because nobody asks for lines."""
+    """Return the bytes of a profile; a function has one location, because line numbers are not recorded."""
     strings = _Strings()
     kind = varint_field(1, strings.number(profile.unit)) + varint_field(2, strings.number(_unit(profile.unit)))
     message = length_field(1, kind)
@@ -141,24 +141,24 @@ def _unit(what: str) -> str:
 
 _PACKET = 1
 _MONOTONIC = 3
-"""The clock of times, by its number in BuiltinClock."""
+"""The clock of times: the number of CLOCK_MONOTONIC in BuiltinClock."""
 
 _SEQUENCE = 1
 _NEEDS_STATE, _STATE_CLEARED = 2, 1
 _SW_CPU_CLOCK, _PERF_CLOCK_MONOTONIC = 1, 2
 _KERNEL_MODE, _USER_MODE = 1, 2
 _KERNEL = "_[k]"
-"""What names of functions of the kernel end in."""
+"""Suffix of the names of kernel functions."""
 
 _INTERNED_MAX = 1 << 12
-"""Stacks in one packet."""
+"""Maximum number of stacks in one packet."""
 
 
 def perfetto_samples(samples: Sequence[StackSample], title: str, unit: str, wall_offset: int) -> bytes:
     """
-    Return the bytes of a trace with samples, which weigh so many of a ``unit`` each.
+    Return the bytes of a trace with samples, whose weights are in ``unit``.
 
-    ``wall_offset`` turns their times into nanoseconds since 1970.
+    ``wall_offset`` converts their times into nanoseconds since 1970.
     """
     return b"".join(_packets(samples, title, unit, wall_offset))
 
@@ -188,7 +188,7 @@ def _packet(content: bytes) -> bytes:
 
 
 def _tree(samples: Sequence[StackSample]) -> bytes:
-    """Return the processes and threads of samples, with the names that records have."""
+    """Return the processes and threads of samples, with the names from the records."""
     processes = {sample.pid: sample.name for sample in samples}
     threads = {sample.tid: sample for sample in samples}
     found = b"".join(
@@ -215,7 +215,7 @@ def _sample(sample: StackSample, number: int) -> bytes:
 
 
 class _Interned:
-    """Give numbers to stacks and what they are made of, and say what is new of them."""
+    """Numbers of interned stacks, frames and names, and the encoding of new ones."""
 
     def __init__(self, title: str) -> None:
         self._stacks: dict[tuple[str, ...], int] = {}
@@ -247,6 +247,6 @@ class _Interned:
         return known
 
     def take(self) -> bytes:
-        """Return what is new since the last time."""
+        """Return the encoded entries that are new since the last call."""
         parts, self._parts = self._parts, []
         return b"".join(parts)

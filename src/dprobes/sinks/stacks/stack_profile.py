@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameNode", "StackCollector", "StackProfile", "StackSample", "tree_of"]
 
-# A profile of call stacks: what each stack weighs, and the tree that they make.
+# A profile of call stacks: the weight of each stack, and the tree of all stacks.
 
 
 @dataclass(frozen=True, slots=True)
 class StackProfile:
     """
-    What stacks weigh: ``weights`` by the names of their frames, the outermost first.
+    The weights of stacks, by the names of their frames, the outermost first.
 
-    ``unit`` says what a weight counts: samples, bytes, nanoseconds. ``title`` is shown to people.
+    ``unit`` is the unit of a weight: samples, bytes, nanoseconds. ``title`` is displayed.
     """
 
     weights: Mapping[tuple[str, ...], int]
@@ -43,16 +43,17 @@ class StackProfile:
 
     @property
     def total(self) -> int:
-        """The weight of all stacks together."""
+        """The total weight of all stacks."""
         return sum(self.weights.values())
 
 
 @dataclass(slots=True)
 class FrameNode:
     """
-    A frame in the tree of all stacks: what the stacks weigh that have it there, and those that end with it.
+    A frame in the tree of all stacks.
 
-    ``before`` is the same weight in the profile that this one is compared with.
+    It has the weight of the stacks that contain it here, and of those that end with it. ``before`` is the same weight
+    in the baseline profile.
     """
 
     name: str
@@ -62,18 +63,18 @@ class FrameNode:
     callees: dict[str, FrameNode] = field(default_factory=dict)
 
     def callee(self, name: str) -> FrameNode:
-        """Return the node of a frame that this one calls."""
+        """Return the node of a callee."""
         if name not in self.callees:
             self.callees[name] = FrameNode(name)
         return self.callees[name]
 
     def sorted_callees(self) -> Iterator[FrameNode]:
-        """Give the nodes of the frames that this one calls, by name."""
+        """Yield the nodes of the callees, by name."""
         yield from (node for _, node in sorted(self.callees.items()))
 
 
 def tree_of(profile: StackProfile, baseline: StackProfile | None = None) -> FrameNode:
-    """Return the tree of a profile; with a ``baseline`` its frames are in it as well."""
+    """Return the tree of a profile; with a ``baseline`` it includes the baseline's frames."""
     root = FrameNode("all")
     for stack, weight in profile.weights.items():
         node = root
@@ -93,7 +94,7 @@ def tree_of(profile: StackProfile, baseline: StackProfile | None = None) -> Fram
 
 
 class StackSample(NamedTuple):
-    """A stack at its time, CLOCK_MONOTONIC in nanoseconds; the outermost function is the first."""
+    """A stack with its time, CLOCK_MONOTONIC in nanoseconds; the outermost function is first."""
 
     time: int
     cpu: int | None
@@ -105,21 +106,21 @@ class StackSample(NamedTuple):
 
 
 _STACKS_MAX = 1 << 18
-"""Distinct stacks that are kept; what comes beyond them is one."""
+"""Maximum number of distinct stacks that are kept separately; further ones are merged into one."""
 
 SAMPLES_MAX = 1 << 20
-"""Samples that are kept with their times."""
+"""Maximum number of samples that are kept with their times."""
 
 _OTHERS = ("[other stacks]",)
 
 
 class StackCollector:
     """
-    Weigh the stacks of records.
+    A sink that sums the weights of records' stacks.
 
-    ``weight`` is the field that a record's stack weighs, None for one each. ``without`` counts records that have no
-    stack, or no number in that field. With ``keeps_samples`` each stack is kept with its thread and time, up to
-    SAMPLES_MAX of them; ``left_out`` counts the others.
+    ``weight`` is the field with the weight of a record's stack; with None each counts one. ``without`` counts records
+    that have no stack, or no number in that field. With ``keeps_samples`` each stack is kept with its thread and time,
+    up to SAMPLES_MAX of them; ``left_out`` counts the others.
     """
 
     def __init__(self, weight: str | None = None, *, keeps_samples: bool = False) -> None:
@@ -129,20 +130,20 @@ class StackCollector:
         self._title = ""
         self.without = self.left_out = 0
         self.wall_offset = 0
-        """What turns the times of samples into nanoseconds since 1970."""
+        """Offset in nanoseconds from the times of samples to times since 1970."""
         self.samples: list[StackSample] = []
         self._keeps_samples = keeps_samples
         self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
-        """The stacks of samples, each once."""
+        """The stacks of samples, for deduplication."""
 
     # The sink
 
     def create_event(self, source: RecordSource) -> None:
-        """Take note of a program; raise ``FormatError`` if its records can have no field of the weight's name."""
+        """Register a program; raise ``FormatError`` if its records have no field of the weight's name."""
         self.create_event_of(source, live=True)
 
     def create_event_of(self, source: RecordSource, *, live: bool, carried: CarriedNames | None = None) -> None:
-        """Take note of a program whose records are ``live``, of this machine, or have ``carried`` names of a file."""
+        """Register a program whose records are ``live``, of this machine, or have names ``carried`` by a file."""
         values = FieldValues(source)
         if self._weight is not None:
             values.check(self._weight, is_number=True)
@@ -152,7 +153,7 @@ class StackCollector:
         self._title = self._title or source.name
 
     def log_events(self, batch: Batch) -> None:
-        """Weigh the stacks of records."""
+        """Add the stacks of records."""
         symboliser, values = self._sources[batch.source.number]
         self.wall_offset = batch.wall_offset
         for encoded, place in zip(batch.records, batch.places, strict=True):
@@ -181,19 +182,19 @@ class StackCollector:
         self.samples.append(StackSample(time, record.cpu, pid, tid, name, stack, weight))
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program, but not its stacks."""
+        """Drop the state of a program, but not its stacks."""
         self._sources.pop(source.number, None)
 
     def flush(self) -> None:
-        """Do nothing: the profile is asked for at the end."""
+        """Do nothing: the profile is read at the end."""
 
     def close(self) -> None:
         """Do nothing."""
 
-    # What has come of it
+    # Results
 
     def profile(self) -> StackProfile:
-        """Return what the stacks weigh."""
+        """Return the profile."""
         return StackProfile(dict(self._weights), self._weight or "samples", self._title)
 
     def _weight_of(self, values: FieldValues, record: LogRecord, place: Place) -> int | None:
@@ -204,11 +205,11 @@ class StackCollector:
 
 
 _INLINED = "_[i]"
-"""What follows the name of a function whose call was inlined, as ``_[k]`` that of one of the kernel."""
+"""Suffix of the name of a function whose call was inlined, like ``_[k]`` for one of the kernel."""
 
 
 def _stacks(record: LogRecord, values: FieldValues) -> Mapping[str, Sequence[int]]:
-    """Return the call stacks of a record by their kinds: of items alone, or as the template of the program has it."""
+    """Return the call stacks of a record by their kinds: from its items, or as the program's template defines them."""
     found = {item.kind: item.value for item in record.items() if isinstance(item.value, tuple)}
     template = values.templates.of(record)
     if found or template is None or record.is_stack_trace:
@@ -237,6 +238,6 @@ def _frames(
 
 
 def _function(name: CodeName | None, *, is_kernel: bool) -> str:
-    """Return the name of a frame without the place in it: frames of one function are one."""
+    """Return the name of a frame without the offset in it: frames of one function are merged."""
     text = "[unknown]" if name is None else name.function or f"[{name.module}]"
     return f"{escaped(text)}_[k]" if is_kernel else escaped(text)

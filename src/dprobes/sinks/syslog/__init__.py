@@ -1,6 +1,6 @@
 """
-Syslog servers, here or elsewhere.
+Syslog servers, local or remote.
 
-The sender is our own: the standard library's handler writes RFC 3164 without structured data, octet counting or TLS,
-and does not tell how many messages were taken, or never arrived.
+DProbes has its own sender: the standard library's handler writes RFC 3164 without structured data, octet counting or
+TLS, and does not report how many messages were taken, or never arrived.
 """

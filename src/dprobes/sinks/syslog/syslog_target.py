@@ -1,15 +1,15 @@
 """
 Syslog messages: RFC 5424, and the older form that daemons expect at ``/dev/log`` (RFC 3164, as logger(1) writes it).
 
-A message has one line, for receivers show a line end as they like: the lines of a record are joined by `` | ``. What
-the record says is there twice, as text and as structured data::
+A message has one line, because receivers differ in the display of line ends: the lines of a record are joined by `` |
+``. The contents of the record are in it twice, as text and as structured data::
 
     <14>1 2026-11-22T04:30:00.123456Z host dprobes 4242 1.2
         [dprobes@32473 program="app" symbol="main" major="1" minor="2" pid="77"][fields@32473 fd="3"]
         04:30:00.123456  [77]  fd=3
 
-MSGID is major.minor, PROCID the process that sends. 32473 is the number that IANA has set apart for what has none
-(RFC 5612). A message that is longer than receivers need to take is cut, and says by how much.
+MSGID is major.minor, PROCID the sending process. 32473 is the enterprise number that IANA reserves for documentation
+(RFC 5612). A message longer than receivers must accept is truncated, with a note of the missing length.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _HEADER_ID = "dprobes@32473"
 _FIELDS_ID = "fields@32473"
 
 _NAME_MAX = 32
-"""The length of a name in structured data (RFC 5424, 6.3.3)."""
+"""Maximum length of a name in structured data (RFC 5424, 6.3.3)."""
 
 _HOST_MAX = 255
 
@@ -64,7 +64,7 @@ _SECOND = 1_000_000_000
 
 
 class SyslogFormatter:
-    """Make messages of records, each of ``limit`` bytes at most; ``is_local`` ones of the old form name no host."""
+    """A converter of records to messages of at most ``limit`` bytes; ``is_local`` ones of the old form have no host."""
 
     def __init__(self, format_name: str, form: str, limit: int, *, is_local: bool) -> None:
         self._records = DescribedRecords(format_name)
@@ -80,7 +80,7 @@ class SyslogFormatter:
         self._second_text = ""
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program."""
+        """Drop the state of a program."""
         self._records.destroy_event(source)
         self._places.clear()
 
@@ -89,7 +89,7 @@ class SyslogFormatter:
         return [self._message(batch, text, place, known) for text, place, _, known in self._records.of_batch(batch)]
 
     def lost_message(self, batch: Batch) -> bytes:
-        """Return the message that says how many records before a batch were lost."""
+        """Return the message about records that were lost before a batch."""
         structured = _element(_HEADER_ID, [("program", batch.source.name), ("lost", str(batch.lost))])
         return self._put_together(_WARNING, time.time_ns(), "lost", structured, "", lost_text(batch))
 
@@ -147,7 +147,7 @@ class SyslogFormatter:
             return self._cut(f"<{priority}>{stamp} {self._old_host}{_APP}[{self._process}]: ", text)
         begin = f"<{priority}>1 {self._time(when)} {self._host} {_APP} {self._process} {kind} {header}"
         if fields and len((begin + fields).encode()) * 2 > self._limit:
-            fields = ""  # the text has them too, and can be cut
+            fields = ""  # the text has the fields too, and can be truncated
         return self._cut(f"{begin}{fields} ", text)
 
     def _time(self, when: int) -> str:
@@ -162,7 +162,7 @@ class SyslogFormatter:
         if len(data) <= self._limit:
             return data
         size = self._limit - len(f" <{len(data)} bytes were cut>")
-        while size and data[size] & 0xC0 == 0x80:  # no torn character
+        while size and data[size] & 0xC0 == 0x80:  # do not split a character
             size -= 1
         return data[:size] + f" <{len(data) - size} bytes were cut>".encode()
 
@@ -178,12 +178,12 @@ def _parameters(items: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _host_name() -> str:
-    """Return this machine's name as RFC 5424 wants it: printable ASCII, or ``-``."""
+    """Return the name of this machine in the form of RFC 5424: printable ASCII, or ``-``."""
     name = "".join(c for c in socket.gethostname() if "!" <= c <= "~")
     return name[:_HOST_MAX] or "-"
 
 
-# A syslog server, here or elsewhere.
+# A syslog server, local or remote.
 #
 # ::
 #
@@ -198,10 +198,10 @@ def _host_name() -> str:
 _LOCAL = "/dev/log"
 
 _PORTS = {"udp": 514, "tcp": 601, "tls": 6514}
-"""What IANA has registered (RFC 5426, RFC 3195, RFC 5425)."""
+"""The ports registered by IANA (RFC 5426, RFC 3195, RFC 5425)."""
 
 _LIMITS = {"unix": 8192, "udp": 2048, "tcp": 8192, "tls": 8192}
-"""What receivers should take (RFC 5424, 6.1; RFC 5425, 4.3.1)."""
+"""The message sizes in bytes that receivers should accept (RFC 5424, 6.1; RFC 5425, 4.3.1)."""
 
 _LIMIT_MIN, _LIMIT_MAX = 480, 65_000
 
@@ -210,7 +210,7 @@ _FILES = ("ca", "cert", "key")
 
 @dataclass(frozen=True, slots=True)
 class SyslogAddress:
-    """What the argument of a log target says; ``url`` is for messages."""
+    """The argument of a log target, parsed; ``url`` is used in messages."""
 
     url: str
     transport: str
@@ -222,7 +222,7 @@ class SyslogAddress:
 
     @classmethod
     def parse(cls, argument: str) -> SyslogAddress:
-        """Return what an argument says; raise ``SinkError`` if that cannot be."""
+        """Return the parsed argument; raise ``SinkError`` if it is invalid."""
         if not argument:
             return cls("syslog", "unix", _LOCAL, 0, "3164", _LIMITS["unix"], {})
         url = f"syslog:{argument}"
@@ -251,7 +251,7 @@ class SyslogAddress:
         return cls(url, transport, host, port or _PORTS.get(transport, 0), form, limit, files)
 
     def connect(self) -> Datagrams | Stream:
-        """Return the way to the server; raise ``SinkError`` if there is none."""
+        """Return a connection to the server; raise ``SinkError`` if there is none."""
         is_local = self.transport == "unix"
         name = f"syslog at '{self.host}'" if is_local else f"syslog at '{self.transport}://{self.host}:{self.port}'"
         match self.transport:
@@ -287,7 +287,7 @@ class SyslogAddress:
 
 
 def _options(url: str, transport: str, query: str) -> tuple[str, int, dict[str, str]]:
-    """Return the form, the longest message and the files that a query names; raise ``SinkError`` for a wrong one."""
+    """Return form, maximum message size and files from a query; raise ``SinkError`` if it is invalid."""
     given = dict(parse_qsl(query, keep_blank_values=True))
     known = ("max", "rfc", *(_FILES if transport == "tls" else ()))
     for name in given:
@@ -308,7 +308,7 @@ def _options(url: str, transport: str, query: str) -> tuple[str, int, dict[str, 
 
 
 class SyslogSink:
-    """Send each record as a message."""
+    """A sink that sends each record as a message."""
 
     def __init__(self, address: SyslogAddress, format_name: str) -> None:
         self._transport = address.connect()
@@ -319,7 +319,7 @@ class SyslogSink:
         self.close = self._transport.close
 
     def log_events(self, batch: Batch) -> None:
-        """Send the records of a batch, and before them how many were lost."""
+        """Send the records of a batch, preceded by the number of lost ones."""
         messages = self._formatter.messages(batch)
         if batch.lost:
             self._transport.send([self._formatter.lost_message(batch)], are_records=False)
@@ -333,10 +333,10 @@ class SyslogSink:
         self._transport.send(self._formatter.table_messages(source, contents, names), are_records=False)
 
     def flush(self) -> None:
-        """Do nothing: what is sent is on its way."""
+        """Do nothing: messages are sent at once."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the way to the server that is named."""
+    """Connect to the server in the argument."""
     refuse_binary("syslog", options)
     return SyslogSink(SyslogAddress.parse(argument), options.format_name)

@@ -1,9 +1,9 @@
 """
-The ways to a syslog server: datagrams (a local socket, or UDP: RFC 5426), and streams (TCP: RFC 6587, TLS: RFC 5425).
+Transports to a syslog server: datagrams (a local socket, or UDP: RFC 5426), and streams (TCP: RFC 6587, TLS: RFC 5425).
 
-In a stream each message has its length before it (octet counting), so a line end in it means nothing. TCP tells what
-the other machine has got: what it had not acknowledged when a connection broke is known to be lost. What it had, but no
-program had read, is not known; neither is anything of UDP.
+In a stream each message is preceded by its length (octet counting), so line ends have no meaning. TCP acknowledges what
+the other machine has received: messages not acknowledged when a connection broke are counted as lost. Received messages
+that no program had read are not known; UDP reports nothing at all.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["Datagrams", "Stream", "Tls"]
 
 _CONNECTING = 10.0
-"""Seconds that connecting may take."""
+"""Timeout of a connection attempt in seconds."""
 
 _PATIENCE = 30.0
-"""Seconds that a server may take nothing, until that is an error; the records wait meanwhile."""
+"""Seconds without progress after which a server is an error; the records stay in the queue meanwhile."""
 
 _GOODBYE = 5.0
-"""Seconds that at the end nothing may be acknowledged."""
+"""Seconds without an acknowledgement at the end after which messages are given up."""
 
 _SILENCE_MS = 30_000
-"""Milliseconds after which a machine that acknowledges nothing is taken for dead (TCP_USER_TIMEOUT)."""
+"""Milliseconds without an acknowledgement after which the kernel closes the connection (TCP_USER_TIMEOUT)."""
 
 _CHUNK = 1 << 14
-"""Bytes that are sent at once: a TLS record."""
+"""Maximum size of a single send in bytes: a TLS record."""
 
 _BYTES_ACKED = struct.Struct("=120xQ")
 """``tcpi_bytes_acked`` in struct tcp_info (include/uapi/linux/tcp.h)."""
 
 
 class Datagrams:
-    """Send each message as a datagram, to a path or to a host and port."""
+    """A socket that sends each message as a datagram, to a path or to a host and port."""
 
     def __init__(self, name: str, address: str | tuple[str, int]) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class Datagrams:
 
 
 class Stream:
-    """Send messages over TCP, each with its length before it."""
+    """A TCP connection that sends each message preceded by its length."""
 
     def __init__(self, name: str, host: str, port: int) -> None:
         self._name = name
@@ -108,10 +108,10 @@ class Stream:
             raise SinkError(f"{name}: {_reason(error)}") from error
         self._socket = self._tcp
         self._sent: deque[int] = deque()
-        """For each message that may not have arrived, where it ends in what goes over the line."""
+        """The end offset in the byte stream of each message that may not have arrived."""
 
     def send(self, messages: Sequence[bytes], *, are_records: bool = True) -> None:
-        """Send messages; raise ``SinkError`` as a sink does, which does not count those that are no records."""
+        """Send messages; raise ``SinkError`` like a sink, counting messages only if they ``are_records``."""
         frames = [b"%d %b" % (len(message), message) for message in messages]
         data = memoryview(b"".join(frames))
         sent = taken = whole = 0
@@ -127,23 +127,23 @@ class Stream:
                     whole += len(frames[taken])
                     taken += 1
                     if are_records:
-                        # Without TLS it is known to the byte where a message ends on the line.
+                        # Without TLS the offset where a message ends on the line is exact.
                         self._sent.append(after - (sent - whole) if after - before == count else after)
         except OSError as error:
             self._abort()
             raise SinkError(f"{self._name}: {_reason(error)}", taken=taken, lost=self._unacknowledged()) from error
 
     def _abort(self) -> None:
-        """Have the system drop what it still has to send: it is counted as lost, and must not arrive after all."""
+        """Discard the kernel's send buffer: its messages are counted as lost, and must not arrive later."""
         with contextlib.suppress(OSError):
             self._tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
 
     def _check_open(self) -> None:
-        """Raise ConnectionError if the server has closed the connection: sending would only seem to work."""
+        """Raise ConnectionError if the server has closed the connection: a send would only appear to succeed."""
         self._socket.settimeout(0)
         try:
             while self._socket.recv(1024):
-                pass  # nothing that it says means anything to us
+                pass  # replies are ignored
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         finally:
@@ -159,7 +159,7 @@ class Stream:
         return int.from_bytes(fcntl.ioctl(self._tcp.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
 
     def _position(self) -> int:
-        """Return how many bytes the connection has had to send so far."""
+        """Return the number of bytes passed to the connection so far."""
         return self._acknowledged() + self._in_flight()
 
     def _forget_acknowledged(self) -> None:
@@ -168,14 +168,14 @@ class Stream:
             self._sent.popleft()
 
     def _unacknowledged(self) -> int:
-        """Return how many messages the other machine has not acknowledged; only once."""
+        """Return and reset the number of messages that the other machine has not acknowledged."""
         self._forget_acknowledged()
         count = len(self._sent)
         self._sent.clear()
         return count
 
     def close(self) -> None:
-        """End the connection; raise ``SinkError`` if the other machine has not acknowledged everything."""
+        """Close the connection; raise ``SinkError`` if the other machine has not acknowledged everything."""
         try:
             with contextlib.suppress(OSError):
                 self._say_goodbye()
@@ -191,7 +191,7 @@ class Stream:
         self._tcp.shutdown(socket.SHUT_WR)
 
     def _await_acknowledged(self) -> None:
-        """Wait as long as something arrives."""
+        """Wait as long as acknowledgements arrive."""
         until = time.monotonic() + _GOODBYE
         while self._sent and time.monotonic() < until and self._is_connected():
             before = len(self._sent)
@@ -209,7 +209,7 @@ class Stream:
 
 
 class Tls(Stream):
-    """Send messages over TLS; the server's certificate is verified, for the name by which it was reached."""
+    """A stream over TLS; the server's certificate is verified, for the name by which it was reached."""
 
     def __init__(self, name: str, host: str, port: int, context: ssl.SSLContext) -> None:
         super().__init__(name, host, port)
@@ -225,7 +225,7 @@ class Tls(Stream):
         assert isinstance(self._socket, ssl.SSLSocket)
         self._socket.settimeout(1)
         with contextlib.suppress(OSError, ValueError):
-            self._socket.unwrap()  # the server's close_notify is waited for, but need not come
+            self._socket.unwrap()  # wait for the server's close_notify, which is optional
         super()._say_goodbye()
 
 
@@ -237,7 +237,7 @@ def _addresses(name: str, host: str, port: int, kind: socket.SocketKind) -> list
 
 
 def _reason(error: BaseException) -> str:
-    """Return why something failed; the messages of ``ssl`` are full of its own affairs."""
+    """Return the reason of a failure, without the library details in messages of ``ssl``."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"the server's certificate is refused: {error.verify_message}"

@@ -1,1 +1,1 @@
-"""Machine code of modules: instructions, what may carry a probepoint, and where functions are left."""
+"""Machine code of modules: instructions, the ones that may carry a probepoint, and the exits of functions."""

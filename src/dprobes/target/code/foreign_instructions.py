@@ -1,8 +1,8 @@
 """
-Instructions of processors other than x86: how long each is, how it reads, and what it does.
+Instructions of processors other than x86: length, text, and effect.
 
-Lengths are in the first bytes of an instruction, by rules that no extension of the processor changes, and so are
-certain. The text is capstone's, where that is installed and knows the instruction; else it is the bytes.
+The length follows from the first bytes of an instruction, by rules that no extension of the processor changes, so it is
+certain. The text is capstone's, where that is installed and decodes the instruction; else it is the bytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 LENGTH_MAX = 6
-"""How many bytes an instruction of these processors has at most."""
+"""Maximum size in bytes of an instruction of these processors."""
 
 
 class ForeignText(NamedTuple):
-    """An instruction as people read it."""
+    """The disassembly of an instruction."""
 
     mnemonic: str
     text: str
@@ -43,9 +43,9 @@ class ForeignText(NamedTuple):
 
 class _Machine(NamedTuple):
     """
-    A processor: how long an instruction is that begins with some bytes, and how capstone calls it.
+    A processor: the length of an instruction by its first bytes, and capstone's names for the processor.
 
-    ``unit`` is what all instructions are a multiple of, and where they begin.
+    ``unit`` is the alignment of instructions in bytes; their lengths are multiples of it.
     """
 
     length: Callable[[bytes], int]
@@ -80,14 +80,14 @@ _MACHINES = {
 }
 
 FOREIGN_MACHINES = tuple(_MACHINES)
-"""The processors whose instructions are known here, as ``ElfFile.machine`` names them."""
+"""The supported processors, as ``ElfFile.machine`` names them."""
 
 
 def instruction_length(machine: str, data: bytes, address: int) -> int | None:
     """
-    Return how long the instruction is that ``data`` begins with, None if none can be at its address.
+    Return the length in bytes of the instruction at the start of ``data``; None if none can be at its address.
 
-    Zeros are an instruction of none of these processors.
+    Zeros are not an instruction of any of these processors.
     """
     known = _MACHINES[machine]
     if len(data) < known.unit or address % known.unit:
@@ -97,7 +97,7 @@ def instruction_length(machine: str, data: bytes, address: int) -> int | None:
 
 
 def instruction_text(machine: str, raw: bytes, address: int) -> ForeignText:
-    """Return how an instruction reads."""
+    """Return the disassembly of an instruction."""
     try:
         decoder = disassembler(machine)
     except TargetError:
@@ -123,11 +123,11 @@ def disassembler(machine: str) -> Any:
     return capstone.Cs(getattr(capstone, known.family), sum(getattr(capstone, mode) for mode in known.modes))
 
 
-# What one instruction does to registers and memory, all of it from the values that there were before.
+# The effect of one instruction on registers and memory, computed from the values before it.
 
 
 class Sum(NamedTuple):
-    """A register becomes another one, or 0 where ``base`` is "", plus a number; one called "" is none."""
+    """An assignment to a register of another one, or 0 for "" as ``base``, plus ``addend``; "" discards the result."""
 
     register: str
     base: str
@@ -135,7 +135,7 @@ class Sum(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A register, or 0 where it is "", is stored at another one plus a number: its ``size`` lowest bytes."""
+    """A store of a register's ``size`` lowest bytes, or of 0 for "", at ``base`` plus ``displacement``."""
 
     register: str
     base: str
@@ -144,7 +144,11 @@ class Store(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A register becomes what is at another one plus a number; one called "" is none."""
+    """
+    A load of a register from ``size`` bytes at ``base`` plus ``displacement``.
+
+    The register "" discards the result.
+    """
 
     register: str
     base: str
@@ -154,7 +158,7 @@ class Load(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What an instruction does before the next one follows."""
+    """The effect of an instruction that does not branch."""
 
     sums: Sequence[Sum] = ()
     stores: Sequence[Store] = ()
@@ -165,7 +169,7 @@ NOTHING = Effect()
 
 
 def signed(value: int, bits: int) -> int:
-    """Return the number whose two's complement is in the lowest bits of a value."""
+    """Return the signed number whose two's complement is in the lowest bits of a value."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> bits - 1 else value
 
@@ -176,7 +180,7 @@ def signed(value: int, bits: int) -> int:
 _AARCH64_NOP = 0xD503_201F
 _PAGE = 4096
 _ZERO = 31
-"""The register that is 0, or the stack pointer."""
+"""Register number of the zero register, or the stack pointer."""
 _WORD = 8
 
 
@@ -189,7 +193,7 @@ def _or_stack(number: int) -> str:
 
 
 def aarch64_effect(raw: bytes, address: int) -> Effect | None:
-    """Return what the instruction ``raw`` at an address does, None if that is not known."""
+    """Return the effect of the instruction ``raw`` at an address; None if it is not supported."""
     word = int.from_bytes(raw, "little")
     if word == _AARCH64_NOP:
         return NOTHING
@@ -220,7 +224,7 @@ def _sum(word: int, address: int) -> Sum | None:
 
 
 def _pair(word: int) -> Effect | None:
-    """Return what stp or ldp of two 64-bit registers does, with or without a new base."""
+    """Return the effect of stp or ldp of two 64-bit registers, with or without writeback of the base."""
     if word & 0xFE00_0000 != 0xA800_0000 or not (kind := word >> 23 & 3):
         return None
     first, second, number = word & 31, word >> 10 & 31, word >> 5 & 31
@@ -228,7 +232,7 @@ def _pair(word: int) -> Effect | None:
     start = 0 if kind == 1 else offset
     changed = () if kind == 2 else (Sum(base, base, offset),)
     if changed and number in (first, second) and number != _ZERO:
-        return None  # the manual leaves it open
+        return None  # the manual leaves the result open
     if word >> 22 & 1:
         if first == second:
             return None
@@ -239,7 +243,7 @@ def _pair(word: int) -> Effect | None:
 
 
 def _single(word: int) -> Effect | None:
-    """Return what str or ldr of a register does: at an unsigned offset, or 64 bits with a new base."""
+    """Return the effect of str or ldr: with an unsigned offset, or of 64 bits with writeback of the base."""
     register, number = word & 31, word >> 5 & 31
     base = _or_stack(number)
     if word & 0xBF80_0000 == 0xB900_0000:
@@ -263,7 +267,7 @@ _POWER_NOP = 0x6000_0000  # ori r0, r0, 0
 
 
 def power_effect(raw: bytes, word_size: int) -> Effect | None:
-    """Return what the instruction ``raw`` does where words have so many bytes, None if that is not known."""
+    """Return the effect of the instruction ``raw`` for words of ``word_size`` bytes; None if it is not supported."""
     word = int.from_bytes(raw, "big")
     if word == _POWER_NOP:
         return NOTHING
@@ -316,12 +320,16 @@ def _short(bits: int) -> str:
 
 
 def _gathered(word: int, *places: tuple[int, int, int]) -> int:
-    """Return a number whose bits are spread: each place is where some are, how many, and where they belong."""
+    """
+    Return a number from scattered bits.
+
+    Each place is the lowest bit, the number of bits, and the bit to move them to.
+    """
     return sum((word >> at & (1 << count) - 1) << to for at, count, to in places)
 
 
 def riscv_effect(raw: bytes, address: int) -> Effect | None:
-    """Return what the instruction ``raw`` at an address does, None if that is not known."""
+    """Return the effect of the instruction ``raw`` at an address; None if it is not supported."""
     word = int.from_bytes(raw, "little")
     match word & 3:
         case 3:
@@ -404,7 +412,7 @@ def _of_quadrant_2(word: int) -> Effect | None:
 
 
 def zseries_effect(raw: bytes, address: int) -> Effect | None:
-    """Return what the instruction ``raw`` at an address does, in 64-bit addressing mode; None if that is not known."""
+    """Return the effect of the instruction ``raw`` at an address, in 64-bit addressing mode; None if not supported."""
     word = int.from_bytes(raw, "big")
     match len(raw):
         case 2:
@@ -431,7 +439,7 @@ def _of_four(word: int) -> Effect | None:
 
 
 def _base(index: int, base: int) -> str | None:
-    """Return the register that an address is relative to, "" for none; None if there are two."""
+    """Return the register of an address, "" for none; None if there are two."""
     index, base = index & 15, base & 15
     if index and base:
         return None
@@ -464,7 +472,7 @@ def _of_six(word: int, address: int) -> Effect | None:
 
 
 class Mode(NamedTuple):
-    """What bits of a register have to be, so that instructions do what is said of them here."""
+    """The value that some bits of a register must have for the effects here to be correct."""
 
     register: str
     mask: int
@@ -472,17 +480,17 @@ class Mode(NamedTuple):
 
 
 MODES = {
-    "aarch64": (Mode("pstate", 0xC00, 0),),  # BTYPE: after an indirect branch some instructions are refused
+    "aarch64": (Mode("pstate", 0xC00, 0),),  # BTYPE: after an indirect branch some instructions raise an exception
     "riscv64": (),
     "ppc": (),
     "ppc64": (),
     "s390x": (Mode("pswmask", 0x1_8000_0000, 0x1_8000_0000),),  # 64-bit addresses
 }
-"""The processors whose instructions are known, and how they have to be set up."""
+"""The supported processors, and their required modes."""
 
 
 def effect_of(machine: str, raw: bytes, address: int) -> Effect | None:
-    """Return what the instruction ``raw`` of a processor does at an address, None if that is not known."""
+    """Return the effect of the instruction ``raw`` of a processor at an address; None if it is not supported."""
     match machine:
         case "aarch64":
             return aarch64_effect(raw, address)

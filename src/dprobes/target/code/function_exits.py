@@ -1,9 +1,9 @@
 """
-Where a function is left: its return instructions, and the jumps that may be tail calls.
+The exits of a function: its return instructions, and the jumps that may be tail calls.
 
 A function is its symbol's range, or that of its frame description, and the cold parts that the compiler moved
-elsewhere. A jump out of it with only the return address on the stack is a tail call; that is what the unwind table
-tells. What cannot be decided is an error: a return that is missed would be worse than none.
+elsewhere. A jump out of it with only the return address on the stack is a tail call; the unwind table has the stack's
+state. Cases that cannot be decided are errors: a missed return would be worse than no probe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["CallFrames", "Exit", "ExitKind", "Exits", "function_exits"]
 
 
 class CallFrames:
-    """The call frames of one file, by its unwind table; bytes that are not as they should be count as no answer."""
+    """The call frames of one file, from its unwind table; malformed entries count as missing."""
 
     def __init__(self, elf: ElfFile) -> None:
         self._elf = elf
@@ -35,11 +35,11 @@ class CallFrames:
 
     def is_at_entry(self, address: int) -> bool | None:
         """
-        Return whether the return address is on top of the stack at ``address``, as it is when a function begins.
+        Return whether the return address is on top of the stack at ``address``, as at the start of a function.
 
-        None if the file does not say.
+        Return None if the file has no unwind table for it.
         """
-        from dprobes.target.unwind.stack_walk import COLUMNS  # few programs ask
+        from dprobes.target.unwind.stack_walk import COLUMNS  # needed by few programs
 
         frame = self.frame_address(address)
         columns = COLUMNS.get(self._elf.machine)
@@ -48,7 +48,7 @@ class CallFrames:
         return frame.register == columns.sp and frame.offset == self._elf.word_size
 
     def frame_address(self, address: int) -> FrameAddress | None:
-        """Return where the canonical frame address is at a link address; None if the file does not say."""
+        """Return the rule for the canonical frame address at a link address; None if the file has none."""
         description = self._elf.frames.description_of(self._elf, address)
         if description is None:
             return None
@@ -66,7 +66,7 @@ class ExitKind(Enum):
 
     RETURN = "return"
     JUMP = "jump"
-    """Leaves it only if the target lies outside."""
+    """A jump leaves the function only if its target is outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class Exit:
 @dataclass(frozen=True, slots=True)
 class Exits:
     """
-    The exits of a function, and the ranges of link addresses (end excluded) that are the function.
+    The exits of a function, and the ranges of link addresses (end excluded) of its code.
 
-    ``goes_back`` says that it jumps to its own first instruction, which is then executed without a call. ``are_known``
-    is False for processors whose functions return through a register: where they do is seen when it happens.
+    ``goes_back`` is true if it jumps to its own first instruction, which is then executed without a call. ``are_known``
+    is False for processors whose functions return through a register: their exits are found at run time.
     """
 
     exits: tuple[Exit, ...]
@@ -95,7 +95,7 @@ class Exits:
 
     @property
     def are_missing(self) -> bool:
-        """Whether the function never returns."""
+        """True if the function never returns."""
         return self.are_known and not self.exits
 
 
@@ -103,7 +103,7 @@ def function_exits(module: Module, frames: CallFrames, address: int, size: int) 
     """
     Return the exits of the function at a link address; ``size`` is that of its symbol, or 0.
 
-    Raise ``TargetError``, a clause about ``it``, if they cannot be known.
+    Raise ``TargetError``, a clause about ``it``, if they cannot be determined.
     """
     end = address + size
     if not is_x86(module):
@@ -132,7 +132,7 @@ class _Search:
         decided = 0
         while waiting:
             self._decode(*waiting.pop())
-            # All jumps so far, because a range that is new may be the target of several.
+            # Check all earlier jumps, because a new range may be the target of several.
             for jump in self.jumps[decided:]:
                 part = self._follow(*jump)
                 if part is not None and part not in self.ranges and part not in waiting:
@@ -188,7 +188,7 @@ class _Search:
         return any(start <= address < end for start, end in self.ranges)
 
     def _follow(self, instruction: Instruction, offset: int, raw: bytes) -> tuple[int, int] | None:
-        """Note a jump that may leave the function, or return the part of the function elsewhere that it leads to."""
+        """Record a jump that may leave the function, or return the range of the separate part that it leads to."""
         target = self._target(instruction)
         if target is not None and self._contains(target):
             return None
@@ -200,11 +200,11 @@ class _Search:
         if at_entry:
             self._add(ExitKind.JUMP, instruction, offset, raw)
             return None
-        # With more on the stack than the return address no other function could be called.
+        # With more on the stack than the return address it cannot be a tail call.
         return None if target is None else self._unnamed_part(target)
 
     def _cold_part(self, target: int) -> tuple[int, int] | None:
-        """Return the range of this function's cold part if ``target`` is in that."""
+        """Return the range of this function's cold part if it contains ``target``."""
         symbols = self.module.symbols
         part, own = symbols.covering(target), symbols.names_at(self.start)
         if part is None or not part.size or ".cold" not in part.name or part.name.partition(".cold")[0] not in own:
@@ -221,7 +221,7 @@ class _Search:
         return extent
 
     def _check_target(self, instruction: Instruction) -> None:
-        """Raise if a jump leads into another instruction, unless it only skips a prefix of it."""
+        """Raise ``TargetError`` if a jump leads into another instruction, unless it only skips a prefix of it."""
         from iced_x86 import FlowControl
 
         target = self._target(instruction)

@@ -1,8 +1,8 @@
 """
-The instructions of a module: decoding, boundaries, and what may carry a probepoint.
+The instructions of a module: decoding, boundaries, and the places that may carry a probepoint.
 
-Those of x86 are read through iced-x86, those of other processors by ``foreign_instructions``. Works on the file, never
-on a running process.
+Instructions of x86 are decoded by iced-x86, those of other processors by ``foreign_instructions``. This module works on
+the file, never on a running process.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ __all__ = [
     "unprobeable",
 ]
 
-# The decoder (iced-x86), imported without its forty modules of names. The package's own start imports a module for each
-# of its enumerations, which takes four times as long as the machine code that decodes; a run needs two of them. So the
-# package is made here from its machine code, and everything else of it comes when somebody asks for it: to others it is
-# the same package.
+# The decoder (iced-x86), imported without its forty modules of names. The package's ``__init__`` imports a module for
+# each of its enumerations, which takes four times as long as loading the machine code that decodes; a run needs two of
+# them. So the package object is made here from its machine code, and its other modules are imported at their first use.
+# For other importers it is the same package.
 
 
 _PACKAGE = "iced_x86"
 _MACHINE_CODE = f"{_PACKAGE}._iced_x86_py"
 
 _MEMORY = 16 << 20
-"""Bytes; the decoder's library and its tables take 13 MiB."""
+"""Memory in bytes that is checked before the import; the decoder's library and its tables take 13 MiB."""
 
 
 def prepare_decoder() -> None:
     """
-    Have ``from iced_x86 import ...`` import what is named only.
+    Make ``from iced_x86 import ...`` import only the given names.
 
-    Raise ``MemoryError`` where the decoder would get none: the language that it is written in ends the process.
+    Raise ``MemoryError`` if there is too little memory for the decoder: its Rust code would abort the process.
     """
     if _PACKAGE in sys.modules:
         return
     try:
-        mmap.mmap(-1, _MEMORY).close()  # none of it is touched, which would take milliseconds
+        mmap.mmap(-1, _MEMORY).close()  # the pages are not touched, which would take milliseconds
     except OSError:
         raise MemoryError from None
     spec = PathFinder.find_spec(_PACKAGE)
     if spec is None or spec.submodule_search_locations is None:
-        return  # whoever imports it is told
+        return  # its importer gets the error
     package = _Package(_PACKAGE)
     package.__spec__, package.__loader__ = spec, spec.loader
     package.__path__ = spec.submodule_search_locations
@@ -87,7 +87,7 @@ def prepare_decoder() -> None:
 
 
 class _Package(ModuleType):
-    """The package, whose modules and other names are imported when they are asked for."""
+    """The package, whose modules and other names are imported at their first use."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
@@ -97,7 +97,7 @@ class _Package(ModuleType):
         try:
             found: Any = import_module(f"{_PACKAGE}.{name}")
         except ModuleNotFoundError:
-            # The machine code has the names of modules as well, which hide those.
+            # The machine code has attributes with the names of modules, too, which hide the modules.
             found = getattr(sys.modules[_MACHINE_CODE], name, None)
         if found is None:
             return self._whole(name)
@@ -105,7 +105,7 @@ class _Package(ModuleType):
         return found
 
     def _whole(self, name: str) -> Any:
-        """Run the package's start after all, and return what it gives a name to."""
+        """Execute the package's ``__init__`` after all, and return the value of a name."""
         self.__class__ = ModuleType  # type: ignore[assignment]
         assert self.__spec__ is not None
         assert self.__spec__.loader is not None
@@ -114,7 +114,7 @@ class _Package(ModuleType):
 
 
 MAX_LENGTH = 15
-"""How many bytes an instruction has at most (Intel SDM volume 2, 2.3.11)."""
+"""Maximum size of an instruction in bytes (Intel SDM volume 2, 2.3.11)."""
 _CHUNK = 4096  # bytes decoded at once
 _BITS = {"i386": 32, "x86_64": 64}
 _BAD = "(bad)"
@@ -148,7 +148,7 @@ class DecodedInstruction:
 
 
 class Boundary(Enum):
-    """The ways in which an offset lies to the instructions around it."""
+    """The position of an offset relative to instructions."""
 
     ON_BOUNDARY = "on boundary"
     INSIDE = "inside"
@@ -157,7 +157,7 @@ class Boundary(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryCheck:
-    """The verdict on an offset, and if it is inside an instruction the file offsets of that and of the next."""
+    """The position of an offset; inside an instruction also the file offsets of that instruction and of the next."""
 
     status: Boundary
     before: int | None = None
@@ -165,17 +165,21 @@ class BoundaryCheck:
 
 
 def is_x86(module: Module) -> bool:
-    """Return whether a module's code is that of i386 or x86-64; raise ``TargetError`` if nobody knows it."""
+    """Return whether a module is for i386 or x86-64; raise ``TargetError`` if its processor is not supported."""
     return _bits(module) is not None
 
 
 def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
-    """Return the instruction whose first byte is at ``file_offset``, presuming that one starts there."""
+    """Return the instruction whose first byte is at ``file_offset``, assuming that one starts there."""
     return next(first_instructions(module, (file_offset,)))
 
 
 def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[DecodedInstruction]:
-    """Give the instruction at each of ``file_offsets``, presuming that one starts there; made for thousands of them."""
+    """
+    Iterate over the instructions at ``file_offsets``, assuming that one starts at each.
+
+    The function is fast for thousands of them.
+    """
     bits = _bits(module)
     if bits is None:
         yield from (_foreign_at(module, offset) for offset in file_offsets)
@@ -193,7 +197,7 @@ def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[
 
 
 def decode(data: bytes, bits: int, address: int, offset: int = 0) -> Iterator[DecodedInstruction]:
-    """Give the instructions in ``data``, the first of which is at ``address`` and has that offset in its module."""
+    """Iterate over the instructions in ``data``; the first one has the given address and file offset."""
     prepare_decoder()
     from iced_x86 import Decoder
 
@@ -219,11 +223,7 @@ def instruction_starts(module: Module, start: int, end: int) -> set[int]:
 
 
 def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple[Instruction, int, bytes]]:
-    """
-    Give the instructions that start from link address ``start`` to ``end`` (excluded), their offsets and bytes.
-
-    Those of x86 only.
-    """
+    """Iterate over the x86 instructions from link address ``start`` to ``end`` (excluded), with offset and bytes."""
     offset = module.elf.file_offset(start)
     if offset is not None:
         for found in _instructions(module, offset):
@@ -234,9 +234,9 @@ def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple
 
 def registers_written(module: Module, start: int, end: int) -> frozenset[str] | None:
     """
-    Return the names of the registers that the instructions between two link addresses write, as wide as they are.
+    Return the names of the full registers that the instructions between two link addresses write.
 
-    None if one of them may lead elsewhere, or cannot be told.
+    Return None if one of them may branch or is not valid.
     """
     from iced_x86 import FlowControl, InstructionInfoFactory, OpAccess, Register, RegisterExt
 
@@ -277,9 +277,9 @@ def disassemble(module: Module, start_offset: int, count: int) -> list[DecodedIn
 
 def disassemble_around(module: Module, file_offset: int, before: int, after: int) -> list[DecodedInstruction]:
     """
-    Return the instruction that holds ``file_offset``, with up to ``before`` and ``after`` others around it.
+    Return the instruction that contains ``file_offset``, with up to ``before`` and ``after`` others around it.
 
-    Those before stay in the function; without a known function start the first one is that at ``file_offset``.
+    Those before are in the same function; without a known function start the first one is that at ``file_offset``.
     """
     preceding = _decode_up_to(module, file_offset) or []
     start = file_offset
@@ -290,13 +290,13 @@ def disassemble_around(module: Module, file_offset: int, before: int, after: int
 
 
 def unprobeable(decoded: DecodedInstruction) -> str | None:
-    """Return why an instruction cannot carry a probepoint, as a clause about ``it``; None if it can."""
+    """Return the reason why an instruction cannot carry a probepoint, as a clause about ``it``; None if it can."""
     return _UNPROBEABLE.get(decoded.mnemonic)
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """The file offsets from which to which one instruction reaches."""
+    """The file offsets of the first byte and of the end of one instruction."""
 
     offset: int
     end: int
@@ -304,7 +304,7 @@ class _Extent:
 
 
 def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
-    """Return the instructions of the function that start before ``file_offset``; None if they cannot be known."""
+    """Return the instructions of the function that start before ``file_offset``; None if they are not known."""
     _bits(module)
     _code_end(module, file_offset)
     start = module.function_start(file_offset)
@@ -316,13 +316,13 @@ def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
         if extent.offset >= file_offset:
             break
         if extent.is_invalid:
-            return None  # data between the instructions: what follows may be out of step
+            return None  # data between the instructions: the decoding of what follows may be wrong
         found.append(extent)
     return found
 
 
 def _extents(module: Module, start_offset: int) -> Iterator[_Extent]:
-    """Give the places of the instructions from ``start_offset`` on."""
+    """Iterate over the extents of the instructions from ``start_offset`` on."""
     if _bits(module) is None:
         return _foreign_extents(module, start_offset)
     return (_Extent(at, at + found.len, found.is_invalid) for found, at, _ in _instructions(module, start_offset))
@@ -355,7 +355,7 @@ def _foreign_at(module: Module, offset: int) -> DecodedInstruction:
 
 
 def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
-    """Give the instructions from ``start_offset`` on as text."""
+    """Iterate over the instructions from ``start_offset`` on, with their text."""
     if _bits(module) is None:
         return (_foreign_at(module, extent.offset) for extent in _foreign_extents(module, start_offset))
     describe = _describer()
@@ -363,7 +363,7 @@ def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
 
 
 def _describer() -> Callable[[Instruction, int, bytes], DecodedInstruction]:
-    """Return a function from an instruction, its file offset and its bytes to their description."""
+    """Return a function that describes an instruction from iced-x86, with its file offset and its bytes."""
     from iced_x86 import FormatMnemonicOptions, Formatter, FormatterSyntax
 
     formatter = Formatter(FormatterSyntax.INTEL)
@@ -393,7 +393,7 @@ def _describer() -> Callable[[Instruction, int, bytes], DecodedInstruction]:
 
 
 def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instruction, int, bytes]]:
-    """Give each instruction from ``start_offset`` to the end of its segment, with its file offset and bytes."""
+    """Iterate over the instructions from ``start_offset`` to the end of its segment, with file offset and bytes."""
     prepare_decoder()
     from iced_x86 import Decoder
 
@@ -405,7 +405,7 @@ def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instructi
         base = position
         data = module.elf.data[base : min(end, base + _CHUNK)]
         decoder = Decoder(bits, data, ip=module.elf.link_address(base) or 0)
-        # The last instructions of a chunk may be cut: they are decoded again at the start of the next one.
+        # The last instructions of a chunk may be cut off: they are decoded again at the start of the next one.
         limit = end if base + len(data) >= end else base + len(data) - MAX_LENGTH
         while position < limit:
             instruction = decoder.decode()
@@ -415,7 +415,7 @@ def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instructi
 
 
 def _bits(module: Module) -> int | None:
-    """Return the mode of x86, None for a processor of ``foreign_instructions``."""
+    """Return the mode of x86, None for a processor of ``foreign_instructions``; raise ``TargetError`` for others."""
     machine = module.elf.machine
     bits = _BITS.get(machine)
     if bits is not None:
@@ -439,7 +439,7 @@ class ProbedInstruction(NamedTuple):
     """
     The instruction at a place.
 
-    ``certain`` is False where nothing tells whether an instruction starts there, or that there is code at all.
+    ``certain`` is False if it is not known that an instruction starts there, or that there is code at all.
     """
 
     decoded: DecodedInstruction
@@ -447,7 +447,7 @@ class ProbedInstruction(NamedTuple):
 
 
 def instruction_at(module: Module, offset: int) -> ProbedInstruction:
-    """Return the instruction at a file offset; raise ``TargetError`` if it is no place where one starts."""
+    """Return the instruction at a file offset; raise ``TargetError`` if no instruction can start there."""
     if not module.elf.is_executable_offset(offset):
         raise _not_code(module, offset)
     if not module.is_known_code(offset):
@@ -476,7 +476,7 @@ def _not_code(module: Module, offset: int) -> TargetError:
 
 
 def _refuse_padding(module: Module, decoded: DecodedInstruction) -> None:
-    """Raise if a function starts within the bytes that decode as one instruction: they are padding before it."""
+    """Raise ``TargetError`` if a function starts inside the decoded bytes: they are padding before it."""
     for distance in range(1, decoded.length):
         symbol = module.symbol_at(decoded.offset + distance)
         if symbol is not None and symbol[1] == 0:

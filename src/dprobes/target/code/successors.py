@@ -1,7 +1,7 @@
 """
-Where a thread can be after one instruction: for machines that cannot stop there by themselves.
+The possible addresses of a thread after one instruction, for machines without a single step.
 
-Each processor's branches are told by their formats; what is no branch is followed by the next instruction. Both ways
+Branches are recognised by the formats of each processor; any other instruction is followed by the next one. Both ways
 of a conditional branch count. Registers have the names of ``arch``.
 """
 
@@ -26,9 +26,9 @@ def successors(
     word: Callable[[int], int],
 ) -> frozenset[int]:
     """
-    Return the addresses of which one is the next instruction's, after that with the bytes ``raw`` at an address.
+    Return the possible addresses of the instruction after that with the bytes ``raw`` at an address.
 
-    ``register`` returns a register by its name, ``word`` a word of memory. Raise ``TargetError`` if it cannot be told.
+    ``register`` returns a register by its name, ``word`` a word of memory. Raise ``TargetError`` if they are not known.
     """
     after = address + len(raw)
     match machine:
@@ -53,7 +53,11 @@ def _signed(value: int, bits: int) -> int:
 
 
 def _of_aarch64(word: int, pc: int, register: Callable[[str], int]) -> tuple[int, ...]:
-    """Arm Architecture Reference Manual, section C4.1.65, "Branches, Exception Generating and System instructions"."""
+    """
+    Decode branches by the Arm Architecture Reference Manual, section C4.1.65.
+
+    The section is "Branches, Exception Generating and System instructions".
+    """
     if word & 0x7C00_0000 == 0x1400_0000:  # b, bl
         return (pc + 4 * _signed(word & 0x3FF_FFFF, 26),)
     if word & 0xFF00_0000 == 0x5400_0000 or word & 0x7E00_0000 == 0x3400_0000:  # b.cond, cbz, cbnz
@@ -68,7 +72,7 @@ def _of_aarch64(word: int, pc: int, register: Callable[[str], int]) -> tuple[int
     return ()
 
 
-# The offsets of branches of RISC-V: pairs of a bit of the instruction, and the bit of the offset that it is.
+# The offsets of RISC-V's branches: pairs of a bit of the instruction and the bit of the offset.
 _OF_C_J = ((12, 11), (11, 4), (10, 9), (9, 8), (8, 10), (7, 6), (6, 7), (5, 3), (4, 2), (3, 1), (2, 5))
 _OF_C_BEQZ = ((12, 8), (11, 4), (10, 3), (6, 7), (5, 6), (4, 2), (3, 1), (2, 5))
 _OF_JAL = ((31, 20), *((12 + n, 12 + n) for n in range(8)), (20, 11), *((21 + n, 1 + n) for n in range(10)))
@@ -76,7 +80,11 @@ _OF_BEQ = ((31, 12), (7, 11), *((25 + n, 5 + n) for n in range(6)), *((8 + n, 1 
 
 
 def _of_riscv(word: int, pc: int, after: int, register: Callable[[str], int]) -> tuple[int, ...]:
-    """RISC-V unprivileged ISA, chapters "RV32I Base Integer Instruction Set" and "C" (compressed instructions)."""
+    """
+    Decode branches by the RISC-V unprivileged ISA.
+
+    The chapters are "RV32I Base Integer Instruction Set" and "C" (compressed instructions).
+    """
     if word & 3 != 3:
         quadrant, function = word & 3, word >> 13
         if quadrant == 1 and function == 5:  # c.j: offset[11|4|9:8|10|6|7|3:1|5]
@@ -99,16 +107,20 @@ def _of_riscv(word: int, pc: int, after: int, register: Callable[[str], int]) ->
 
 
 def _gathered(word: int, parts: Sequence[tuple[int, int]]) -> int:
-    """Return the number whose bits are at other places of a word: pairs of a place there, and in the number."""
+    """Return the number whose bits are scattered over a word: pairs of a bit there, and in the number."""
     return sum((word >> there & 1) << here for there, here in parts)
 
 
 _RELATIVE_EC = frozenset((0x44, 0x45, 0x64, 0x65, 0x76, 0x77, 0x7C, 0x7D, 0x7E, 0x7F))
-"""brxhg, brxlg, and compare and branch relative."""
+"""Codes of brxhg, brxlg, and compare and branch relative."""
 
 
 def _of_s390(raw: bytes, pc: int, after: int, register: Callable[[str], int]) -> tuple[int, ...]:
-    """z/Architecture Principles of Operation, appendix B, "Lists of Instructions", by operation codes."""
+    """
+    Decode branches by operation code.
+
+    Source: z/Architecture Principles of Operation, appendix B, "Lists of Instructions".
+    """
 
     def base(number: int) -> int:
         return register(f"gpr{number}") if number else 0
@@ -144,7 +156,7 @@ def _of_s390(raw: bytes, pc: int, after: int, register: Callable[[str], int]) ->
 
 
 def _of_power(word: int, pc: int, register: Callable[[str], int]) -> tuple[int, ...]:
-    """Power ISA, book I, section 2.4, "Branch Instructions"."""
+    """Decode branches by the Power ISA, book I, section 2.4, "Branch Instructions"."""
     is_absolute = word >> 1 & 1
     match word >> 26:
         case 18:  # b
@@ -167,7 +179,7 @@ def _of_power(word: int, pc: int, register: Callable[[str], int]) -> tuple[int, 
 def _of_x86(
     raw: bytes, bits: int, pc: int, register: Callable[[str], int], word: Callable[[int], int]
 ) -> tuple[int, ...]:
-    """Intel SDM, volume 1, section 7.3.8, "Control Transfer Instructions"."""
+    """Decode branches by the Intel SDM, volume 1, section 7.3.8, "Control Transfer Instructions"."""
     prepare_decoder()
     from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind, Register
 

@@ -1,14 +1,15 @@
 """
-What the kernel's uprobes do with an instruction of x86: emulate it, step it out of line, refuse it, or get it wrong.
+The treatment of an x86 instruction by the kernel's uprobes: emulated, stepped out of line, refused, or broken.
 
-A uprobe needs the instruction under its breakpoint carried out elsewhere. The kernel emulates a few, and steps a copy
-of the others, which costs a debug exception, about twenty times as much. It looks at opcode bytes alone, and so takes
+The kernel must execute the instruction under a uprobe's breakpoint elsewhere. It emulates a few, and steps a copy of
+the others, which takes a debug exception and about twenty times as long. It checks opcode bytes alone, and so mistakes
 some vector instructions for jumps. The tables follow ``uprobe_init_insn``, ``branch_setup_xol_ops``,
 ``push_setup_xol_ops`` and ``arch_uprobe_analyze_insn`` in ``arch/x86/kernel/uprobes.c``.
-``tests/integration/ebpf/test_uprobe_sites.py`` compares them with the running kernel; they were made with 6.18. Where
-kernels differ, the answer is the one that holds for all.
 
-Pure: bytes in, answer out.
+``tests/integration/ebpf/test_uprobe_sites.py`` compares them with the running kernel; they were made with 6.18. Where
+kernels differ, the result is the one that is safe for all.
+
+The functions are pure: they depend on bytes only.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def may_fault(raw: bytes, bits: int) -> bool:
     """
     Return whether the instruction ``raw`` in code of 32 or 64 ``bits`` can raise a fault that ends a program.
 
-    False is certain; true may be said of one that never does, as of all vector instructions.
+    False is certain; true may be wrong, for example for vector instructions, which all count.
     """
     from iced_x86 import Decoder
 
@@ -62,7 +63,7 @@ def _examiner() -> Callable[[Instruction], bool]:
         Mnemonic.DIV, Mnemonic.IDIV, Mnemonic.AAM, Mnemonic.BOUND, Mnemonic.UD0, Mnemonic.UD1, Mnemonic.UD2,
         Mnemonic.INVALID, Mnemonic.HLT,
     }  # fmt: skip
-    # An address that is worked out, as by lea and long nops, is not looked at.
+    # Addresses that are only computed, as by lea and long nops, are not accessed.
     untouched = (OpAccess.NONE, OpAccess.NO_MEM_ACCESS)
 
     def examine(instruction: Instruction) -> bool:
@@ -83,13 +84,13 @@ class UprobeClass(Enum):
     EMULATED = "emulated"
     STEPPED = "single-stepped"
     REFUSED = "refused"
-    """No breakpoint gets there: error 524, or nothing at all where the file is mapped later."""
+    """No breakpoint is set: error 524, or no error at all where the file is mapped later."""
     BROKEN = "broken"
-    """The kernel takes it, and the program does something else than without the uprobe."""
+    """The kernel accepts it, but the program's behaviour changes."""
 
 
 def _opcodes(text: str) -> frozenset[int]:
-    """Return the bytes that ``text`` names: hexadecimal numbers and ranges of them."""
+    """Return the bytes that ``text`` lists: hexadecimal numbers and ranges of them."""
     found: set[int] = set()
     for part in text.split():
         first, _, last = part.partition("-")
@@ -100,28 +101,32 @@ def _opcodes(text: str) -> frozenset[int]:
 _LEGACY_PREFIXES = _opcodes("26 2e 36 3e 64-67 f0 f2 f3")
 _VECTOR_PREFIX_SIZES = {0x62: 4, 0xC4: 3, 0xC5: 2}
 _BAD_PREFIXES = {0xF0: "lock", 0x26: "es", 0x2E: "cs", 0x36: "ss", 0x3E: "ds"}
-"""``is_prefix_bad``. In 64-bit code the segments mean nothing, but for notrack and hints on branches."""
+"""
+Prefixes that ``is_prefix_bad`` refuses.
 
-# What good_insns_64 and good_insns_32 leave out. All of the 0f map is good.
+In 64-bit code the segment prefixes have no effect, except for notrack and branch hints.
+"""
+
+# Opcodes that good_insns_64 and good_insns_32 leave out. All of the 0f map is good.
 _BAD_64 = _opcodes("06 07 0e 16 17 1e 1f 27 2f 37 3f 60-62 6c-6f 82 9a cc-cf d4-d6 e4-e7 ea ec-ef f1 f4 fa fb")
 _BAD_32 = _opcodes("07 17 1f 6c-6f cc-cf e4-e7 ec-ef f1 f4 fa fb")
 
 _BRANCHES = _opcodes("70-7f e8 e9 eb")
 _NEAR_CONDITIONAL = _opcodes("80-8f")
-"""After 0f."""
+"""Opcodes after 0f."""
 _PUSH_REGISTER = _opcodes("50-57")
 _NOP, _PUSHF, _POPF, _MOV_TO_SEGMENT, _GROUP_5 = 0x90, 0x9C, 0x9D, 0x8E, 0xFF
 _RETURNS = _opcodes("c2 c3 ca cb")
 _STRING = _opcodes("a4-a7 aa-af")
 _GROUP_15, _XRSTOR = 0xAE, 5
 _AMX = _opcodes("49 4b 5c 5e 6c 6d")
-"""In map 2 of VEX, where nothing else has these."""
+"""Opcodes in map 2 of VEX, where no other instructions have them."""
 _SYSTEM_CALLS = _opcodes("05 34")
-"""After 0f."""
+"""Opcodes after 0f."""
 _FMA4 = _opcodes("48 49 5c-5f 68-6f 78-7f")
-"""In map 3 of VEX, where nothing else has these."""
+"""Opcodes in map 3 of VEX, where no other instructions have them."""
 _SSE4A = _opcodes("78 79")
-"""After 0f, with the prefix 66 or f2."""
+"""Opcodes after 0f, with the prefix 66 or f2."""
 
 _TAKEN_FOR_JUMP = "the kernel mistakes it for a jump and does not execute it"
 _TAKEN_FOR_NOP = "the kernel mistakes it for a nop and does not execute it"
@@ -129,8 +134,10 @@ _TAKEN_FOR_NOP = "the kernel mistakes it for a nop and does not execute it"
 
 _STEPPED_FOR_EVER = "the kernel steps it for ever in a process that may not use the state of AMX"
 """
-The fault that withholds the state (#NM) becomes a signal without a ``trap_nr`` (``handle_xfd_event`` in
-``arch/x86/kernel/traps.c``), by which ``arch_uprobe_xol_was_trapped`` would see that the step has failed.
+Problem with instructions that use the state of AMX in a process without permission for it.
+
+Their fault (#NM) becomes a signal without a ``trap_nr`` (``handle_xfd_event`` in ``arch/x86/kernel/traps.c``), and
+``arch_uprobe_xol_was_trapped`` needs that to detect that the step has failed.
 """
 
 _UNKNOWN_FORM = "not every kernel can decode it"
@@ -139,10 +146,10 @@ _UNKNOWN_FORM = "not every kernel can decode it"
 @dataclass(frozen=True, slots=True)
 class _Parsed:
     """
-    The parts of an instruction that the kernel looks at.
+    The parts of an instruction that the kernel checks.
 
     ``map`` is 0 for one-byte opcodes, else the bytes 0f, 0f 38 and 0f 3a as a number. With a VEX or EVEX prefix, which
-    holds the map as ``vector_map``, it is 0 as well: the kernel looks the opcode up as if it were one byte.
+    has the map as ``vector_map``, it is 0 as well: the kernel looks the opcode up as if it were one byte.
     """
 
     prefixes: bytes
@@ -158,12 +165,12 @@ class _Parsed:
 
     @property
     def has_memory(self) -> bool:
-        """Whether the byte after the opcode says that an operand is in memory."""
+        """True if the byte after the opcode is a ModRM byte with a memory operand."""
         return bool(self.rest) and self.rest[0] >> 6 != 3
 
 
 def uprobe_class(raw: bytes, bits: int) -> UprobeClass:
-    """Return what the kernel does with the valid instruction ``raw`` in code of 32 or 64 ``bits``."""
+    """Return the kernel's treatment of the valid instruction ``raw`` in code of 32 or 64 ``bits``."""
     parsed = _parse(raw, bits)
     if parsed is None or _kernel_refusal(parsed, bits) is not None:
         return UprobeClass.REFUSED
@@ -174,9 +181,9 @@ def uprobe_class(raw: bytes, bits: int) -> UprobeClass:
 
 def refusal(decoded: DecodedInstruction, bits: int, *, at_entry: bool = False) -> str | None:
     """
-    Return why a uprobe cannot stand at an instruction, as a clause about ``it``; None if it can.
+    Return the reason why a uprobe cannot be placed at an instruction, as a clause about ``it``; None if it can.
 
-    ``at_entry`` says that it is the first one of a function, where nothing lies below the stack pointer yet.
+    ``at_entry`` is true for the first instruction of a function, where nothing is below the stack pointer yet.
     """
     if (reason := unprobeable(decoded)) is not None:
         return reason
@@ -191,16 +198,16 @@ def refusal(decoded: DecodedInstruction, bits: int, *, at_entry: bool = False) -
 
 def is_replaced_by_call(raw: bytes, bits: int) -> bool:
     """
-    Return whether kernels may replace the instruction by a call once it was hit: a nop of five bytes in 64-bit code.
+    Return whether kernels may replace the instruction by a call after a hit: a nop of five bytes in 64-bit code.
 
-    The call uses the stack, with no regard to the red zone (System V ABI, x86-64, 3.2.2) in its first versions.
-    Source: ``can_optimize`` and ``arch_uprobe_optimize``.
+    The first kernels with such calls overwrite the red zone of the stack (System V ABI, x86-64, 3.2.2). Source:
+    ``can_optimize`` and ``arch_uprobe_optimize``.
     """
     return bits == 64 and len(raw) == 5 and has_no_effect(raw, bits)
 
 
 def has_no_effect(raw: bytes, bits: int) -> bool:
-    """Return whether the instruction changes nothing but the instruction pointer: nops, ``endbr64``, ``endbr32``."""
+    """Return whether the instruction changes only the instruction pointer: nops, ``endbr64``, ``endbr32``."""
     parsed = _parse(raw, bits)
     if parsed is None or parsed.vector_map or 0xF0 in parsed.prefixes:
         return False
@@ -217,7 +224,7 @@ def has_no_effect(raw: bytes, bits: int) -> bool:
 
 
 def _parse(raw: bytes, bits: int) -> _Parsed | None:
-    """Take an instruction apart; None if it has a form that not every kernel can decode, or is cut off."""
+    """Parse an instruction; return None if not every kernel can decode its form, or it is cut off."""
     try:
         return _taken_apart(raw, bits)
     except IndexError:
@@ -250,7 +257,7 @@ def _taken_apart(raw: bytes, bits: int) -> _Parsed | None:
 
 
 def _kernel_refusal(parsed: _Parsed, bits: int) -> str | None:
-    """Return why the kernel sets no breakpoint."""
+    """Return the reason why the kernel refuses a breakpoint, None if it does not."""
     for prefix in parsed.prefixes:
         if prefix in _BAD_PREFIXES:
             return f"the kernel puts no uprobe on instructions with the prefix '{_BAD_PREFIXES[prefix]}'"
@@ -272,14 +279,14 @@ def _kernel_refusal(parsed: _Parsed, bits: int) -> str | None:
 
 
 def _is_branch(parsed: _Parsed) -> bool:
-    """Return whether the kernel mistakes it for a jump or call to an address in it."""
+    """Return whether the kernel takes it for a jump or call with a relative target."""
     if parsed.map == 0:
         return parsed.opcode in _BRANCHES
     return parsed.map == 0x0F and parsed.opcode in _NEAR_CONDITIONAL
 
 
 def _kernel_mistake(parsed: _Parsed, bits: int) -> str | None:
-    """Return what goes wrong with an instruction that the kernel takes."""
+    """Return the problem with an instruction that the kernel accepts, None without one."""
     if parsed.vector_map:
         return _vector_mistake(parsed)
     repeated = 0xF2 in parsed.prefixes or 0xF3 in parsed.prefixes
@@ -324,34 +331,34 @@ def _is_emulated(parsed: _Parsed, length: int) -> bool:
     return parsed.opcode in _PUSH_REGISTER and (length == 1 or (length == 2 and parsed.rex == 0x41))
 
 
-# A neighbour of a function's first instruction where a uprobe costs a twentieth: the cheap site.
-# Functions often begin with an instruction that has no effect and that kernels step (``endbr64``, long nops), and go on
-# with one that they emulate (``push %rbp``). A breakpoint on the second one sees what one on the first would, unless
-# the code is entered between the two. So a site is moved only if nothing can get there but by way of the first
-# instruction: no other symbol, no direct branch of the module, and no indirect jump of the function.
-# The search for branches looks for their bytes wherever they may stand. It so finds more than there are, which costs
-# nothing but a cheap site, and never fewer.
+# Faster sites next to a function's first instruction, where a uprobe takes a twentieth of the time.
+# Functions often begin with an instruction without effect that kernels step (``endbr64``, long nops), followed by one
+# that they emulate (``push %rbp``). A breakpoint on the second has the same hits as one on the first, unless the code
+# is entered between the two. So a site is moved only if it is reached by the first instruction alone: there is no other
+# symbol, no direct branch of the module, and no indirect jump of the function to it.
+# The search for branches finds their bytes at every position. It can find more than there are, which only prevents a
+# move, and never fewer.
 
 
 _BITS = {"i386": 32, "x86_64": 64}
-_PASSED = 3  # instructions without effect that are looked past
+_PASSED = 3  # instructions without effect that may be skipped
 _LANDING_MARKS = (b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfb")
-"""``endbr64`` and ``endbr32``: in code that has these, indirect jumps without notrack lead to nothing else."""
+"""``endbr64`` and ``endbr32``: where code has them, indirect jumps without notrack lead only to these."""
 
 _NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
-"""What stands before the 32-bit distance of a call or jump."""
+"""Opcodes before the 32-bit distance of a call or jump."""
 _SHORT_BRANCH = re.compile(rb"[\x70-\x7f\xe0-\xe3\xeb]")
-"""What stands before the 8-bit distance of a jump or loop."""
+"""Opcodes before the 8-bit distance of a jump or loop."""
 _INDIRECT_JUMP = re.compile(rb"\xff[\x20-\x2f\x60-\x6f\xa0-\xaf\xe0-\xef]")
 _NOTRACK = 0x3E
 _DISTANCE = struct.Struct("<i")
 _FEW = 8
-"""For so many targets it takes less time to look for each than for all branches."""
+"""Number of targets up to which a search for each is faster than a search for all branches."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A possible move: from the link address ``entry`` over ``boundaries``, of which the last is the new site."""
+    """A possible move: from the link address ``entry`` over ``boundaries``, the last of which is the new site."""
 
     index: int
     entry: int
@@ -361,9 +368,10 @@ class _Candidate:
 
 def cheap_sites(module: Module, instructions: Sequence[DecodedInstruction]) -> list[int]:
     """
-    Return by how many bytes a uprobe at each instruction may move to be emulated by the kernel instead of stepped.
+    Return the distance in bytes by which a uprobe at each instruction may move to be emulated instead of stepped.
 
-    0 if it has to stay, or gains nothing: also if it is not the first instruction of a function. Made for thousands.
+    It is 0 if the uprobe must stay or gains nothing, and if it is not at the first instruction of a function. The
+    function is fast for thousands of instructions.
     """
     bits = _BITS.get(module.elf.machine)
     moved = [0] * len(instructions)
@@ -418,7 +426,7 @@ def _branch_targets(module: Module, wanted: set[int]) -> set[int]:
 def _short_branch_targets(code: bytes, base: int, wanted: set[int]) -> Iterator[int]:
     for target in wanted:
         place = target - base
-        # The byte after the opcode counts from its own end on: from -128 to 127 bytes.
+        # The byte after the opcode is relative to its own end: from -128 to 127 bytes.
         for match in _SHORT_BRANCH.finditer(code, max(0, place - 129), max(0, min(place + 127, len(code) - 1))):
             if (match.end() + 1 - place + code[match.end()]) & 0xFF == 0:
                 yield target
@@ -438,7 +446,7 @@ def _has_near_branch(code: bytes, target: int) -> bool:
     """
     Return whether a branch in ``code`` leads to its byte ``target``.
 
-    The upper half of a distance is the same for 64 KiB of places: it is looked for as two bytes.
+    The upper half of a distance is the same for 64 KiB of places, so the search is for its two bytes.
     """
     # At a place p the distance is target - p - 4.
     for upper in range((target - len(code) - 4) >> 16, (target >> 16) + 1):
@@ -456,7 +464,7 @@ def _has_near_branch(code: bytes, target: int) -> bool:
 
 
 def _is_only_way(module: Module, frames: CallFrames, found: _Candidate) -> bool:
-    """Return whether the new site lies in the function and has no name, and no indirect jump leads to it."""
+    """Return whether the new site is in the function and has no symbol, and no indirect jump leads to it."""
     extent = _extent(module, found.entry)
     if extent is None or not found.boundaries[-1] < extent[1]:
         return False
@@ -473,7 +481,7 @@ def _is_only_way(module: Module, frames: CallFrames, found: _Candidate) -> bool:
 
 
 def _extent(module: Module, entry: int) -> tuple[int, int] | None:
-    """Return where the function starts and ends whose first instruction is at ``entry``, if that is known."""
+    """Return start and end of the function whose first instruction is at ``entry``; None if unknown."""
     symbol = module.symbols.covering(entry)
     if symbol is not None and symbol.address == entry and symbol.size:
         return entry, entry + symbol.size
@@ -499,8 +507,8 @@ def _leads_elsewhere(frames: CallFrames, address: int, raw: bytes, is_marked: bo
     """
     Return whether an indirect jump cannot lead to the beginning of its function.
 
-    There only the return address is on the stack. Where the jump has more on it, it cannot; where not, it is a tail
-    call in a function with a landing mark, unless it is a notrack jump, as those through tables are.
+    There only the return address is on the stack. A jump with more on the stack cannot lead there. One without is a
+    tail call in a function with a landing mark, unless it is a notrack jump, as those through tables are.
     """
     at_entry = frames.is_at_entry(address)
     if at_entry is None:

@@ -1,4 +1,4 @@
-"""Numbers and strings as DWARF and unwind tables have them: of fixed size, LEB128 (DWARF 5, 7.6), and up to a NUL."""
+"""Numbers and strings of DWARF and unwind tables: of fixed size, LEB128 (DWARF 5, 7.6), and NUL-terminated."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 __all__ = ["POINTER_SIZES", "ByteReader", "signed_at", "text_at", "unsigned_at"]
 
 _BITS_MAX = 70
-"""Bits of the longest number: ten groups of seven hold 64."""
+"""Maximum number of bits of a LEB128 number: ten groups of seven contain 64."""
 
 _TEXT_MAX = 1 << 16
-"""Bytes of a name; those of C++ have some thousands."""
+"""Maximum size of a name in bytes; those of C++ have some thousands."""
 
 POINTER_SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
-"""The sizes of encoded pointers by the low half of the encoding; 0 and 8 are a word."""
+"""Sizes in bytes of encoded pointers by the low half of the encoding; 0 and 8 are a word."""
 _WORDS = (0x00, 0x08)
 _SIGNED = 0x08
 
 
 def unsigned_at(data: FileBytes, position: int) -> tuple[int, int]:
-    """Return an unsigned number and where it ends; IndexError after the end, ValueError if it is too long."""
+    """Return an unsigned number and its end; IndexError after the end of the data, ValueError if it is too long."""
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -39,7 +39,7 @@ def unsigned_at(data: FileBytes, position: int) -> tuple[int, int]:
 
 
 def signed_at(data: FileBytes, position: int) -> tuple[int, int]:
-    """Return a signed number and where it ends; as ``unsigned_at``."""
+    """Return a signed number and its end; as ``unsigned_at``."""
     value = bits = 0
     while bits < _BITS_MAX:
         byte = data[position]
@@ -52,7 +52,7 @@ def signed_at(data: FileBytes, position: int) -> tuple[int, int]:
 
 
 def text_at(data: FileBytes, position: int, end: int) -> tuple[str, int]:
-    """Return the text up to a NUL before ``end``, and where it ends; ValueError if it does not."""
+    """Return the string up to a NUL before ``end``, and the position after the NUL; ValueError if there is none."""
     stop = data.find(b"\0", position, min(end, position + _TEXT_MAX))
     if stop < 0 or position < 0:
         raise ValueError("a text that does not end")
@@ -61,9 +61,9 @@ def text_at(data: FileBytes, position: int, end: int) -> tuple[str, int]:
 
 class ByteReader:
     """
-    Bytes that are read one after the other; IndexError after their end.
+    A sequential reader of bytes; IndexError after their end.
 
-    The first one is at ``address``, from which encoded pointers may count.
+    The first byte is at ``address``, to which encoded pointers may be relative.
     """
 
     __slots__ = ("_data", "_order", "address", "position")
@@ -76,29 +76,29 @@ class ByteReader:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing is left."""
+        """True if no bytes are left."""
         return self.position >= len(self._data)
 
     def move(self, distance: int) -> None:
-        """Go on so many bytes further, or back; ValueError if that is outside."""
+        """Move by a distance in bytes, forward or back; ValueError if the target is outside."""
         self.position += distance
         if not 0 <= self.position <= len(self._data):
             raise ValueError("a jump out of an expression")
 
     def skip(self, size: int) -> None:
-        """Go on after bytes."""
+        """Skip ``size`` bytes."""
         self.position += size
         if self.position > len(self._data):
             raise IndexError("it ends too early")
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next ``size`` bytes."""
         start = self.position
         self.skip(size)
         return self._data[start : self.position]
 
     def number(self, size: int, *, is_signed: bool = False) -> int:
-        """Return a number of so many bytes."""
+        """Return a number of ``size`` bytes."""
         return int.from_bytes(self.take(size), self._order, signed=is_signed)
 
     def unsigned(self) -> int:
@@ -112,7 +112,7 @@ class ByteReader:
         return value
 
     def text(self) -> bytes:
-        """Return the bytes up to a NUL, and go on after that."""
+        """Return the bytes up to a NUL, and skip the NUL."""
         start = self.position
         end = self._data.index(b"\0", start)
         self.position = end + 1
@@ -120,7 +120,7 @@ class ByteReader:
 
     def pointer(self, encoding: int, word_size: int) -> int:
         """
-        Return an encoded pointer; ValueError for an encoding that compilers do not write.
+        Return an encoded pointer; ValueError for an encoding that compilers do not emit.
 
         ::
 
@@ -137,5 +137,5 @@ class ByteReader:
         return value + (place if encoding & 0x10 else 0) & (1 << 8 * word_size) - 1
 
     def rest(self) -> ByteReader:
-        """Return what is left, to be read on its own."""
+        """Return a reader of the remaining bytes."""
         return ByteReader(self._data[self.position :], self._order, self.address + self.position)

@@ -1,5 +1,5 @@
 """
-The sections of a file with debug information, as they were before a linker compressed them.
+The sections of a file with debug information, decompressed.
 
 ::
 
@@ -7,9 +7,9 @@ The sections of a file with debug information, as they were before a linker comp
     .zdebug_*        "ZLIB" | u64 size, big-endian | data
 
 Rules: System V ABI, "Section Compression"; GNU as, ``--compress-debug-sections=zlib-gnu``. A section that is not
-compressed is not copied: the bytes of its file are used where they are. One that zlib has compressed is decompressed
-from its beginning as far as somebody reads it: of most sections that is a small part. Object files, as modules of the
-kernel are, have relocations for what they say of addresses and of each other (``target.elf.relocations``).
+compressed is not copied: the bytes of its file are used in place. A section compressed by zlib is decompressed from its
+beginning as far as it is read, which is often a small part. Object files, such as modules of the kernel, have
+relocations for addresses and for references between sections (``target.elf.relocations``).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _ALLOCATED, _COMPRESSED = 2, 0x800
 _ZLIB, _ZSTD = 1, 2
 
 _INFLATED_MAX = 1 << 30
-"""Bytes of a section, decompressed: ten times those of a large library."""
+"""Maximum size in bytes of a decompressed section: ten times those of a large library."""
 
 _FRAMES_MAX = 256 << 20
-"""Bytes of unwind tables, decompressed: they are read for stacks, which records wait for."""
+"""Maximum size in bytes of decompressed unwind tables: records wait while they are read for stacks."""
 
 _RATIO_MAX = 200
-"""How many bytes one compressed byte may become: real sections stay below 20."""
+"""Maximum ratio of decompressed to compressed size: real sections stay below 20."""
 
 
 _STEP = 1 << 16
-"""Bytes that are decompressed at least."""
+"""Minimum number of bytes that are decompressed at once."""
 
 
 class SectionBytes(NamedTuple):
@@ -70,27 +70,27 @@ class SectionBytes(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """Size in bytes."""
         return self.end - self.start
 
 
 NO_SECTION = SectionBytes(b"", 0, 0)
-"""A section that a file does not have."""
+"""An empty section, for one that a file lacks."""
 
 
 class SectionSource(Protocol):
-    """The bytes of a section, as far as somebody asks."""
+    """The bytes of a section, read on demand."""
 
     @property
     def size(self) -> int:
-        """How many bytes the whole section has."""
+        """Size of the whole section in bytes."""
 
     def until(self, end: int) -> SectionBytes:
         """Return the first ``end`` bytes, or more; raise ``TargetError`` if they cannot be decompressed."""
 
 
 class _Present(NamedTuple):
-    """A section that is there."""
+    """A section that is available as a whole."""
 
     section: SectionBytes
 
@@ -104,10 +104,10 @@ class _Present(NamedTuple):
 
 class _Inflated:
     """
-    A section that zlib has compressed, in a file from ``place`` on, of ``size`` bytes.
+    A section compressed by zlib, in a file from ``place`` on, of ``size`` bytes when decompressed.
 
-    As long as only its beginning is known, that is in a mapping of the whole size; then it is ``bytes``, which are
-    searched much faster.
+    While only its beginning is known, that is in a mapping of the whole size; later it is ``bytes``, which are searched
+    much faster.
     """
 
     def __init__(self, elf: ElfFile, section: Section, place: int, size: int) -> None:
@@ -168,7 +168,11 @@ def section_bytes(elf: ElfFile, name: str) -> SectionBytes:
 
 
 def section_source(elf: ElfFile, name: str) -> SectionSource:
-    """Return what gives a section of a file, an empty one if there is none; raise ``TargetError`` if nothing can."""
+    """
+    Return the source of a section of a file, an empty one if there is none.
+
+    Raise ``TargetError`` if its format is not supported.
+    """
     if elf.type == "rel":
         return joined_source(elf, name)
     section = _section(elf, name)
@@ -176,7 +180,7 @@ def section_source(elf: ElfFile, name: str) -> SectionSource:
 
 
 def joined_source(elf: ElfFile, name: str) -> SectionSource:
-    """Return what gives all sections of a name one after the other: compilers write one for each type."""
+    """Return a source of all sections of a name, concatenated: compilers write one for each type."""
     from dprobes.target.elf.relocations import has_relocations
 
     numbers = _numbers_of(elf, name)
@@ -193,7 +197,7 @@ def _numbers_of(elf: ElfFile, name: str) -> list[int]:
 
 
 class _Joined:
-    """Sections of one name in an object file, one after the other, relocated as such."""
+    """Sections of one name in an object file, concatenated, with their relocations applied."""
 
     def __init__(self, elf: ElfFile, name: str, numbers: Sequence[int]) -> None:
         self._elf = elf
@@ -217,7 +221,7 @@ class _Joined:
         return relocated(self._elf, number, data, self._base) if has_relocations(self._elf, number) else data
 
     def _base(self, number: int) -> int:
-        """Return where a section begins: in memory, or else among those of its name."""
+        """Return the address of a section in memory, or else its offset among those of its name."""
         section = self._elf.sections[number]
         if section.flags & _ALLOCATED:
             return section.address
@@ -286,8 +290,8 @@ def _unpacked(elf: ElfFile, section: Section, data: bytes, size: int) -> bytes:
     return found
 
 
-# Packages: what compilers have put aside for all units of a program, in one file (``dwp``). A row of an index says
-# which part of each section is of one unit (DWARF 5, 7.3.5; https://gcc.gnu.org/wiki/DebugFissionDWP)::
+# Packages: the split debug information of all units of a program, in one file (``dwp``). A row of an index locates the
+# part of each section that belongs to one unit (DWARF 5, 7.3.5; https://gcc.gnu.org/wiki/DebugFissionDWP)::
 #
 #     .debug_cu_index, .debug_tu_index
 #         DWARF 5: u16 5, u16 0 | GNU, for DWARF 4: u32 2
@@ -306,10 +310,10 @@ _SECTIONS = {
         6: ".debug_str_offsets.dwo", 8: ".debug_rnglists.dwo",
     },
 }  # fmt: skip
-"""The sections of columns, by the version of the index."""
+"""Sections by column number, for each version of the index."""
 
 _WHOLE = ".debug_str.dwo"
-"""The section that all units have in common."""
+"""Section that all units share."""
 
 _HEADER = 16
 _COLUMNS_MAX = 16
@@ -320,7 +324,7 @@ _Row = dict[str, tuple[int, int]]
 
 
 def find_package(program: ElfFile) -> Package | None:
-    """Return the package of a program or of its separate debug file, which is beside it; None if there is none."""
+    """Return the package beside a program or its separate debug file; None if there is none."""
     path = Path(program.path)
     for beside in (path, path.with_suffix("")) if path.suffix == ".debug" else (path,):
         try:
@@ -331,7 +335,7 @@ def find_package(program: ElfFile) -> Package | None:
 
 
 class Package:
-    """A package; nothing but ``TargetError`` comes out, whatever its bytes are."""
+    """A package; malformed bytes raise ``TargetError`` and nothing else."""
 
     def __init__(self, elf: ElfFile) -> None:
         self.elf = elf
@@ -339,12 +343,12 @@ class Package:
 
     @cached_property
     def units(self) -> Mapping[int, PackagedPart]:
-        """The parts of units, by the numbers that their skeletons have."""
+        """The parts of units, by the dwo_id of their skeletons."""
         return self._parts(".debug_cu_index")
 
     @cached_property
     def types(self) -> Mapping[int, PackagedPart]:
-        """The parts of types that have units of their own, by their signatures."""
+        """The parts of type units, by their signatures."""
         return self._parts(".debug_tu_index")
 
     def section(self, name: str) -> SectionBytes:
@@ -389,14 +393,14 @@ class Package:
 
 
 class PackagedPart:
-    """What one unit has in a package."""
+    """The part of one unit in a package."""
 
     def __init__(self, package: Package, row: Mapping[str, tuple[int, int]]) -> None:
         self.package = package
         self._row = row
 
     def source(self, name: str) -> SectionSource:
-        """Return what gives the unit's part of a section; an empty one if it has none."""
+        """Return the source of the unit's part of a section; an empty one if it has none."""
         whole = self.package.section(name)
         if name == _WHOLE:
             return _Present(whole)

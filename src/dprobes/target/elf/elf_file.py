@@ -1,9 +1,8 @@
 """
-The structure of one ELF file: what it is, where it is loaded, how link addresses and file offsets correspond.
+The structure of one ELF file: its kind, its load segments, and the mapping of link addresses to file offsets.
 
 ``elf_headers`` reads headers, segments, sections and notes, ``symbol_table`` the tables of symbols in bulk; this module
-knows only where they lie. Whatever the bytes are, nothing but ``TargetError`` comes out.
-Rules: System V ABI (gABI) chapters 4 and 5.
+only locates them. Malformed bytes raise ``TargetError`` and nothing else. Rules: System V ABI (gABI) chapters 4 and 5.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["CODE_PREFIX", "Dynamic", "ElfFile", "FrameTable", "module_identity"]
 
 _ROWS_MAX = 1 << 22
-"""Functions of a table; the largest programs have a million."""
+"""Maximum number of functions in a table; the largest programs have a million."""
 
 _PCREL_SDATA4 = 0x1B
 
 
 class Image(Protocol):
-    """An ELF file, as far as its unwind table is read."""
+    """The interface of an ELF file that the unwind table uses."""
 
     data: Contents
     word_size: int
@@ -45,10 +44,14 @@ class Image(Protocol):
     sections: tuple[Section, ...]
 
     def read(self, link_address: int, n: int) -> bytes:
-        """Return the bytes at a link address; raise ``TargetError`` if the file does not hold them."""
+        """Return the bytes at a link address; raise ``TargetError`` if they are not in the file."""
 
     def bytes_at(self, offset: int, size: int, what: str) -> bytes:
-        """Return the bytes at a file offset; raise ``TargetError`` if they are not ``what`` they should be."""
+        """
+        Return the bytes at a file offset.
+
+        Raise ``TargetError`` with the name ``what`` if they are not in the file.
+        """
 
     def code_range(self, link_address: int) -> tuple[int, int] | None:
         """Return start and end of the executable segment around a link address."""
@@ -59,9 +62,9 @@ class FrameTable:
     """
     The sorted link addresses at which functions start, and of each the address of its frame description.
 
-    They are in the search table of ``.eh_frame_hdr``: the one map of functions that strip leaves. Programs linked with
-    ``-static`` have no such table; for them ``.eh_frame`` itself is read. What linkers do not write counts as no table,
-    since it is a help and never needed. Rules: Linux Standard Base 5.0, "Exception Frames".
+    They are in the search table of ``.eh_frame_hdr``, the only list of functions that strip leaves. Programs linked
+    with ``-static`` have no such table; for them ``.eh_frame`` itself is read. A form that linkers do not write counts
+    as no table, because the table is optional everywhere. Rules: Linux Standard Base 5.0, "Exception Frames".
     """
 
     starts: tuple[int, ...] = ()
@@ -69,7 +72,7 @@ class FrameTable:
 
     @classmethod
     def of(cls, elf: Image, header: tuple[int, int] | None) -> FrameTable:
-        """Return the table of ``elf`` whose header is at the given link address and size; empty if unusable."""
+        """Return the table of ``elf`` whose header has the given link address and size; empty if unusable."""
         try:
             if header is None:
                 return cls._walk(elf)
@@ -107,7 +110,7 @@ class FrameTable:
         return cls._sorted(rows)
 
     def covering(self, elf: Image, link_address: int) -> int | None:
-        """Return the start of the function whose frame description covers ``link_address``, if one does."""
+        """Return the start of the function whose frame description covers ``link_address``; None without one."""
         i = bisect_right(self.starts, link_address) - 1
         code = elf.code_range(link_address)
         if i < 0 or code is None or self.starts[i] < code[0]:
@@ -117,7 +120,7 @@ class FrameTable:
         return start if length is None or link_address < start + length else None
 
     def extent(self, elf: Image, link_address: int) -> tuple[int, int] | None:
-        """Return start and end of the code whose frame description covers ``link_address``, if both are known."""
+        """Return start and end of the code whose frame description covers ``link_address``; None if unknown."""
         i = bisect_right(self.starts, link_address) - 1
         length = self._length(elf, i) if i >= 0 else None
         if length is None or link_address >= self.starts[i] + length:
@@ -125,13 +128,13 @@ class FrameTable:
         return self.starts[i], self.starts[i] + length
 
     def description_of(self, elf: Image, link_address: int) -> int | None:
-        """Return the link address of the frame description that covers ``link_address``."""
+        """Return the link address of the frame description that covers ``link_address``; None without one."""
         if self.extent(elf, link_address) is None:
             return None
         return self.descriptions[bisect_right(self.starts, link_address) - 1]
 
     def _length(self, elf: Image, index: int) -> int | None:
-        """Return a function's length in bytes, for the encoding that compilers use (pcrel, sdata4), else None."""
+        """Return a function's length in bytes for the encoding of compilers (pcrel, sdata4), else None."""
         description = self.descriptions[index]
         try:
             begin, length = struct.unpack(f"{elf.struct_prefix}iI", elf.read(description + 8, 8))
@@ -141,7 +144,7 @@ class FrameTable:
 
 
 def _pointer_encoding(entry: bytes, elf: Image) -> int | None:
-    """Return how the frame descriptions of a common entry encode addresses; ``entry`` begins at its version."""
+    """Return the encoding of addresses in frame descriptions of a common entry; ``entry`` begins at its version."""
     from dprobes.target.elf.byte_reader import ByteReader
     from dprobes.target.unwind.exception_frames import common_entry
 
@@ -152,11 +155,11 @@ def _pointer_encoding(entry: bytes, elf: Image) -> int | None:
 
 
 READ_MAX = 512 << 20
-"""Bytes of a file that are read as one table. The symbol tables of the largest programs have half of it."""
+"""Maximum size in bytes of a table that is read; the symbol tables of the largest programs have half of it."""
 
 _NAME_MAX = 4096  # bytes of a path: PATH_MAX
 _DYNAMIC_MAX = 1 << 20
-"""Bytes of a dynamic section: 65 536 entries, where the largest programs have some hundreds."""
+"""Maximum size in bytes of a dynamic section: 65 536 entries, where the largest programs have some hundreds."""
 _NEEDED_MAX = 4096
 
 _DT_NEEDED, _DT_SONAME, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 14, 5, 15, 29
@@ -165,7 +168,7 @@ _DT_NEEDED, _DT_SONAME, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 14, 5, 15, 29
 @dataclass(frozen=True, slots=True)
 class Dynamic:
     """
-    The dynamic section: each tag's last value, and the names that ``DT_NEEDED`` and ``DT_SONAME`` give.
+    The dynamic section: each tag's last value, and the names of ``DT_NEEDED`` and ``DT_SONAME``.
 
     ``run_path`` has the directories of ``DT_RUNPATH``, or else of ``DT_RPATH``, as they are written.
     """
@@ -177,7 +180,7 @@ class Dynamic:
 
     @property
     def is_run_path_first(self) -> bool:
-        """Whether ``run_path`` counts before LD_LIBRARY_PATH: that of ``DT_RPATH`` does."""
+        """True if ``run_path`` is searched before LD_LIBRARY_PATH, as for ``DT_RPATH``."""
         return _DT_RUNPATH not in self.values
 
 
@@ -189,8 +192,8 @@ class ElfFile:
     ``aarch64``, ``riscv64``, or ``em_`` and the number. ``type`` is ``exec``, ``dyn``, ``rel`` or ``core``.
     ``build_id`` is in hex.
 
-    A *link address* is what the file's own headers and symbols use; the run-time address is that plus the load bias.
-    A relocatable file (``rel``) has no addresses yet: for it a link address is the same number as the file offset.
+    A *link address* is one in the file's own headers and symbols; the run-time address is that plus the load bias. A
+    relocatable file (``rel``) has no addresses yet: for it a link address is the same number as the file offset.
     """
 
     def __init__(self, path: Path, data: Contents, headers: Headers) -> None:
@@ -212,22 +215,22 @@ class ElfFile:
     @classmethod
     def open(cls, path: str | os.PathLike[str], reached: Path | None = None) -> ElfFile:
         """
-        Return the description of the ELF file ``path``; raise ``TargetError`` if it is not a well-formed one.
+        Return the description of the ELF file ``path``; raise ``TargetError`` if it is malformed.
 
-        ``reached`` leads to the file where ``path`` may not any more.
+        ``reached`` is another path of the file, in case that ``path`` does not lead to it any more.
         """
         path = Path(path)
         return cls.of_bytes(path, file_contents(reached or path, "an ELF file", path))
 
     @classmethod
     def of_bytes(cls, path: Path, data: Contents) -> ElfFile:
-        """Return the description of the ELF file with the bytes ``data``; ``path`` names it in errors."""
+        """Return the description of the ELF file with the bytes ``data``; ``path`` is its name in errors."""
         from dprobes.target.elf.elf_headers import parse_headers
 
         return cls(path, data, parse_headers(path, data))
 
     def placed_as(self, other: ElfFile) -> ElfFile:
-        """Return this debug file of an object file with the link addresses of that: its own sections lie elsewhere."""
+        """Return this debug file of an object file with the link addresses of ``other``, the object file."""
         addresses: dict[str, list[int]] = {}
         for section in reversed(other.sections):
             addresses.setdefault(section.name, []).append(section.address)
@@ -241,7 +244,7 @@ class ElfFile:
 
     @property
     def is_pie_or_shared(self) -> bool:
-        """Whether the file can be loaded at any address: a position-independent program or a shared library."""
+        """True if the file can be loaded at any address: a position-independent program or a shared library."""
         return self.type == "dyn"
 
     @property
@@ -256,11 +259,11 @@ class ElfFile:
 
     @property
     def is_debug_only(self) -> bool:
-        """Whether the file is a separate debug file, without the code and data that it describes."""
+        """True for a separate debug file, without the code and data that it describes."""
         return self._headers.is_debug_only
 
     def section(self, name: str) -> Section | None:
-        """Return the first section of a name that has bytes in the file."""
+        """Return the first section of a name that has bytes in the file; None without one."""
         return next((each for each in self.sections if each.name == name and each.in_file), None)
 
     def file_offset(self, link_address: int) -> int | None:
@@ -271,7 +274,7 @@ class ElfFile:
         return None
 
     def link_address(self, file_offset: int) -> int | None:
-        """Return the link address of the byte at ``file_offset``; executable segments win; None if not loaded."""
+        """Return the link address of the byte at ``file_offset``, preferably an executable one; None if not loaded."""
         found = None
         for segment in self.load_segments:
             if 0 <= file_offset - segment.offset < segment.filesz:
@@ -286,7 +289,7 @@ class ElfFile:
         return any(s.executable and 0 <= file_offset - s.offset < s.filesz for s in self.load_segments)
 
     def code_range(self, link_address: int) -> tuple[int, int] | None:
-        """Return start and end of the executable section, or without one segment, that holds ``link_address``."""
+        """Return start and end of the executable section, or without one segment, that contains ``link_address``."""
         for section in self.sections:
             if section.executable and 0 <= link_address - section.address < section.size:
                 return section.address, section.address + section.size
@@ -296,7 +299,7 @@ class ElfFile:
         return None
 
     def read(self, link_address: int, n: int) -> bytes:
-        """Return the ``n`` bytes that are loaded at ``link_address``, zeros for bss; all must lie in one segment."""
+        """Return the ``n`` bytes that are loaded at ``link_address``, zeros for bss; all must be in one segment."""
         for segment in self.load_segments:
             start = link_address - segment.vaddr
             if start >= 0 and start + n <= segment.memsz:
@@ -310,7 +313,7 @@ class ElfFile:
         raise TargetError(f"'{self.path}' has no {n} bytes at address 0x{link_address:x}")
 
     def bytes_at(self, offset: int, size: int, what: str) -> bytes:
-        """Return ``size`` bytes of the file at ``offset``; ``what`` names them if they are not all there."""
+        """Return ``size`` bytes of the file at ``offset``; ``what`` is their name in errors."""
         if offset < 0 or size < 0 or offset + size > len(self.data):
             self.malformed(f"{what} lies outside the file")
         if size > READ_MAX:
@@ -318,18 +321,22 @@ class ElfFile:
         return self.data[offset : offset + size]
 
     def string_at(self, offset: int, end: int) -> str:
-        """Return the NUL-terminated string at file offset ``offset``; empty if it does not end soon, before ``end``."""
+        """
+        Return the NUL-terminated string at a file offset.
+
+        The result is empty if it does not end before ``end``, or is too long.
+        """
         end = min(end, offset + _NAME_MAX)
         stop = self.data.find(b"\0", offset, end) if 0 <= offset < end else -1
         return self.data[offset:stop].decode("utf-8", "surrogateescape") if stop >= 0 else ""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise the error that says that the file is not a well-formed ELF file."""
+        """Raise ``TargetError`` for a malformed ELF file."""
         raise TargetError(f"'{self.path}' is a malformed ELF file: {detail}")
 
     @cached_property
     def frames(self) -> FrameTable:
-        """The function starts that the unwind table gives, which stripped files have too."""
+        """The starts of functions from the unwind table, which stripped files have, too."""
         return FrameTable.of(self, self._headers.eh_frame_header)
 
     def _interpreter(self) -> str | None:
@@ -368,19 +375,19 @@ class ElfFile:
 
 
 CODE_PREFIX = "code-"
-"""What an identity begins with that is not a build-id."""
+"""Prefix of an identity that is not a build-id."""
 
 _HEADER_SIZES = {4: 52, 8: 64}
-"""Sizes in bytes of the ELF header; it may lie in a code segment, and strip changes it."""
+"""Sizes in bytes of the ELF header by word size; it may be in a code segment, and strip changes it."""
 
 _DIGEST_SIZE = 20
 
 
 def module_identity(elf: ElfFile) -> str:
     """
-    Return what is the same in a module and its stripped copy, and differs in every other build of it.
+    Return an identity that a module shares with its stripped copy only, not with other builds of it.
 
-    That is the build-id in hex. For a file that was linked without one it is CODE_PREFIX and a hash of its code.
+    It is the build-id in hex. For a file that was linked without one it is CODE_PREFIX and a hash of its code.
     """
     if elf.build_id:
         return elf.build_id

@@ -1,9 +1,9 @@
 """
-The headers of an ELF file, read and checked once, so that everything after can rely on them.
+The headers of an ELF file, read and checked once, so that all other code can rely on them.
 
-Read here and not through a library, which takes a sixth of the start of a run for it. Every table is first shown to
-lie in the file, and to be no larger than those of real programs are: a file may be anybody's. Rules: System V ABI
-chapters 4 and 5; the build-id note: ``ld --build-id``.
+A library would take a sixth of the start of a run. Each table is first checked to be in the file, and not larger than
+those of real programs, because any user may have written the file. Rules: System V ABI chapters 4 and 5; the build-id
+note: ``ld --build-id``.
 """
 
 from __future__ import annotations
@@ -43,18 +43,22 @@ _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 2, 3, 4, 0x64
 
 _MACHINES = {3: "i386", 20: "ppc", 21: "ppc64", 22: "s390", 62: "x86_64", 183: "aarch64", 243: "riscv32"}
 _WIDE = {"s390": "s390x", "riscv32": "riscv64"}
-"""Machines of one number whose words have two sizes."""
+"""Names for 64-bit words of machines whose number stands for two word sizes."""
 _TYPES = {1: "rel", 2: "exec", 3: "dyn", 4: "core"}
 _HEADER_SIZES = {4: (52, 32, 40), 8: (64, 56, 64)}  # file, program and section header by word size
 _SHN_XINDEX = 0xFFFF
 
 _PROGRAM_HEADERS_MAX = 1 << 16
-"""Bytes of program headers; the kernel executes no program with more (``load_elf_phdrs``, ELF_MIN_ALIGN apart)."""
+"""Maximum size in bytes of program headers, as in the kernel (``load_elf_phdrs``, except for ELF_MIN_ALIGN)."""
 _SECTIONS_MAX = 1 << 17
-"""Section headers; linked files have hundreds, object files with a section for each function tens of thousands."""
+"""
+Maximum number of section headers.
+
+Linked files have hundreds, object files with a section for each function tens of thousands.
+"""
 _SECTION_NAME_MAX = 1024  # bytes
 _NOTES_MAX = 1 << 16
-"""Notes that are looked at for the build-id."""
+"""Maximum number of notes that are searched for the build-id."""
 _OVERLAP_SIZE = 1 << 20
 _PAGE = 4096
 _NT_GNU_BUILD_ID = 3
@@ -79,7 +83,7 @@ class LoadSegment:
 
     @property
     def executable(self) -> bool:
-        """Whether the segment holds code."""
+        """True if the segment is executable."""
         return bool(self.flags & _PF_X)
 
 
@@ -88,7 +92,7 @@ class Section:
     """
     A section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes.
 
-    ``link`` and ``info`` mean what the type says: of relocations the symbol table, and the section that they are for.
+    ``link`` and ``info`` depend on the type: for relocations they are the symbol table, and the section to relocate.
     """
 
     name: str
@@ -104,16 +108,16 @@ class Section:
 
     @property
     def executable(self) -> bool:
-        """Whether the section is loaded as code."""
+        """True if the section is loaded as code."""
         return self.flags & (_SHF_ALLOC | _SHF_EXECINSTR) == _SHF_ALLOC | _SHF_EXECINSTR
 
     @property
     def in_file(self) -> bool:
-        """Whether the section has bytes in the file."""
+        """True if the section has bytes in the file."""
         return self.type not in (0, _SHT_NOBITS)
 
     def at(self, address: int) -> Section:
-        """Return the section as if it were loaded at another address."""
+        """Return the section with another address."""
         return replace(self, address=address)
 
 
@@ -136,7 +140,7 @@ class Headers:
 
 
 def parse_headers(path: Path, data: Contents) -> Headers:
-    """Return the headers of the ELF file with the bytes ``data``; ``path`` names it in errors."""
+    """Return the headers of the ELF file with the bytes ``data``; ``path`` is its name in errors."""
     word_size, byte_order = _check_ident(path, data)
     try:
         return _Parser(path, data, word_size, byte_order).parse()
@@ -178,7 +182,7 @@ class _Segment(NamedTuple):
 
 
 class _Parser:
-    """The headers of one file; what no check foresees is an exception that ``parse_headers`` sorts out."""
+    """The parser of one file's headers; ``parse_headers`` converts its exceptions for malformed bytes."""
 
     def __init__(self, path: Path, data: Contents, word_size: int, byte_order: ByteOrder) -> None:
         self._path = path
@@ -188,7 +192,7 @@ class _Parser:
         self._order = "<" if byte_order == "little" else ">"
 
     def parse(self) -> Headers:
-        """Return everything."""
+        """Return all headers."""
         number = self._number(16, 2)
         kind = _TYPES.get(number)
         if kind is None:
@@ -237,7 +241,7 @@ class _Parser:
         return _WIDE.get(name, name) if self._word_size == 8 else name
 
     def _tables(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return offset and number of the program and of the section headers, which all lie in the file."""
+        """Return offset and number of the program headers and of the section headers, which are in the file."""
         word = self._word_size
         tables = 24 + word  # e_phoff follows e_entry
         phoff, shoff = self._number(tables, word), self._number(tables + word, word)
@@ -292,7 +296,7 @@ class _Parser:
         return self._data[offset:end].decode(errors="replace") if end >= 0 else ""
 
     def _check_loaded(self, segments: tuple[LoadSegment, ...], *, in_file: bool) -> None:
-        # Segments may share a page or so; were they all the whole file, everything would be done once for each.
+        # Segments may share a page or so; if each were the whole file, all work would be repeated for each.
         if in_file and sum(segment.filesz for segment in segments) > 2 * len(self._data) + _OVERLAP_SIZE:
             raise self._malformed("its segments hold more than the file")
         for segment in segments:
@@ -305,9 +309,10 @@ class _Parser:
 
     def _place_relocatable(self, sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], tuple[LoadSegment, ...]]:
         """
-        Give the sections of an object file, which all start at 0, their file offsets as addresses.
+        Return the sections of an object file, which all start at 0, with addresses, and the segments made from them.
 
-        Those that the file has no bytes of get pages after its end, one of which is empty before each.
+        The address is the file offset. Sections without bytes in the file get pages after its end, each after an empty
+        page.
         """
         placed = []
         behind = len(self._data)
@@ -328,7 +333,7 @@ class _Parser:
         return tuple(placed), load
 
     def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
-        """Return the build-id that is among the notes in these ranges of the file."""
+        """Return the build-id that is in the notes in these ranges of the file."""
         notes = (note for start, size in holders for note in notes_in(self._data[start : start + size], self._order))
         return build_id_among(islice(notes, _NOTES_MAX))
 
@@ -339,7 +344,7 @@ Note = tuple[int, bytes, bytes]
 
 def notes_in(data: bytes, prefix: str) -> Iterator[Note]:
     """
-    Give the notes in some bytes, up to one that does not lie in them.
+    Iterate over the notes in some bytes, up to one that is not complete.
 
     ::
 
@@ -358,7 +363,7 @@ def notes_in(data: bytes, prefix: str) -> Iterator[Note]:
 
 
 def build_id_among(notes: Iterable[Note]) -> str | None:
-    """Return the first build-id, in hex, of some notes."""
+    """Return the first build-id in hex of some notes; None without one."""
     found = (data for kind, owner, data in notes if kind == _NT_GNU_BUILD_ID and owner == b"GNU\0")
     return next((data.hex() for data in found), None)
 
@@ -368,12 +373,12 @@ Symbol = tuple[int, int, int, int, int, int]
 
 
 def symbol_layout(prefix: str, word_size: int) -> struct.Struct:
-    """Return how a symbol is packed; in 32-bit files its numbers come in another order than in ``symbol_rows``."""
+    """Return the layout of a symbol; in 32-bit files the fields have another order than in ``symbol_rows``."""
     return struct.Struct(prefix + _SYMBOL[word_size])
 
 
 def symbol_rows(table: bytes | memoryview, prefix: str, word_size: int) -> Iterator[Symbol]:
-    """Give the symbols of a table."""
+    """Iterate over the symbols of a table."""
     layout = symbol_layout(prefix, word_size)
     rows = layout.iter_unpack(table[: len(table) - len(table) % layout.size])
     if word_size == 8:

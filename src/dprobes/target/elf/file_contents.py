@@ -1,10 +1,10 @@
 """
-The bytes of a file, as something that can be sliced, searched and unpacked from.
+The bytes of a file, for slicing, searching and unpacking, independent of their meaning.
 
-Knows nothing of what the bytes mean. A file up to ``READ_LIMIT`` is read, which costs less than a millisecond per few
-megabytes, leaves no descriptor open and cannot fault when someone truncates the file; a larger one is mapped if nobody
-else can write it, unless it is hardly more than a hole: anybody can make a file of any size that way, which takes no
-room and long to read.
+A file up to ``READ_LIMIT`` is read. That takes less than a millisecond per few megabytes, leaves no descriptor open,
+and cannot fault when someone truncates the file. A larger one is mapped, or read if other users can write it. Larger
+files that consist mostly of holes are refused: any user can make one of any size without disk space, and reading it is
+slow.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class KnownBytes:
     def __getitem__(self, place: slice) -> bytes: ...
 
     def __getitem__(self, place: int | slice) -> int | bytes:
-        """Return what is known from the beginning of a piece on; nothing for a slice that begins elsewhere."""
+        """Return the known bytes of a piece from its beginning; empty for a slice that begins elsewhere."""
         if isinstance(place, int):
             return self._pieces[place][0]
         start, stop, _ = place.indices(self._size)
         return self._pieces.get(start, b"")[: max(0, stop - start)]
 
     def find(self, _sought: bytes, _start: int = 0, _end: int = 0) -> int:
-        """Return -1: nobody can search what is not known."""
+        """Return -1: unknown bytes cannot be searched."""
         return -1
 
 
@@ -58,15 +58,15 @@ FileBytes: TypeAlias = bytes | mmap.mmap
 """All bytes of a file, with slicing, ``find`` and the buffer protocol."""
 
 Contents: TypeAlias = FileBytes | KnownBytes
-"""The bytes of a file as far as they are known."""
+"""The known bytes of a file."""
 
 READ_LIMIT = 64 << 20
-"""Size in bytes from which on a file is mapped instead of read."""
+"""Maximum size in bytes of a file that is always read; larger ones are mapped if that is safe."""
 
 _HOLE_SHARE = 8
-"""A larger file must have at least one part in so many of its bytes on disk; compression takes less away."""
+"""Maximum ratio of a file's size to its size on disk; it is larger than that of compression."""
 
-_BLOCK = 512  # bytes: the unit of st_blocks, whatever the file system's is
+_BLOCK = 512  # bytes: the unit of st_blocks on all file systems
 
 _REASONS = {
     errno.ENOENT: "does not exist",
@@ -80,9 +80,9 @@ _REASONS = {
 
 def file_contents(path: Path, expected: str, shown: Path | None = None) -> FileBytes:
     """
-    Return the bytes of the regular file ``path``; ``expected`` names in errors what it should have been.
+    Return the bytes of the regular file ``path``; ``expected`` is the expected kind of file, for errors.
 
-    It is called ``shown`` there, if that is given.
+    Errors have the path ``shown``, if that is given.
     """
     with _opened(path, expected, shown or path) as (descriptor, status):
         if status.st_size <= READ_LIMIT:
@@ -93,7 +93,7 @@ def file_contents(path: Path, expected: str, shown: Path | None = None) -> FileB
                 f"bytes are on disk, expected {expected}"
             )
         if not _is_only_ours(status):
-            return _read(descriptor, status.st_size)  # its owner may truncate it, and end us by SIGBUS
+            return _read(descriptor, status.st_size)  # its owner may truncate it, and a mapping would raise SIGBUS
         if sys.version_info >= (3, 13):
             return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ, trackfd=False)
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -107,7 +107,7 @@ def file_head(path: Path, count: int) -> bytes:
 
 @contextmanager
 def _opened(path: Path, expected: str, shown: Path) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a regular file for the length of a ``with``, and turn every failure in it into ``TargetError``."""
+    """Open a regular file for the length of a ``with``, and convert every OSError or ValueError to ``TargetError``."""
     try:
         # O_NONBLOCK: opening a FIFO must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -124,16 +124,16 @@ def _opened(path: Path, expected: str, shown: Path) -> Iterator[tuple[int, os.st
 
 
 def _is_only_ours(status: os.stat_result) -> bool:
-    """Return whether nobody but root, this user and its group can change a file."""
+    """Return whether only root, this user and its group can change a file."""
     others = stat.S_IWOTH if status.st_gid == os.getegid() else stat.S_IWGRP | stat.S_IWOTH
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
 
 
 def _is_hole(descriptor: int, status: os.stat_result) -> bool:
-    """Return whether hardly anything of a file has been written."""
+    """Return whether a file consists mostly of holes."""
     if status.st_blocks:
         return _HOLE_SHARE * _BLOCK * status.st_blocks < status.st_size
-    # Not every file system counts blocks. One that knows no holes says that there is data at the beginning.
+    # Not every file system counts blocks. One without support for holes reports data at the beginning.
     try:
         os.lseek(descriptor, 0, os.SEEK_DATA)
     except OSError as error:

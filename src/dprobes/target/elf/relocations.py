@@ -1,8 +1,8 @@
 """
-Sections of object files as a linker would write them: numbers that depend on where others lie are put in.
+Relocation of sections of object files, as a linker would do it, which includes modules of the kernel.
 
-Modules of the kernel are object files, too. Only what stands in debug information is known: addresses, offsets in
-other sections, and offsets of variables of threads. A section has the address that ``ElfFile`` gives it.
+Only the kinds in debug information are supported: addresses, offsets in other sections, and offsets of thread-local
+variables. A section has the address that ``ElfFile`` assigns to it.
 
 ::
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["code_pointers", "has_relocations", "relocated", "restartable_sections", "targets_in", "written_words"]
 
 _RELA, _REL = 4, 9
-_THREAD = 6  # STT_TLS: a symbol whose value counts from where the variables of a thread begin
+_THREAD = 6  # STT_TLS: a symbol whose value is an offset in the thread-local storage
 _ABSOLUTE, _RESERVED = 0xFFF1, 0xFF00
 
 _SIZES = {
@@ -41,11 +41,11 @@ _SIZES = {
     "s390": {0: 0, 4: 4, 52: 4},  # NONE, 32, TLS_LDO32
     "s390x": {0: 0, 4: 4, 22: 8, 53: 8},  # NONE, 32, 64, TLS_LDO64
 }
-"""How many bytes a relocation of each kind writes, by machine; each writes the symbol's value and the addend."""
+"""Size in bytes of the field of each kind of relocation, by machine; its value is the symbol's plus the addend."""
 
 
 class _Field(NamedTuple):
-    """What relocations of one symbol and kind write: ``size`` bytes, ``value`` and the addend."""
+    """The field of relocations of one symbol and kind: ``size`` bytes, for ``value`` plus the addend."""
 
     value: int
     size: int
@@ -62,9 +62,9 @@ def _tables(elf: ElfFile, number: int) -> Iterator[Section]:
 
 def relocated(elf: ElfFile, number: int, data: bytes, base: Callable[[int], int]) -> bytes:
     """
-    Return the contents of section ``number`` with its relocations applied to them; ``data`` is without.
+    Return the contents ``data`` of section ``number`` with its relocations applied.
 
-    ``base`` returns where a section begins, by its number. Raise ``TargetError`` if a relocation cannot be applied.
+    ``base`` returns the address of a section by its number. Raise ``TargetError`` if a relocation cannot be applied.
     """
     name = elf.sections[number].name
     sizes = _SIZES.get(elf.machine)
@@ -100,11 +100,11 @@ class _Relocations:
         return len(self._table) // self._row.size
 
     def rows(self) -> Iterator[tuple[int, ...]]:
-        """Give place, info, and the addend if there is one in the table."""
+        """Iterate over the relocations: place, info, and the addend if the table has one."""
         return self._row.iter_unpack(self._table)
 
     def field(self, info: int) -> _Field:
-        """Return what relocations with some info write."""
+        """Return the field of relocations with this info."""
         index, kind = (info >> 32, info & 0xFFFFFFFF) if self.word_size == 8 else (info >> 8, info & 0xFF)
         size = self._sizes.get(kind)
         if size is None:
@@ -117,7 +117,7 @@ class _Relocations:
         if section == _ABSOLUTE or (section and form & 15 == _THREAD):
             return _Field(value, size)
         if section == 0 or section >= _RESERVED:
-            return _Field(0, size)  # in another file, or of no place yet
+            return _Field(0, size)  # in another file, or without an address yet
         if section >= len(self.elf.sections):
             self.elf.malformed(f"symbol {index} is in section {section}, which is not there")
         return _Field(value + self._base(section), size)
@@ -147,7 +147,7 @@ def _apply(relocations: _Relocations, data: bytearray) -> None:
 
 
 def targets_in(elf: ElfFile, name: str) -> Iterator[tuple[int, int, int]]:
-    """Give the place of each relocation of a section, the section of its symbol, and where in that; of 64-bit files."""
+    """Iterate over a section's relocations: place, section of the symbol, offset in that; for 64-bit files."""
     table = elf.section(f".rela{name}")
     names = next((each for each in elf.sections if each.type == SHT_SYMTAB), None)
     if table is None or names is None:
@@ -160,8 +160,8 @@ def targets_in(elf: ElfFile, name: str) -> Iterator[tuple[int, int, int]]:
             yield place, section, value + addend
 
 
-# Addresses in the data of a file that lead into its code: what relocations write, and what stands there already.
-# Only x86-64. A word that is an address by chance is given as well: what is asked is where control may come to.
+# Addresses of code in the data of a file: those that relocations write, and those that are in the file already.
+# Only for x86-64. A word that is an address by chance is included, because the search is for all possible targets.
 # Rules: System V ABI, AMD64 supplement, "Relocation"; relative relocations as bitmaps (RELR): gABI, "Relocation".
 
 
@@ -172,11 +172,11 @@ _POINTER_RELA = struct.Struct("<QQq")
 
 _RSEQ = "__rseq_cs"
 _RSEQ_DESCRIPTION = struct.Struct("<IIQQQ")
-"""``struct rseq_cs`` of include/uapi/linux/rseq.h: version, flags, start, length, where it goes on after an abort."""
+"""``struct rseq_cs`` of include/uapi/linux/rseq.h: version, flags, start, length, address after an abort."""
 
 
 def written_words(elf: ElfFile) -> Iterator[tuple[int, int]]:
-    """Give the places that relocations of the loader write link addresses to, and these."""
+    """Iterate over the places to which relocations of the loader write link addresses, with these addresses."""
     values = elf.dynamic.values
     table, size = values.get(_DT_RELA, 0), values.get(_DT_RELASZ, 0)
     try:
@@ -189,10 +189,10 @@ def written_words(elf: ElfFile) -> Iterator[tuple[int, int]]:
 
 
 def code_pointers(elf: ElfFile) -> set[int]:
-    """Return the link addresses of code that words of the data are."""
+    """Return the link addresses of code that are words of the data."""
     ranges = [(s.vaddr, s.vaddr + s.filesz) for s in elf.load_segments if s.executable]
     found = {value for _, value in written_words(elf)}
-    if not elf.is_pie_or_shared or _DT_RELR in elf.dynamic.values:  # words that stand in the file as they are
+    if not elf.is_pie_or_shared or _DT_RELR in elf.dynamic.values:  # words that are in the file unrelocated
         for segment in elf.load_segments:
             if not segment.executable:
                 start = segment.offset + (-segment.vaddr & 7)
@@ -204,9 +204,9 @@ def code_pointers(elf: ElfFile) -> set[int]:
 
 def restartable_sections(elf: ElfFile) -> list[tuple[int, int, int]]:
     """
-    Return start and end of the restartable sequences (rseq) of a file, and where they go on after an abort.
+    Return start and end of the restartable sequences (rseq) of a file, and the address after an abort.
 
-    A thread that is interrupted in one goes on at the third address, but only if it is interrupted between the others.
+    A thread that is interrupted between the first two addresses continues at the third.
     """
     section = elf.section(_RSEQ)
     if section is None or not section.address:

@@ -1,5 +1,5 @@
 """
-Symbols that are not in the module itself: separate debug files, and the file that ``--sym`` names.
+Symbols that are not in the module itself: those of separate debug files, and of the file of ``--sym``.
 
 Rules: GDB manual, "Debugging Information in Separate Files" (build-id and ``.gnu_debuglink`` methods).
 """
@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 # Symbols from text: ``System.map``, the output of ``nm``, and the map file of the GNU linker.
-# All three list link addresses. They carry no build-id, so nothing can show that they belong to a module; names in them
-# may contain spaces (demangled C++). Formats: nm(1), ``ld -Map`` (binutils ldlang.c).
+# All three list link addresses. They have no build-id, so they cannot be checked against a module. Names in them may
+# contain spaces (demangled C++). Formats: nm(1), ``ld -Map`` (binutils ldlang.c).
 
 
 _NM_LINE = re.compile(r"^([0-9a-fA-F]{4,16}) (?:([0-9a-fA-F]{4,16}) )?([A-Za-z?-]) (\S[^\t\n]*)", re.MULTILINE)
@@ -44,7 +44,7 @@ _NM_UNDEFINED = re.compile(r"^ {8,16} [Uwv] (\S+)", re.MULTILINE)
 _NM_KINDS = dict.fromkeys("tTwW", "func") | {"i": "ifunc"} | dict.fromkeys("bBdDrRgGsSvVuC", "object")
 
 _MAP_START = "Linker script and memory map"
-# " .text.name  0xADDRESS  0xSIZE file.o"; a long name stands on a line of its own before the rest.
+# " .text.name  0xADDRESS  0xSIZE file.o"; a long name is on its own line before the rest.
 _MAP_SECTION = re.compile(r"^ ?([._A-Za-z]\S*)(?: +0x([0-9a-f]+) +0x([0-9a-f]+)(?: (.*))?)?$")
 _MAP_REST = re.compile(r"^ +0x([0-9a-f]+) +0x([0-9a-f]+)(?: (.*))?$")
 _MAP_SYMBOL = re.compile(r"^ {8,}0x([0-9a-f]+) {8,}(\S.*)$")
@@ -54,7 +54,7 @@ _MAP_CODE = re.compile(r"^\.(?:text|init|fini)\b")
 
 
 class ListedSymbols:
-    """Symbols that were listed, with the names that were listed as undefined."""
+    """Listed symbols, and the names that were listed as undefined."""
 
     complete = True
 
@@ -73,7 +73,7 @@ class ListedSymbols:
         return list(self._by_name.get(name, ()))
 
     def in_files(self, _name: str) -> list[tuple[str, Symbol]]:
-        """Return none: what lists symbols does not tell their files."""
+        """Return none: lists of symbols do not have source files."""
         return []
 
     def imports(self, name: str) -> bool:
@@ -85,11 +85,11 @@ class ListedSymbols:
         return self._by_name.keys()
 
     def beginning(self, start: str) -> list[Symbol]:
-        """Return the symbols whose names begin with some characters."""
+        """Return the symbols whose names begin with ``start``."""
         return [symbol for symbol in self._symbols if symbol.name.startswith(start)]
 
     def code(self) -> Iterator[tuple[int, int, int]]:
-        """Give link address, size and index of each function."""
+        """Iterate over link address, size and index of each function."""
         return ((s.address, s.size, i) for i, s in enumerate(self._symbols) if s.is_code)
 
     def symbol(self, index: int) -> Symbol:
@@ -97,7 +97,7 @@ class ListedSymbols:
         return self._symbols[index]
 
     def starting(self, _address: int) -> list[Symbol]:
-        """Return none: all would have to be looked at."""
+        """Return none: a lookup would take a scan of all symbols."""
         return []
 
 
@@ -117,9 +117,9 @@ def parse_nm(text: str) -> ListedSymbols | None:
 
 def parse_linker_map(text: str) -> ListedSymbols | None:
     """
-    Return the symbols of a map file of the GNU linker; None if ``text`` is none.
+    Return the symbols of a map file of the GNU linker; None if ``text`` is not one.
 
-    It lists global symbols only; sections that ``-ffunction-sections`` made name the static functions too.
+    It lists global symbols only; sections from ``-ffunction-sections`` have the names of static functions, too.
     """
     start = text.find(_MAP_START)
     if start < 0:
@@ -131,7 +131,7 @@ def parse_linker_map(text: str) -> ListedSymbols | None:
 
 
 class _MapReader:
-    """The lines of a linker map, with the section that each symbol stands in."""
+    """The lines of a linker map, with the section of each symbol."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], Symbol] = {}
@@ -140,12 +140,12 @@ class _MapReader:
         self._pending: str | None = None
 
     def symbols(self) -> list[Symbol]:
-        """Return everything found; a section names a function only where no symbol does."""
+        """Return all symbols; the name of a section counts only at addresses without a symbol."""
         taken = {symbol.address for symbol in self._found.values()}
         return [*self._found.values(), *(symbol for symbol in self._static if symbol.address not in taken)]
 
     def read(self, line: str) -> None:
-        """Take the next line."""
+        """Parse the next line."""
         if self._pending is not None and (rest := _MAP_REST.match(line)):
             self._add_section(self._pending, int(rest[1], 16), int(rest[2], 16), rest[3])
         elif symbol := _MAP_SYMBOL.match(line):
@@ -165,7 +165,7 @@ class _MapReader:
 
     def _add_symbol(self, address: int, text: str) -> None:
         if self._section.startswith(".plt"):
-            return  # the name of an imported function, at the place where calls to it are relayed
+            return  # the name of an imported function, at its PLT entry
         assigned = _MAP_ASSIGNED.match(text)
         if assigned is None and (" = " in text or text.startswith(("0x", "ASSERT", "[!provide]", "PROVIDE"))):
             return
@@ -179,20 +179,20 @@ class _MapReader:
 
 
 DEBUG_DIRECTORY = Path("/usr/lib/debug")
-"""Where distributions install debug files."""
+"""Directory where distributions install debug files."""
 
 _INFORMATION = (".debug_info", ".zdebug_info")
 
 _DIRECTORY_DIGITS = 2
-"""The digits of a build-id that are the name of a directory below ``.build-id``."""
+"""Number of digits of a build-id that are the name of a directory below ``.build-id``."""
 
 
 def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFile | None:
     """
     Return the separate debug file of ``module``, by build-id or else by ``.gnu_debuglink``; None if there is none.
 
-    Those of modules of the kernel are found by the module's own name, for distributions do not link them. A file that
-    does not match (other build-id, other checksum) or cannot be read is skipped.
+    Those of kernel modules are found by the module's own name, because distributions do not link them. A file that does
+    not match (other build-id, other checksum) or cannot be read is skipped.
     """
     for path, checksum in _expected(module, directory):
         is_right = checksum is None or _checksum(path) == checksum
@@ -203,9 +203,9 @@ def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFi
 
 def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
     """
-    Return what is wrong with the file where the debug file of ``module`` is expected, None if there is no file.
+    Return a message about a debug file of another build at the place of the module's; None if there is none.
 
-    It is that of another build. It is asked where ``find_debug_file`` has found none.
+    It is for modules whose debug file ``find_debug_file`` has not found.
     """
     for path, checksum in _expected(module, directory):
         if (problem := _of_other_build(path, module)) is not None:
@@ -219,14 +219,18 @@ def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> st
 
 
 def lack_of_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
-    """Return ``foreign_debug_file`` of a module that has no debug information, its own or in a file; None else."""
+    """Return ``foreign_debug_file`` of a module that has no debug information, its own or in a file; else None."""
     if any(map(module.section, _INFORMATION)) or find_debug_file(module, directory):
         return None
     return foreign_debug_file(module, directory)
 
 
 def _of_other_build(path: Path, module: ElfFile) -> str | None:
-    """Return what says that a file is of another build than ``module``; None if nothing does, or it is no ELF file."""
+    """
+    Return a message if a file is of another build than ``module``.
+
+    Return None if it is not known to be, or not an ELF file.
+    """
     try:
         found = ElfFile.open(path)
     except TargetError:
@@ -239,12 +243,16 @@ def _of_other_build(path: Path, module: ElfFile) -> str | None:
 
 
 def debug_path(build_id: str, directory: Path = DEBUG_DIRECTORY) -> Path:
-    """Return where the debug file of a build-id is installed."""
+    """Return the path where the debug file of a build-id is installed."""
     return directory / ".build-id" / build_id[:_DIRECTORY_DIGITS] / f"{build_id[_DIRECTORY_DIGITS:]}.debug"
 
 
 def _expected(module: ElfFile, directory: Path) -> Iterator[tuple[Path, int | None]]:
-    """Give where the debug file of a module may be, never the module itself, with the checksum that it must have."""
+    """
+    Iterate over the possible paths of a module's debug file with the required checksum.
+
+    The module itself is never among them.
+    """
     if module.build_id is not None and len(module.build_id) > _DIRECTORY_DIGITS:
         yield debug_path(module.build_id, directory), None
     if (link := _debug_link(module)) is not None:
@@ -257,14 +265,14 @@ def _expected(module: ElfFile, directory: Path) -> Iterator[tuple[Path, int | No
 
 
 def _of_kernel_module(module: ElfFile, directory: Path) -> ElfFile | None:
-    """Return the debug file of a module of the kernel, whose own file may be packed."""
+    """Return the debug file of a kernel module, whose own file may be compressed."""
     if module.build_id is None:
         return None
     beside = _real(module.path).parent
     name = module.path.name.partition(".ko")[0]
     # /lib may be a link to /usr/lib, and the directory of debug files is older than that.
     for place in (str(beside), str(beside).removeprefix("/usr")):
-        # Those of Debian and SUSE are called as the module, those of Fedora and Arch end in '.debug'.
+        # Those of Debian and SUSE have the module's name, those of Fedora and Arch end in '.debug'.
         for suffix in (".ko", ".ko.debug"):
             found = _open_matching(directory / place.lstrip("/") / f"{name}{suffix}", module)
             if found is not None and found.build_id == module.build_id:
@@ -274,10 +282,10 @@ def _of_kernel_module(module: ElfFile, directory: Path) -> ElfFile | None:
 
 def load_symbols(path: Path, module: ElfFile) -> SymbolTable:
     """
-    Return the symbols for ``module`` that the file ``path`` lists; the content says which of the formats it has.
+    Return the symbols for ``module`` in the file ``path``, whose contents determine its format.
 
-    These are an unstripped ELF or debug file, whose build-id must be that of ``module`` if both have one, a
-    ``System.map`` or other output of ``nm``, and a map file of the GNU linker.
+    The formats are an unstripped ELF or debug file, a ``System.map`` or other output of ``nm``, and a map file of the
+    GNU linker. The build-id of an ELF file must be that of ``module`` if both have one.
     """
     data = file_contents(path, "a file with symbols")
     sources: list[SymbolSource]
@@ -336,7 +344,7 @@ def _debug_link(module: ElfFile) -> tuple[str, int] | None:
 
 
 def _real(path: Path) -> Path:
-    # Path.resolve() raises RuntimeError where links lead in a circle.
+    # Path.resolve() raises RuntimeError for circular links.
     return Path(os.path.realpath(path))
 
 

@@ -1,5 +1,5 @@
 """
-One ELF symbol table, read in bulk: a look-up costs microseconds, and no symbol is decoded that nobody asked for.
+One ELF symbol table, read in bulk: a lookup takes microseconds, and symbols are decoded on demand.
 
 Rules: System V ABI chapter 4, "Symbol Table"; GNU symbol versions: ``.gnu.version`` in the Linux Standard Base, and
 ``name@VERSION``, ``name@@VERSION`` (the default) as the linker writes them into ``.symtab``.
@@ -49,14 +49,18 @@ class FunctionDescriptors(NamedTuple):
         return cls(section.address, bytes(elf.bytes_at(section.offset, section.size, "the function descriptors")))
 
     def code_of(self, address: int) -> int:
-        """Return the address of a function's code; an address that is not that of a descriptor stays."""
+        """
+        Return the address of a function's code.
+
+        An address that is not that of a descriptor is returned unchanged.
+        """
         at = address - self.address
         if 0 <= at <= len(self.data) - _WORD and at % _WORD == 0:
             return int.from_bytes(self.data[at : at + _WORD], "big")
         return address
 
 
-# The hash tables over ``.dynsym``: names without a scan, and the number of symbols where section headers are gone.
+# The hash tables over ``.dynsym``: lookup by name without a scan, and the number of symbols without section headers.
 # Rules: System V ABI chapter 5, "Hash Table"; ``DT_GNU_HASH`` as binutils writes it and glibc's ``dl-lookup.c`` reads.
 
 
@@ -93,7 +97,7 @@ class GnuHash:
         self._word = struct.Struct(f"{prefix}I")
 
     def candidates(self, name: bytes) -> Iterator[int]:
-        """Give the indices of the symbols whose hash is that of ``name``."""
+        """Iterate over the indices of the symbols whose hash is that of ``name``."""
         wanted = gnu_hash(name)
         if not self._buckets or not self._may_hold(wanted):
             return
@@ -111,7 +115,7 @@ class GnuHash:
         return int(end)
 
     def _chain(self, index: int) -> Iterator[tuple[int, int]]:
-        """Give index and hash of the symbols of one chain; the lowest bit of its last hash is set."""
+        """Iterate over index and hash of the symbols of one chain; the lowest bit of its last hash is set."""
         if index < self._first:
             return
         data = self._elf.data
@@ -123,7 +127,7 @@ class GnuHash:
             index += 1
 
     def _may_hold(self, value: int) -> bool:
-        """Ask the Bloom filter, which rules most absent names out."""
+        """Return whether a hash passes the Bloom filter, which excludes most absent names."""
         if not self._bloom_words:
             return True
         size = self._elf.word_size
@@ -138,18 +142,18 @@ _NOTYPE, _FUNC, _FILE, _IFUNC = 0, 2, 4, 10
 _UNDEFINED = 0
 _HIDDEN_VERSION = 0x8000
 _SYMBOLS_MAX = 1 << 23
-"""Symbols of a table; the largest programs have three million."""
+"""Maximum number of symbols of a table; the largest programs have three million."""
 _NAME_MAX = 1 << 20
-"""Bytes of a symbol's name; what is longer has none for us."""
+"""Maximum size of a symbol's name in bytes; a longer one counts as missing."""
 _MANY_SEARCHES = 64
-"""From so many searches on, an index of all names takes less time than to look through them once more."""
+"""Number of searches from which on an index of all names is faster than another scan."""
 _MANY_OFFSETS = 64  # from here on one skip all symbols beats one search per string
 _SHT_GNU_VERSYM, _SHT_GNU_HASH = 0x6FFFFFFF, 0x6FFFFFF6
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH, _DT_VERSYM = 4, 5, 6, 10, 0x6FFFFEF5, 0x6FFFFFF0
 
 
 def elf_symbols(elf: ElfFile) -> list[ElfSymbols]:
-    """Return the symbol tables of ``elf``: ``.symtab`` if there, and ``.dynsym``, also without section headers."""
+    """Return the symbol tables of ``elf``: ``.symtab`` if present, and ``.dynsym``, also without section headers."""
     tables = []
     for section in elf.sections:
         if section.type in (SHT_SYMTAB, SHT_DYNSYM):
@@ -178,7 +182,7 @@ def _offset_of(elf: ElfFile, section_type: int) -> int | None:
 
 
 def _without_sections(elf: ElfFile) -> ElfSymbols | None:
-    """Find ``.dynsym`` through the dynamic segment; its length is known only from a hash table."""
+    """Return ``.dynsym`` from the dynamic segment, None if it is missing; only a hash table has its length."""
     places = {tag: elf.file_offset(address) for tag, address in elf.dynamic.values.items()}
     symbols, strings = places.get(_DT_SYMTAB), places.get(_DT_STRTAB)
     if symbols is None or strings is None:
@@ -218,7 +222,7 @@ class ElfSymbols:
     ) -> None:
         self._elf = elf
         self.complete = complete
-        """Whether this is ``.symtab``."""
+        """True for ``.symtab``."""
         prefix = elf.struct_prefix
         self._wide = elf.word_size == 8
         self._entry = symbol_layout(prefix, elf.word_size)
@@ -231,7 +235,7 @@ class ElfSymbols:
         self._strings_end = self._strings + string_size
         if self._strings_end > len(elf.data):
             elf.malformed("a string table lies outside the file")
-        # The st_name fields alone, in the file's byte order: the haystack of every search by name.
+        # The st_name fields alone, in the file's byte order: searches by name scan them.
         self._names = self._table.cast("I")[:: self._entry.size // 4].tobytes()
         self._name = struct.Struct(f"{prefix}I")
         self._versions = (
@@ -255,7 +259,7 @@ class ElfSymbols:
         return [symbol for i in indices if (symbol := self._defined(i)) is not None]
 
     def in_files(self, name: str) -> list[tuple[str, Symbol]]:
-        """Return the local symbols called ``name`` with their source files: the last one named before them."""
+        """Return the local symbols called ``name`` with their source files: the last file symbol before each."""
         raw = name.encode("utf-8", "surrogateescape")
         if not self.complete or not raw or b"\0" in raw:
             return []
@@ -266,7 +270,7 @@ class ElfSymbols:
             symbol, before = self._defined(i), bisect_left(self._files, i) - 1
             if symbol is None or symbol.binding != "local" or before < 0:
                 continue
-            # The linker writes a nameless one before what is of no source file.
+            # The linker writes a file symbol without a name before symbols of no source file.
             if file := self._raw_name(self._files[before]).decode("utf-8", "surrogateescape"):
                 found.append((file, symbol))
         return found
@@ -278,12 +282,12 @@ class ElfSymbols:
         return bool(sections) and not any(sections)
 
     def beginning(self, start: str) -> list[Symbol]:
-        """Return the defined symbols whose names begin with some characters."""
+        """Return the defined symbols whose names begin with ``start``."""
         indices = self._at(list(self._string_offsets(start.encode("utf-8", "surrogateescape"))))
         return [symbol for i in indices if (symbol := self._defined(i)) is not None]
 
     def names(self) -> Iterator[str]:
-        """Give the names of all defined symbols, without versions."""
+        """Iterate over the names of all defined symbols, without versions."""
         for i in range(self._count):
             symbol = self._defined(i)
             if symbol is not None and symbol.name:
@@ -300,7 +304,7 @@ class ElfSymbols:
             if section == _UNDEFINED:
                 continue
             if kind == _NOTYPE:
-                # '$' starts the mapping symbols of ARM and others: they mark code and data, and name nothing.
+                # '$' starts the mapping symbols of ARM and others, which mark ranges of code and data and are no names.
                 if section not in executable or strings + name >= limit or data[strings + name] in b"\0$":
                     continue
             elif kind not in (_FUNC, _IFUNC):
@@ -316,7 +320,7 @@ class ElfSymbols:
 
     def starting(self, address: int) -> list[Symbol]:
         """Return the defined symbols with a link address."""
-        if self._elf.type == "rel" or self._descriptors is not None:  # the table has places in sections, or descriptors
+        if self._elf.type == "rel" or self._descriptors is not None:  # it has section offsets or descriptors
             at = [i for i, row in enumerate(self._rows()) if row[3] and self._address(row[4], row[3]) == address]
             return [symbol for i in at if (symbol := self._defined(i)) is not None and symbol.name]
         needle = address.to_bytes(self._elf.word_size, self._elf.byte_order)
@@ -331,7 +335,7 @@ class ElfSymbols:
         return found
 
     def _rows(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Give name offset, info, other, section, value and size of every symbol."""
+        """Iterate over name offset, info, other, section, value and size of every symbol."""
         return symbol_rows(self._table, self._elf.struct_prefix, self._elf.word_size)
 
     def _row(self, index: int) -> tuple[int, int, int, int, int, int]:
@@ -375,7 +379,7 @@ class ElfSymbols:
         return self._at([*self._string_offsets(raw + b"\0"), *self._string_offsets(raw + b"@")])
 
     def _at(self, offsets: Sequence[int]) -> list[int]:
-        """Return the indices of the symbols whose names are at these places of the string table."""
+        """Return the indices of the symbols whose names are at these offsets of the string table."""
         if len(offsets) > _MANY_OFFSETS:
             wanted = set(offsets)
             return [i for i, (offset,) in enumerate(self._name.iter_unpack(self._names)) if offset in wanted]
@@ -396,7 +400,11 @@ class ElfSymbols:
         return found
 
     def _string_offsets(self, text: bytes) -> Iterator[int]:
-        """Give the places of ``text`` in the string table, also at the end of longer names: linkers share tails."""
+        """
+        Iterate over the offsets of ``text`` in the string table.
+
+        Linkers share the tails of strings, so the ends of longer names are included.
+        """
         data, end = self._elf.data, self._strings_end
         position = data.find(text, self._strings, end)
         while position >= 0:

@@ -1,1 +1,1 @@
-"""The running kernel as something to probe: its symbols, its text, its modules, and what nobody may probe in it."""
+"""The running kernel as a target: its symbols, its text, its modules, and the code where probes are refused."""

@@ -1,7 +1,7 @@
 """
-The files with the debug information of the running kernel and of its modules, where debug packages have put them.
+Files of the running kernel and its modules, from the distribution's packages and debug packages.
 
-A file counts only if its build-id is that of what runs.
+A file counts only if its build-id is that of the running kernel or module.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _MODULE_NOTES = "/sys/module/{}/notes/.note.gnu.build-id"
 
 
 def running_build_id(module: str) -> str:
-    """Return the build-id, in hex, of a module that is loaded, or of the kernel (""); raise ``TargetError`` if none."""
+    """Return the build-id in hex of a loaded module, or of the kernel (""); raise ``TargetError`` if there is none."""
     return build_id_of_notes(Path(_MODULE_NOTES.format(module)) if module else KERNEL_NOTES)
 
 
 def build_id_of_notes(path: Path) -> str:
-    """Return the build-id, in hex, that a file of notes has; raise ``TargetError`` if it has none."""
+    """Return the build-id in hex from a file of notes; raise ``TargetError`` if it has none."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -73,17 +73,17 @@ def build_id_of_notes(path: Path) -> str:
 
 
 def build_id_in(notes: bytes) -> str | None:
-    """Return the build-id, in hex, that is among some notes; None if there is none."""
+    """Return the build-id in hex from the bytes of notes; None if there is none."""
     return build_id_among(notes_in(notes, "<"))
 
 
-# Files of the kernel as distributions install them: compressed, and the image in a wrapper of its own. An image for x86
+# Files of the kernel as distributions install them: compressed, and the image in its own wrapper. An image for x86
 # (bzImage) is code that unpacks the kernel, with the kernel as its payload::
 #
-#     0x1F1  u8   setup_sects: how many sectors of 512 bytes stand before the code, after the first
+#     0x1F1  u8   setup_sects: number of sectors of 512 bytes before the code, after the first
 #     0x202  "HdrS"
 #     0x248  u32  payload_offset, counted from the code
-#     0x24C  u32  payload_length, with the four bytes after all but gzip that say how large the kernel is
+#     0x24C  u32  payload_length, with the four bytes after all but gzip that are the size of the kernel
 #
 # Rules: Documentation/arch/x86/boot.rst; cmd_lz4_with_size and its like in scripts/Makefile.lib.
 
@@ -92,20 +92,20 @@ _ELF = b"\x7fELF"
 _GZIP, _XZ, _LZMA, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x5d\x00\x00", b"BZh"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _TOOLS = {b"\x02\x21\x4c\x18": "lz4", _ZSTD: "zstd"}
-"""What the standard library cannot unpack, by its first bytes: programs that do with ``-dc``."""
+"""Programs for formats that the standard library lacks, by their first bytes; they unpack with ``-dc``."""
 
 _SETUP_SECTORS, _MAGIC, _PAYLOAD = 0x1F1, 0x202, 0x248
 _SECTOR = 512
 _SIZE = 4  # bytes after the payload
 
 _SIZE_MAX = 512 << 20
-"""Bytes of an image or a module's file, unpacked: the largest ones, with debug information, have half of it."""
+"""Maximum size in bytes of an unpacked image or module; the largest ones, with debug information, have half of it."""
 
 _GZIP_WINDOW = 31  # zlib: any window, with the header of gzip
 
 
 def open_packed(path: Path) -> ElfFile:
-    """Return the ELF file that is a kernel's image or a module's file; raise ``TargetError`` if it cannot be had."""
+    """Return the ELF file in a kernel's image or a module's file; raise ``TargetError`` if it cannot be unpacked."""
     data = bytes(file_contents(path, "a file of the kernel")[:])
     if data[_MAGIC : _MAGIC + 4] == b"HdrS":
         start = ((data[_SETUP_SECTORS] or 4) + 1) * _SECTOR
@@ -117,7 +117,11 @@ def open_packed(path: Path) -> ElfFile:
 
 
 def _unpacked(path: Path, data: bytes) -> bytes:
-    """Return what the standard library, or else a program, makes of compressed data; what follows it is ignored."""
+    """
+    Return data unpacked by the standard library, or else by a program.
+
+    Bytes after the compressed data are ignored.
+    """
     import bz2
     import lzma
     import zlib
@@ -142,7 +146,7 @@ def _unpacked(path: Path, data: bytes) -> bytes:
 
 
 def _by_package(data: bytes) -> bytes | None:
-    """Return what the package zstandard makes of data, which 'dprobes[zstd]' installs; None without it."""
+    """Return data unpacked by the package zstandard, which 'dprobes[zstd]' installs; None without it."""
     try:
         import zstandard
     except ImportError:
@@ -150,7 +154,7 @@ def _by_package(data: bytes) -> bytes | None:
     try:
         return zstandard.ZstdDecompressor().decompressobj().decompress(data) or None
     except zstandard.ZstdError:
-        return None  # the program says what is wrong
+        return None  # the program reports the error
 
 
 def _unpacked_by(tool: str, path: Path, data: bytes) -> bytes:
@@ -168,21 +172,21 @@ def _unpacked_by(tool: str, path: Path, data: bytes) -> bytes:
     return done.stdout
 
 
-# depmod(8) lists the files of modules in ``modules.dep``, what is a part of the kernel in ``modules.builtin``.
+# depmod(8) lists the files of modules in ``modules.dep``, those built into the kernel in ``modules.builtin``.
 _MODULES = Path("/lib/modules")
 
 
 def module_name(name: str) -> str:
-    """Return what the kernel calls the module that a program names: ``snd-pcm.ko`` is ``snd_pcm``."""
+    """Return the kernel's name of a module: ``snd-pcm.ko`` is ``snd_pcm``."""
     stem = Path(name).name.partition(".ko")[0]
     return stem.replace("-", "_")
 
 
 def find_module_file(name: str, release: str | None = None, root: Path = _MODULES) -> Path:
     """
-    Return the file of a module that a program names, by its name or by a path, for a release of the kernel.
+    Return the file of a module, by its name or by a path, for a release of the kernel.
 
-    By default that is the running one. Raise ``TargetError`` if there is none; it says where was looked.
+    By default that is the running one. Raise ``TargetError`` with the searched directory if there is none.
     """
     if "/" in name:
         return Path(name)
@@ -206,7 +210,7 @@ def find_module_file(name: str, release: str | None = None, root: Path = _MODULE
 
 
 def _listed(directory: Path) -> Iterator[tuple[str, str]]:
-    """Give the names of modules with their paths in a directory, from depmod's list, or else by looking."""
+    """Iterate over the names of modules and their paths in a directory, from depmod's list, or else by a search."""
     lines = _lines(directory / "modules.dep")
     for line in lines:
         path = line.partition(":")[0]
@@ -225,7 +229,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def open_module_file(path: Path) -> ElfFile:
-    """Return the file of a module, unpacked; raise ``TargetError`` if it is none."""
+    """Return the file of a module, unpacked; raise ``TargetError`` if it is not one."""
     elf = ElfFile.of_bytes(path, _unpacked(path, bytes(file_contents(path, "a module of the kernel"))))
     if elf.type != "rel" or not any(section.name == ".gnu.linkonce.this_module" for section in elf.sections):
         raise TargetError(
@@ -243,9 +247,9 @@ def described_kernel(
     named: Path | None = None, directory: Path = DEBUG_DIRECTORY, notes: Path = KERNEL_NOTES
 ) -> ElfFile | None:
     """
-    Return the running kernel's ``vmlinux``, or the file of a kernel that somebody names; None if there is none.
+    Return the running kernel's ``vmlinux``, or the file that the user names; None if there is none.
 
-    Debug packages are in a ``directory``.
+    ``directory`` is that of debug packages.
     """
     try:
         if named is not None:
@@ -257,7 +261,7 @@ def described_kernel(
 
 
 def kernel_of_build(build_id: str, directory: Path = DEBUG_DIRECTORY, others: Iterable[Path] = ()) -> ElfFile | None:
-    """Return the file of a kernel of a build, from a debug package or among ``others``; None if there is none."""
+    """Return a kernel's file by its build-id, from a debug package or among ``others``; None if there is none."""
     for path in (debug_path(build_id, directory), *others):
         try:
             elf = ElfFile.open(path)
@@ -273,12 +277,12 @@ def _places(directory: Path) -> Iterator[Path]:
     yield directory / "boot" / f"vmlinux-{release}"  # Debian, Ubuntu
     for above in ("lib", "usr/lib"):
         yield directory / above / "modules" / release / "vmlinux"  # Fedora, SUSE
-    yield Path("/lib/modules") / release / "build" / "vmlinux"  # Arch, and who builds kernels
+    yield Path("/lib/modules") / release / "build" / "vmlinux"  # Arch, and kernels built here
 
 
 def described_module(name: str, named: Path | None = None) -> ElfFile | None:
     """
-    Return the file of a module by its name, or the one that somebody names; None if there is none.
+    Return the file of a module by its name, or the one that the user names; None if there is none.
 
     If the module is loaded, only a file of the same build counts.
     """
@@ -297,9 +301,9 @@ def described_module(name: str, named: Path | None = None) -> ElfFile | None:
 
 def source_files(elf: ElfFile, name: str, place_of: Callable[[Section], int | None]) -> dict[int, str]:
     """
-    Return the source files of the local symbols called ``name`` in a file, by the addresses that they have elsewhere.
+    Return the source files of the local symbols called ``name`` in a file, by their addresses in memory.
 
-    ``place_of`` says where a section of the file is there, None if it is not.
+    ``place_of`` returns the address of a section in memory, None if it is not loaded.
     """
     found = {}
     for file, symbol in SymbolTable(elf_symbols(elf), code_range=elf.code_range).in_files(name):
@@ -312,7 +316,7 @@ def source_files(elf: ElfFile, name: str, place_of: Callable[[Section], int | No
 
 
 def sources_in_kernel(elf: ElfFile | None, name: str, start: int) -> dict[int, str]:
-    """Return the source files of static symbols of a kernel, which begins at ``start``; none without a file of it."""
+    """Return the source files of static symbols of a kernel at address ``start``; empty without a file of it."""
     linked = SymbolTable(elf_symbols(elf), code_range=elf.code_range).lookup(_START) if elf is not None else []
     if elf is None or not linked:
         return {}
@@ -320,7 +324,7 @@ def sources_in_kernel(elf: ElfFile | None, name: str, start: int) -> dict[int, s
 
 
 def sources_in_module(name: str, module: str, sections: str = _SECTIONS) -> dict[int, str]:
-    """Return the source files of static symbols of a module that is loaded."""
+    """Return the source files of static symbols of a loaded module, by address."""
     elf = described_module(module)
     if elf is None:
         return {}
@@ -329,18 +333,19 @@ def sources_in_module(name: str, module: str, sections: str = _SECTIONS) -> dict
         try:
             return int(Path(sections.format(module), section.name).read_text(), 16)
         except (OSError, ValueError):
-            return None  # what ran when the module was loaded is gone
+            return None  # sections that are used only while the module is loaded are freed
 
     return source_files(elf, name, place_of) or (
         source_files(debug, name, place_of) if (debug := find_debug_file(elf)) is not None else {}
     )
 
 
-# The text of the running kernel as its files have it, where it does not show its memory. The kernel patches its code
-# when it starts, and later. Sites that are replaced as a whole by others, *alternatives*, are listed in a section of
-# the file. All else that is patched is known by its form: calls and jumps (of ftrace, static calls, jump labels, thunks
-# against speculation), what stands where there is none of them (``nop``), ``endbr64``, ``lock`` prefixes. The places
-# are those of Linux 5.11 to 6.18: ``apply_alternatives``, ``apply_retpolines``, ``apply_returns``,
+# The text of the running kernel from its files, where its memory is not readable.
+# The kernel patches its code when it starts, and later. *Alternatives*, sites that are replaced as a whole, are listed
+# in a section of the file. All other patched instructions are recognised by their form. They are calls and jumps (of
+# ftrace, static calls, jump labels, thunks against speculation), the ``nop`` in place of one, ``endbr64``, and ``lock``
+# prefixes.
+# The places are those of Linux 5.11 to 6.18: ``apply_alternatives``, ``apply_retpolines``, ``apply_returns``,
 # ``apply_seal_endbr``, ``apply_paravirt``, and ``alternatives_smp_unlock`` in arch/x86/kernel/alternative.c, ftrace.c,
 # static_call.c and jump_label.c beside it.
 
@@ -348,21 +353,21 @@ def sources_in_module(name: str, module: str, sections: str = _SECTIONS) -> dict
 _ALTERNATIVES = ".altinstructions"
 _REPLACEMENTS = ".altinstr_replacement"
 
-# struct alt_instr: s32 instr_offset, repl_offset, each counted from itself; flags; u8 instrlen, replacementlen
+# struct alt_instr: s32 instr_offset, repl_offset, relative to their own addresses; flags; u8 instrlen, replacementlen
 #   12 bytes with u16 cpuid, in v5.11 to v6.2; 14 bytes with u32 ft_flags since commit 5d1dd961e743 ("x86/alternatives:
 #   Add alt_instr.flags") (in v6.3)
 _SIZES = (12, 14)
 _LENGTH_BEFORE_END = 2
 
 _SHORT_NOP = b"\x66\x90"
-"""Decoded as ``xchg ax, ax``."""
+"""Two-byte ``nop``, which is decoded as ``xchg ax, ax``."""
 
 _PREFIXES = b"\x2e\x3e\xf0"
-"""Those that are patched: ``cs`` pads calls, ``lock`` becomes ``ds`` on one processor."""
+"""Prefixes that are patched: ``cs`` pads calls, ``lock`` becomes ``ds`` on a machine with one processor."""
 
 
 def is_patched_form(instruction: DecodedInstruction) -> bool:
-    """Return whether the kernel patches some instructions of this form, wherever they stand."""
+    """Return whether the kernel patches instructions of this form at some places."""
     raw = instruction.raw
     if raw[:1] == b"\xf0" or raw == _SHORT_NOP or instruction.mnemonic in ("nop", "endbr64", "call", "jmp"):
         return True
@@ -373,9 +378,9 @@ def is_patched_form(instruction: DecodedInstruction) -> bool:
 
 def alternatives(elf: ElfFile) -> list[tuple[int, int]] | None:
     """
-    Return the sites of alternatives, their addresses as in the file and their lengths, sorted.
+    Return the sites of alternatives, sorted, as (address in the file, length in bytes).
 
-    None if the section is not of a form that is known.
+    Return None if the section has an unknown format.
     """
     section = elf.section(_ALTERNATIVES)
     if section is None:
@@ -392,7 +397,7 @@ def alternatives(elf: ElfFile) -> list[tuple[int, int]] | None:
 
 
 def _target(section: Section, data: bytes, position: int, linked: dict[int, int] | None) -> int:
-    """Return the address that the offset at a position of the section means; -1 if none."""
+    """Return the address that the offset at a position of the section refers to; -1 if none."""
     if linked is not None:
         return linked.get(position, -1)
     (offset,) = struct.unpack_from("<i", data, position)
@@ -400,7 +405,7 @@ def _target(section: Section, data: bytes, position: int, linked: dict[int, int]
 
 
 def _fits(elf: ElfFile, section: Section, data: bytes, size: int, linked: dict[int, int] | None) -> bool:
-    """Return whether all entries, if they have this size, lead to code and to replacements."""
+    """Return whether all entries, if they have this size, refer to code and to replacements."""
     code = [s for s in elf.sections if s.executable and s.name != _REPLACEMENTS]
     others = [s for s in elf.sections if s.name == _REPLACEMENTS]
     for start in range(0, len(data), size):
@@ -415,7 +420,7 @@ def _fits(elf: ElfFile, section: Section, data: bytes, size: int, linked: dict[i
 
 
 def _relocated(elf: ElfFile, section: Section) -> dict[int, int]:
-    """Return what the relocations of a section in an object file lead to, by their position in it."""
+    """Return the addresses that the relocations of a section in an object file refer to, by position in the section."""
     index, sections = elf.sections.index(section), elf.sections
     found = targets_in(elf, section.name)
     return {
@@ -431,7 +436,7 @@ _ALTERNATIVE_MAX = 255  # bytes: instrlen is an u8
 
 @dataclass(frozen=True, slots=True)
 class KernelFiles:
-    """Where the files of the running kernel are, and where it shows what it is: ``notes``, and ``loaded`` modules."""
+    """Paths of the running kernel's files, and of its description in sysfs: ``notes``, and ``loaded`` modules."""
 
     images: tuple[Path, ...]
     modules: Path
@@ -440,14 +445,14 @@ class KernelFiles:
 
     @classmethod
     def of_release(cls, release: str) -> KernelFiles:
-        """Return the places where distributions install the files of a release (``uname -r``)."""
+        """Return the paths where distributions install the files of a release (``uname -r``)."""
         modules = Path("/lib/modules") / release
         images = (Path("/boot") / f"vmlinuz-{release}", modules / "vmlinuz", modules / "build" / "vmlinux")
         return cls(images, modules)
 
 
 class _Piece(NamedTuple):
-    """A section: where it runs, its size, and where it is in the file."""
+    """A section: its run-time address, its size in bytes, and its offset in the file."""
 
     address: int
     size: int
@@ -456,10 +461,10 @@ class _Piece(NamedTuple):
 
 class _Code(NamedTuple):
     """
-    The code of one file; ``problem`` says as a clause why there is none.
+    The code of one file; ``problem`` is a clause, the reason why there is none.
 
-    ``patched`` are addresses and lengths of alternatives, None if all code may be one. ``shift`` is what an address
-    of the kernel's image is less than where that runs.
+    ``patched`` are addresses and lengths of alternatives, None if all code may be one. ``shift`` is the offset in bytes
+    of the running kernel's image from its link addresses.
     """
 
     elf: ElfFile | None = None
@@ -471,9 +476,9 @@ class _Code(NamedTuple):
 
 class FileText:
     """
-    The kernel's text by its files; ``memory_problem`` is the clause that says why memory is not read.
+    The kernel's text from its files; ``memory_problem`` is a clause, the reason why memory is not read.
 
-    ``text_address`` gives where ``_text`` is, ``modules`` name, address and size of those that are loaded.
+    ``text_address`` returns the address of ``_text``, ``modules`` name, address and size of the loaded modules.
     """
 
     def __init__(
@@ -490,7 +495,7 @@ class FileText:
         self._codes: dict[str, _Code] = {}
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from an address on; none if they are in no file."""
+        """Return up to ``size`` bytes at an address; empty if they are in no file."""
         code = self._code_at(address)
         for piece in code.pieces:
             start = address - piece.address
@@ -499,19 +504,19 @@ class FileText:
         return b""
 
     def problem_at(self, address: int) -> str | None:
-        """Return as a clause why what is at an address cannot be read, None if it can."""
+        """Return, as a clause, the reason why an address cannot be read; None if it can."""
         code = self._code_at(address)
         if code.problem is not None:
             return f"{self._memory_problem}, and {code.problem}"
         return None if self.read(address, 1) else f"{self._memory_problem}, and the address is in no file"
 
     def origin_of(self, address: int) -> str:
-        """Return what was read: a file that is not the kernel's memory."""
+        """Return the path of the file that code at an address was read from; "" if there is none."""
         code = self._code_at(address)
         return str(code.elf.path) if code.elf is not None else ""
 
     def is_patched(self, instruction: DecodedInstruction) -> bool:
-        """Return whether another instruction may run in the place of one that was read here."""
+        """Return whether the kernel may have patched an instruction that was read here."""
         patched = self._code_at(instruction.address).patched
         if patched is None or is_patched_form(instruction):
             return True
@@ -526,7 +531,7 @@ class FileText:
 
     @property
     def shift(self) -> int | None:
-        """How many bytes the kernel runs above where it was linked for (KASLR); None where that is not known."""
+        """Offset in bytes of the running kernel from its link addresses (KASLR); None if unknown."""
         return self._code_of("").shift
 
     def _code_at(self, address: int) -> _Code:
@@ -563,7 +568,7 @@ class FileText:
                 try:
                     address = int((own / "sections" / section.name).read_text(), 16)
                 except (OSError, ValueError):
-                    continue  # it is gone, as what ran only when the module was loaded is
+                    continue  # the section was freed, as those that are used only while the module is loaded
                 pieces.append(_Piece(address, section.size, section.offset))
         sites = alternatives(elf)
         if sites is None:
@@ -578,7 +583,7 @@ class FileText:
 
 
 def _first_of(paths: tuple[Path, ...], build_id: str, what: str) -> ElfFile:
-    """Return the first file with a build-id; raise ``TargetError`` with the reason against the last one there is."""
+    """Return the first file with a build-id; raise ``TargetError`` with the reason against the last existing one."""
     reason = f"there is no file of {what}" + (f" ({paths[0]})" if paths else "")
     for path in paths:
         if not path.exists():
@@ -595,7 +600,7 @@ def _first_of(paths: tuple[Path, ...], build_id: str, what: str) -> ElfFile:
 
 
 def module_files(directory: Path, name: str) -> tuple[Path, ...]:
-    """Return the files below a directory that may be those of a module, by their names."""
+    """Return the files below a directory whose names fit a module."""
     return tuple(
         Path(place, found)
         for place, _, names in os.walk(directory)

@@ -1,8 +1,8 @@
 """
-A kernel, or a module of one, as its file has it: what a program is compiled for where that kernel does not run.
+A kernel or a kernel module in a file, for compiling programs where that kernel does not run.
 
-Of a kernel that is a ``vmlinux`` with symbols, or an image as it boots (``vmlinuz``) with a list of symbols: its debug
-file, the ``System.map`` beside it, or a file that the user names. A module's file (``.ko``) has its symbols itself.
+A kernel is a ``vmlinux`` with symbols, or a boot image (``vmlinuz``) with a list of symbols: its debug file, the
+``System.map`` beside it, or a file that the user names. A module's file (``.ko``) has its own symbols.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _MASK = (1 << 64) - 1
 
 def moved_kernel(carried: CarriedKernel, running: RunningKernel) -> RunningKernel:
     """
-    Return the running kernel, of the same build, with the carried symbols in the place of those that it shows.
+    Return the running kernel, of the same build, with the carried symbols at their run-time addresses.
 
-    Raise ``TargetError`` if nothing shows where it lies.
+    Raise ``TargetError`` if its address is not known.
     """
     starts = section_addresses(carried.module) if carried.module else {KERNEL_BASE: _kernel_base(running)}
 
@@ -53,7 +53,7 @@ def moved_kernel(carried: CarriedKernel, running: RunningKernel) -> RunningKerne
         for area in carried.areas:
             if area.name in starts and 0 <= address - area.address < area.size:
                 return starts[area.name] + address - area.address
-        return address  # what is not in the kernel's image is the same everywhere: offsets of per-CPU data
+        return address  # the same in all kernels, as it is not in the image: an offset of per-CPU data
 
     symbols = Kallsyms(listed(symbol._replace(address=moved(symbol.address) & _MASK) for symbol in carried.symbols))
     expected = {moved(place.address): place.raw for place in carried.places if place.raw}
@@ -67,7 +67,7 @@ def moved_kernel(carried: CarriedKernel, running: RunningKernel) -> RunningKerne
 
 
 def _kernel_base(running: RunningKernel) -> int:
-    """Return where the kernel begins in memory, as far as this machine shows it."""
+    """Return the address of the kernel's image; raise ``TargetError`` if this machine hides it."""
     try:
         return running.base_of("")
     except TargetError as error:
@@ -82,7 +82,7 @@ def _kernel_base(running: RunningKernel) -> int:
 
 
 def section_addresses(module: str) -> dict[str, int]:
-    """Return where the sections of a module that is loaded begin; raise ``TargetError`` if the kernel hides it."""
+    """Return the addresses of a loaded module's sections by name; raise ``TargetError`` if the kernel hides them."""
     directory = Path(_SECTIONS.format(module))
     try:
         found = {path.name: int(path.read_text(), 16) for path in sorted(directory.iterdir())}
@@ -98,7 +98,7 @@ def section_addresses(module: str) -> dict[str, int]:
 
 
 _END = "_end"
-"""The symbol at the end of the kernel's image."""
+"""Symbol at the end of the kernel's image."""
 
 _BANNER, _BANNER_TEXT = "linux_banner", b"Linux version "
 
@@ -109,11 +109,11 @@ _ABSOLUTE = 0xFFF1
 _SHF_ALLOC = 2
 
 _INIT = ".init"
-"""How the names of sections begin that are gone once a module is loaded (``module_init_section`` in kernel/module)."""
+"""Prefix of sections that are freed once a module is loaded (``module_init_section`` in kernel/module)."""
 
 
 def running_areas(kernel: RunningKernel, module: str) -> tuple[KernelArea, ...]:
-    """Return the areas of the kernel that runs here, or of a module of it; raise ``TargetError`` if it hides them."""
+    """Return the areas of the running kernel, or of a module of it; raise ``TargetError`` if it hides them."""
     base = kernel.base_of(module)
     if not module:
         return (_image(kernel.symbols, base),)
@@ -132,10 +132,10 @@ def _image(symbols: Kallsyms, base: int) -> KernelArea:
 
 class KernelFile:
     """
-    A build of the kernel, or of what it calls the module ``module``, in a file.
+    A build of the kernel, or of the kernel module ``module``, in a file.
 
-    ``extra_symbols`` is the file that ``--sym`` names. Making one raises ``TargetError`` if the file is another thing,
-    if it has no build-id, or if nothing tells its symbols.
+    ``extra_symbols`` is the file of the option ``--sym``. The constructor raises ``TargetError`` if the file is
+    something else, has no build-id, or if its symbols are not found.
     """
 
     def __init__(self, path: Path, module: str, extra_symbols: Path | None = None) -> None:
@@ -162,7 +162,7 @@ class KernelFile:
         self._elf = elf
 
     def kernel(self) -> RunningKernel:
-        """Return it as if it ran, where its addresses are those of the file."""
+        """Return the file as a kernel that runs at the addresses of the file."""
         loaded = {}
         if self._module:
             loaded[self._module] = LoadedModule(self._module, self.areas[0].address, self.areas[0].size)
@@ -170,14 +170,14 @@ class KernelFile:
 
 
 class _FileKernel(RunningKernel):
-    """A kernel that does not run: nobody knows what it would let nobody probe."""
+    """A kernel that does not run; the places where it refuses probes are unknown."""
 
     def __init__(self, elf: ElfFile, symbols: Kallsyms, code: _FileCode, modules: Mapping[str, LoadedModule]) -> None:
         super().__init__(symbols, code, modules=modules)
         self._elf = elf
 
     def source_files(self, name: str, module: str) -> dict[int, str]:  # noqa: ARG002 - the file is of one thing
-        """Return the source files of the static symbols called ``name``, by address, as far as its files have them."""
+        """Return the source files of the static symbols called ``name``, by address; empty if no file has them."""
         for elf in (self._elf, find_debug_file(self._elf)):
             if elf is not None and (found := source_files(elf, name, lambda section: section.address)):
                 return found
@@ -185,16 +185,16 @@ class _FileKernel(RunningKernel):
 
     @cached_property
     def blacklist(self) -> None:
-        """Return None."""
+        """None: unknown in a file."""
         return
 
     @cached_property
     def skippable(self) -> None:
-        """Return None."""
+        """None: unknown in a file."""
         return
 
     def is_traceable(self, address: int) -> None:  # noqa: ARG002 - as in the class above
-        """Return None."""
+        """Return None: unknown in a file."""
         return
 
 
@@ -206,7 +206,7 @@ class _FileCode(KernelText):
         self._elf = elf
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from an address on; none if they are not in the file."""
+        """Return up to ``size`` bytes at an address; empty if they are not in the file."""
         for section in self._elf.sections:
             start = address - section.address
             if section.flags & _SHF_ALLOC and section.in_file and 0 <= start < section.size:
@@ -215,7 +215,7 @@ class _FileCode(KernelText):
 
 
 def _areas_of_module(path: Path, sections: tuple[Section, ...]) -> tuple[KernelArea, ...]:
-    """Return what of a module stays in memory, first the code that it begins with (``layout_sections``)."""
+    """Return the parts of a module that stay in memory; the first one is code (``layout_sections``)."""
     kept = [s for s in sections if s.flags & _SHF_ALLOC and s.size and not s.name.startswith(_INIT)]
     kept.sort(key=lambda section: not section.executable)
     if not kept or not kept[0].executable:
@@ -224,7 +224,7 @@ def _areas_of_module(path: Path, sections: tuple[Section, ...]) -> tuple[KernelA
 
 
 def _symbols_of_kernel(path: Path, elf: ElfFile, extra: Path | None) -> bytes:
-    """Return the list of a kernel's symbols, in the kernel's form, from the first file that has them."""
+    """Return the list of a kernel's symbols, in the kernel's format, from the first file that has them."""
     own = listed(_symbols_of(elf))
     if extra is None and own:
         return own
@@ -247,7 +247,7 @@ def _symbols_of_kernel(path: Path, elf: ElfFile, extra: Path | None) -> bytes:
 
 
 def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
-    """Return the symbols that a file lists for the kernel in another one; raise ``TargetError`` if it is not for it."""
+    """Return the kernel symbols that ``file`` lists; raise ``TargetError`` if it does not belong to ``path``."""
     data = bytes(file_contents(file, "a file with symbols")[:])
     if data.startswith(b"\x7fELF"):
         other = open_packed(file)
@@ -260,7 +260,7 @@ def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
     symbols = Kallsyms(found)
     if not symbols.find(KERNEL_BASE, ""):
         raise TargetError(f"'{file}' is no list of a kernel's symbols: it has no '{KERNEL_BASE}'")
-    # A list has no build-id: what every kernel says of itself must stand where the list has it.
+    # A list has no build-id, so the banner of the kernel must be at its address in the list.
     code = _FileCode(elf)
     if not any(code.read(each.address, len(_BANNER_TEXT)) == _BANNER_TEXT for each in symbols.find(_BANNER, "")):
         raise TargetError(f"'{file}' does not belong to '{path}': '{_BANNER}' is not where it says")
@@ -268,7 +268,7 @@ def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
 
 
 def _symbols_of(elf: ElfFile, module: str = "") -> Iterator[KernelSymbol]:
-    """Give the named places of a kernel's or a module's file; in that of a module they count from its sections."""
+    """Iterate over the symbols of a kernel's or a module's file; those of a module count from its sections."""
     sections = elf.sections
     table = next((section for section in sections if section.type == SHT_SYMTAB), None)
     if table is None or table.link >= len(sections):
@@ -292,7 +292,7 @@ def _symbols_of(elf: ElfFile, module: str = "") -> Iterator[KernelSymbol]:
         yield KernelSymbol(text, start + value, letter if info >> 4 == _LOCAL else letter.upper(), module)
 
 
-# A module's file as the kernel is going to load it.
+# A module's file, laid out as the kernel will load it.
 
 
 _REGION = 1 << 30
@@ -309,17 +309,17 @@ _CHANGES = (
     ".altinstructions", ".retpoline_sites", ".return_sites", ".call_sites", ".static_call_sites", "__jump_table",
     ".smp_locks", ".parainstructions", ".ibt_endbr_seal", ".cfi_sites",
 )  # fmt: skip
-"""The tables of other instructions that the loader changes, or may change."""
+"""Tables of other instructions that the loader patches, or may patch."""
 _NO_PROBES = "_kprobe_blacklist"
 _NO_PROBE_SECTIONS = (".kprobes.text", ".noinstr.text")
 
 _ALIASES = ("init_module", "cleanup_module")
-"""What the kernel's macros call the functions as well that a module begins and ends with."""
+"""Aliases that the kernel's macros give to a module's first and last function."""
 
 
 class ModuleImage(KernelText):
     """
-    The sections and symbols of a module's file, at addresses that are made up: the file is relocatable.
+    The sections and symbols of a module's file, at invented addresses, because the file is relocatable.
 
     ::
 
@@ -327,9 +327,9 @@ class ModuleImage(KernelText):
         1 GiB       code that the kernel frees when the module is initialised (.init.text)
         2 GiB       data
 
-    Relocations do not change which bytes are the first ones of an instruction. The loader changes more: the calls of
-    ftrace become ``nop`` at once, other instructions as the processor needs it (``layout_sections`` in
-    kernel/module/main.c, ``module_finalize`` in arch/x86/kernel/module.c).
+    Relocations do not change the first bytes of instructions. The loader changes more: the calls of ftrace become
+    ``nop`` at once, other instructions depend on the processor (``layout_sections`` in kernel/module/main.c,
+    ``module_finalize`` in arch/x86/kernel/module.c).
     """
 
     def __init__(self, elf: ElfFile) -> None:
@@ -338,7 +338,7 @@ class ModuleImage(KernelText):
         self._bases = dict(self._placed())
 
     def _placed(self) -> Iterator[tuple[int, int]]:
-        """Give the sections that are loaded by their numbers, with their addresses."""
+        """Iterate over the loaded sections: number and address."""
         ends = [0, _REGION, 2 * _REGION]
         for number, section in enumerate(self._elf.sections):
             if not section.flags & _SHF_ALLOC:
@@ -366,7 +366,7 @@ class ModuleImage(KernelText):
                 letter = _letter(self._elf.sections[number])
                 is_local = info >> 4 == _STB_LOCAL
                 found.append(KernelSymbol(text, self._bases[number] + value, letter if is_local else letter.upper()))
-        # Of the two names of one function people know the other one.
+        # Hide the aliases of these functions: people know the function by its other name.
         known = {symbol.address for symbol in found if symbol.name in _ALIASES}
         return [
             symbol._replace(letter="t" if symbol.name in _ALIASES else "T") if symbol.address in known else symbol
@@ -375,16 +375,16 @@ class ModuleImage(KernelText):
 
     @cached_property
     def _starts(self) -> list[int]:
-        """The addresses of code at which a symbol stands, in order."""
+        """The sorted addresses of symbols of code."""
         return sorted({symbol.address for symbol in self.symbols if symbol.letter in "tT"})
 
     def function_at(self, address: int) -> int | None:
-        """Return where the function begins that covers an address."""
+        """Return the start of the function that covers an address; None before the first one."""
         place = bisect_right(self._starts, address)
         return self._starts[place - 1] if place else None
 
     def section_at(self, address: int) -> tuple[int, int] | None:
-        """Return first and last address, excluded, of the section that has an address."""
+        """Return the first address of the section that contains an address, and its end; None if there is none."""
         for number, base in self._bases.items():
             if base <= address < base + self._elf.sections[number].size:
                 return base, base + self._elf.sections[number].size
@@ -396,14 +396,14 @@ class ModuleImage(KernelText):
 
     @property
     def code_size(self) -> int:
-        """How many bytes of code stay."""
+        """Size in bytes of the code that stays loaded."""
         ends = [base + self._elf.sections[number].size for number, base in self._bases.items() if base < _REGION]
         return max(ends, default=0)
 
     # Text
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from an address on, as they will be in memory but for later changes."""
+        """Return up to ``size`` bytes at an address, as they are in memory before later patches."""
         for number, base in self._bases.items():
             section = self._elf.sections[number]
             if base <= address < base + section.size and section.in_file:
@@ -419,21 +419,21 @@ class ModuleImage(KernelText):
     # Tables
 
     def _targets(self, table: str) -> Iterator[int]:
-        """Give the addresses that the entries of a table stand for: where its relocations lead to."""
+        """Iterate over the addresses that the entries of a table refer to by their relocations."""
         for _, section, place in targets_in(self._elf, table):
             if section in self._bases:
                 yield self._bases[section] + place
 
     @cached_property
     def ftrace_calls(self) -> frozenset[int] | None:
-        """The places of the calls that ftrace redirects; None if the module was built without."""
+        """The addresses of the calls that ftrace patches; None if the module was built without them."""
         if not any(section.name == _FTRACE_CALLS for section in self._elf.sections):
             return None
         return frozenset(self._targets(_FTRACE_CALLS))
 
     @cached_property
     def traceable(self) -> frozenset[int] | None:
-        """The functions that ftrace can redirect, by where they begin; None if that is not known."""
+        """The starts of the functions that ftrace can trace; None if unknown."""
         if self.ftrace_calls is None:
             return None
         starts = (self.function_at(call) for call in self.ftrace_calls)
@@ -441,13 +441,13 @@ class ModuleImage(KernelText):
 
     @cached_property
     def changes(self) -> frozenset[int]:
-        """Where instructions stand that the loader may replace."""
+        """The addresses of instructions that the loader may replace."""
         found = frozenset(address for table in _CHANGES for address in self._targets(table))
         return found - (self.ftrace_calls or frozenset())
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...]:
-        """The code that the module allows no probes in: first address, end and name of each part."""
+        """The ranges of code where the module forbids probes, as (first address, end, name)."""
         sections = [
             (base, base + section.size, section.name)
             for number, base in self._bases.items()
@@ -461,7 +461,7 @@ class ModuleImage(KernelText):
 
     @cached_property
     def information(self) -> dict[str, str]:
-        """What the module says of itself (.modinfo): its name, the kernel that it is for."""
+        """The module's description of itself (.modinfo) by key, such as its name and the kernel that it is for."""
         section = self._elf.section(".modinfo")
         if section is None:
             return {}
@@ -485,7 +485,7 @@ class UnloadedModule(RunningKernel):
     """
     A module's file as a kernel that has no other code.
 
-    The kernel finds the places in a module that it loads by *anchors*: a symbol's name, and a distance.
+    The kernel finds places in a module that it loads by *anchors*: a symbol's name, and a distance.
     """
 
     is_loaded = False
@@ -503,13 +503,13 @@ class UnloadedModule(RunningKernel):
         return self._file
 
     def offset_text(self, offset: int) -> str:
-        """Return an offset for people."""
+        """Return an offset as text for messages."""
         if offset >= self._image.code_size:
             return "in code that the kernel frees when the module has begun"
         return super().offset_text(offset)
 
     def source_files(self, name: str, module: str) -> dict[int, str]:  # noqa: ARG002 - there is no other one
-        """Return the source files of the static symbols called ``name``, by address, as far as its file has them."""
+        """Return the source files of the static symbols called ``name``, by address; empty if its file has none."""
         return source_files(self._elf, name, self._image.start_of)
 
     @cached_property
@@ -519,23 +519,23 @@ class UnloadedModule(RunningKernel):
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...] | None:
-        """The code that the module allows no probes in."""
+        """The ranges of code where the module forbids probes."""
         return self._image.blacklist
 
     @cached_property
     def skippable(self) -> None:
-        """Return None: the kernel reads the module's list when it loads it."""
+        """None: the kernel reads the module's list when it loads the module."""
         return
 
     def refusal(self, address: int) -> str | None:
-        """Return why the kernel will refuse a probe at an address; None if it will not."""
+        """Return the reason why the kernel will refuse a probe at an address; None if it will not."""
         # Since Linux kernel commit 45408c4f9250 ("tracing: kprobes: Prohibit probing on notrace function").
         if self.is_traceable(self._image.function_at(address) or 0) is False:
             return _NO_FTRACE
         return super().refusal(address)
 
     def is_traceable(self, address: int) -> bool | None:
-        """Return whether ftrace can redirect the function that begins at an address; None where that is not known."""
+        """Return whether ftrace can trace the function that begins at an address; None if unknown."""
         return None if self._image.traceable is None else address in self._image.traceable
 
     def is_changed_later(self, address: int) -> bool:
@@ -543,7 +543,7 @@ class UnloadedModule(RunningKernel):
         return address in self._image.changes
 
     def anchor(self, address: int, module: str) -> tuple[str, int] | None:
-        """Return a name that only one symbol has, at or before an address in the same section, and the distance."""
+        """Return the name of a unique symbol at or before an address in the same section, and the distance; or None."""
         section = self._image.section_at(address)
         if section is None:
             return None
@@ -555,7 +555,7 @@ class UnloadedModule(RunningKernel):
 
 
 class _ListedSymbols(Kallsyms):
-    """The symbols of a module's file, listed as the kernel would."""
+    """The symbols of a module's file, in the kernel's format."""
 
     has_data = True
 
@@ -565,12 +565,12 @@ class _ListedSymbols(Kallsyms):
 
     @property
     def is_hidden(self) -> bool:
-        """Return False: a file hides nothing."""
+        """False: a file hides nothing."""
         return False
 
 
 def open_unloaded_module(name: str) -> UnloadedModule:
-    """Return the module that a program names, which is not loaded; raise ``TargetError`` if there is no file of it."""
+    """Return a module that is not loaded, by its name in a program; raise ``TargetError`` if it has no file."""
     path = find_module_file(name)
     elf = open_module_file(path)
     information = ModuleImage(elf).information

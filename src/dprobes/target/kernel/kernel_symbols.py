@@ -1,12 +1,12 @@
 """
-The symbols of the running kernel and its modules, as ``/proc/kallsyms`` lists them.
+The symbols of the running kernel and its modules, from ``/proc/kallsyms``.
 
-A line is an address, a letter as in nm(1), a name, and the module in brackets after a tab where it is one's::
+A line is an address, a letter as in nm(1), a name, and for a module's symbol a tab and the module in brackets::
 
     ffffffff81000000 T _text
     ffffffffc0201000 t ext4_readdir	[ext4]
 
-The list has some 200 000 lines, and takes a second to be taken apart. So names and addresses are searched in its bytes.
+The list has some 200 000 lines, and parsing them takes a second. So names and addresses are searched in its bytes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _CODE = "tTwW"
 _LINE = re.compile(rb"^([0-9a-f]{1,16}) ([!-~]) (\S+)(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
 _ADDRESS = re.compile(rb"[0-9a-f]{1,16}")
 _BEFORE_NAME = 19
-"""Bytes in front of a name at most: the end of the line before, 16 digits, a blank, and the letter."""
+"""Maximum number of bytes before a name: the newline of the previous line, 16 digits, a blank, and the letter."""
 _NEAR = 3
 _FEW = 500
-"""As many symbols of data may stand in a list of functions: those of the linker script."""
+"""Maximum number of data symbols in a list of functions only: those of the linker script."""
 
 
 class KernelSymbol(NamedTuple):
@@ -56,33 +56,33 @@ class KernelSymbol(NamedTuple):
 
     @property
     def is_code(self) -> bool:
-        """Whether it is in a text section: most of those are functions."""
+        """True for a symbol in a text section; most of those are functions."""
         return self.letter in _CODE
 
 
 class Kallsyms:
-    """The list of symbols, as it was when it was read."""
+    """The list of symbols at the time of reading."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     @classmethod
     def read(cls, path: Path = KALLSYMS) -> Self:
-        """Read the list; OSError if the kernel gives none."""
+        """Read the list; OSError if the kernel does not provide it."""
         return cls(path.read_bytes())
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the kernel shows 0 in the place of every address (``kernel.kptr_restrict``), or nothing at all."""
+        """True if the kernel shows 0 for every address (``kernel.kptr_restrict``), or no symbol at all."""
         return re.search(rb"^0*[1-9a-f]", self._data, re.MULTILINE) is None
 
     @property
     def has_data(self) -> bool:
-        """Whether the kernel's data is listed too, which are tens of thousands of symbols then."""
+        """True if the list has the kernel's data, which are tens of thousands of symbols."""
         return len(re.findall(rb" [dDbB] ", self._data[: self._core_size])) > _FEW
 
     def all(self) -> Iterator[KernelSymbol]:
-        """Give all symbols, in the order of the list."""
+        """Iterate over all symbols, in the order of the list."""
         return (_symbol(match) for match in _LINE.finditer(self._data))
 
     def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
@@ -91,7 +91,7 @@ class Kallsyms:
         return sorted((s for s in found if module is None or s.module == module), key=lambda symbol: symbol.address)
 
     def matching(self, pattern: str, module: str) -> Iterator[KernelSymbol]:
-        """Give the symbols of code in a module that a shell pattern matches, in the order of the list."""
+        """Iterate over the symbols of code in a module that match a shell pattern, in the order of the list."""
         matches = compile_glob(pattern).match
         start = re.match(r"[^*?[]*", pattern)
         assert start is not None
@@ -105,7 +105,7 @@ class Kallsyms:
                 yield _symbol(match)
 
     def _beginning(self, start: str) -> Iterator[re.Match[bytes]]:
-        """Give the lines of the symbols whose names begin so, in the order of the list."""
+        """Iterate over the lines of the symbols whose names begin with ``start``, in the order of the list."""
         quoted = b" " + start.encode()
         at = self._data.find(quoted)
         while at >= 0:
@@ -122,7 +122,7 @@ class Kallsyms:
 
     def covering(self, address: int) -> KernelSymbol | None:
         """
-        Return the symbol of code at or before an address; None if there is none before.
+        Return the symbol of code at or before an address; None if there is none.
 
         The kernel's own symbols, which come first, are sorted; those of a module are not.
         """
@@ -135,7 +135,7 @@ class Kallsyms:
         return min(candidates, key=_familiarity, default=None)
 
     def global_before(self, address: int) -> str | None:
-        """Return the nearest function before an address of the kernel that is called from other source files."""
+        """Return the nearest global function of the kernel before an address."""
         if self._of_modules and address >= min(symbol.address for symbol in self._of_modules):
             return None
         position = self._core_end(address - 1)
@@ -146,7 +146,11 @@ class Kallsyms:
         return None
 
     def following(self, symbol: KernelSymbol) -> int | None:
-        """Return the address of the next code of the kernel, or of the module, after a symbol; None if it is last."""
+        """
+        Return the address of the next code of the kernel, or of the module, after a symbol.
+
+        Return None for the last symbol.
+        """
         if symbol.module:
             more = (s.address for s in self._of_modules if s.module == symbol.module and s.is_code)
             return min((address for address in more if address > symbol.address), default=None)
@@ -176,7 +180,7 @@ class Kallsyms:
         return found
 
     def _core_end(self, address: int) -> int:
-        """Return where the lines of the kernel's symbols up to an address end, by a binary search."""
+        """Return the end of the lines of the kernel's symbols up to an address, by a binary search."""
         low, high = 0, self._core_size
         while low < high:
             start = self._data.rfind(b"\n", 0, (low + high) // 2) + 1
@@ -189,7 +193,7 @@ class Kallsyms:
         return low
 
     def near(self, name: str, module: str) -> list[str]:
-        """Return up to three names in a module that ``name`` may be a misprint of, the nearest first."""
+        """Return up to three names in a module that are similar to ``name``, the nearest first."""
         plain = name.strip("_")
         split = [each for each in self._named_with(f"{name}.", module) if each.startswith(f"{name}.")]
         same = [each for each in self._named_with(plain or name, module) if each.strip("_") == plain and each != name]
@@ -199,7 +203,7 @@ class Kallsyms:
         return list(dict.fromkeys(split + same + near))[:_NEAR]
 
     def _named_with(self, part: str, module: str, near: int | None = None) -> list[str]:
-        """Return the names in a module that have ``part`` in them, with ``near`` those of about this length."""
+        """Return the sorted names in a module that contain ``part``, with ``near`` only those of about this length."""
         lengths = range(1 << 16) if near is None else near_lengths(near)
         lines = [line for line in self._with(part.encode()) if len(line[3]) in lengths]
         return sorted({symbol.name for symbol in map(_symbol, lines) if symbol.module == module})
@@ -217,7 +221,7 @@ class Kallsyms:
 
     @cached_property
     def _core_size(self) -> int:
-        """How many bytes the kernel's own symbols take, which come first."""
+        """Size in bytes of the lines of the kernel's own symbols, which come first."""
         first = self._data.find(b"\t[")
         return len(self._data) if first < 0 else self._data.rfind(b"\n", 0, first) + 1
 
@@ -243,18 +247,19 @@ def _symbol(match: re.Match[bytes]) -> KernelSymbol:
 
 
 def _familiarity(symbol: KernelSymbol) -> tuple[bool, int, int, str]:
-    """Order the names of one address by how likely people know them."""
+    """Return a sort key for the names of one address, the best known first."""
     return symbol.letter.islower(), len(symbol.name) - len(symbol.name.lstrip("_")), len(symbol.name), symbol.name
 
 
-# What a compiled file carries of a kernel, or of a module of one.
-# Addresses are those of the file that it was taken from. After each boot the kernel lies elsewhere as a whole (KASLR),
-# and each section of a module on its own. So *areas* are carried: what moves as one, by a name that shows where it is.
+# The parts of a kernel, or of a kernel module, in a compiled file.
+# Addresses are those of the file that they came from. The kernel's address changes at each boot (KASLR), and each
+# section of a module moves independently. So the file has *areas*: memory that moves as a whole, with a name by which
+# its address is found.
 
 
 class KernelArea(NamedTuple):
     """
-    A part of a kernel that moves as one: ``size`` bytes from an address on.
+    A part of a kernel that moves as a whole: ``size`` bytes from an address on.
 
     ``name`` is that of a module's section; the kernel's only area has the name of the symbol at its start.
     """
@@ -266,7 +271,7 @@ class KernelArea(NamedTuple):
 
 class KernelPlace(NamedTuple):
     """
-    The instruction at an address; nothing where it could not be read. ``where`` names the place for people.
+    The instruction at an address; ``raw`` is empty if it could not be read. ``where`` is the place for messages.
 
     ``definition`` is the number of the probe definition that it is for.
     """
@@ -280,10 +285,10 @@ class KernelPlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CarriedKernel:
     """
-    What a program needs to know of one build of the kernel, or of a module of it.
+    The data that a program needs about one build of the kernel, or of a kernel module.
 
-    ``identity`` is the build-id in hex, ``path`` that of the file, for people. ``module`` is what the kernel calls the
-    module, "" for itself. The first area is the one that offsets count from.
+    ``identity`` is the build-id in hex, ``path`` that of the file, for messages. ``module`` is the kernel's name of the
+    module, "" for the kernel itself. Offsets count from the first area.
     """
 
     identity: str
@@ -295,7 +300,7 @@ class CarriedKernel:
 
 
 def listed(symbols: Iterable[KernelSymbol]) -> bytes:
-    """Return symbols in the form in which the kernel lists its own."""
+    """Return symbols in the format of ``/proc/kallsyms``."""
     core, modules = [], []
     for symbol in sorted(symbols, key=lambda symbol: symbol.address):
         line = f"{symbol.address:016x} {symbol.letter} {symbol.name}"
@@ -308,9 +313,9 @@ def listed(symbols: Iterable[KernelSymbol]) -> bytes:
 
 class NeededKallsyms(Kallsyms):
     """
-    A list of symbols that remembers its answers.
+    A list of symbols that records the results of its lookups.
 
-    They are the same from these symbols alone: what was nearest before an address is so among fewer as well.
+    A list of the recorded symbols gives the same results: the nearest symbol before an address is in it as well.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -319,29 +324,29 @@ class NeededKallsyms(Kallsyms):
 
     @property
     def needed(self) -> tuple[KernelSymbol, ...]:
-        """The symbols of all answers, by address."""
+        """The symbols of all results, by address."""
         return tuple(sorted(self._needed, key=lambda symbol: (symbol.address, symbol.name, symbol.letter)))
 
     def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
-        """Return what the list says, and remember it."""
+        """Return the result of the list, and record it."""
         found = super().find(name, module)
         self._needed.update(found)
         return found
 
     def matching(self, pattern: str, module: str) -> Iterator[KernelSymbol]:
-        """Give what the list says, and remember it."""
+        """Iterate over the result of the list, and record it."""
         for symbol in super().matching(pattern, module):
             self._needed.add(symbol)
             yield symbol
 
     def covering(self, address: int) -> KernelSymbol | None:
-        """Return what the list says, and remember it."""
+        """Return the result of the list, and record it."""
         found = super().covering(address)
         self._needed.update([found] if found is not None else ())
         return found
 
     def need_names(self, addresses: Iterable[int]) -> None:
-        """Remember all names of the code that begins at these addresses: ftrace knows it by any of them."""
+        """Record all names of the code that begins at these addresses: ftrace lists it under any of them."""
         for address in addresses:
             for name in self.names_at(address):
                 self._needed.update(symbol for symbol in super().find(name) if symbol.address == address)

@@ -1,10 +1,10 @@
 """
-How the kernel comes to a kprobe: by a call of ftrace, by a jump, or by a breakpoint, which costs most.
+The mechanism by which the kernel enters a kprobe: a call of ftrace, a jump, or a breakpoint, the slowest.
 
-It decides that itself, some time after it has registered a kprobe. What is said here beforehand follows
-``can_optimize`` and ``copy_optimized_instructions`` in arch/x86/kernel/kprobes/opt.c, ``can_boost`` and
-``prepare_emulation`` in core.c beside it (Linux 6.1 to 6.18): five bytes of whole instructions become a jump, if none
-of them is jumped to, nor changed by others, and nothing in the function may be jumped to from anywhere.
+The kernel chooses it some time after it has registered a kprobe. The prediction here follows ``can_optimize`` and
+``copy_optimized_instructions`` in arch/x86/kernel/kprobes/opt.c, ``can_boost`` and ``prepare_emulation`` in core.c
+beside it (Linux 6.1 to 6.18). A jump replaces whole instructions of at least five bytes. Nothing may jump to them or
+patch them, and the function may have no entries of the exception table and no indirect jumps.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["KprobeWay", "KprobeWays"]
 
 _BITS = 64
 _JUMP = 5
-"""The bytes of a jump, of a call, and of what ftrace changes."""
+"""Size in bytes of a jump, of a call, and of the instruction that ftrace patches."""
 _BREAKPOINT = b"\xcc"
 _SHORT = (b"\xeb", b"\x66")
-"""How two bytes begin that are a jump label: ``jmp``, and ``nop``."""
+"""First bytes of a jump label of two bytes: ``jmp``, and ``nop``."""
 _ENDBR = 4
 
 _OPTIMIZATION = Path("/proc/sys/debug/kprobes-optimization")
 
-# struct exception_table_entry: s32 insn, fixup; int data; numbers count from themselves.
+# struct exception_table_entry: s32 insn, fixup; int data; numbers are relative to their own addresses.
 _EXCEPTION_SIZE = 12
 # struct jump_entry: s32 code, target; s64 key.
 _JUMP_LABEL_SIZE = 16
@@ -53,35 +53,35 @@ _TABLES = {
 
 _PREFIXES = b"\x66\xf2\xf3\xf0\x2e\x36\x3e\x26\x64\x65\x67"
 _NEVER_MOVED = b"\x2e\x67"
-"""The prefixes ``cs`` and that of the address size, with which no copy jumps back."""
+"""The prefixes ``cs`` and address size; the kernel never boosts a copy with them."""
 
 
 class KprobeWay(enum.Enum):
-    """The ways to a kprobe, the cheapest first; the value is for people."""
+    """The ways to enter a kprobe, the fastest first; the values are for messages."""
 
     FTRACE = "ftrace"
-    """ftrace calls the handler: no exception is raised."""
+    """ftrace calls the handler, without an exception."""
     JUMP = "jump"
-    """A jump leads to the handler: no exception is raised."""
+    """A jump leads to the handler, without an exception."""
     JUMP_SINCE = "jump or breakpoint"
-    """A jump leads to the handler where the kernel moves instructions of groups: see ``_Moves``."""
+    """A jump leads to the handler, if the kernel boosts the opcode groups: see ``_Moves``."""
     EMULATED = "breakpoint, emulated"
-    """The kernel does what the instruction would do."""
+    """The kernel emulates the instruction."""
     MOVED = "breakpoint, moved"
-    """A copy of the instruction is executed, and jumps back; a preemptible kernel lets it run into a breakpoint."""
+    """A copy of the instruction is executed, and jumps back; in a preemptible kernel it ends in a breakpoint."""
     MOVED_SINCE = "breakpoint, moved or stepped"
-    """A copy is executed, and jumps back where the kernel moves instructions of groups: see ``_Moves``."""
+    """A copy is executed, and jumps back if the kernel boosts the opcode groups: see ``_Moves``."""
     STEPPED = "breakpoint, stepped"
-    """A copy of the instruction is executed, and runs into another breakpoint."""
+    """A copy of the instruction is executed, and ends in another breakpoint."""
 
 
 class _Moves(enum.IntEnum):
     """
-    Whether a kernel lets copies of an instruction jump back.
+    The kernels that boost an instruction: its copy ends with a jump back.
 
-    Those of opcode groups 2 to 5 (shifts, ``not``, ``neg``, ``mul``, ``div``, ``inc``, ``dec``) do since "x86/kprobes:
-    Boost more instructions from grp2/3/4/5" (Linux 6.10). Nothing that a program may ask the kernel tells whether it
-    has that.
+    Instructions of opcode groups 2 to 5 (shifts, ``not``, ``neg``, ``mul``, ``div``, ``inc``, ``dec``) are boosted
+    since "x86/kprobes: Boost more instructions from grp2/3/4/5" (Linux 6.10). No interface of the kernel shows whether
+    it has that commit.
     """
 
     NEVER = 0
@@ -90,15 +90,19 @@ class _Moves(enum.IntEnum):
 
 
 class KprobeWays:
-    """What is known of the ways to kprobes in a kernel."""
+    """The predicted ways to enter kprobes in a kernel."""
 
     def __init__(self, kernel: RunningKernel, *, optimizes: bool | None = None) -> None:
-        """``optimizes`` says whether jumps are used; as the kernel says itself if it is not given."""
+        """Use jumps if ``optimizes``; None follows the kernel's setting."""
         self._kernel = kernel
         self._optimizes = _is_optimizing() if optimizes is None else optimizes
 
     def ways(self, function: KernelSymbol) -> Mapping[int, KprobeWay]:
-        """Return the way to a kprobe at each instruction of a function, by address; none if it cannot be read."""
+        """
+        Return the way of a kprobe at each instruction of a function, by address.
+
+        The result is empty if its code cannot be read.
+        """
         end = self._kernel.end_of(function)
         code = self._kernel.text.read(function.address, end - function.address)
         if not code:
@@ -120,7 +124,7 @@ class KprobeWays:
         targets: Sequence[int] | None,
     ) -> KprobeWay:
         each = instructions[number]
-        # At the landing pad before it, a kprobe is put there.
+        # The kernel moves a kprobe at the landing pad to the place of ftrace after it.
         if place is not None and each.address in (place, instructions[0].address):
             return KprobeWay.FTRACE
         if targets is not None:
@@ -134,21 +138,21 @@ class KprobeWays:
         return _WAYS_OF_COPIES[self._moves(each)]
 
     def _ftrace_place(self, function: KernelSymbol) -> int | None:
-        """Return where ftrace changes a function; None if it does not."""
+        """Return the address that ftrace patches in a function; None if it does not."""
         if not self._kernel.is_traceable(function.address):
             return None
         begins = self._kernel.text.read(function.address, _ENDBR)
         return function.address + (_ENDBR if begins in _LANDING_PADS else 0)
 
     def _jump_targets(self, instructions: Sequence[DecodedInstruction]) -> list[int] | None:
-        """Return where jumps of a function lead, sorted; None if no kprobe in it may become a jump."""
+        """Return the sorted targets of the function's jumps; None if no kprobe in it can be optimized to a jump."""
         targets = []
         for each in instructions:
             if each.address in self._exceptions:
                 return None
             _, bare = _opcode(each.raw)
             if bare[:1] == _BREAKPOINT:
-                break  # what fills up the space after the function
+                break  # padding after the function
             target = _jump_target(bare, each)
             if self._fears_indirect and (_is_indirect_jump(bare) or self._is_thunk(target)):
                 return None
@@ -167,7 +171,7 @@ class KprobeWays:
         address = instructions[number].address
         if end - address < _JUMP or self._entry_code[0] <= address < self._entry_code[1]:
             return _Moves.NEVER
-        # After the first byte, which has the breakpoint at first, to the end of the jump's distance.
+        # From after the first byte, where the breakpoint is at first, to the end of the jump.
         at = bisect_left(targets, address + 1)
         if at < len(targets) and targets[at] <= address + _JUMP:
             return _Moves.NEVER
@@ -183,7 +187,7 @@ class KprobeWays:
         return _Moves.NEVER if instruction.address in self._exceptions else _boost(instruction.raw)
 
     def _is_reserved(self, first: int, last: int) -> bool:
-        """Return whether somebody else changes bytes of a range: jump labels, static calls."""
+        """Return whether jump labels or static calls patch bytes of a range."""
         at = bisect_left(self._reserved, first - _JUMP + 1)
         while at < len(self._reserved) and self._reserved[at] <= last:
             if self._reserved[at] + self._size_at(self._reserved[at]) > first:
@@ -192,7 +196,7 @@ class KprobeWays:
         return False
 
     def _size_at(self, address: int) -> int:
-        """Return how many bytes are changed at an address: those of a short jump, or of a long one or a call."""
+        """Return the number of bytes that are patched at an address: those of a short or a long jump, or of a call."""
         return 2 if self._kernel.text.read(address, 1) in _SHORT else _JUMP
 
     @cached_property
@@ -204,7 +208,7 @@ class KprobeWays:
         return sorted([*self._entries("jump labels"), *self._entries("static calls")])
 
     def _entries(self, table: str) -> Iterator[int]:
-        """Give the addresses of code in a table of the kernel; none if it cannot be read."""
+        """Iterate over the code addresses in a table of the kernel; over none if it cannot be read."""
         begins, ends, size = _TABLES[table]
         start, end = self._address(begins), self._address(ends)
         if start is None or end is None or self._kernel.memory.problem is not None:
@@ -218,7 +222,7 @@ class KprobeWays:
         return self._range("__entry_text_start", "__entry_text_end")
 
     def _is_thunk(self, target: int | None) -> bool:
-        """Return whether a jump leads to what takes the place of an indirect one."""
+        """Return whether a jump leads to a thunk, which replaces an indirect jump."""
         start, end = self._thunks
         return target is not None and start <= target <= end
 
@@ -229,10 +233,10 @@ class KprobeWays:
     @cached_property
     def _fears_indirect(self) -> bool:
         """
-        Whether an indirect jump forbids all jumps in its function.
+        True if an indirect jump forbids optimization in the whole function.
 
-        No more since Linux kernel commit 833fd800bf56, where code is built without tables of jumps: with thunks. The
-        symbols around those have gone with it.
+        Since Linux kernel commit 833fd800bf56 it does not, in kernels that are built without jump tables because they
+        use thunks. That commit removed the symbols around the thunks.
         """
         return self._thunks != (0, 0) or self._address("__x86_indirect_thunk_rax") is None
 
@@ -246,7 +250,7 @@ class KprobeWays:
 
 
 _LANDING_PADS = (bytes.fromhex("f30f1efa"), bytes.fromhex("660f1f00"))
-"""``endbr64``, and what the kernel puts in the place of one that nothing may jump to."""
+"""``endbr64``, and the instruction that replaces one to which nothing may jump."""
 
 
 def _is_optimizing() -> bool:
@@ -257,7 +261,7 @@ def _is_optimizing() -> bool:
 
 
 def _opcode(raw: bytes) -> tuple[bytes, bytes]:
-    """Return the legacy prefixes of an instruction, and what is after them and a REX prefix."""
+    """Return the legacy prefixes of an instruction, and the bytes after them and after a REX prefix."""
     bare = raw.lstrip(_PREFIXES)
     prefixes = raw[: len(raw) - len(bare)]
     return prefixes, bare[1:] if bare and 0x40 <= bare[0] <= 0x4F else bare
@@ -273,7 +277,7 @@ def _is_indirect_jump(bare: bytes) -> bool:
 
 
 def _jump_target(bare: bytes, instruction: DecodedInstruction) -> int | None:
-    """Return where a direct jump leads, None for other instructions."""
+    """Return the target of a direct jump; None for other instructions."""
     first = bare[0] if bare else 0
     if 0x70 <= first <= 0x7F or 0xE0 <= first <= 0xE3 or first == 0xEB:
         distance = int.from_bytes(bare[1:2], "little", signed=True)
@@ -317,11 +321,11 @@ _TWO_BYTES = (
     "0110010011011101"  # e0
     "0111010011101110"  # f0
 )
-"""Whether copies of instructions may jump back, by the opcode byte after 0f (``twobyte_is_boostable`` in core.c)."""
+""""1" if the kernel boosts the instruction, by the opcode byte after 0f (``twobyte_is_boostable`` in core.c)."""
 
 
 def _boost(raw: bytes) -> _Moves:
-    """Return whether a copy of an instruction may jump back after the original (``can_boost``)."""
+    """Return the kernels that boost an instruction (``can_boost``)."""
     prefixes, bare = _opcode(raw)
     if not bare:
         return _Moves.NEVER
@@ -352,7 +356,7 @@ _GROUPS = {
     **dict.fromkeys((0xF6, 0xF7), _MATHS),
     **dict.fromkeys((0xFE, 0xFF), _STEPS),
 }
-"""The opcodes of groups 2 to 5, and the middle fields of ModRM of which copies may jump back."""
+"""Opcodes of groups 2 to 5, and the middle fields of ModRM with which they are boosted."""
 
 _WAYS_OF_COPIES = {
     _Moves.ALWAYS: KprobeWay.MOVED,

@@ -1,4 +1,4 @@
-"""The running kernel and its modules: names to addresses and back, text, and what nobody may probe."""
+"""The running kernel and its modules: symbols, addresses, text, and the code where probes are refused."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ __all__ = [
     "read_list",
 ]
 
-# Names that the kernel's functions had in 2000 to 2004, and what they are called today.
-# Programs of that time go on working: a former name that the kernel has no symbol for stands for the present one, in
-# code only. Data that is no more has no name that stands for it, because another thing is there: programs get advice.
+# Former names of kernel functions, of 2000 to 2004, and their names today.
+# Programs of that time still work: for code, a former name without a symbol stands for the present name. A former name
+# of data stands for nothing, because its replacement is another thing; the user gets a hint.
 
 
 _RENAMED = {
@@ -58,7 +58,7 @@ _RENAMED = {
     "__kmalloc": ("__kmalloc_noprof",),
     "kmalloc": ("__kmalloc_noprof", "__kmalloc"),
 }
-"""From a former name to those of the same function that may be there today, the likeliest first."""
+"""Names that the same function may have today, by its former name; the likeliest is first."""
 
 _REPLACED = {
     # "clone: support passing tls argument via C" 3033f14ab78c (v4.2); "fork: introduce kernel_clone()" cad6967ac108
@@ -80,7 +80,7 @@ _REPLACED = {
     "system_call": ("entry_SYSCALL_64",),
     "ret_from_sys_call": ("syscall_return_via_sysret", "entry_SYSRETQ_unsafe_stack"),
 }
-"""From a former name to functions that do its work today, with other arguments; the likeliest first."""
+"""Functions that do the work of a former function today, with other arguments, by its name; the likeliest is first."""
 
 _COUNTED = "pages are counted in arrays today: '{}' has the sums, less what each CPU has not added yet"
 # "mm, vmstat: add infrastructure for per-node vmstats" 75ef71840539 (v4.8)
@@ -90,13 +90,13 @@ _DATA = {
     "nr_inactive_pages": _COUNTED.format("vm_node_stat"),
     "xtime": "the kernel's clocks are in 'tk_core'; 'push time' gives the time of a hit",
 }
-"""What became of data, as a hint."""
+"""Hints about the replacement of removed data, by its former name."""
 
 _SYSTEM_CALL = re.compile(r"sys_(\w+)\Z")
 
 
 def present_names(former: str) -> Iterator[str]:
-    """Give the names that a former name may have today, the likeliest first; on x86-64."""
+    """Iterate over the names that a former name may have today on x86-64, the likeliest first."""
     yield from _RENAMED.get(former, ())
     yield from _REPLACED.get(former, ())
     if (match := _SYSTEM_CALL.match(former)) is not None:
@@ -105,52 +105,52 @@ def present_names(former: str) -> Iterator[str]:
 
 
 def has_same_arguments(former: str, present: str) -> bool:
-    """Return whether a function has kept its arguments under another name."""
+    """Return whether ``present`` takes the arguments of ``former``."""
     return present in _RENAMED.get(former, ())
 
 
 def advice_on_data(former: str) -> str | None:
-    """Return a hint on what became of data that the kernel had; None if it is not known."""
+    """Return a hint about the replacement of removed kernel data; None if there is none."""
     return _DATA.get(former)
 
 
-# Lists of the kernel that take long to be made, kept in the user's cache directory for the next reader.
-# The kernel writes ``/proc/kallsyms`` and the lists of ftrace anew, line by line, for each who reads them. What they
-# say changes only with the boot and the modules that are loaded, but for code that the kernel generates, which has the
-# names of modules that are none: that is left out here. A file is:
-#     64 hex digits: the digest of what the list depends on │ newline │ the list
+# Cache of lists that are slow to read, in the user's cache directory.
+# The kernel generates ``/proc/kallsyms`` and the lists of ftrace, line by line, for each reader. Their contents depend
+# only on the boot and the loaded modules. An exception is generated code, which is listed with names of modules that do
+# not exist; its lines are left out. A cache file is:
+#     64 hex digits: the digest of the list's dependencies │ newline │ the list
 
 
 _PROC_MODULES = Path("/proc/modules")
 _SYS_MODULE = "/sys/module"
 _DIGITS = 64
 _BEGINNING = 2048
-"""How many bytes of a list are read to see whether it says what it said: addresses may be hidden since."""
+"""Bytes of a list that are compared with the cached list: the kernel may hide addresses since then."""
 _GENERATED = re.compile(rb"[^\n]*\t\[(?:bpf|__builtin__\w+)\]\n")
 
 
 def read_list(path: Path) -> bytes:
-    """Return what a list says but for generated code, kept or read now; OSError if the kernel gives none."""
+    """Return a list without generated code, from the cache or read now; OSError if the kernel does not provide it."""
     directory, name = cache_directory(), path.name
     state = _state(path)
     kept = read_cached(directory, name)
     if kept is not None and kept[: _DIGITS + 1] == state + b"\n" and _begins_so(path, kept):
         return kept[_DIGITS + 1 :]
     data = _without_generated(path.read_bytes())
-    if _state(path) == state:  # else a module has come or gone meanwhile
+    if _state(path) == state:  # else a module was loaded or unloaded meanwhile
         write_cached(directory, name, state + b"\n" + data)
     return data
 
 
 def _state(path: Path) -> bytes:
-    """Return a digest of the boot, of the list's name, and of the modules."""
+    """Return a digest of the boot id, the path of the list, and the loaded modules."""
     lines = [boot_id(), str(path)]
     try:
         modules = _PROC_MODULES.read_text().splitlines()
     except FileNotFoundError:
         modules = []  # a kernel without loadable modules
     for line in modules:
-        # name, size, uses, users, state, address; the number of a directory in sysfs is that of one loading
+        # name, size, uses, users, state, address; the directory in sysfs gets a new inode number at each loading
         module, size, _, _, state, address = line.split()[:6]
         try:
             number = os.stat(f"{_SYS_MODULE}/{module}").st_ino  # noqa: PTH116 - a hundred of them
@@ -167,7 +167,7 @@ def _begins_so(path: Path, kept: bytes) -> bool:
 
 
 def _without_generated(data: bytes) -> bytes:
-    """Return a list without the lines of generated code, which are after those of the kernel itself."""
+    """Return a list without the lines of generated code, which follow those of the kernel itself."""
     first = data.find(b"\t[")
     if first < 0:
         return data
@@ -175,9 +175,9 @@ def _without_generated(data: bytes) -> bytes:
     return data[:start] + _GENERATED.sub(b"", data[start:])
 
 
-# The text of the running kernel, as it is in memory: patched for this processor, and with breakpoints that stand in it.
-# ``/proc/kcore`` shows it as an ELF core file whose segments lie at the kernel's addresses. Lockdown closes it
-# (integrity forbids nothing here, confidentiality does), and so does the lack of CAP_SYS_RAWIO.
+# The text of the running kernel, as it is in memory: patched for this processor, and with breakpoints in it.
+# ``/proc/kcore`` is an ELF core file whose segments are at the kernel's addresses. It cannot be read without
+# CAP_SYS_RAWIO, nor in the lockdown mode "confidentiality"; the mode "integrity" permits it.
 
 
 KCORE = Path("/proc/kcore")
@@ -189,14 +189,14 @@ _PT_LOAD, _PT_NOTE = 1, 4
 
 _NOTES_MAX = 1 << 20
 _SHIFT = re.compile(rb"^KERNELOFFSET=([0-9a-f]+)$", re.MULTILINE)
-"""In the note VMCOREINFO (arch_crash_save_vmcoreinfo in arch/x86/kernel/crash_core_64.c or machine_kexec_64.c)."""
+"""Line of the note VMCOREINFO (arch_crash_save_vmcoreinfo in arch/x86/kernel/crash_core_64.c or machine_kexec_64.c)."""
 
 _IMAGES_START, _IMAGES_END = 0xFFFFFFFF80000000, 0xFFFFFFFFC0000000
-"""Where the kernel's image lies somewhere, below all modules (Documentation/arch/x86/x86_64/mm.rst)."""
+"""Range of addresses of the kernel's image, below all modules (Documentation/arch/x86/x86_64/mm.rst)."""
 
 
 class Segment(NamedTuple):
-    """A part of memory: ``size`` bytes from an address on, which are in the file from an offset on."""
+    """A segment of the core file: ``size`` bytes of memory at ``address``, at ``offset`` of the file."""
 
     address: int
     size: int
@@ -204,32 +204,32 @@ class Segment(NamedTuple):
 
 
 class Text(Protocol):
-    """What stands in the kernel's code, as far as this machine gives it."""
+    """The kernel's code, as far as this machine can read it."""
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from an address on; none if they cannot be read."""
+        """Return up to ``size`` bytes at an address; empty if they cannot be read."""
         ...
 
     def problem_at(self, address: int) -> str | None:
-        """Return as a clause why what is at an address cannot be read, None if it can."""
+        """Return, as a clause, the reason why an address cannot be read; None if it can."""
         ...
 
     def origin_of(self, address: int) -> str:
-        """Return the file that code was read from, "" if it is what runs."""
+        """Return the path of the file that code was read from, "" if it was read from memory."""
         ...
 
     def is_patched(self, instruction: DecodedInstruction) -> bool:
-        """Return whether another instruction may run in the place of one that was read here."""
+        """Return whether the kernel may have patched an instruction that was read here."""
         ...
 
     @property
     def shift(self) -> int | None:
-        """How many bytes the kernel runs above where it was linked for (KASLR); None where that is not known."""
+        """Offset in bytes of the running kernel from its link addresses (KASLR); None if unknown."""
         ...
 
 
 class KernelText:
-    """The kernel's memory as a file; ``problem`` says as a clause why nothing can be read, None if it can."""
+    """The kernel's memory as a file; ``problem`` is a clause, the reason why it cannot be read, or None."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class KernelText:
         self.shift = shift
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from an address on; none if they cannot be read."""
+        """Return up to ``size`` bytes at an address; empty if they cannot be read."""
         if self._descriptor is None:
             return b""
         for segment in self._segments:
@@ -257,19 +257,19 @@ class KernelText:
         return b""
 
     def kernel_start(self) -> int | None:
-        """Return where the kernel's image begins (``proc_kcore_text_init`` in fs/proc/kcore.c); None if not shown."""
+        """Return the address of the kernel's image (``proc_kcore_text_init`` in fs/proc/kcore.c); None if not shown."""
         return next((s.address for s in self._segments if _IMAGES_START <= s.address < _IMAGES_END), None)
 
     def problem_at(self, address: int) -> str | None:
-        """Return as a clause why what is at an address cannot be read, None if it can."""
+        """Return, as a clause, the reason why an address cannot be read; None if it can."""
         return self.problem or (None if self.read(address, 1) else f"{KCORE} does not have the address")
 
     def origin_of(self, _address: int) -> str:
-        """Return nothing: this is what runs."""
+        """Return "": the code is read from memory."""
         return ""
 
     def is_patched(self, _instruction: DecodedInstruction) -> bool:
-        """Return False: this is what runs."""
+        """Return False: memory has the patched instruction."""
         return False
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class KernelText:
 
 
 def open_text(path: Path = KCORE) -> KernelText:
-    """Open the kernel's text; what keeps it from being read is in the ``problem`` of what is returned."""
+    """Open the kernel's text; if it cannot be read, ``problem`` of the result is the reason."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -305,10 +305,10 @@ def open_text(path: Path = KCORE) -> KernelText:
 
 
 KERNEL_NAMES = ("vmlinux", "bzImage", "vmlinuz", "kernel")
-"""What all means the running kernel in ``name =`` of a program with ``modtype = kernel``."""
+"""Names of the running kernel in ``name =`` of a program with ``modtype = kernel``."""
 
 KERNEL_BASE = "_text"
-"""The symbol that offsets in the kernel count from: its image begins there."""
+"""Symbol at the beginning of the kernel's image, from which offsets in the kernel count."""
 
 _LISTED = 16
 _BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
@@ -317,24 +317,27 @@ _PER_CPU_AREA = ("__per_cpu_start", "__per_cpu_end")
 _CODE_OF_START = ("_sinittext", "_einittext")
 _PADDING = "__pfx_"
 """
-What the names of the space before functions begin with, since Linux kernel commit b341b20d648b ("x86: Add prefix
-symbols for function padding") (in v6.2).
+Prefix of the symbols of the padding before functions.
+
+They exist since Linux kernel commit b341b20d648b ("x86: Add prefix symbols for function padding") (in v6.2).
 """
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
 _INJECTABLE = Path("/sys/kernel/debug/error_injection/list")
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 """
-Commits f3a112c0c40d ("x86,rethook,kprobes: Replace kretprobe with rethook on x86") (in v5.18) and adf8a61a940c
-("kprobes: treewide: Make it harder to refer kretprobe_trampoline directly") (in v5.16) have renamed it.
+Names of the trampoline whose address replaces a return address for a kretprobe.
+
+Linux kernel commits f3a112c0c40d ("x86,rethook,kprobes: Replace kretprobe with rethook on x86") (in v5.18) and
+adf8a61a940c ("kprobes: treewide: Make it harder to refer kretprobe_trampoline directly") (in v5.16) have renamed it.
 """
 _FIRST_WORD = re.compile(rb"^\S+", re.MULTILINE)
 _ENDBR = 4
-"""Bytes of the ``endbr64`` that may stand before what ftrace changes."""
+"""Size in bytes of the ``endbr64`` that may precede the instruction that ftrace patches."""
 
 
 class LoadedModule(NamedTuple):
-    """A module that is loaded: ``size`` bytes from an address on."""
+    """A loaded kernel module: ``size`` bytes at ``address``."""
 
     name: str
     address: int
@@ -343,21 +346,21 @@ class LoadedModule(NamedTuple):
 
 class RunningKernel:
     """
-    The kernel that runs here; what it shows is read when it is first asked for.
+    The kernel that runs here; its lists are read at their first use.
 
-    Names of modules are the kernel's own, "" being the kernel itself. ``expected`` are instructions that somebody knows
-    of, by address, where memory cannot be read. Lists are those that were kept, which lack code that the kernel has
-    generated, such as BPF programs, unless ``reads_anew``.
+    Names of modules are those of the kernel; "" is the kernel itself. ``expected`` are known instructions by address,
+    for memory that cannot be read. Lists come from the cache, without generated code such as BPF programs, unless
+    ``reads_anew``.
     """
 
     is_loaded = True
-    """Whether addresses are those of a running kernel."""
+    """True if addresses are those of a running kernel."""
     called: tuple[str, ...] = KERNEL_NAMES
-    """What it may be called in programs."""
+    """The names that programs may use for it."""
     checks_places = True
-    """Whether it refuses places that are no instructions."""
+    """True if it refuses places that are not at an instruction."""
     watchpoints = WATCHPOINTS
-    """How many watchpoints there can be."""
+    """The maximum number of watchpoints."""
 
     def __init__(
         self,
@@ -376,7 +379,7 @@ class RunningKernel:
 
     @cached_property
     def symbols(self) -> Kallsyms:
-        """The symbols; raises ``TargetError`` if they cannot be seen."""
+        """The symbols; raise ``TargetError`` if they are not readable."""
         if self._symbols is None:
             try:
                 self._symbols = Kallsyms(self._read(KALLSYMS))
@@ -394,18 +397,18 @@ class RunningKernel:
 
     @cached_property
     def memory(self) -> KernelText:
-        """What is in memory, as far as the kernel shows it."""
+        """The kernel's memory, as far as it can be read."""
         return self._text if isinstance(self._text, KernelText) else open_text()
 
     @cached_property
     def text(self) -> Text:
-        """What is in memory, or where that cannot be read, in the kernel's files."""
+        """The kernel's code in memory, or where memory cannot be read, in the kernel's files."""
         if self._text is None:
             if self.memory.problem is None:
                 return self.memory
             from dprobes.target.kernel.kernel_files import (
-                FileText,  # only where memory is closed
-                KernelFiles,  # only where memory is closed
+                FileText,  # only where memory is not readable
+                KernelFiles,  # only where memory is not readable
             )
 
             files = KernelFiles.of_release(os.uname().release)
@@ -414,7 +417,7 @@ class RunningKernel:
 
     @cached_property
     def modules(self) -> Mapping[str, LoadedModule]:
-        """The modules that are loaded, by name; none if the kernel hides their addresses."""
+        """The loaded modules by name; empty if the kernel hides their addresses."""
         if self._modules is not None:
             return self._modules
         found = {}
@@ -428,7 +431,7 @@ class RunningKernel:
         return found
 
     def base_of(self, module: str) -> int:
-        """Return the address that offsets of a module count from; raise ``TargetError`` if it is not loaded."""
+        """Return the address from which offsets in a module count; raise ``TargetError`` if it is not loaded."""
         if not module:
             return self._text_start
         if module not in self.modules:
@@ -446,7 +449,7 @@ class RunningKernel:
         """
         Return the symbol called ``name`` of a module; raise ``TargetError`` if there is none, or several.
 
-        With ``is_code`` those of data do not count, and a former name stands for the present one.
+        With ``is_code``, symbols of code are preferred, and a former name stands for the present one.
         """
         for each in (name, *present_names(name)) if is_code else (name,):
             found = self.symbols.find(each, module)
@@ -461,12 +464,12 @@ class RunningKernel:
 
     @property
     def return_trampolines(self) -> tuple[int, ...]:
-        """The addresses of what stands in the place of a return address that a kretprobe awaits; none if unknown."""
+        """The addresses of the trampolines that replace return addresses for a kretprobe; empty if unknown."""
         return tuple(symbol.address for name in _TRAMPOLINES for symbol in self.symbols.find(name, ""))
 
     def is_per_cpu(self, address: int) -> bool:
         """
-        Return whether each CPU has a copy of what has an address, which then is that of no copy.
+        Return whether an address is that of a per-CPU variable, from which the addresses of its copies are computed.
 
         On x86-64 such addresses begin at 0 before Linux kernel commit 9d7de2aa8b41 ("x86/percpu/64: Use relative percpu
         offsets") (in v6.15), and lie in the kernel's image since then.
@@ -476,7 +479,7 @@ class RunningKernel:
 
     @property
     def per_cpu_offsets(self) -> int:
-        """The address of the words that say what each CPU's copies are further on; 0 if it is not known."""
+        """The address of the array of each CPU's offset to its copies of per-CPU variables; 0 if unknown."""
         return next((symbol.address for symbol in self.symbols.find(_PER_CPU_OFFSETS, "")), 0)
 
     @cached_property
@@ -486,7 +489,7 @@ class RunningKernel:
         return start, end
 
     def name_of(self, address: int) -> str:
-        """Return a name for an address of code, a function with the distance from its start, or else a number."""
+        """Return a name for an address of code: a function and the distance from its start, or else a number."""
         symbol = self.symbols.covering(address)
         if symbol is None:
             return f"{address:#x}"
@@ -496,7 +499,7 @@ class RunningKernel:
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...] | None:
         """
-        The code that nobody may probe: first address, end and name of each part, None where that cannot be read.
+        The ranges of code that must not be probed, as (first address, end, name); None if the list cannot be read.
 
         The kernel collects it from NOKPROBE_SYMBOL and the sections .kprobes.text, .entry.text and .noinstr.text.
         """
@@ -514,7 +517,7 @@ class RunningKernel:
 
     @cached_property
     def _forbidden(self) -> list[tuple[int, int]]:
-        """The blacklist as first addresses and ends that do not overlap, sorted."""
+        """The ranges of the blacklist as (first address, end), merged and sorted."""
         merged: list[tuple[int, int]] = []
         for start, end, _ in sorted(self.blacklist or ()):
             if merged and start <= merged[-1][1]:
@@ -526,9 +529,9 @@ class RunningKernel:
     @cached_property
     def skippable(self) -> frozenset[str] | None:
         """
-        The names of the functions that may be skipped, None where the list cannot be read.
+        The names of the functions that may be skipped; None if the list cannot be read.
 
-        The kernel's source says so of each, by ALLOW_ERROR_INJECTION.
+        The kernel's source marks each of them with ALLOW_ERROR_INJECTION.
         """
         try:
             lines = _INJECTABLE.read_text().splitlines()
@@ -538,15 +541,15 @@ class RunningKernel:
 
     @property
     def file(self) -> Path | None:
-        """The file that all is read from in the place of a running kernel."""
+        """The file that replaces a running kernel; None here."""
         return None
 
     def offset_text(self, offset: int) -> str:
-        """Return an offset for people."""
+        """Return an offset as text for messages."""
         return f"{offset:#x} from where it is loaded"
 
     def refusal(self, address: int) -> str | None:
-        """Return why the kernel is known to refuse a probe at an address; None if it is not."""
+        """Return the reason why the kernel refuses a probe at an address; None if no reason is known."""
         if self.is_given_back(address):
             return "the kernel has executed it when it started, and given its memory back (__init)"
         padded = next((name for name in self.symbols.names_at(address) if name.startswith(_PADDING)), None)
@@ -555,13 +558,13 @@ class RunningKernel:
         return _BLACKLISTED if self.is_blacklisted(address) else None
 
     def is_given_back(self, address: int) -> bool:
-        """Return whether an address is in the code that the kernel gives back when it has started."""
+        """Return whether an address is in init code whose memory the kernel has freed."""
         start, end = self._code_of_start
         return start <= address < end and self.has_started
 
     @property
     def has_started(self) -> bool:
-        """Whether it has given back what it needs at its start only."""
+        """True if the kernel has freed its init code."""
         return True
 
     @cached_property
@@ -571,11 +574,15 @@ class RunningKernel:
         return start, end
 
     def is_changed_later(self, address: int) -> bool:  # noqa: ARG002 - for code that is not in memory yet
-        """Return whether other code will be at an address than is seen there."""
+        """Return whether the code at an address will be replaced."""
         return False
 
     def anchor(self, address: int, module: str) -> tuple[str, int] | None:
-        """Return a name that only one symbol of a module has, at or before an address, and the distance."""
+        """
+        Return the name of a symbol at or before an address, unique in its module, and the distance from it.
+
+        Return None if there is no such symbol.
+        """
         symbol = self.symbols.covering(address)
         if symbol is None or symbol.module != module:
             return None
@@ -587,7 +594,7 @@ class RunningKernel:
         return next((name for name in names if len({s.address for s in self.symbols.find(name, module)}) == 1), None)
 
     def end_of(self, function: KernelSymbol) -> int:
-        """Return where a function ends, as far as the kernel knows: where the next symbol is."""
+        """Return the end of a function: the address of the next symbol, or else the end of its module."""
         end = self.symbols.following(function)
         if end is not None:
             return end
@@ -595,7 +602,7 @@ class RunningKernel:
         return module.address + module.size if module is not None else function.address + 1
 
     def is_traceable(self, address: int) -> bool | None:
-        """Return whether ftrace can redirect the function that begins at an address; None where that is not known."""
+        """Return whether ftrace can trace the function that begins at an address; None if unknown."""
         if self._traceable_places is not None:
             places = self._traceable_places
             return b"%016x" % address in places or b"%016x" % (address + _ENDBR) in places
@@ -605,20 +612,20 @@ class RunningKernel:
 
     @cached_property
     def _traceable_places(self) -> frozenset[bytes] | None:
-        """The addresses where ftrace changes functions, in hex."""
-        # Since Linux kernel commit 83f74441bcb1 ("ftrace: Show all functions with addresses in
+        """The addresses that ftrace patches, as 16 hex digits each."""
+        # The list exists since Linux kernel commit 83f74441bcb1 ("ftrace: Show all functions with addresses in
         # available_filter_functions_addrs") (in v6.5).
         data = self._traced("available_filter_functions_addrs")
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     @cached_property
     def _traceable_names(self) -> frozenset[bytes] | None:
-        """The functions that ftrace can redirect, each by one of its names."""
+        """The names of the functions that ftrace can trace."""
         data = self._traced("available_filter_functions")
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     def _traced(self, name: str) -> bytes | None:
-        """Return what a list of tracefs says, None where it cannot be read."""
+        """Return the contents of a list of tracefs; None if it cannot be read."""
         for directory in _TRACING:
             try:
                 return self._read(directory / name)
@@ -639,14 +646,14 @@ class RunningKernel:
         )
 
     def _place_among(self, address: int, base: int, file: str | None) -> str:
-        """Return an offset with the source file, and with the function before it that others may call."""
+        """Return an offset with its source file, and with the global function before it."""
         known = self.symbols.global_before(address)
         marks = [file] if file is not None else []
         marks += [f"after '{known}'"] if known is not None else []
         return f"{address - base:#x}" + (f" ({', '.join(marks)})" if marks else "")
 
     def source_files(self, name: str, module: str) -> Mapping[int, str]:
-        """Return the source files of the static symbols called ``name``, by address, as far as a file here has them."""
+        """Return the source files of the static symbols called ``name``, by address; empty if no file here has them."""
         from dprobes.target.kernel.kernel_files import described_kernel, sources_in_kernel, sources_in_module
 
         if module:

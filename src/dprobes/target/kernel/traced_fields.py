@@ -1,4 +1,4 @@
-"""How a value is reached from what the kernel hands to a program at a tracepoint."""
+"""Access to the values that the kernel passes to a program at a tracepoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYSTEM_CALL_ENTRY, SYSTEM_CALL_END = "sys_enter", "sys_exit"
 
 
 class Form(Enum):
-    """The value of a field, by the place that it names."""
+    """The value of a field, by the place that its path leads to."""
 
     NUMBER = "the number there"
     ADDRESS = "its address"
@@ -38,9 +38,10 @@ class TracedField:
     """
     A value that a program reaches from its argument.
 
-    ``start`` is where its way begins in the argument, in bytes. Each number of ``path`` but the last is added to the
-    address found so far, to load the next one from there; the last leads to the place itself. Without a path the place
-    is in the argument. The place has ``size`` bytes, 1, 2, 4 or 8. In 32-bit programs ``narrow_path`` is the way.
+    The path begins at ``start``, an offset in bytes in the argument. Each number of ``path`` but the last is added to
+    the current address, to load the next address from there; adding the last one gives the place of the value. Without
+    a path the place is in the argument. The place has ``size`` bytes, 1, 2, 4 or 8. In 32-bit programs ``narrow_path``
+    is used.
     """
 
     type_name: str
@@ -53,7 +54,7 @@ class TracedField:
 
 
 class Source(Enum):
-    """A program's argument, in words for people."""
+    """The argument that the kernel passes to a program; the values are for messages."""
 
     RECORD = "the tracepoint's record"
     ARGUMENTS = "the tracepoint's arguments"
@@ -63,10 +64,10 @@ class Source(Enum):
 @dataclass(frozen=True, slots=True)
 class SystemCallNumbers:
     """
-    How a system call is recognised: its numbers, None where programs of that word size cannot make it.
+    The numbers of a system call; None for a word size whose programs cannot make it.
 
-    ``number`` is what the number is reached by, ``status`` the offset in a task of the word that says which of the two
-    tables it is in.
+    ``number`` is the path to the number. ``status`` is the offset, in a task, of the word that selects one of the two
+    tables of system calls.
     """
 
     wide: int | None
@@ -80,8 +81,8 @@ class TracedEvent:
     """
     A tracepoint, or a system call, of the running kernel.
 
-    ``name`` is the kernel's for the tracepoint that is attached to, ``event`` its number for perf_event_open(2) (a
-    RECORD has one). ``fields`` are those that a program names.
+    ``name`` is the kernel's name of the attached tracepoint, ``event`` its number for perf_event_open(2) (a RECORD has
+    one). ``fields`` are those that the program names.
     """
 
     source: Source
@@ -92,5 +93,5 @@ class TracedEvent:
 
 
 def entry_of(end: TracedEvent) -> TracedEvent:
-    """Return the entry of the system call that an event is the end of; a program finds its number in the same way."""
+    """Return the entry of a system call by its end; a program finds the system call's number in the same way."""
     return replace(end, name=SYSTEM_CALL_ENTRY, fields={})

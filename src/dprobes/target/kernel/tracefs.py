@@ -1,8 +1,8 @@
 """
-The files of tracefs, which describe the kernel's tracepoints and hold its kprobe events.
+The files of tracefs, with descriptions of the kernel's tracepoints, and its kprobe events.
 
-Where tracefs is not mounted, it is mounted for this process alone, by file descriptors that have no place in the file
-tree (``fsopen``, ``fsmount``): the kernel takes it away when they are closed.
+Where tracefs is not mounted, it is mounted for this process alone, by file descriptors without a place in the file tree
+(``fsopen``, ``fsmount``): the kernel unmounts it when they are closed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class RecordField:
     """
     A field of a tracepoint's record.
 
-    ``offset`` and ``size`` are in bytes. An array is ``is_array``; where ``place`` is "__data_loc" or "__rel_loc", the
-    field is a word whose lower half says where in the record the array is: from the record's start, or from the
+    ``offset`` and ``size`` are in bytes. ``is_array`` is true for an array. Where ``place`` is "__data_loc" or
+    "__rel_loc", the field is a word whose lower half is the array's offset: from the record's start, or from the
     field's end.
     """
 
@@ -58,14 +58,14 @@ class RecordField:
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """The format of a tracepoint's record; ``number`` is what perf_event_open(2) calls the tracepoint."""
+    """The format of a tracepoint's record; ``number`` is the tracepoint's for perf_event_open(2)."""
 
     number: int
     fields: Mapping[str, RecordField]
 
 
 def parse_format(text: str) -> TraceFormat:
-    """Return what a format says, without the fields that all records have; raise ``FormatError`` if it is none."""
+    """Parse a format, without the fields that all records have; raise ``FormatError`` if it is malformed."""
     number = _ID.search(text)
     if number is None:
         raise FormatError("the format of a tracepoint has no line 'ID: N'")
@@ -92,7 +92,7 @@ _FSCONFIG_CMD_CREATE = 6
 
 
 class TraceFiles:
-    """The directory of tracefs, by a descriptor; names count from there."""
+    """The directory of tracefs, by a descriptor; names are relative to it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -109,8 +109,8 @@ class TraceFiles:
         return self._descriptor
 
     def append(self, name: str, line: str) -> None:
-        """Write a line to a file that takes commands; OSError as the kernel answers."""
-        # What is opened with O_TRUNC forgets all that others have written (probes_open in kernel/trace/trace_kprobe.c).
+        """Write a line to a file that takes commands; OSError if the kernel refuses it."""
+        # Opening with O_TRUNC would remove the events of all others (probes_open in kernel/trace/trace_kprobe.c).
         descriptor = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=self._descriptor)
         try:
             os.write(descriptor, f"{line}\n".encode() if line else b"")
@@ -118,7 +118,7 @@ class TraceFiles:
             os.close(descriptor)
 
     def names(self, directory: str) -> list[str]:
-        """Return the names of the directories in a directory, in order; OSError if it cannot be read."""
+        """Return the sorted names of the directories in a directory; OSError if it cannot be read."""
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
         try:
             with os.scandir(descriptor) as entries:
@@ -129,7 +129,7 @@ class TraceFiles:
 
 @contextmanager
 def open_trace_files() -> Iterator[TraceFiles]:
-    """Give the files of tracefs; OSError where this process may not see them."""
+    """Open the files of tracefs; OSError where this process may not access them."""
     descriptor = _open_directory()
     try:
         yield TraceFiles(descriptor)
@@ -145,7 +145,7 @@ def _open_directory() -> int:
 
 
 def _mount_alone() -> int:
-    """Return the root of tracefs, mounted nowhere."""
+    """Return a descriptor of the root of tracefs, mounted at no path."""
     context = _call(_SYS_FSOPEN, b"tracefs", _CLOEXEC)
     try:
         _call(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)

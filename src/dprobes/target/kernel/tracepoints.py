@@ -1,13 +1,13 @@
 """
-The tracepoints and system calls of the running kernel, and the ways to their fields.
+The tracepoints and system calls of the running kernel, and the paths to their fields.
 
-A tracepoint has two faces. Its *record* is what perf and tracefs show: fields that the tracepoint itself works out,
-such as ``prev_pid``. Its *arguments* are what the kernel's code hands over, such as ``prev``, a pointer to a
-``struct task_struct``, from which one goes on by members: ``prev.mm.pgd``. The kernel's type information (BTF) has the
-arguments, tracefs the records; each may be closed to us, and a handler sees either, not both at once.
+A tracepoint has two sets of fields. Its *record* is the one of perf and tracefs: fields that the tracepoint computes,
+such as ``prev_pid``. Its *arguments* are those of the call in the kernel's code, such as ``prev``, a pointer to a
+``struct task_struct``, from which members are reached: ``prev.mm.pgd``. The kernel's type information (BTF) has the
+arguments, tracefs the records. Each may be inaccessible, and a handler has one of them, not both.
 
-System calls are recognised by their number at the tracepoints of all of them; what programs pass is in the registers
-that they entered the kernel with, at the end as well.
+System calls are recognised by their number at the tracepoints of all of them. Their arguments are in the registers at
+the entry to the kernel, which are available at the end as well.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 __all__ = ["FieldError", "KernelTracepoints", "system_calls"]
 
 ARGUMENT_COUNT = 6
-"""How many arguments a system call can have."""
+"""Maximum number of arguments of a system call."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemCall:
-    """A system call: its number in x86-64 and in i386, None where there is none, and (type, name) of each parameter."""
+    """A system call: its number in x86-64 and in i386, None where it is missing, and (type, name) of each parameter."""
 
     name: str
     wide: int | None
@@ -83,9 +83,9 @@ _LISTED = 12
 _FORMS = {"": Form.ADDRESS, "__data_loc": Form.PLACED, "__rel_loc": Form.PLACED_BEHIND}
 
 _MADE_OF_CALLS = re.compile(r"\A(?:__(?:x64|ia32)_)?(?:sys|ksys|do_sys|compat_sys)_")
-"""What functions that are system calls have before their names."""
+"""Prefixes of the names of functions that implement system calls."""
 _NO_TRACEPOINTS = ("ftrace",)
-"""Whose formats are of what ftrace itself writes: nothing can be attached to them."""
+"""Subsystems whose formats are those of ftrace's own records; nothing can attach to them."""
 
 _ENTRY, _END = SYSTEM_CALL_ENTRY, SYSTEM_CALL_END
 """The tracepoints ``(struct pt_regs *regs, long id)`` and ``(struct pt_regs *regs, long ret)``."""
@@ -101,14 +101,14 @@ _NUMBERS = {
     "umode_t": (2, False),
 }
 """
-The size and the sign of what system calls take, by its type: the kernel looks at so much of the register.
+Size in bytes and signedness of a system call's parameter, by its type: the part of the register that is used.
 
-What is not here is an unsigned word, such as ``size_t`` and pointers.
+Other types are unsigned words, such as ``size_t`` and pointers.
 """
 
 _WIDE_REGISTERS = ("di", "si", "dx", "r10", "r8", "r9")
 _NARROW_REGISTERS = ("bx", "cx", "dx", "si", "di", "bp")
-"""The members of ``struct pt_regs`` that hold a system call's arguments, of 64-bit and of 32-bit programs."""
+"""The members of ``struct pt_regs`` with a system call's arguments, of 64-bit and of 32-bit programs."""
 
 
 class FieldError(TargetError):
@@ -120,16 +120,16 @@ class FieldError(TargetError):
 
 
 class KernelTracepoints:
-    """The tracepoints of the running kernel; what it shows of them is read once, when it is first asked for."""
+    """The tracepoints of the running kernel; their descriptions are read once, at their first use."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, str], tuple[TraceFormat | None, OSError | None]] = {}
 
     def find(self, subsystem: str, name: str, fields: Iterable[str]) -> TracedEvent:
         """
-        Return a tracepoint with the ways to these fields.
+        Return a tracepoint with the paths to these fields.
 
-        Raise ``TargetError`` if there is no such tracepoint, or the kernel does not show it to this user, and
+        Raise ``TargetError`` if the tracepoint does not exist, or this user may not read its description, and
         ``FieldError`` if it lacks one of the fields.
         """
         wanted = list(fields)
@@ -155,7 +155,7 @@ class KernelTracepoints:
         return TracedEvent(Source.ARGUMENTS, name, fields=ways)
 
     def ways_to(self, subsystem: str, name: str, field: str) -> list[TracedField]:
-        """Return the ways to a field of a tracepoint, in its record and by its arguments; raise as ``find``."""
+        """Return the paths to a field of a tracepoint, in its record and from its arguments; raise as ``find``."""
         shape, _ = self._shape(subsystem, name)
         ways = [_way_in_record(shape.fields[field])] if shape is not None and field in shape.fields else []
         with suppress(OSError, TargetError):
@@ -164,7 +164,11 @@ class KernelTracepoints:
         return ways
 
     def find_system_call(self, name: str, fields: Iterable[str], *, at_return: bool) -> TracedEvent:
-        """Return a system call, or the end of one, with the ways to these fields; raise ``TargetError`` as ``find``."""
+        """
+        Return a system call, or the end of one, with the paths to these fields.
+
+        Raise ``TargetError`` as ``find``.
+        """
         calls = system_calls()
         call = calls.get(name)
         if call is None:
@@ -193,7 +197,7 @@ class KernelTracepoints:
         return TracedEvent(Source.SYSTEM_CALL, _END if at_return else _ENTRY, fields=ways, system_call=numbers)
 
     def system_call_fields(self, call: SystemCall, *, at_return: bool) -> Mapping[str, TracedField]:
-        """Return the fields of a system call by name; OSError if the kernel shows no types."""
+        """Return the fields of a system call by name; OSError if the kernel's type information is not readable."""
         fields: dict[str, TracedField] = {}
         pairs = zip(_WIDE_REGISTERS, _NARROW_REGISTERS, strict=True)
         ways = [((self._register(wide),), (self._register(narrow),)) for wide, narrow in pairs]
@@ -208,22 +212,22 @@ class KernelTracepoints:
         return fields
 
     def subsystems(self) -> list[str]:
-        """Return the subsystems that have tracepoints; OSError if the kernel does not show them."""
+        """Return the subsystems that have tracepoints; OSError if they are not readable."""
         with open_trace_files() as files:
             return [name for name in files.names("events") if name not in _NO_TRACEPOINTS]
 
     def names(self, subsystem: str) -> list[str]:
-        """Return the tracepoints of a subsystem; OSError if the kernel does not show them."""
+        """Return the tracepoints of a subsystem; OSError if they are not readable."""
         with open_trace_files() as files:
             return files.names(f"events/{subsystem}")
 
     def record_fields(self, subsystem: str, name: str) -> Mapping[str, RecordField]:
-        """Return the fields of a tracepoint's record; none if the kernel does not show them."""
+        """Return the fields of a tracepoint's record; empty if they are not readable."""
         shape, _ = self._shape(subsystem, name)
         return {} if shape is None else shape.fields
 
     def arguments(self, name: str) -> list[tuple[str, str]]:
-        """Return type and name of each argument of a tracepoint; none if the kernel does not show them."""
+        """Return type and name of each argument of a tracepoint; empty if they are not readable."""
         try:
             return [(self._types.type_name(number), each) for each, (_, number) in self._parameters(name).items()]
         except (OSError, TargetError):
@@ -234,7 +238,7 @@ class KernelTracepoints:
         return Btf(Path(KERNEL_BTF).read_bytes())
 
     def _shape(self, subsystem: str, name: str) -> tuple[TraceFormat | None, OSError | None]:
-        """Return the format of a tracepoint's record, or why there is none."""
+        """Return the format of a tracepoint's record, or the error that prevents reading it."""
         if (subsystem, name) not in self._shapes:
             self._shapes[subsystem, name] = self._read_shape(subsystem, name)
         return self._shapes[subsystem, name]
@@ -250,14 +254,14 @@ class KernelTracepoints:
             raise TargetError(f"the kernel's description of '{subsystem}:{name}' is not understood: {error}") from error
 
     def _parameters(self, name: str) -> dict[str, tuple[int, int]]:
-        """Return the arguments of a tracepoint by name, each with its place among them and the number of its type."""
+        """Return the arguments of a tracepoint by name, each with its index and the id of its type."""
         self._types.find(Kind.TYPEDEF, f"btf_trace_{name}")
-        # What calls the probes has a parameter for their data before them (DEFINE_TRACE in linux/tracepoint.h).
+        # The function that calls the probes has a first parameter for their data (DEFINE_TRACE in linux/tracepoint.h).
         parameters = self._types.parameters(f"__traceiter_{name}")[1:]
         return {each: (place, number) for place, (each, number) in enumerate(parameters)}
 
     def _way_from(self, parameters: Mapping[str, tuple[int, int]], text: str) -> TracedField:
-        """Return the way from an argument through members: ``prev.mm.pgd``."""
+        """Return the path from an argument through members: ``prev.mm.pgd``."""
         first, *members = text.split(".")
         place, number = parameters[first]
         path: list[int] = []

@@ -1,1 +1,1 @@
-"""Call stacks of user programs, by the unwind tables that lie in their memory (``.eh_frame``)."""
+"""Call stacks of user programs, by the unwind tables in their memory (``.eh_frame``) or in their files."""

@@ -1,11 +1,11 @@
 """
-DWARF expressions: a stack machine that says where something is, or what it is (DWARF 5, 2.5 and 2.6; GNU's forms).
+DWARF expressions: a stack machine that computes a location or a value (DWARF 5, 2.5 and 2.6; GNU's forms).
 
-It computes with trees. What is known is a number at once, so that an expression about memory and registers that can be
-read ends in a number; what is known only at a hit stays a tree. Where a jump depends on a tree, both ways are followed.
+It computes with trees. Known values become numbers at once, so an expression over readable memory and registers ends in
+a number; a value that is known only at a hit stays a tree. Where a jump depends on a tree, both ways are followed.
 
-What differs between the places of expressions is passed in: what may be read, and which bases there are. Unwind tables
-have no base at all; debug information knows frames, types, and addresses by their numbers.
+The contexts of expressions differ in what they can read, and in their bases; the caller passes both. Unwind tables have
+no base; debug information has frames, types, and indexed addresses.
 """
 
 from __future__ import annotations
@@ -48,47 +48,47 @@ __all__ = [
 ]
 
 SIZE_MAX = 64
-"""Nodes of a tree; compilers make some ten."""
+"""Maximum number of nodes of a tree; compilers emit some ten."""
 
 _STEPS_MAX = 512
 _STACK_MAX = 64
 _FORKS_MAX = 3
-"""Jumps on one way that depend on a tree; each of them doubles the ways."""
+"""Maximum number of jumps on one path that depend on a tree; each of them doubles the number of paths."""
 
-# Trees. Numbers are words that wrap, without a sign; operators whose names end with ``s`` take them as signed ones.
+# Trees. Numbers are unsigned words that wrap; operators whose names end with ``s`` take them as signed.
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number."""
+    """A known number."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterContent:
-    """What is in a register, by DWARF's number."""
+    """The content of a register, by its DWARF number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """The run-time address of what has this link address."""
+    """The run-time address of a link address."""
 
     address: int
 
 
 @dataclass(frozen=True, slots=True)
 class FrameAddressOf:
-    """The canonical frame address at an instruction: what the unwind table of the function says."""
+    """The canonical frame address at an instruction, by the unwind table of the function."""
 
     address: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """So many bytes of memory, with zeros above them."""
+    """``size`` bytes of memory, extended with zeros."""
 
     address: Node
     size: int
@@ -97,7 +97,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation of C on one or two nodes: ``+ - * / % & | ^ << >> ~ neg abs``, ``/s >>s``, and ``== <s`` …."""
+    """An operator of C with one or two operands: ``+ - * / % & | ^ << >> ~ neg abs``, ``/s >>s``, and ``== <s`` …."""
 
     operator: str
     left: Node
@@ -107,7 +107,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """The low bytes of a node, with zeros or copies of their sign above them."""
+    """The low ``size`` bytes of a node, extended with zeros or with their sign."""
 
     node: Node
     size: int
@@ -117,7 +117,7 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One node if a condition is not 0, else another one."""
+    """``chosen`` if a condition is not 0, else ``otherwise``."""
 
     condition: Node
     chosen: Node
@@ -129,44 +129,44 @@ Node = Number | RegisterContent | LinkAddress | FrameAddressOf | Loaded | Operat
 
 
 def size_of_tree(*nodes: Node | None) -> int:
-    """Return how many nodes there are."""
+    """Return the total number of nodes."""
     return sum(getattr(node, "nodes", 0) or 1 for node in nodes if node is not None)
 
 
-# Where a variable is, or what it is.
+# Locations of a variable, or its value.
 
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
-    """The variable is in memory at an address."""
+    """A variable in memory, at an address."""
 
     address: Node
 
 
 @dataclass(frozen=True, slots=True)
 class InRegister:
-    """The variable is in a register."""
+    """A variable in a register, by its DWARF number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The variable is nowhere, but its value is known."""
+    """A variable without a location, whose value is computed."""
 
     value: Node
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The variable is nowhere, but its bytes are known."""
+    """A variable without a location, whose bytes are known."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The variable is nowhere, for a reason."""
+    """A variable without a location and value, for a reason."""
 
     reason: str
     is_at_entry: bool = False
@@ -174,7 +174,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a variable: ``size`` bytes."""
+    """A part of a variable, of ``size`` bytes."""
 
     location: Location
     size: int
@@ -182,7 +182,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The variable is in parts, in order."""
+    """A variable in several parts, in order."""
 
     pieces: tuple[Piece, ...]
 
@@ -191,7 +191,7 @@ Location = InMemory | InRegister | Computed | Known | Unavailable | Pieces
 
 
 class NowhereError(Exception):
-    """What an expression is about is nowhere, or cannot be computed."""
+    """The subject of an expression has no location, or cannot be computed."""
 
     def __init__(self, reason: str, *, is_at_entry: bool = False) -> None:
         super().__init__(reason)
@@ -199,7 +199,7 @@ class NowhereError(Exception):
 
 
 class BaseType(NamedTuple):
-    """The type of a number: its bytes, and whether it has a sign; size 0 is a word."""
+    """The type of a number: its size in bytes, 0 for a word, and whether it is signed."""
 
     size: int = 0
     is_signed: bool = False
@@ -207,12 +207,12 @@ class BaseType(NamedTuple):
 
 class Expressible(NamedTuple):
     """
-    What expressions of one place can be about.
+    The context in which expressions are evaluated.
 
-    ``register`` and ``memory`` give what is in a register, and so many bytes at an address; ``address`` is that of code
-    or data. ``bases`` are the other operations that there are, by their names: they push what is returned for their
-    operand. ``type_at`` gives the type at an offset. They raise ValueError, ``TargetError`` or ``NowhereError`` for
-    what is not there.
+    ``register`` returns the content of a register, ``memory`` a number of bytes at an address, ``address`` an address
+    of code or data. ``bases`` are additional operations by name; they push the result for their operand. ``type_at``
+    returns the type at an offset. All raise ValueError, ``TargetError`` or ``NowhereError`` for a value that does not
+    exist.
     """
 
     word_size: int
@@ -231,9 +231,9 @@ class _Row(NamedTuple):
     """
     An operation: its name, and its operands.
 
-    ``a`` is an address, ``B b H h I i Q q`` are numbers as ``struct`` has them, ``u`` and ``s`` LEB128 without and with
-    a sign, ``x`` and ``X`` blocks whose sizes are LEB128 and a byte, ``t`` a type. ``given`` are operands that the
-    operation itself says.
+    ``a`` is an address, ``B b H h I i Q q`` are numbers as in ``struct``, ``t`` is a type. ``u`` and ``s`` are LEB128
+    without and with a sign. ``x`` and ``X`` are blocks whose sizes are LEB128 and a byte. ``given`` are operands that
+    the opcode implies.
     """
 
     name: str
@@ -281,7 +281,7 @@ _OPERATIONS: Final[Mapping[int, _Row]] = {
     0xA8: _Row("convert", "t"), 0xF7: _Row("convert", "t"), 0xA9: _Row("convert", "t"), 0xF9: _Row("convert", "t"),
     0xFA: _Row("GNU_parameter_ref"),
 }  # fmt: skip
-"""All operations that compilers and linkers write."""
+"""All operations that compilers and linkers emit."""
 
 _SIZES = {"b": 1, "h": 2, "i": 4, "q": 8}
 
@@ -291,7 +291,7 @@ _NOWHERE = {
     "call": "optimized out",
     "form_tls_address": "thread-local: each thread has its own",
 }
-"""Operations that say that something is nowhere, and why."""
+"""Operations whose subject has no location, with the reason."""
 
 _UNARY: Mapping[str, Callable[[int], int]] = {"abs": abs, "neg": operators.neg, "~": operators.inv}
 
@@ -320,9 +320,9 @@ class _Typed(NamedTuple):
 
 def executed(expression: bytes, about: Expressible, initial: int | None = None) -> Location:
     """
-    Return what an expression says; its stack begins with ``initial``.
+    Return the location that an expression describes; its stack begins with ``initial``.
 
-    IndexError or ValueError if it cannot be understood.
+    Raise IndexError or ValueError for a malformed expression.
     """
     machine = _Machine(expression, about)
     if initial is not None:
@@ -400,7 +400,7 @@ class _Machine:
         return found
 
     def _either(self, condition: Node, distance: int) -> Location:
-        """Return what is found with and without a jump, as a choice."""
+        """Return a choice between the locations with and without a jump."""
         self._forks += 1
         if self._forks > _FORKS_MAX or self._pieces:
             raise NowhereError("computed in too many ways")
@@ -414,10 +414,10 @@ class _Machine:
                 return Computed(_limited(_choice(condition, chosen, otherwise)))
         raise NowhereError("here or there, as it comes")
 
-    # Operations: each method carries out one, and returns whether it knows it
+    # Operations: each method executes one, and returns False if it does not handle it
 
     def _stacked(self, name: str, operands: Sequence[Any]) -> bool:
-        """Carry out an operation that moves what is on the stack, or pushes."""
+        """Execute an operation that rearranges the stack or pushes."""
         stack, about = self.stack, self._about
         match name, operands:
             case "const", [value]:
@@ -453,7 +453,7 @@ class _Machine:
         return True
 
     def _ends(self, name: str, operands: Sequence[Any]) -> bool:
-        """Carry out an operation that says where something is."""
+        """Execute an operation that defines a location."""
         match name, operands:
             case "reg", [number]:
                 self._place = InRegister(number)
@@ -481,7 +481,7 @@ class _Machine:
         return self._place if self._place is not None else InMemory(self._pop())
 
     def _calculate(self, name: str) -> bool:
-        """Carry out an operation of C, whose result has the type of its operands; that of comparisons is a word."""
+        """Execute an arithmetic operation; its result has the type of its operands, that of a comparison is a word."""
         if name in _UNARY:
             operand = self.stack.pop()
             if name != "abs" or operand.type.is_signed or not operand.type.size:
@@ -493,19 +493,19 @@ class _Machine:
         right, (left, type_) = self._pop(), self.stack.pop()
         if type_.size and name in (">>", ">>s"):
             left = self._extended(left, BaseType(type_.size, name == ">>s"))
-        elif type_.is_signed and name == "%":  # the remainder has the sign of what is divided
+        elif type_.is_signed and name == "%":  # the remainder has the sign of the dividend
             right, name = self._folded("*", self._folded("/s", left, right), right), "-"
-        elif type_ == BaseType(self._about.word_size) and name in ("/s", *_ORDERS):  # without a sign, a whole word
+        elif type_ == BaseType(self._about.word_size) and name in ("/s", *_ORDERS):  # unsigned, with the size of a word
             if name == "/s":
                 name = "/"
-            else:  # the order of words without a sign is that of words with one whose highest bit is the other one
+            else:  # flipping the highest bits of unsigned words makes their order that of signed words
                 bit = Number(self._mask // 2 + 1)
                 left, right = self._folded("^", left, bit), self._folded("^", right, bit)
         self._push(self._folded(name, left, right), _WORD if name in _COMPARISONS else type_)
         return True
 
     def _folded(self, name: str, left: Node, right: Node | None = None) -> Node:
-        """Return an operation, as a number if its operands are: so loops that count end."""
+        """Return an operation, as a number if its operands are numbers, so that loops with counters terminate."""
         if isinstance(left, Number):
             a = self._signed(left.value) if name.endswith("s") else left.value
             if right is None:
@@ -513,12 +513,12 @@ class _Machine:
             if isinstance(right, Number) and (right.value or name not in _DIVISIONS):
                 b = self._signed(right.value) if name.endswith("s") else right.value
                 if name in _SHIFTS:
-                    b = min(right.value, 8 * self._about.word_size)  # all bits are out, and no number grows
+                    b = min(right.value, 8 * self._about.word_size)  # all bits are shifted out, and numbers stay small
                 return Number(int(_BINARY[name](a, b)) & self._mask)
         return Operation(name, left, right, size_of_tree(left, right) + 1)
 
     def _extended(self, node: Node, type_: BaseType) -> Node:
-        """Return a node as a number of a type, which is narrower than a word or as wide."""
+        """Return a node converted to a type of at most a word's size."""
         if not 0 < type_.size < self._about.word_size:
             return node
         if isinstance(node, Number):

@@ -1,16 +1,17 @@
 """
-What call frame instructions say: at each instruction, where the caller's registers are.
+Call frame instructions: the locations of the caller's registers at each instruction.
 
-A *row* holds from an address on: the rule for the canonical frame address, which is the caller's stack pointer, and one
-for each register that has moved. The code of one function has a *description*; many have a *common entry*::
+A *row* applies from an address on: it has the rule for the canonical frame address, which is the caller's stack
+pointer, and one for each register that was saved. The code of one function has a *description*; many share a *common
+entry*::
 
     common entry       u32 length | u32 0 | version, augmentation, alignments, return address, augmentation data
                        | instructions
     description        u32 length | u32 distance back to the common entry | start, size | augmentation data
                        | instructions
 
-Rules: Linux Standard Base 5.0, "Exception Frames"; DWARF 5, 6.4; the GNU operations in GCC's ``dwarf2.def``. What
-compilers do not write raises ValueError.
+Rules: Linux Standard Base 5.0, "Exception Frames"; DWARF 5, 6.4; the GNU operations in GCC's ``dwarf2.def``. Forms that
+compilers do not emit raise ValueError.
 """
 
 from __future__ import annotations
@@ -44,42 +45,42 @@ __all__ = [
 
 
 DEBUG_COMMON = 0xFFFFFFFF
-"""What says in ``.debug_frame`` that an entry is a common one."""
+"""Id of a common entry in ``.debug_frame``."""
 
 _ENTRY_MAX = 1 << 20
-"""Bytes of an entry: the longest ones that compilers write have some thousands."""
+"""Maximum size of an entry in bytes; the longest ones of compilers have some thousands."""
 
 _TABLE_MAX = 1 << 22
-"""Functions of a table; the largest programs have a million."""
+"""Maximum number of functions in a table; the largest programs have a million."""
 
 _UDATA4, _DATAREL_SDATA4 = 0x03, 0x3B
 _OMITTED = 0xFF
-"""The encoding of a pointer that is not there."""
+"""Encoding of an omitted pointer."""
 
 
 class FrameImage(Protocol):
-    """Memory, or a file, that holds unwind tables."""
+    """Memory, or a file, with unwind tables."""
 
     @property
     def word_size(self) -> int:
-        """How many bytes an address has."""
+        """Size of an address in bytes."""
 
     @property
     def byte_order(self) -> ByteOrder:
-        """The order of the bytes of a number."""
+        """Byte order of numbers."""
 
     def read(self, address: int, n: int, /) -> bytes:
-        """Return ``n`` bytes at an address; raise ``TargetError`` if they are not all there."""
+        """Return ``n`` bytes at an address; raise ``TargetError`` if some are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonEntry:
     """
-    What the descriptions of several functions have in common.
+    The common part of the descriptions of several functions.
 
-    ``return_register`` is the column of the return address, by DWARF's number. ``encoding`` is that of pointers. In a
+    ``return_register`` is the column of the return address, by its DWARF number. ``encoding`` is that of pointers. In a
     signal frame the return address is that of the interrupted instruction, not of the one after a call. Descriptions
-    name tables of landing pads if there is an encoding for that.
+    name tables of landing pads if ``table_encoding`` is not None.
     """
 
     code_alignment: int
@@ -95,9 +96,9 @@ class CommonEntry:
 @dataclass(frozen=True, slots=True)
 class FrameDescription:
     """
-    How the code from ``start`` up to ``end`` uses the stack.
+    The use of the stack by the code from ``start`` up to ``end``.
 
-    ``landing_table`` is the address of what says where exceptions are caught, 0 if they are not.
+    ``landing_table`` is the address of the function's table of landing pads, 0 without one.
     """
 
     start: int
@@ -109,7 +110,7 @@ class FrameDescription:
 
 def read_description(image: FrameImage, address: int, *, is_debug: bool = False) -> FrameDescription:
     """
-    Return the description at an address, or at a place of ``.debug_frame``, which ``image`` has from 0 on.
+    Return the description at an address, or at an offset of ``.debug_frame``, which begins at 0 of ``image``.
 
     Raise ``TargetError``, ValueError or IndexError if there is none.
     """
@@ -145,7 +146,7 @@ def _entry(image: FrameImage, address: int) -> tuple[ByteReader, int]:
 
 
 def common_entry(data: ByteReader, word_size: int) -> CommonEntry:
-    """Return the common entry whose bytes from its version on are given; ValueError or IndexError if it is none."""
+    """Return the common entry of the bytes from its version on; ValueError or IndexError if they are malformed."""
     version = data.number(1)
     augmentation = data.text()
     if version not in (1, 3, 4):
@@ -190,7 +191,8 @@ def search_table(image: FrameImage, address: int) -> array[int]:
         u8 version 1 | u8 encodings of: the pointer, the count, the table | pointer to .eh_frame
         | u32 count | rows of s32 start, s32 description, both from the header on, sorted
 
-    ValueError if it has an encoding that linkers do not write, or too many rows; ``TargetError`` if it is not there.
+    Raise ValueError if it has an encoding that linkers do not write, or too many rows; ``TargetError`` if it is
+    missing.
     """
     version, pointer, *encodings = image.read(address, 4)
     size = image.word_size if pointer & 0x0F == 0 else POINTER_SIZES.get(pointer & 0x0F)
@@ -206,30 +208,30 @@ def search_table(image: FrameImage, address: int) -> array[int]:
 
 
 _ROWS_MAX, _RULES_MAX, _DEPTH_MAX = 1 << 13, 64, 64
-"""Rows of one function, registers with a rule in one of them, and rows that are remembered at once."""
+"""Maximum numbers of rows of a function, of registers with a rule in a row, and of rows remembered at once."""
 
 
 class RuleKind(enum.Enum):
-    """The places where the caller's value of a register may be."""
+    """The kinds of rules for the caller's value of a register."""
 
     UNDEFINED = enum.auto()
-    """Lost; of the return address: nothing called."""
+    """The value is lost; of the return address: there is no caller."""
     SAME = enum.auto()
-    """In the register still."""
+    """The value is unchanged in the register."""
     AT = enum.auto()
-    """In memory, at the frame address plus the number."""
+    """The value is in memory, at the frame address plus the number."""
     OFFSET = enum.auto()
-    """The frame address plus the number."""
+    """The value is the frame address plus the number."""
     REGISTER = enum.auto()
-    """In the register with the number."""
+    """The value is in the register with the number."""
     AT_EXPRESSION = enum.auto()
-    """In memory, where the expression says."""
+    """The value is in memory, at the address that the expression computes."""
     EXPRESSION = enum.auto()
-    """The value of the expression."""
+    """The value is that of the expression."""
 
 
 class RegisterRule(NamedTuple):
-    """The place of the caller's value of one register; ``expression`` is of the kinds that have one."""
+    """The rule for one register of the caller; ``expression`` is empty for kinds without one."""
 
     kind: RuleKind
     number: int = 0
@@ -237,7 +239,7 @@ class RegisterRule(NamedTuple):
 
 
 class FrameAddress(NamedTuple):
-    """The frame address: a register, by DWARF's number, plus an offset; without a register an expression."""
+    """The rule for the frame address: a register, by its DWARF number, plus an offset; or an expression."""
 
     register: int | None
     offset: int
@@ -245,7 +247,7 @@ class FrameAddress(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The rules that hold from an address on."""
+    """The rules that apply from an address on."""
 
     start: int
     frame: FrameAddress
@@ -264,17 +266,17 @@ _INSTRUCTIONS: Mapping[int, tuple[str | RuleKind, str]] = {
     0x13: ("frame offset", "D"), 0x0F: ("frame expression", "b"),
 }  # fmt: skip
 """
-What instructions do, or the rule that they give a register, and their operands.
+Actions of instructions, or the rule that they give a register, and their operands.
 
 ``a`` is an address, a digit a size in bytes, ``u`` LEB128, ``b`` a block; ``d``, ``D`` and ``n`` are LEB128 times the
-data alignment: without a sign, with one, and less than 0.
+data alignment: unsigned, signed, and negated.
 """
 
 _NOWHERE = FrameAddress(None, 0)
 
 
 def rows_of(description: FrameDescription, word_size: int) -> list[Row]:
-    """Return the rows of a function in order; raise ValueError or IndexError for what cannot be understood."""
+    """Return the rows of a function in order; raise ValueError or IndexError for malformed instructions."""
     machine = _Machine(description, word_size)
     machine.run(description.common.instructions.rest())
     machine.keep_initial()
@@ -283,7 +285,7 @@ def rows_of(description: FrameDescription, word_size: int) -> list[Row]:
 
 
 class _Machine:
-    """A machine for call frame instructions."""
+    """An interpreter of call frame instructions."""
 
     def __init__(self, description: FrameDescription, word_size: int) -> None:
         self._common = description.common
@@ -296,11 +298,11 @@ class _Machine:
         self._found: list[Row] = []
 
     def keep_initial(self) -> None:
-        """Remember what the common entry says, which ``restore`` brings back."""
+        """Save the rules of the common entry, to which ``restore`` returns."""
         self._initial = dict(self._rules)
 
     def run(self, data: ByteReader) -> None:
-        """Carry out instructions."""
+        """Execute instructions."""
         while not data.is_at_end:
             operation = data.number(1)
             kind, low = operation >> 6, operation & 0x3F

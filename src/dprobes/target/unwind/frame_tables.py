@@ -1,9 +1,9 @@
 """
 The rules for frames by the address of code: from the memory of a process, or from files.
 
-Files have what no process has in its memory, or where it cannot find it: ``.eh_frame`` of static programs, which have
-no table to search it by, and ``.debug_frame``, which compilers write where exceptions are switched off, as for Go; it
-may be in a separate debug file.
+Files have tables that are not in the memory of a process, or cannot be found there. ``.eh_frame`` of static programs
+has no search table. Compilers write ``.debug_frame`` where exceptions are off, as for Go; it may be in a separate debug
+file.
 
 ::
 
@@ -57,13 +57,13 @@ __all__ = [
     "moved_to",
 ]
 
-# The unwind table of a module in a process's memory, found by its program headers as the C library finds it; elf(5).
+# The unwind table of a module in a process's memory, found by its program headers as the C library does; elf(5).
 
 
 _PT_LOAD, _PT_GNU_EH_FRAME = 1, 0x6474E550
 _HEADERS_MAX = 64
 _KEPT_MAX = 1 << 16
-"""Rows of functions that are kept, all together."""
+"""Maximum number of kept rows, of all functions together."""
 
 
 class CodeRules(NamedTuple):
@@ -76,16 +76,16 @@ class CodeRules(NamedTuple):
     rows: list[Row]
 
     def row_at(self, address: int) -> Row | None:
-        """Return the row that holds at an address; None before the first one."""
+        """Return the row that applies at an address; None before the first one."""
         number = bisect_right(self.starts, address) - 1
         return self.rows[number] if number >= 0 else None
 
 
 class MemoryFrameTable:
     """
-    The rules for the code of a module that is in memory; all addresses are run-time ones.
+    The rules for the code of a module in memory; all addresses are run-time ones.
 
-    ``numbers`` are pairs of a function's start and its description, both from ``origin`` on, sorted.
+    ``numbers`` are pairs of a function's start and its description, both relative to ``origin``, sorted.
     """
 
     def __init__(self, image: FrameImage, origin: int, numbers: array[int]) -> None:
@@ -96,11 +96,11 @@ class MemoryFrameTable:
         self._rules: dict[int, CodeRules | None] = {}
         self._kept = 0
         self._answers: dict[int, CodeRules | None] = {}
-        """By address: stacks have the same ones again and again, and to search takes half of the time for a frame."""
+        """Results by address: stacks repeat addresses, and the search takes half of the time for a frame."""
 
     @classmethod
     def at(cls, image: FrameImage, base: int) -> MemoryFrameTable | None:
-        """Return the table of the module whose ELF header lies at an address; None if it has none of the usual form."""
+        """Return the table of the module whose ELF header is at an address; None if it has none of the usual form."""
         try:
             header = _table_address(image, base)
             return None if header is None else cls(image, header, search_table(image, header))
@@ -134,7 +134,7 @@ class MemoryFrameTable:
 
 
 def code_rules(image: FrameImage, place: int, *, is_debug: bool = False) -> CodeRules | None:
-    """Return what the description at an address says, or at a place of ``.debug_frame``; None if it is unreadable."""
+    """Return the rules of the description at an address, or an offset of ``.debug_frame``; None if it is unreadable."""
     try:
         found = read_description(image, place, is_debug=is_debug)
         rows = rows_of(found, image.word_size)
@@ -173,7 +173,7 @@ def _table_address(image: FrameImage, base: int) -> int | None:
 
 
 _ENTRIES_MAX = 1 << 18
-"""Functions of a file; a program of Go has some tens of thousands."""
+"""Maximum number of functions of a file; a program of Go has some tens of thousands."""
 
 _FILES_KEPT_MAX = 4096
 
@@ -193,7 +193,7 @@ class _SectionImage(NamedTuple):
     byte_order: ByteOrder
 
     def read(self, address: int, n: int, /) -> bytes:
-        """Return ``n`` bytes; raise ``TargetError`` if they are not all there."""
+        """Return ``n`` bytes; raise ``TargetError`` if some are missing."""
         found = self.data[address : address + n] if address >= 0 else b""
         if len(found) < n:
             raise TargetError(f"{n} bytes at {address:#x} are not in the section")
@@ -201,7 +201,7 @@ class _SectionImage(NamedTuple):
 
 
 class FileFrames:
-    """The unwind tables of one file, by its link addresses; they are read when the first address is asked for."""
+    """The unwind tables of one file, by its link addresses; they are read at the first lookup."""
 
     def __init__(self, elf: ElfFile) -> None:
         self.elf = elf
@@ -236,7 +236,7 @@ class FileFrames:
     def _debug(self) -> _SectionImage:
         """The section ``.debug_frame`` of the file, or of its debug file; empty if there is none."""
         for elf in (self.elf, find_debug_file(self.elf)):
-            with contextlib.suppress(TargetError):  # it is damaged
+            with contextlib.suppress(TargetError):  # the file is damaged
                 if elf is not None and (section := section_bytes(elf, ".debug_frame")).size:
                     data = bytes(section.data[section.start : section.end])
                     return _SectionImage(data, elf.word_size, elf.byte_order)
@@ -244,7 +244,7 @@ class FileFrames:
 
     @cached_property
     def _debug_index(self) -> tuple[list[int], list[int]]:
-        """Where functions start, sorted, and where in the section their descriptions are."""
+        """The sorted starts of functions, and the offsets of their descriptions in the section."""
         image, position = self._debug, 0
         found: list[tuple[int, int]] = []
         head = struct.Struct(f"{self.elf.struct_prefix}II")
@@ -285,7 +285,7 @@ class MovedFrames:
 
 
 class LateFrames:
-    """A table that is made when the first address is asked for."""
+    """A table that ``make`` creates at the first lookup."""
 
     def __init__(self, make: Callable[[], FrameRules | None]) -> None:
         self._make = make
@@ -300,7 +300,7 @@ class LateFrames:
 
 
 class _Completed(NamedTuple):
-    """A table in memory, and that of the file for what it lacks."""
+    """A table in memory, and that of the file for addresses that the first lacks."""
 
     first: FrameRules
     second: FrameRules
@@ -311,12 +311,12 @@ class _Completed(NamedTuple):
 
 
 def completed(first: FrameRules | None, second: FrameRules | None) -> FrameRules | None:
-    """Return a table that asks the second one for what the first one has not."""
+    """Return a table that uses the second one for addresses that the first one lacks; None if both are None."""
     return _Completed(first, second) if first is not None and second is not None else first or second
 
 
 def moved_to(frames: FileFrames, mapping: Mapping, word_size: int, byte_order: ByteOrder) -> MovedFrames | None:
-    """Return the tables of a file where a mapping shows its code; None if it is for another processor, or no code."""
+    """Return a file's tables at the addresses of a mapping; None if it is for another processor, or maps no code."""
     elf = frames.elf
     if elf.word_size != word_size or elf.byte_order != byte_order:
         return None
@@ -325,7 +325,7 @@ def moved_to(frames: FileFrames, mapping: Mapping, word_size: int, byte_order: B
 
 
 def bias_of(elf: ElfFile, mapping: Mapping) -> int | None:
-    """Return what the link addresses of a file lack to be those of a process that has mapped its code so."""
+    """Return the difference between a mapping's run-time addresses and the file's link addresses; None without code."""
     for segment in elf.load_segments:
         first = segment.offset & -PAGE_SIZE
         if segment.executable and first <= mapping.offset < segment.offset + segment.filesz:
@@ -333,15 +333,15 @@ def bias_of(elf: ElfFile, mapping: Mapping) -> int | None:
     return None
 
 
-# Where exceptions are caught: the landing pads in the tables of ``.gcc_except_table``, one for each function::
+# Landing pads of exceptions, in the tables of ``.gcc_except_table``, one for each function::
 #
 #     encoding, start of the landing pads    (0xff: they count from the function's start)
 #     encoding, ULEB128 size of the types    (0xff: none)
 #     encoding, ULEB128 size of what follows
 #         start, length, landing pad | ULEB128 action     for each range of calls; a landing pad of 0 is none
 #
-# An unwinder enters the code there: that is a branch that no instruction shows. Bytes that are not as they should be
-# count as no table. Rules: Itanium C++ ABI, "Exception Handling Tables" (``parse_lsda_header`` of libsupc++).
+# An unwinder enters the code at a landing pad: a branch that no instruction shows. A malformed table counts as missing.
+# Rules: Itanium C++ ABI, "Exception Handling Tables" (``parse_lsda_header`` of libsupc++).
 
 
 _PAD_OMITTED, _ULEB128 = 0xFF, 0x01
@@ -382,7 +382,7 @@ def _landing_pads(elf: ElfFile, function: FrameDescription, segments: dict[int, 
 
 
 def _bytes_from(elf: ElfFile, address: int, segments: dict[int, bytes]) -> ByteReader:
-    """Return the bytes from an address to the end of its segment, each of which is read once."""
+    """Return the bytes from an address to the end of its segment; ``segments`` caches the segments' bytes."""
     segment = next((s for s in elf.load_segments if 0 <= address - s.vaddr < s.filesz), None)
     if segment is None:
         raise TargetError(f"'{elf.path}' has no table at address 0x{address:x}")

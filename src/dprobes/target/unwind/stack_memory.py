@@ -1,4 +1,4 @@
-"""The memory of a process as the walk up a stack sees it: bytes, and the unwind tables of the modules that it maps."""
+"""The memory of a process for the stack walk: bytes, and the unwind tables of the mapped modules."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ __all__ = ["FileSpace", "MappedFiles", "ProcessSpace"]
 _OWN_AREAS = ("[vdso]",)
 
 _ANSWERS_MAX = 1 << 14
-"""How many addresses of code are remembered with their tables."""
+"""Maximum number of code addresses whose tables are remembered."""
 
 
 class ProcessSpace:
     """
-    The address space of a process; ``read_memory`` raises ``TargetError`` for what is not there.
+    The address space of a process; ``read_memory`` raises ``TargetError`` for unmapped memory.
 
-    Tables are read from the memory and not from files: so they are those of the very code, also of files that are gone
-    or that are other ones in this mount namespace, and of the ``[vdso]``.
+    Tables are read from memory and not from files. So they match the executed code, also of deleted files, of files
+    that differ in this mount namespace, and of the ``[vdso]``.
 
-    ``forget`` is to be called when mappings may have changed. What lies at an address that no known mapping has is
-    looked for once more. ``open_file`` returns the tables of a mapped file, None if it cannot be had: they are asked
-    for what no table in memory covers.
+    Call ``forget`` when mappings may have changed. An address outside of known mappings makes the mappings be read
+    again. ``open_file`` returns the tables of a mapped file, None if it is not accessible; they serve addresses that no
+    table in memory covers.
     """
 
     byte_order: ByteOrder = sys.byteorder
@@ -73,13 +73,13 @@ class ProcessSpace:
         self._answers: dict[int, FrameRules | None] = {}
 
     def forget(self) -> None:
-        """Forget what is mapped where; tables stay those of what is mapped at the same place again."""
+        """Forget the mappings; a table is kept if the same file is mapped at the same address again."""
         self._mappings = ()
         self._starts = []
         self._answers.clear()
 
     def table_at(self, address: int) -> FrameRules | None:
-        """Return the unwind table of the module that an address lies in; None if there is none."""
+        """Return the unwind table of the module that contains an address; None if there is none."""
         table = self._answers.get(address)
         if table is None and (table := self._search(address)) is not None:
             if len(self._answers) >= _ANSWERS_MAX:
@@ -104,22 +104,22 @@ class ProcessSpace:
         return self._tables[key]
 
     def _file_table(self, mapping: Mapping) -> FrameRules | None:
-        """Return the table of the file that is mapped, for what is not in memory."""
+        """Return the table of the mapped file, for functions that the table in memory lacks."""
         frames = self._open_file(mapping) if self._open_file is not None and mapping.is_file else None
         return None if frames is None else moved_to(frames, mapping, self.word_size, self.byte_order)
 
     def is_of_file(self, address: int) -> bool:
-        """Return whether a known mapping at an address shows a file, or is the kernel's."""
+        """Return whether a known mapping at an address is of a file, or of the ``[vdso]``."""
         mapping = self._mapping_at(address)
         return mapping is not None and (mapping.is_file or mapping.path in _OWN_AREAS)
 
     @property
     def is_known(self) -> bool:
-        """Whether its mappings could be read: those of a process that has ended, and waits for its parent, cannot."""
+        """True if its mappings could be read; those of a zombie process cannot."""
         return bool(self._mappings)
 
     def is_alive(self) -> bool:
-        """Return whether the first byte of a known mapping can be read still, or none is known."""
+        """Return whether the first byte of a known mapping is still readable, or no mapping is known."""
         try:
             return not self._mappings or bool(self.read(self._mappings[0].start, 1))
         except TargetError:
@@ -139,7 +139,7 @@ class ProcessSpace:
         return self._mappings[number]
 
     def _base_of(self, mapping: Mapping) -> int | None:
-        """Return where the first byte of a mapped file is that belongs to the mapping."""
+        """Return the address of the first byte of a mapping's file; None if it is not mapped."""
         for each in reversed(self._mappings[: bisect_right(self._starts, mapping.start)]):
             if (each.device, each.inode, each.path) == (
                 mapping.device,
@@ -151,10 +151,10 @@ class ProcessSpace:
 
 
 _FILES_MAX = 64
-"""How many files are kept open."""
+"""Maximum number of files that are kept open."""
 
 _SIZE_MAX, _FOREIGN_MAX = 1 << 30, 64 << 20
-"""Bytes of the largest file that is looked into, and of the largest one of other users."""
+"""Maximum sizes in bytes of a file that is read, and of one that another user owns."""
 
 
 class MappedFiles:
@@ -165,7 +165,7 @@ class MappedFiles:
         self._files: OrderedDict[tuple[int, int, str], ElfFile | None] = OrderedDict()
 
     def frames_of(self, elf: ElfFile) -> FileFrames:
-        """Return the unwind tables of a file; its processes have them in common."""
+        """Return the unwind tables of a file, which its processes share."""
         if (found := self._frames.get(elf)) is None:
             found = self._frames[elf] = FileFrames(elf)
         return found
@@ -176,7 +176,11 @@ class MappedFiles:
         return None if elf is None else self.frames_of(elf)
 
     def of(self, mapping: Mapping, pid: int | None = None) -> ElfFile | None:
-        """Return the file of a mapping, of a process that runs if that is given; None if it is gone, or no module."""
+        """
+        Return the file of a mapping, of a running process if ``pid`` is given.
+
+        Return None if it is gone, or not a module.
+        """
         key = (mapping.device, mapping.inode, mapping.path)
         if key not in self._files:
             while len(self._files) >= _FILES_MAX:
@@ -193,7 +197,7 @@ class MappedFiles:
 
 
 class _Loaded(NamedTuple):
-    """A module where it was: its link addresses lack ``bias`` to be those of the process."""
+    """A module at its former place; ``bias`` is the difference of run-time and link addresses."""
 
     elf: ElfFile
     bias: int
@@ -212,11 +216,10 @@ class _Loaded(NamedTuple):
 
 class FileSpace:
     """
-    The address space of a process that has ended, as far as its files show it: code and unwind tables.
+    The address space of a process that has exited, as far as its files have it: code and unwind tables.
 
-    They are those of the very code if a file is still what the process had mapped, which its inode tells.
-
-    ``read_stack`` returns bytes of a stack that somebody has copied; it raises ``TargetError`` for others.
+    A file counts only if it is still the one that the process had mapped, by its inode. ``read_stack`` returns bytes of
+    a copied stack; it raises ``TargetError`` for other addresses.
     """
 
     byte_order: ByteOrder = sys.byteorder
@@ -247,7 +250,7 @@ class FileSpace:
         raise TargetError(f"{n} bytes at {address:#x} are in no file")
 
     def table_at(self, address: int) -> FrameRules | None:
-        """Return the unwind table of the module that an address lies in; None if there is none."""
+        """Return the unwind table of the module that contains an address; None if there is none."""
         mapping = self._image.covering(address)
         if mapping is None or not mapping.is_file:
             return None

@@ -1,8 +1,8 @@
 """
-The walk up a call stack: from the registers of one frame to those of its caller, as the unwind tables say.
+The walk up a call stack: from the registers of one frame to those of its caller, by the unwind tables.
 
-The walk ends where nothing called (a thread's first function), where the tables are missing or cannot be understood,
-where memory cannot be read, or where frames do not come nearer to the bottom of the stack. It never guesses.
+The walk ends at a frame without a caller (a thread's first function), and where the tables are missing or malformed. It
+also ends where memory cannot be read, or frames do not come nearer to the bottom of the stack. It never guesses.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ __all__ = ["COLUMNS", "CallStack", "UnwindSpace", "evaluate", "walk"]
 
 def evaluate(expression: bytes, registers: Mapping[int, int], image: FrameImage, initial: int | None = None) -> int:
     """
-    Return what an expression leaves on top of its stack, which begins with ``initial``.
+    Return the top of the stack after an expression; its stack begins with ``initial``.
 
-    Raise ValueError or IndexError for an expression that cannot be understood, ``TargetError`` for memory that is not
-    there.
+    Raise ValueError or IndexError for a malformed expression, ``TargetError`` for unmapped memory.
     """
 
     def register(number: int) -> Node:
@@ -53,17 +52,17 @@ def evaluate(expression: bytes, registers: Mapping[int, int], image: FrameImage,
 
 class Columns(NamedTuple):
     """
-    DWARF's numbers of a processor's registers, by their names, "" for those that are none of the general ones.
+    The names of a processor's registers by their DWARF numbers, "" for those that are not general ones.
 
-    ``pc`` is the column of the return address, or where that is in a register when a function begins, one that no
-    table uses. ``bias`` is how far a frame's address is above the stack pointer that its caller had.
+    ``pc`` is the column of the return address. On processors that pass the return address in a register, it is a column
+    that no table uses. ``bias`` is the distance in bytes of a frame's address above its caller's stack pointer.
     """
 
     names: tuple[str, ...]
     sp: int
     pc: int
     has_link: bool = False
-    """Whether a call leaves the return address in a register."""
+    """True if a call leaves the return address in a register."""
     bias: int = 0
 
 
@@ -85,7 +84,7 @@ COLUMNS = {
     "ppc": _POWER,
     "ppc64": _POWER,
 }
-"""In the ABI supplements of the processors; the registers have the names of ``arch``."""
+"""From the ABI supplements of the processors; the registers have the names of ``arch``."""
 
 
 class CallStack(NamedTuple):
@@ -96,17 +95,17 @@ class CallStack(NamedTuple):
 
 
 class UnwindSpace(FrameImage, Protocol):
-    """The memory of a process, with the unwind tables of what it maps."""
+    """The memory of a process, with the unwind tables of its mapped modules."""
 
     def table_at(self, address: int) -> FrameRules | None:
-        """Return the unwind table of the module that an address lies in."""
+        """Return the unwind table of the module that contains an address; None if there is none."""
 
 
 def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], limit: int) -> CallStack:
-    """Return the call stack of a thread with these registers, by DWARF's numbers; of at most ``limit`` frames."""
+    """Return the call stack of a thread with these registers, by DWARF number; of at most ``limit`` frames."""
     current = dict(registers)
     found: list[int] = []
-    is_exact = True  # whether the address is that of an instruction to come, and not one after a call
+    is_exact = True  # False for a return address, which is that of the instruction after a call
     while len(found) < limit:
         address = current[columns.pc]
         if not address and found:
@@ -128,7 +127,7 @@ def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], lim
 def _caller(
     space: UnwindSpace, columns: Columns, registers: dict[int, int], address: int, *, is_innermost: bool
 ) -> tuple[dict[int, int], bool] | StackEnd:
-    """Return the registers of the caller, and whether it was interrupted rather than made a call."""
+    """Return the registers of the caller, and True if it was interrupted and made no call; or the end of the walk."""
     table = space.table_at(address)
     rules = table.rules_at(address) if table is not None else None
     row = rules.row_at(address) if rules is not None else None
@@ -136,7 +135,7 @@ def _caller(
         return StackEnd.NO_TABLE
     frame = _frame_address(space, row.frame, registers)
     returns = row.rules.get(rules.common.return_register)
-    # A function that calls none leaves the return address in its register, and may have nothing on the stack.
+    # A leaf function leaves the return address in its register, and may have nothing on the stack.
     is_leaf = columns.has_link and is_innermost and (returns is None or returns.kind is RuleKind.SAME)
     if not is_leaf and (returns is None or returns.kind is RuleKind.UNDEFINED):
         return StackEnd.OUTERMOST

@@ -1,9 +1,9 @@
 """
 The text of a handler's function.
 
-The writer follows the paths through the code with all that is known of the machine (``State``): TSP and SBP, the call
-frames with their exception handlers, and for each cell of the RPN stack the number or local variable that holds it. So
-``dup`` and ``sx`` leave no trace in the function, and a procedure is written once for each place that calls it. Where
+The writer follows the paths through the code with a known part of the machine's state (``State``). That is TSP and SBP,
+the call frames with their exception handlers, and for each cell of the RPN stack its number or local variable. So
+``dup`` and ``sx`` leave no code in the function, and a procedure is written once for each place that calls it. Where
 paths can meet a *block* begins, one for each state in which it is reached::
 
         push r, arg0         def handler(point, context):
@@ -30,9 +30,9 @@ paths can meet a *block* begins, one for each state in which it is reached::
                                              continue
                                          return new(Outcome, (EXIT, log, b'', major, minor, 0, 0, 0, False))
 
-``leave`` lets the interpreter go on before the instruction that the function did not carry out, with a machine in the
-state that ``Function.exits`` tells. All exceptions of RPN end there, and what is rare: it has one definition, in
-``vm.rules_*``. An instruction changes nothing before it can still leave.
+``leave`` lets the interpreter continue before the instruction that the function did not execute, with a machine in the
+state of ``Function.exits``. All exceptions of RPN end there, and so do rare instructions: their only definition is in
+the rules of ``vm``. An instruction changes nothing before the last place where it can leave.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Atom", "Call", "Function", "NotKnownError", "Pointer", "Writer"]
 
-# What is known of a machine at a point of a handler before the handler runs.
+# The known part of a machine's state at a point of a handler, before the handler runs.
 
 
 _CELL_MASK = RPN_STACK_CELLS - 1
@@ -65,18 +65,18 @@ Atom = int | str
 
 class Pointer(int):
     """
-    Be a TSP or SBP that ``save`` pushed.
+    A TSP or SBP that ``save`` pushed.
 
     It stays known where paths meet, so that ``restore`` finds it. Other numbers are in variables from there on.
     """
 
 
 class NotKnownError(Exception):
-    """Report that an instruction depends on what only the running handler knows."""
+    """An instruction depends on a value that is known only when the handler runs."""
 
 
 class Call(NamedTuple):
-    """What is known of a call frame; the fields are those of ``machine.Frame``."""
+    """The known part of a call frame; the fields are those of ``rpn_machine.Frame``."""
 
     called: int = 0
     return_offset: int = 0
@@ -87,10 +87,10 @@ class Call(NamedTuple):
 @dataclass(slots=True)
 class State:
     """
-    What is known before the instruction at ``ip``.
+    The known part of the state before the instruction at ``ip``.
 
-    ``tsp`` and ``sbp`` are as in ``Machine``. ``cells`` lacks those that this hit has not written, or has popped; what
-    was popped is in ``popped`` until paths meet.
+    ``tsp`` and ``sbp`` are as in ``Machine``. ``cells`` lacks those that this hit has not written, or has popped;
+    popped cells are in ``popped`` until paths meet.
     """
 
     ip: int
@@ -101,7 +101,7 @@ class State:
     popped: dict[int, Atom] = field(default_factory=dict)
 
     def copy(self) -> State:
-        """Return a state that changes by itself."""
+        """Return an independent copy."""
         return replace(self, cells=dict(self.cells), popped=dict(self.popped))
 
     def settled(self) -> State:
@@ -110,7 +110,7 @@ class State:
         return replace(self, cells=cells, popped={})
 
     def key(self) -> tuple[object, ...]:
-        """Return what tells this state from others, if it is a settled one."""
+        """Return a key that identifies the state; it must be a settled one."""
         return self.ip, self.tsp, self.sbp, self.calls, frozenset(self.cells.items())
 
     # The RPN stack, as in ``Machine``
@@ -121,13 +121,13 @@ class State:
         self.set_cell(self.tsp, atom)
 
     def pop(self) -> Atom:
-        """Pop a value; like all that read cells, raise ``NotKnownError`` if the cell is not known."""
+        """Pop a value; like all methods that read cells, raise ``NotKnownError`` if the cell is not known."""
         atom = self.peek()
         self.drop(1)
         return atom
 
     def drop(self, count: int) -> None:
-        """Pop values that are of no interest."""
+        """Pop ``count`` values without reading them."""
         for position in range(self.tsp, self.tsp + count):
             index = position & _CELL_MASK
             if index in self.cells:
@@ -135,7 +135,7 @@ class State:
         self.tsp += count
 
     def pop_number(self) -> int:
-        """Pop a value that is a known number."""
+        """Pop a value that is a known number; raise ``NotKnownError`` for others."""
         atom = self.pop()
         if isinstance(atom, str):
             raise NotKnownError
@@ -165,13 +165,17 @@ class State:
 
 
 _SIZE_MAX = 16_000
-"""The size from which on all paths are left to the interpreter: that of the text, and what follows."""
+"""
+Size of the function beyond which all paths are left to the interpreter.
+
+It is the number of characters, plus the size of the instructions (``_INSTRUCTION_SIZE``).
+"""
 
 _INSTRUCTION_SIZE = 20
-"""What an instruction counts besides its text; each cell of the stack counts 1 more."""
+"""Size of an instruction besides its text; each cell of the stack adds 1."""
 
 _DEPTH_MAX = 20
-"""How deep branches are nested before they become blocks."""
+"""Maximum nesting of branches before they become blocks."""
 
 
 class Function(NamedTuple):
@@ -186,8 +190,8 @@ class Writer:
     """
     The writer of the function of the handler that starts at byte ``start`` of an image.
 
-    ``steps`` are the interpreter's; ``write`` writes an instruction (``rows``). Without ``ends`` even what ends the
-    handler is left to the interpreter.
+    ``steps`` are the interpreter's; ``write`` writes an instruction (``instruction_templates``). Without ``ends`` even
+    the instructions that end the handler are left to the interpreter.
     """
 
     def __init__(
@@ -206,7 +210,7 @@ class Writer:
         self.tables = image.tables
         self.ends = ends
         self.keeps_elapsed = False
-        """Whether a variable keeps the time since the entry of the call, once it was asked for."""
+        """True if a variable keeps the time since the entry of the call, once it has been read."""
         self.state = State(start)
         self._image = image
         self._steps = steps
@@ -225,9 +229,9 @@ class Writer:
         self._exits: list[State] = []
 
     def function(self) -> Function:
-        """Write everything."""
+        """Write the whole function and return it."""
         lines = ["jumps = 0", "log = b''", "major = point.major", "minor = point.minor"]
-        bodies = [self._body(block) for block in self._blocks]  # which appends to the blocks
+        bodies = [self._body(block) for block in self._blocks]  # ``_body`` appends to the blocks
         if self.keeps_elapsed:
             lines.append("elapsed = None")
         if self._has_meetings:
@@ -248,7 +252,7 @@ class Writer:
     # Paths
 
     def _path(self) -> None:
-        """Write what is executed from the present state on, until control is elsewhere."""
+        """Write the instructions from the present state on, until control goes elsewhere."""
         while not self._ended:
             if self.state.ip in self._meetings or self._depth > _DEPTH_MAX:
                 self._go_to_block()
@@ -290,7 +294,7 @@ class Writer:
         """
         Return the offsets of the instructions that are reached in more than one way.
 
-        Calls do not count: from each place a procedure is reached in another state.
+        Calls do not count: a procedure is reached in a different state from each place.
         """
         arrivals = Counter([start])
         found, pending = {start}, [start]
@@ -313,7 +317,7 @@ class Writer:
         image = self._image
         return decode_one(image.data, offset, image.word_size, image.byte_order)
 
-    # What instructions write
+    # Methods for templates
 
     def line(self, text: str) -> None:
         """Write a line."""
@@ -326,7 +330,7 @@ class Writer:
         return f"v{self._variables - 1}"
 
     def variable(self, expression: str) -> str:
-        """Write the assignment of an expression to a new variable, and return that."""
+        """Write the assignment of an expression to a new variable, and return the variable."""
         name = self.new_variable()
         self.line(f"{name} = {expression}")
         return name
@@ -339,7 +343,7 @@ class Writer:
         self.line(f"    {self._exit()}")
 
     def name_of(self, value: object) -> str:
-        """Return a name by which the function knows an object."""
+        """Return a name by which the function can refer to an object."""
         name = f"k{len(self._names)}"
         self._names[name] = value
         return name
@@ -350,16 +354,16 @@ class Writer:
             whole = bits == self.bits
             self.state.push(variable if whole else self.variable(f"{variable} >> {cell * self.bits} & {self.mask}"))
 
-    # How instructions go on
+    # Continuation of instructions
 
     def jump(self, target: int) -> None:
-        """Write that control goes to ``target``; it costs one of the jump budget."""
+        """Write a jump to ``target``, which is charged to the jump budget."""
         self.leave_if("jumps == point.jmpmax")
         self.line("jumps += 1")
         self.state.ip = target
 
     def branch(self, condition: str, target: int, *, charged: bool = False) -> None:
-        """Write a jump under a condition; ``charged`` is one that has paid already."""
+        """Write a jump under a condition; with ``charged`` the jump budget has been charged already."""
         self.line(f"if {condition}:")
         otherwise = self.state
         self.state = otherwise.copy()
@@ -373,12 +377,12 @@ class Writer:
         self.state = otherwise
 
     def leave_if(self, condition: str) -> None:
-        """Write that the interpreter goes on with this instruction if a condition holds."""
+        """Write the exit to the interpreter before this instruction, under a condition."""
         self.line(f"if {condition}:")
         self.line(f"    {self._exit()}")
 
     def end(self, text: str) -> None:
-        """Write the last line of a path."""
+        """Write the last line of a path, and end the path."""
         self.line(text)
         self._ended = True
 

@@ -1,8 +1,8 @@
 """
-Run handlers as Python functions.
+The translator of handlers to Python functions.
 
-A handler is translated when it is first run. ``Translator`` and ``Interpreter`` agree on everything that is specified;
-what is not, the value of a cell that a hit has popped, may differ.
+A handler is translated when it is first run. ``Translator`` and ``Interpreter`` agree on all specified behaviour; the
+unspecified value of a cell that a hit has popped may differ.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 class Translator:
     """
-    The runs of handlers of one program, as ``Interpreter`` does.
+    The runs of handlers of one program, with the interface of ``Interpreter``.
 
-    Use one for each thread that runs handlers at the same time.
+    Threads that run handlers at the same time need one each.
     """
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
@@ -50,19 +50,19 @@ class Translator:
         self._machines: dict[int, Handler] = {}
 
     def run(self, start: int, point: Point, context: Context) -> Outcome:
-        """Run the handler whose code starts at byte ``start`` of the image, and return what came of it."""
+        """Run the handler whose code starts at byte ``start`` of the image, and return its outcome."""
         outcome: Outcome = self.handler(start)(point, context)
         return outcome
 
     def handler(self, start: int) -> Handler:
-        """Return what runs the handler whose code starts at byte ``start``: a function of a point and a context."""
+        """Return the function of a point and a context that runs the handler whose code starts at byte ``start``."""
         handler = self._handlers.get(start)
         if handler is None:
             handler = self._handlers[start] = self._compile(start, ends=True)
         return handler
 
     def final_state(self, start: int, point: Point, context: Context) -> Machine:
-        """Run a handler and return a machine as it ended; only for those who want to see it, for it takes longer."""
+        """Run a handler and return the machine in its final state; slower than ``run``."""
         handler = self._machines.get(start)
         if handler is None:
             handler = self._machines[start] = self._compile(start, ends=False)
@@ -105,13 +105,13 @@ class Translator:
 
 
 def _support(architecture: Architecture) -> dict[str, object]:
-    """Return what the functions of a processor's handlers call."""
+    """Return the objects that the functions of a processor's handlers use."""
     mask, word_size = architecture.word_mask, architecture.word_size
     prefix = struct.Struct((">" if architecture.byte_order == "big" else "<") + "BH")
     machine = Machine(architecture, Point(), None, 0)  # type: ignore[arg-type]
 
     def apply(step: Step, context: Context, *cells: int) -> list[int]:
-        """Apply a rule that touches only stack and context; ``cells`` and the result have the top first."""
+        """Apply a rule that uses only stack and context; ``cells`` and the result have the top first."""
         rule, operand, _ = step
         machine.context = context
         machine.tsp = RPN_STACK_CELLS - len(cells)

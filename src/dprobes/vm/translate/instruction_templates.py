@@ -1,9 +1,9 @@
 """
-What each row of the instruction table writes into the function of a handler.
+The templates of rows of the instruction table: the text of each in the function of a handler.
 
-``TEMPLATES`` has those that handlers are made of. Of the rest, those that touch nothing but the stack and the context
-are done by the interpreter's own rule (``apply``); for all others the function leaves. Cells are words already; what
-comes from the context is cut to words, as ``Machine.push`` does.
+``TEMPLATES`` has the frequent ones. Of the rest, those that use only the stack and the context are executed by the
+interpreter's own rule (``apply``); for all others the function leaves. Cells are words already; values from the context
+are cut to words, as ``Machine.push`` does.
 """
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TEMPLATES", "write_instruction"]
 
-# What the instructions of the RPN stack and of variables write into the function of a handler (``rows``).
+# The templates of instructions of the RPN stack and of variables.
 
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def push_symbol(w: Writer, operand: tuple[str, int]) -> None:
-    """Write that the run-time address of a symbol is pushed."""
+    """Write the push of the run-time address of a symbol."""
     symbol, addend = operand
     w.state.push(w.variable(f"context.symbol_address({symbol!r}) + {addend} & {w.mask}"))
 
@@ -75,7 +75,7 @@ def _dup_popped(w: Writer, operand: int) -> None:
 
 
 def _pointer_templates(name: str) -> dict[str, Template]:
-    """Return the templates of one of the stack pointers, and of the cells at a distance from where it points."""
+    """Return the templates of one of the stack pointers, and of the cells at a distance from it."""
     pointer = attrgetter(name)
 
     def push(w: Writer, n: int) -> None:
@@ -184,15 +184,15 @@ _APPLIED = frozenset(
     {Group.TABLE, Group.ARITHMETIC, Group.REGISTER, Group.DATA, Group.SYSTEM, Group.IO, Group.VERIFY, Group.SEGMENT}
     | {Group.PHYSICAL}
 )
-"""The groups whose rules touch nothing but the stack and the context, apart from those that log."""
+"""The groups whose rules use only the stack and the context, apart from those that log."""
 
 
 def write_instruction(w: Writer, row: Row, step: Step) -> None:
-    """Write an instruction; raise ``NotKnownError`` if the interpreter is to carry it out."""
+    """Write an instruction; raise ``NotKnownError`` if the interpreter must execute it."""
     template = TEMPLATES.get(row.syntax)
     operand = step[1]
     if isinstance(operand, tuple):
-        if row.group is Group.TABLE:  # which is not there
+        if row.group is Group.TABLE:  # the table does not exist
             raise NotKnownError
         template = push_symbol
     elif row.operand_kind is OperandKind.REGISTER and not _is_plain(operand):
@@ -310,7 +310,7 @@ def _word_code(w: Writer) -> str:
 
 
 def _log_values(w: Writer, values: list[str], code: str, prefix: str = "") -> None:
-    """Write that numbers are logged; the first one or two may be a prefix, whose codes ``prefix`` has."""
+    """Write the logging of numbers; the first one or two may be a prefix, whose codes are in ``prefix``."""
     order = ">" if w.architecture.byte_order == "big" else "<"
     layout = struct.Struct(f"{order}{prefix}{len(values) - len(prefix)}{code}")
     if layout.size:
@@ -343,7 +343,7 @@ def _log_variables(token: Token, values: str) -> Template:
 
 
 def _log_stack(token: Token, stack_of: str, frames_max: int = 0) -> Template:
-    """Return the template of ``log kstack|ustack``; ``frames_max`` takes the place of an operand that is not there."""
+    """Return the template of ``log kstack|ustack``; ``frames_max`` is used if the instruction has no operand."""
 
     def write(w: Writer, frames: int) -> None:
         item = f"stack_item({int(token)}, {stack_of}, {frames_max or frames}, point.logmax - len(log))"
@@ -377,7 +377,7 @@ def _binary(operation: Binary) -> Template:
 
 
 def _comparison(comparison: Comparison) -> Template:
-    """Return the template of a comparison; signed words are in the order of unsigned ones with the sign turned over."""
+    """Return the template of a comparison; signed words are compared as unsigned ones with the sign bit inverted."""
 
     def write(w: Writer, operand: int) -> None:
         top, below = w.state.pop(), w.state.pop()
@@ -397,7 +397,7 @@ def _shift(operator: str) -> Template:
     return write
 
 
-# The world
+# Registers, memory and system variables
 
 
 def _push_register(*, user: bool) -> Template:
@@ -503,4 +503,4 @@ TEMPLATES: dict[str, Template] = {
     "push elapsed": _push_elapsed,
     "push time": lambda w, _: _push_from_context(w, "time()", 64),
 }
-"""What the common rows write, keyed by their syntax; the second parameter is the operand of the interpreter's step."""
+"""The templates of frequent rows by syntax; the second parameter is the operand of the interpreter's step."""

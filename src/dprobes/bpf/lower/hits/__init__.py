@@ -1,1 +1,1 @@
-"""What stands around a handler at a hit: whether it runs, and what becomes of its record."""
+"""The code around a handler at a hit: the decision whether it runs, and the output of its record."""

@@ -1,16 +1,15 @@
 """
-From the entry of a call to its return: a program at the entry keeps what the handler of the return wants to know.
+From the entry of a call to its return: a program at the entry keeps data for the handler of the return.
 
-A call is known by its frame, the address of its return address (``MapName.ENTRIES``): no two calls that go on have the
-same one, whatever stacks and threads they are on, but for those that tail calls lead to. So a call that is left without
-a return (``longjmp``, an exception) leaves its entry there, which the next call with this frame replaces.
-
+A call is identified by its frame, the address of its return address (``MapName.ENTRIES``). No two pending calls have
+the same frame, whatever stacks and threads they are on, except calls that are reached by tail calls. So a call that
+ends without a return (``longjmp``, an exception) leaves its entry there, which the next call with this frame replaces.
 Where a function may be left by a tail call, its return is a uretprobe: the kernel has put the address of its trampoline
-into the frame. A function that is entered with that as its return address has been jumped to, and the calls before it
-are still to return: their entries are kept below the new one. The kernel awaits a limited number of returns, and what
-is entered beyond has none.
+into the frame. If a function is entered with that as its return address, a tail call has jumped to it. The calls before
+it have not returned: their entries are kept below the new one. The kernel keeps a limited number of pending returns; a
+call beyond that has none.
 
-Where handlers run in the process, the calls are in a table of its own instead (``bpf.map_layouts``).
+Where handlers run in the process, the calls are in a separate table instead (``bpf.map_layouts``).
 """
 
 from __future__ import annotations
@@ -58,33 +57,35 @@ __all__ = [
 _R = Register
 
 _ENTRY_WORD = -120
-"""Where on the stack a word is read to, and the key in SPACES is put; above that is what handlers keep there."""
+"""Stack offset of a word that is read, and of the key in SPACES; the stack above is for handlers."""
 
 _SPACE, _FRAME, _PROBE, _TASK, _LEVEL = (-152 + distance for distance in (0, 8, 16, 20, 24))
-"""Where the key is; its fields follow each other."""
+"""Stack offsets of the key's fields, which follow each other."""
 
 _ENTRY_KEY, _IDENTITY = _SPACE, 24
 _BELOW, _TIME, _REGISTERS = 24, 32, 40
-"""Where in the value the fields after the identity are."""
+"""Offsets in the value of the fields after the identity."""
 
 _SAVED = -160
-"""Where ``below`` waits while a call is taken away."""
+"""Stack offset at which ``below`` is saved while a call is taken away."""
 
 SEEN = -168
-"""Where on the stack ``take_entry`` puts the time, and the registers below it, one after the other."""
+"""Stack offset at which ``take_entry`` puts the time; the registers follow at descending addresses."""
 
 _PAGE = 4096
 _AWAITED_MAX = 64
-"""How many returns the kernel awaits of a thread (MAX_URETPROBE_DEPTH in include/linux/uprobes.h)."""
+"""
+Maximum number of a thread's pending returns that the kernel keeps (MAX_URETPROBE_DEPTH in include/linux/uprobes.h).
+"""
 
 
 def entry_size(entry: KeptEntry) -> int:
-    """Return the size of a value in ENTRIES."""
+    """Return the size of a value in ENTRIES, in bytes."""
     return _REGISTERS + 8 * len(entry.registers)
 
 
 def entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
-    """Return the program at the entry for a request of which the placement is that of the entry."""
+    """Return the program at the entry for a request, whose placement is that of the entry."""
     assert request.entry is not None
     if request.abilities.calls is not None:
         return table_entry_program(architecture, request, host)
@@ -95,7 +96,7 @@ def entry_program(architecture: Architecture, request: Request, host: type[Host]
 
 
 def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, cookie: Register) -> None:
-    """Take the entry of the call that returns away, to where SEEN says (time 0: there is none). Leaves R6 and R8."""
+    """Remove the entry of the returning call from ENTRIES and copy it to SEEN (time 0: not found). Leaves R6 and R8."""
     assert request.entry is not None
     if request.abilities.calls is not None:
         take_from_table(asm, request, SEEN)
@@ -115,7 +116,7 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
         asm.copy_from(_R.R7, _REGISTERS + 8 * number, _R.R10, SEEN - 8 * (number + 1))
     asm.copy_from(_R.R7, _BELOW, _R.R10, _SAVED)
     asm.load(_R.R9, _R.R7, _TIME)
-    for word in range(0, _IDENTITY, 8):  # which the kernel writes first when it gives the element to another call
+    for word in range(0, _IDENTITY, 8):  # the kernel writes these first when it gives the element to another call
         asm.load(_R.R1, _R.R7, word)
         asm.load(_R.R2, _R.R10, _ENTRY_KEY + word)
         asm.jump_if(Jump.JNE, _R.R1, _R.R2, unseen)
@@ -127,7 +128,7 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
 
 
 def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
-    """Load the stack pointer to R1, or what stands for the frame where there is none."""
+    """Load the stack pointer to R1, or a substitute where there is no frame."""
     if request.placement is Placement.TRACEPOINT:
         asm.mov(_R.R1, 0)
     elif request.placement.is_trampoline:
@@ -137,7 +138,7 @@ def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
 
 
 def _bring_up(asm: Assembler) -> None:
-    """Let the call below be the innermost one; its old key is to be deleted then, or that of the innermost one."""
+    """Make the call below the innermost one; then its old key is to be deleted, or that of the innermost one."""
     alone, lost = asm.label(), asm.label()
     asm.jump_if_word(Jump.JEQ, _R.R10, _SAVED, 0, alone)
     asm.store(_R.R10, _LEVEL, _R.R1)
@@ -154,7 +155,7 @@ def _bring_up(asm: Assembler) -> None:
 def _write_key(
     asm: Assembler, host: Host, request: Request, cookie: Register, unknown: Label, *, creates: bool = False
 ) -> None:
-    """Write the key but for the frame; go to ``unknown`` for a process that has no space. Takes R0-R5."""
+    """Write the key without the frame; go to ``unknown`` for a process that has no space. Takes R0-R5."""
     asm.store(_R.R10, _LEVEL, 0)
     if request.probe is None:
         asm.mov(_R.R1, cookie)
@@ -204,7 +205,7 @@ def _call(asm: Assembler, helper: Helper) -> None:
 
 
 def _update(asm: Assembler, value: Register) -> None:
-    """Put a value under the key; R0 is 0 if it is there."""
+    """Store a value under the key; R0 is 0 on success."""
     asm.mov(_R.R3, value)
     asm.mov(_R.R4, 0)
     _call(asm, Helper.MAP_UPDATE_ELEM)
@@ -225,7 +226,7 @@ class _Recorder:
         self.host = host
 
     def write(self) -> None:
-        """Write all of it."""
+        """Write the whole program."""
         asm, request = self._asm, self._request
         asm.mov(CONTEXT, _R.R1)
         write_filter(asm, request.filter, self.host.global_pid, self._out)
@@ -247,7 +248,7 @@ class _Recorder:
         asm.add(_R.R3, _R.R10, self._value)
         _update(asm, _R.R3)
         asm.jump_if(Jump.JEQ, _R.R0, 0, self._out)
-        asm.place(self._forget)  # an older entry must not be taken for this one
+        asm.place(self._forget)  # the return must not use an older entry
         _call(asm, Helper.MAP_DELETE_ELEM)
         asm.place(self._out)
         asm.exit(0)
@@ -258,7 +259,7 @@ class _Recorder:
         for number, (name, _, distance) in enumerate(self._entry.registers):
             place = self._value + _REGISTERS + 8 * number
             if self._request.placement.is_trampoline:
-                asm.store(_R.R10, place, 0)  # there are the arguments at the return as well
+                asm.store(_R.R10, place, 0)  # at the return, the trampoline has the arguments as well
                 continue
             if distance is None:
                 self._load_register(name)
@@ -269,7 +270,7 @@ class _Recorder:
             asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
 
     def _load_register(self, name: str) -> None:
-        """Load a register to R1. How far the breakpoint was moved is not in a state here, but in the cookie (R8)."""
+        """Load a register to R1. Here the distance of the breakpoint is in the cookie (R8), not in a state."""
         asm, request = self._asm, self._request
         if name != "eip" or request.probe is not None or request.placement is not Placement.BREAKPOINT:
             self.host.register(_R.R1, name)
@@ -279,7 +280,7 @@ class _Recorder:
         asm.alu(Alu.SUB, _R.R1, _R.R2)
 
     def _keep_calls_below(self) -> None:
-        """See whether the function was jumped to by one that it has called, or itself; then keep the older entries."""
+        """Keep the older entries if the function was entered by a jump from one that it has called, or from itself."""
         asm, fresh = self._asm, self._asm.label()
         asm.store(_R.R10, _ENTRY_WORD, 0)
         asm.add(_R.R1, _R.R10, _ENTRY_WORD)
@@ -294,7 +295,7 @@ class _Recorder:
         asm.jump_if(Jump.JEQ, _R.R0, 0, fresh)
         asm.mov(_R.R7, _R.R0)
         if (layout := self._request.abilities.nesting) is None:
-            asm.jump(self._forget)  # whether it is the trampoline is not known
+            asm.jump(self._forget)  # it is unknown whether this is the trampoline
             asm.place(fresh)
             return
         self._ask_kernel(layout, fresh)
@@ -308,7 +309,7 @@ class _Recorder:
         asm.place(fresh)
 
     def _ask_kernel(self, layout: NestingLayout, fresh: Label) -> None:
-        """Go to ``fresh`` if the return address in R9 is not the trampoline, and out if no return will be awaited."""
+        """Go to ``fresh`` if R9, the return address, is not the trampoline; go out if the return is not kept."""
         asm, word = self._asm, (_R.R10, _ENTRY_WORD)
 
         def follow(base: Register, distance: int) -> None:
@@ -335,7 +336,7 @@ _KEPT_SLOT = _R.R7
 
 
 def take_from_table(asm: Assembler, request: Request, seen: int) -> None:
-    """Take the entry of the call that returns away, to ``seen`` in the frame (time 0: there is none). Takes R0-R3."""
+    """Move the returning call's entry from the table to ``seen`` in the frame (time 0: not found). Takes R0-R3."""
     assert request.entry is not None
     again, found, unseen = asm.label(), asm.label(), asm.label()
     table, count = _table_of(request), len(request.entry.registers)
@@ -360,7 +361,7 @@ def take_from_table(asm: Assembler, request: Request, seen: int) -> None:
 
 
 def table_entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
-    """Return the program at the entry."""
+    """Return the program at the entry, where handlers run in the process."""
     assert request.entry is not None
     asm = Assembler()
     asked = host(asm, architecture, request, uses_ip=False, uses_ids=False)
@@ -393,7 +394,7 @@ def table_entry_program(architecture: Architecture, request: Request, host: type
 def _read_word(
     asm: Assembler, host: Host, size: int, to: tuple[Register, int], stack: tuple[Register, int], distance: int
 ) -> None:
-    """Read a word to a place; it is at a distance from the stack pointer, which is at another place."""
+    """Read a word to ``to``, from ``distance`` beyond the stack pointer that is stored at ``stack``."""
 
     def arguments() -> None:
         asm.add(_R.R1, *to)
@@ -411,7 +412,7 @@ def _table_of(request: Request) -> CallTable:
 
 
 def _find_window(asm: Assembler, request: Request) -> None:
-    """Load the key of the call to R1, and where its slots begin to R2. Takes R3."""
+    """Load the key of the call to R1, and the address of its first slot to R2. Takes R3."""
     assert request.probe is not None
     asm.load(_KEY, CONTEXT, REGISTER_OFFSETS["esp"])
     if request.probe:
@@ -427,7 +428,7 @@ def _find_window(asm: Assembler, request: Request) -> None:
 
 
 def _claim(asm: Assembler, table: CallTable) -> None:
-    """Let R2 be a slot with the key in R1: that of a call that never returned, a free one, or the oldest one's."""
+    """Set R2 to a slot with the key in R1: that of a call that never returned, a free one, or the oldest one."""
     look, occupied, evict, mine = (asm.label() for _ in range(4))
     asm.mov(_LEFT, CALL_WINDOW)
     asm.mov(_OLDEST, -1)
@@ -444,7 +445,7 @@ def _claim(asm: Assembler, table: CallTable) -> None:
     asm.jump_if(Jump.JNE, _LEFT, 0, look)
     asm.mov(_SLOT, _VICTIM)
     asm.place(evict)
-    asm.store(_SLOT, TIME, 0)  # nobody else takes it away while it is being filled
+    asm.store(_SLOT, TIME, 0)  # so that no other thread takes it while it is being filled
     asm.load(_OLD, _SLOT, CALL_KEY)
     asm.mov(_LEFT, _OLD)
     asm.atomic(Atomic.CMPXCHG, _SLOT, CALL_KEY, _KEY)
@@ -453,7 +454,7 @@ def _claim(asm: Assembler, table: CallTable) -> None:
 
 
 def _note_oldest(asm: Assembler) -> None:
-    """Let R5 be the slot with the lowest time less one so far, which is R4: so what is being filled comes last."""
+    """Set R4 to the lowest time minus one so far, R5 to its slot: a slot that is being filled comes last."""
     is_younger = asm.label()
     asm.load(_OLD, _SLOT, TIME)
     asm.alu(Alu.SUB, _OLD, 1)
@@ -463,15 +464,15 @@ def _note_oldest(asm: Assembler) -> None:
     asm.place(is_younger)
 
 
-# A program at the entries of functions whose returns are probed: it counts the calls whose return will not be seen.
+# A program at the entries of functions whose returns are probed: it counts the calls whose returns are not seen.
 #
-# The kernel awaits a limited number of returns of a function at the same time. For each it puts the address of its
-# trampoline in the place of the return address, before programs run at the entry that were attached earlier. So a
-# return address that is another one is that of a call for which there was no room (``pre_handler_kretprobe`` in
-# kernel/kprobes.c, ``arch_rethook_prepare`` in arch/x86/kernel/rethook.c).
+# The kernel keeps a limited number of pending returns of a function. For each it replaces the return address by the
+# address of its trampoline, before it runs programs at the entry that were attached earlier. So another return address
+# is that of a call for which there was no room (``pre_handler_kretprobe`` in kernel/kprobes.c, ``arch_rethook_prepare``
+# in arch/x86/kernel/rethook.c).
 #
-# Not counted are calls at whose entry the trampoline stands for somebody else: of another tracer of the function's
-# returns, or of a function that has jumped here in the end.
+# A call is not counted if its entry finds the trampoline of another user. That is another tracer of the function's
+# returns, or a function that has jumped here at its end.
 
 
 _ADDRESS = -8

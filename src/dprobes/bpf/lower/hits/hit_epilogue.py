@@ -1,4 +1,4 @@
-"""The ring entries of a handler: its record, that of its stack traces, and the request for removal."""
+"""The code after a handler, and its ring entries: its record, that of its stack traces, the request for removal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HEAD = ENTRY_HEAD.size
 
 
 class RingEntries:
-    """What one handler puts into the ring; ``items`` are those of its records' headers."""
+    """The ring entries of one handler; ``items`` are those of its records' headers."""
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer
@@ -79,7 +79,7 @@ class RingEntries:
         self._count_output()
 
     def _mark_cut(self, start: int) -> None:
-        """Mark the record whose flag word is at ``start`` if the log had no room for all; it ends there. Takes R1."""
+        """Mark the record with its flag word at ``start`` if the log had no room for all; end it there. Takes R1."""
         asm, marked = self._asm, int(self.items | Item.CUT)
         whole = asm.label()
         if self._w.may_cut:
@@ -93,7 +93,7 @@ class RingEntries:
         asm.place(whole)
 
     def _copy_stack(self, entry: int) -> None:
-        """Put after a record what its call stacks are found by, if it has any; R3 is the size of its entry."""
+        """Append the data by which a record's call stacks are found, if it has any; R3 is the size of its entry."""
         asm, none = self._asm, self._asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, Field.STACKS, 0, none)
         self._kind(entry, Entry.STACKED)
@@ -101,7 +101,7 @@ class RingEntries:
         asm.place(none)
 
     def _kind(self, entry: int, kind: Entry) -> None:
-        """Write what kind of entry of this probepoint it is."""
+        """Write the kind of entry of this probepoint."""
         assert self._request.probe is not None
         self._asm.store(SCRATCH, entry, _signed(self._request.probe | kind << KIND_SHIFT), Size.W)
 
@@ -117,9 +117,9 @@ class RingEntries:
 
     def _read_thread(self, head: int) -> bool:
         """
-        Write what the record and its entry say of the thread, read from ``task_struct``; return whether that is done.
+        Write the thread's items into record and entry, read from ``task_struct``; return False if not possible.
 
-        To ask helpers for each takes a tenth of a hit. Takes R0-R5.
+        Helper calls for each item take a tenth of a hit. Takes R0-R5.
         """
         asm, task = self._asm, self._request.abilities.task
         if task is None or self._request.namespace is not None:
@@ -131,7 +131,7 @@ class RingEntries:
         if self._request.wants_tid:
             asm.copy_from(_R.R0, task.tid, SCRATCH, head + 4, size=Size.W)
         if Item.PROCESS_NAME in self.items:
-            for place in range(NAME_SIZE):  # the verifier lets no more than a character be read at once
+            for place in range(NAME_SIZE):  # the verifier allows reads of one character at a time
                 asm.copy_from(_R.R0, task.name + place, SCRATCH, self.header(Item.PROCESS_NAME) + place, size=Size.B)
         if Item.UID in self.items:
             asm.load(_R.R1, _R.R0, task.cred)
@@ -140,9 +140,9 @@ class RingEntries:
 
     def _write_ids(self, head: int) -> bool:
         """
-        Write what a thread is found by, where others will say more of it; return whether that is done. Takes R0-R5.
+        Write the ids by which the reader finds the thread's other items; return False if it does not. Takes R0-R5.
 
-        The process id stands in the place of the user and of the name, the thread id in the head of the entry.
+        The process id is written in the place of the user and of the name, the thread id in the head of the entry.
         """
         asm = self._asm
         if not (self._request.abilities.named_later and self.items & _OF_THREAD):
@@ -208,7 +208,7 @@ class RingEntries:
         *,
         has_tid: bool = False,
     ) -> None:
-        """Write the head of a ring entry; takes R0-R5. Without ``cookie`` that is in the state."""
+        """Write the head of a ring entry; takes R0-R5. Without ``cookie``, read the cookie from the state."""
         asm = self._asm
         if self._request.wants_tid and has_tid:
             pass  # it is there
@@ -258,11 +258,11 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
-# The code after a handler: its record and stack traces, the request for removal; the state is released.
+# The code after a handler: its record and stack traces, the request for removal, and the release of the state.
 
 
 class Epilogue:
-    """The code after one handler; ``out`` is where a hit goes that has no state to give back."""
+    """The code after one handler; ``out`` is the label for hits that have no state to release."""
 
     def __init__(
         self, writer: Writer, entries: RingEntries, ticket: Ticket | None, overload: Overload | None, out: Label
@@ -278,7 +278,7 @@ class Epilogue:
         self._wish_label: Label | None = None
 
     def write(self) -> None:
-        """Write all of it."""
+        """Write the whole epilogue."""
         asm = self._asm
         release = asm.label()
         self._note_unhandled()
@@ -303,7 +303,7 @@ class Epilogue:
             self._overload.end()
 
     def _release(self) -> None:
-        """Give the state back."""
+        """Release the state."""
         asm = self._asm
         if self._w.is_small:
             return
@@ -318,7 +318,7 @@ class Epilogue:
         asm.exit()
 
     def _ended(self, release: Label) -> Label:
-        """Return where a handler goes that ended by ``abort``: even that may be the last hit."""
+        """Return the label for a handler that ended by ``abort``: even that hit may be the last one."""
         if not self._request.maxhits:
             return release
         self._wish_label = self._asm.label()
@@ -337,7 +337,7 @@ class Epilogue:
         asm.place(handled)
 
     def _skip_function(self) -> None:
-        """Let the function return at once that a handler skips; not before the record, which shows the hit."""
+        """Write the return from a function that the handler skips, after the record, which shows the hit."""
         if not self._flow.uses("skip"):
             return
         asm, goes_on = self._asm, self._asm.label()
@@ -348,7 +348,7 @@ class Epilogue:
 
     @property
     def _dumps_core(self) -> bool:
-        """Whether the handler may end by ``exit 3``."""
+        """True if the handler may end by ``exit 3``."""
         instructions = self._flow.instructions.values()
         return any(i.row is not None and i.row.syntax == "exit <code>" and i.operand == CORE_DUMP for i in instructions)
 
@@ -368,7 +368,7 @@ class Epilogue:
             asm.jump(wish)
             asm.place(exits)
             asm.alu(Alu.SUB, _R.R8, EXIT_WITH)
-            # A crash dump (2) is the kernel's: in a user program it is an exit.
+            # A crash dump (2) is for the kernel: in a user program it is an exit.
             asm.jump_if(Jump.JEQ, _R.R8, 2, other)
             if self._dumps_core:
                 stops = asm.label()

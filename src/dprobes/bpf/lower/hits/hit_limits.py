@@ -1,11 +1,11 @@
 """
-The overload guard in a handler: what hits take of a CPU is measured, and handlers are skipped where it is too much.
+The overload guard in a handler: it measures the time that hits take of a CPU, and skips handlers beyond a limit.
 
-Each hit adds what its trap costs to the time that traps take of its CPU, whether it is in scope or not; one handler of
+Each hit adds the cost of its trap to the time that traps take of its CPU, whether it is in scope or not. One handler of
 ``MEASURED_EVERY`` is measured, and counts for all of them. User space watches these times (the eBPF engine's
-``table_watch``), and thins out a probepoint's handlers: one hit of so many runs it. Should user space be too slow, or
-get no CPU any more, a brake works without it: once handlers have taken ``Request.load_limit`` of the present window,
-none runs on the CPU until that is over.
+``table_watch``), and thins out a probepoint's handlers: one hit of so many runs it. If user space is too slow, or gets
+no CPU any more, a brake works without it. Once handlers have taken ``Request.load_limit`` of the present window, none
+runs on the CPU until the window is over.
 
 A hit whose handler is skipped counts as every other hit does, for passcount and maxhits too.
 """
@@ -40,16 +40,16 @@ __all__ = ["MEASURED_EVERY", "Overload", "Ticket", "ticket_of"]
 
 # The tickets of pass count and max hits that come back if the instruction faults.
 #
-# ``hits`` of a probepoint is the number of tickets that are drawn. A hit notes in NOTES which one it drew, and where;
-# if its thread gets a signal for a fault of that instruction, a program in the kernel (the eBPF engine's signal
-# programs) gives the ticket back before the thread can run on. So whether a limit is reached says the number of
-# tickets, never a flag; that the handler of such a hit executed ``remove`` is undone in the same way.
+# ``hits`` of a probepoint is the number of tickets that are drawn. A hit records its ticket and its place in NOTES. The
+# thread may get a signal for a fault of that instruction. Then a program in the kernel (the eBPF engine's signal
+# programs) returns the ticket before the thread can run on. So the number of tickets decides whether a limit is
+# reached, never a flag. If the handler of such a hit executed ``remove``, that is undone in the same way.
 
 
 _R = Register
 
 _KEY, _EMPTY = -4, -96
-"""Where on the stack the key of a note is put, and an empty note."""
+"""Stack offsets of the key of a note, and of an empty note."""
 
 
 def ticket_of(writer: Writer) -> Ticket | None:
@@ -61,7 +61,7 @@ def ticket_of(writer: Writer) -> Ticket | None:
 
 
 class Ticket:
-    """The writer of what a handler does for its ticket; ``note`` is its pair in the note of a thread."""
+    """The writer of a handler's ticket code; ``note`` is the index of its pair in the note of a thread."""
 
     def __init__(self, writer: Writer, note: int) -> None:
         self._asm = writer.asm
@@ -70,7 +70,7 @@ class Ticket:
         self._pair = 16 * note
 
     def open(self, busy: Label) -> None:
-        """Let R7 point to the handler's pair, and empty that; go to ``busy`` if there is none. Takes R0-R5."""
+        """Set R7 to the handler's pair, and clear the pair; go to ``busy`` if there is none. Takes R0-R5."""
         asm, found = self._asm, self._asm.label()
         self._host.global_tid()
         asm.store(_R.R10, _KEY, _R.R0, Size.W)
@@ -90,7 +90,7 @@ class Ticket:
 
     def draw(self, last: int | None, out: Label) -> None:
         """
-        Draw a ticket into R2 and note it, R1 being the entry and R8 the attach cookie; takes R3.
+        Draw a ticket into R2 and note it, with the entry in R1 and the attach cookie in R8; takes R3.
 
         Go to ``out`` if the ``last`` one has been drawn.
         """
@@ -101,7 +101,7 @@ class Ticket:
         asm.mov(_R.R2, 1)
         asm.atomic(Atomic.ADD, _R.R1, ProbeField.HITS, _R.R2, fetch=True)
         if last is not None:
-            # Somebody else was quicker.
+            # Another thread has drawn the last ticket meanwhile.
             drawn = asm.label()
             asm.jump_if(Jump.JLE, _R.R2, _R.R3, drawn)
             asm.mov(_R.R2, -1)
@@ -116,9 +116,9 @@ class Ticket:
         asm.copy_from(CONTEXT, REGISTER_OFFSETS["eip"], _R.R7, self._pair, by=_R.R3)
 
     def disable(self) -> None:
-        """Let no more handlers run, for the reason that is in R8; takes R0, R1, R3 and those of helpers."""
+        """Disable the handlers for the reason that is in R8; takes R0, R1, R3 and those of helpers."""
         asm, disabled, for_good = self._asm, self._asm.label(), self._asm.label()
-        asm.jump_if(Jump.JEQ, _R.R8, LIMIT, disabled)  # there is no ticket left
+        asm.jump_if(Jump.JEQ, _R.R8, LIMIT, disabled)  # no ticket is left
         asm.jump_if(Jump.JNE, _R.R8, REMOVE, for_good)
         self._host.global_tid()
         asm.mov(_R.R3, _R.R0)
@@ -134,13 +134,15 @@ class Ticket:
 
 
 MEASURED_EVERY = 8
-"""A power of two. To read the clock twice takes some 40 ns, often more than a small handler."""
+"""
+Handlers per measured one, a power of two. Two reads of the clock take some 40 ns, often more than a small handler.
+"""
 
 _LONGEST = 1_000_000
-"""Nanoseconds that a run counts at most: a longer one was preempted, or slept until a page came."""
+"""Maximum nanoseconds that a run counts: a longer one was preempted, or slept until a page came."""
 
 _BEGAN = -56
-"""Where on the stack it waits for the state when the handler began."""
+"""Stack offset of the time when the handler began, until there is a state."""
 
 
 class Overload:
@@ -155,7 +157,7 @@ class Overload:
         self._limit = limit
 
     def charge(self, *, is_foreign: bool = False) -> None:
-        """Add what the trap of a hit costs to the time of this CPU. Takes R0-R3, and R4 and R5 of helpers."""
+        """Add the cost of a hit's trap to the time of this CPU. Takes R0-R3, and R4 and R5 of helpers."""
         asm = self._asm
         self._cpu_load(_R.R1)
         self._probe_load(_R.R2, _R.R8)
@@ -166,12 +168,12 @@ class Overload:
 
     def admit(self, skipped: Label) -> None:
         """Go to ``skipped`` if this hit is to run no handler; else note when it begins. Takes R0-R5, and R7 or R9."""
-        # The accesses by R7 of a handler without a claim are those to its state, and none counts hits in R9.
+        # In a handler without a claim, accesses by R7 are those to its state, and R9 counts no hits.
         asm, load = self._asm, _R.R9 if self._writer.is_small else _R.R7
         released, runs, done = asm.label(), asm.label(), asm.label()
         self._cpu_load(load)
         asm.jump_if_word(Jump.JEQ, load, CpuLoad.BRAKED, 0, released, by=_R.R2)
-        # This clock can be read anywhere, the coarse one cannot: a probepoint may be where the kernel writes that.
+        # This clock can be read anywhere. The coarse one cannot: a probepoint may be inside the code that writes it.
         asm.call(Helper.KTIME_GET_NS)
         asm.load(_R.R2, load, CpuLoad.BRAKED)
         asm.jump_if(Jump.JLT, _R.R0, _R.R2, skipped)
@@ -206,11 +208,11 @@ class Overload:
         asm.count(_R.R1, ProbeLoad.SKIPPED)
 
     def begin(self) -> None:
-        """Put into the state when the handler began. Takes R1."""
+        """Copy the time when the handler began into the state. Takes R1."""
         self._asm.copy_from(_R.R10, _BEGAN, SCRATCH, Field.BEGAN)
 
     def end(self) -> None:
-        """Add what the handler took, if it is measured, and brake if that is too much. Takes all but R6 and R7."""
+        """Add the handler's time, if it is measured, and brake if that is too much. Takes all but R6 and R7."""
         asm, done = self._asm, self._asm.label()
         short = asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, Field.BEGAN, 0, done)
@@ -237,13 +239,13 @@ class Overload:
         asm.place(done)
 
     def _cpu_load(self, dst: Register) -> None:
-        """Let a register point to the entry of this CPU. Takes R0, and R1-R5 of helpers."""
+        """Set a register to the entry of this CPU. Takes R0, and R1-R5 of helpers."""
         asm = self._asm
         asm.call(Helper.GET_SMP_PROCESSOR_ID)
         asm.point_to_element(dst, MapName.CPU_LOAD, _R.R0, self._tables.cpus, CPU_LOAD_SIZE)
 
     def _probe_load(self, dst: Register, cookie: Register) -> None:
-        """Let a register point to the probepoint's entry, whose number is in an attach cookie. Takes R0."""
+        """Set a register to the probepoint's entry, whose number is in an attach cookie. Takes R0."""
         asm = self._asm
         if self._probe is not None:
             asm.load_value(dst, MapName.PROBE_LOAD, self._probe * PROBE_LOAD_SIZE)

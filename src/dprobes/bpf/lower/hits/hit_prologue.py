@@ -1,5 +1,5 @@
 """
-What comes before a handler: whose hits count, limits, and the state that it runs with.
+The code before a handler: filter, limits, and the state that it runs with.
 
 ::
 
@@ -34,34 +34,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Prologue", "write_switch_over"]
 
-# The switch-over: each hit runs the handler of exactly one of two programs while one takes the place of the other.
+# The switch-over: while one program replaces another, each hit runs the handler of exactly one of the two.
 #
-# Both are attached for a moment, the new one later, so that the kernel runs it first at each hit (uprobes run their
-# consumers from the newest to the oldest). The new one finds NOT_OURS, and does nothing, or CROSSING: then the hit is
-# its own, and it sets the bit of the thread in CROSSED. The old one, REPLACED, runs unless the thread has such a bit.
-# It stays attached until those hits are over at which the new one found NOT_OURS: else they would not come to it any
-# more.
+# Both are attached for a moment, the new one later. So the kernel runs the new one first at each hit (uprobes run their
+# consumers from the newest to the oldest). If the new program finds NOT_OURS, it does nothing. If it finds CROSSING, it
+# takes the hit and sets the bit of the thread in CROSSED. The old one, REPLACED, runs unless the thread has such a bit.
+# It stays attached until those hits are over at which the new one found NOT_OURS: otherwise neither program would take
+# them.
 #
-# So the new one alone decides, at whatever moment it reads CROSSING: both programs look at the bit of the thread that
-# they run on, and a thread without one has never been hit since. A bit is never cleared, because a switch-over is never
+# So the new program alone decides, whenever it reads CROSSING. Both programs look at the bit of the thread that they
+# run on, and a thread without a bit has not been hit since. A bit is never cleared, because a switch-over is never
 # undone: at all later hits the new program runs first and takes the hit. The same applies to a later thread with the
 # same id.
 
 
 _KEY = -4
-_WORD_BITS = 6  # a 64-bit word has so many bits of a number
+_WORD_BITS = 6  # log2 of the bits of a word
 _R = Register
 
 
 def write_switch_over(asm: Assembler, request: Request, outside: Label) -> None:
-    """Go on only if the hit is this program's. Takes R0-R5, R8 and R9."""
+    """Write a jump to ``outside`` for hits of the other program of a switch-over. Takes R0-R5, R8 and R9."""
     if not (request.replaceable or request.replaces):
         return
     ours, replaced = asm.label(), asm.label()
     asm.load_value(_R.R1, MapName.STATUS, Status.SWITCH_OVER)
     asm.jump_if_word(Jump.JEQ, _R.R1, 0, SwitchOver.OURS, ours, by=_R.R9)
     if request.placement is Placement.EVENT:
-        # Two events: which of the programs comes first is not known, and nothing tells that they belong together.
+        # Two perf events: their order is unknown, and nothing shows that they belong together.
         asm.jump_if(Jump.JNE, _R.R9, SwitchOver.CROSSING, outside)
     else:
         asm.jump_if(Jump.JEQ, _R.R9, SwitchOver.NOT_OURS, outside)
@@ -82,7 +82,7 @@ def write_switch_over(asm: Assembler, request: Request, outside: Label) -> None:
 
 
 def _find_successor(asm: Assembler, none: Label) -> None:
-    """Let R8 point to the bits of the program that replaces this one."""
+    """Set R8 to the bits of the program that replaces this one; go to ``none`` if there is none yet."""
     asm.store(_R.R10, _KEY, 0, Size.W)
     asm.load_map(_R.R1, MapName.SUCCESSOR)
     for number in range(2):
@@ -95,7 +95,7 @@ def _find_successor(asm: Assembler, none: Label) -> None:
 
 
 def _find_bit(asm: Assembler) -> None:
-    """Let R8, which points to bits, point to the word with that of the thread, and R2 be the bit."""
+    """Set R8, which points to bits, to the word with that of the thread, and R2 to the bit."""
     asm.call(Helper.GET_CURRENT_PID_TGID)
     asm.mov(_R.R1, _R.R0, wide=False)
     asm.mov(_R.R2, 1)
@@ -107,9 +107,9 @@ def _find_bit(asm: Assembler) -> None:
 
 
 _TRIES = 4
-"""How many states are tried: as many hits may be under way on a CPU, one interrupting the other."""
+"""Number of states to try: hits can nest on a CPU, one interrupting the other."""
 _ENDED = -24
-"""Where on the stack things are put before there is a state: the key of one, and an ENDED entry."""
+"""Stack offset of the data before there is a state: the key of a state, and an ENDED entry."""
 
 
 class Prologue:
@@ -128,7 +128,7 @@ class Prologue:
         self._busy = writer.asm.label()
 
     def write(self) -> None:
-        """Write all of it."""
+        """Write the whole prologue."""
         self._asm.mov(CONTEXT, _R.R1)
         self._w.host.begin()
         write_switch_over(self._asm, self._request, self._out)
@@ -143,7 +143,7 @@ class Prologue:
         self._initialise()
 
     def _filter(self) -> None:
-        """Write whose hits count; those of others cost their trap nevertheless."""
+        """Write the filter; hits outside it are still charged for their trap."""
         asm, scope, load_pid = self._asm, self._request.filter, self._w.host.global_pid
         if self._overload is None or scope == Filter():
             write_filter(asm, scope, load_pid, self._out)
@@ -158,13 +158,13 @@ class Prologue:
         asm.place(ours)
 
     def _load_cookie(self) -> None:
-        """Let R8 be the attach cookie, where that is needed."""
+        """Load the attach cookie into R8, where it is needed."""
         if self._request.probe is None:
             self._w.host.cookie()
             self._asm.mov(_R.R8, _R.R0)
 
     def _count_hit(self) -> None:
-        """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit. R7 is still free."""
+        """Write the counting; R8 keeps the attach cookie, and R9 is 0 for the last hit. R7 is still free."""
         self._load_cookie()
         if self._w.state.entry_words:
             take_entry(self._asm, self._w.host, self._request, self._w.word_size, _R.R8)
@@ -177,12 +177,12 @@ class Prologue:
         self._draw(self._ticket)
 
     def _look_whether_enabled(self) -> None:
-        """Let R1 point to the entry in the probe table; takes R2."""
+        """Set R1 to the entry in the probe table, and go out if handlers are disabled; takes R2."""
         self._entry_without_state()
         self._asm.jump_if_word(Jump.JNE, _R.R1, ProbeField.DISABLED, 0, self._out, by=_R.R2, size=Size.W)
 
     def _draw(self, ticket: Ticket | None) -> None:
-        """Write the limits: the hit gets its number, R1 being the entry, and goes out if that is none of ours."""
+        """Write the limits: number the hit, with the entry in R1, and go out if the number is outside them."""
         asm, request = self._asm, self._request
         last = request.passcount + request.maxhits - 1
         if ticket is not None:
@@ -212,7 +212,7 @@ class Prologue:
         asm.place(admitted)
 
     def _claim(self) -> None:
-        """Write the search for a free state; its number is put into it."""
+        """Write the search for a free state; store its number in it."""
         asm, claimed, full = self._asm, self._asm.label(), self._asm.label()
         if self._request.tvars and uses_variables(self._w.flow):
             give_variables(asm, self._w.host, full)
@@ -250,7 +250,7 @@ class Prologue:
         asm.store(SCRATCH, Field.NUMBER, _R.R1)
 
     def _try_to_claim(self, claimed: Label) -> None:
-        """Let R1 be the number of the state that R0 comes to, and go to ``claimed`` if it is free. Takes R2 to R4."""
+        """Set R1 to the number of the state that R0 selects, and go to ``claimed`` if it is free. Takes R2 to R4."""
         asm, states, address = self._asm, self._request.tables.states, _R.R3
         asm.derive(Alu.AND, _R.R1, _R.R0, states - 1)
         asm.derive(Alu.LSH, _R.R2, _R.R1, 3)
@@ -261,7 +261,7 @@ class Prologue:
         asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
 
     def _miss_last(self) -> None:
-        """Write what happens if the last hit runs no handler: the probepoint is removed nevertheless."""
+        """Write the removal of the probepoint in case the last hit runs no handler."""
         asm, other = self._asm, self._asm.label()
         asm.jump_if(Jump.JNE, _R.R9, 0, other)
         if self._ticket is None:
@@ -271,7 +271,7 @@ class Prologue:
         asm.place(other)
 
     def _entry_without_state(self) -> None:
-        """Let R1 point to the entry in the probe table; R8 holds the cookie still. Takes R2."""
+        """Set R1 to the entry in the probe table; R8 still holds the cookie. Takes R2."""
         if self._request.probe is None:
             self._asm.mov(_R.R2, _R.R8)
             self._w.host.entry_at(_R.R1, _R.R2)
@@ -334,7 +334,7 @@ class Prologue:
                 yield from fields
 
     def _begin_record(self) -> None:
-        """Write what of the record's header is known before the handler starts."""
+        """Write the items of the record's header that are known before the handler starts."""
         asm, host, entries = self._asm, self._w.host, self._entries
         measures = self._w.flow.uses(ELAPSED) and self._w.state.entry_words > 0
         if Item.TIME in entries.items or measures:
@@ -349,11 +349,11 @@ class Prologue:
                 asm.store(SCRATCH, entries.header(item), _R.R1, Size.of(entries.size_of(item)))
 
     def _measure(self) -> None:
-        """Let the time since the entry, R0 being now, take the place of that of the entry: all of a handler gets it."""
+        """Replace the time of the entry by the time since then, with the current time in R0, for the whole handler."""
         asm, is_unseen, took_time = self._asm, self._asm.label(), self._asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, KEPT, 0, is_unseen)
         asm.alu(Alu.SUB, _R.R0, _R.R1)
-        asm.jump_if(Jump.JNE, _R.R0, 0, took_time)  # clocks may be coarse, and 0 says that nobody saw the entry
+        asm.jump_if(Jump.JNE, _R.R0, 0, took_time)  # clocks may be coarse, and 0 means that the entry was not seen
         asm.mov(_R.R0, 1)
         asm.place(took_time)
         asm.store(SCRATCH, KEPT, _R.R0)

@@ -1,1 +1,1 @@
-"""What handlers ask of the kernel, for each kind of place that a handler can stand at."""
+"""The kernel interface of handlers, for each kind of place that is probed."""

@@ -1,7 +1,8 @@
 """
-What a handler asks of the kernel, in eBPF: registers of the hit thread, its memory, identities, the clock, the ring.
+The kernel interface of a handler, in eBPF: registers of the hit thread, its memory, identities, the clock, the ring.
 
-Templates speak to the world through this only. A method says which registers it uses; calls of helpers take R0-R5.
+Templates reach the outside only through this interface. A method documents the registers that it uses; calls of helpers
+take R0-R5.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTEXT", "COOKIE", "SHARED_MAX", "Host", "can_share", "dispatch"]
 
-# One program for the handlers of many definitions: the attach cookie says whose probepoint was hit.
+# One program for the handlers of many definitions: the attach cookie selects the probepoint that was hit.
 #
-# A program of its own for each definition needs a link of its own as well, and the kernel takes tens of milliseconds to
-# take a link away. Tail calls would let one program lead to any number of others, but not to those that may sleep. So
-# handlers are put one after the other, and a tree of comparisons leads to the one that is meant.
+# A separate program for each definition needs a separate link as well, and the kernel takes tens of milliseconds to
+# remove a link. Tail calls would let one program reach any number of others, but not those that may sleep. So handlers
+# are put one after the other, and a tree of comparisons selects the right one.
 
 
 COOKIE = -104
-"""Where on the stack a handler finds the attach cookie (``Request.shared``), below all else that is put there."""
+"""Stack offset of the attach cookie (``Request.shared``), below all other data on the stack."""
 
 SHARED_MAX = 8_000
 """
-Instructions that handlers in one program may have together.
+Maximum number of instructions of all handlers in one program.
 
-What the kernel puts in the place of single instructions moves all that is after them, so that the time grows with the
-square of the size; and at four times as many its own jumps become too long (16 bits).
+The kernel expands single instructions, which moves all that follow, so that the time grows with the square of the size.
+At four times as many, the kernel's own jumps become too long (16 bits).
 """
 
 _CONTEXT = Register.R6
@@ -49,7 +50,7 @@ _R = Register
 
 
 def can_share(assembled: Assembled) -> bool:
-    """Return whether a handler can stand in a program with others: its frame is that of the program."""
+    """Return whether a handler can be part of a program with others: its frame must be that of the program."""
     return not any((insn.opcode, insn.src, insn.imm) == (CALL, CallKind.HELPER, Helper.LOOP) for insn in assembled.code)
 
 
@@ -57,7 +58,7 @@ def dispatch(handlers: Sequence[tuple[int, Assembled]], mask: int) -> Assembled:
     """
     Return one program for handlers, each with the number of its probepoint, in ascending order.
 
-    The handlers were lowered as ``Request.shared``. The number is what ``mask`` leaves of the attach cookie.
+    The handlers were lowered as ``Request.shared``. The number is the attach cookie, masked by ``mask``.
     """
     asm = Assembler()
     asm.mov(_CONTEXT, _R.R1)
@@ -95,13 +96,13 @@ def _choose(asm: Assembler, numbers: Sequence[int], leaves: Sequence[Label]) -> 
 
 
 class ProbeTable:
-    """The writer of what looks at the entry, counts in it, and fills the ring."""
+    """The writer of code that reads the probe table entry, counts in it, and fills the ring."""
 
     _asm: Assembler
     _request: Request
 
     def probe_entry(self, dst: Register) -> None:
-        """Let a register point to the probepoint's entry in the probe table; uses R9."""
+        """Set a register to the address of the probepoint's entry in the probe table; uses R9."""
         asm = self._asm
         if self._request.probe is not None:
             asm.load_value(dst, MapName.PROBES, self._request.probe * PROBE_ENTRY_SIZE)
@@ -110,7 +111,7 @@ class ProbeTable:
         self.entry_at(dst, Register.R9)
 
     def entry_at(self, dst: Register, index: Register) -> None:
-        """Let a register point to the entry with an index, which is changed."""
+        """Set a register to the address of the entry at ``index``; clobbers ``index``."""
         asm = self._asm
         asm.point_to_element(dst, MapName.PROBES, index, self._request.tables.probes, PROBE_ENTRY_SIZE)
 
@@ -129,7 +130,7 @@ class ProbeTable:
         asm.count(Register.R1, field)
 
     def output(self, *, wakes: bool = False) -> None:
-        """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Takes R1-R5; wakes the reader if that sleeps."""
+        """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Takes R1-R5; wakes the reader if it sleeps."""
         asm = self._asm
         if self._request.abilities.polled:
             asm.mov(Register.R4, RingOutput.NO_WAKEUP)
@@ -149,26 +150,31 @@ class ProbeTable:
 
 
 CONTEXT = Register.R6
-"""The register that holds the program's argument: a ``pt_regs``, or what begins with one."""
+"""The register with the program's argument: a ``pt_regs``, or a structure that begins with one."""
 
 _EVENT_ADDRESS = 176
-"""Where ``struct bpf_perf_event_data`` holds the address that a breakpoint watches."""
+"""Offset in ``struct bpf_perf_event_data`` of the address that a breakpoint watches."""
 
 _FOUND = -48
-"""Where on the stack the file offset of a sample and the load bias of a module wait for the state."""
+"""Stack offset of a sample's file offset and a module's load bias, until there is a state."""
 
 _KEY = -4
-"""Where on the stack the key of a look-up is put."""
+"""Stack offset of the key of a look-up."""
 
 _STOP = 19
 """SIGSTOP."""
 
 
 class Host(Identities, ProbeTable):
-    """The writer of what one handler needs; ``uses_ip`` and ``uses_ids`` say what is worked out before it starts."""
+    """
+    The writer of one handler's kernel interface.
+
+    ``uses_ip`` and ``uses_ids`` request that the instruction pointer and the ids are determined before the handler
+    starts.
+    """
 
     has_user_context = False
-    """Whether ``push u`` shows other registers than ``push r``."""
+    """True if ``push u`` shows other registers than ``push r``."""
 
     def __init__(
         self, asm: Assembler, architecture: Architecture, request: Request, *, uses_ip: bool, uses_ids: bool
@@ -183,7 +189,7 @@ class Host(Identities, ProbeTable):
         self._vmas = None if vma is None else VmaQuestions(asm, vma)
         self._paging = PagingQuestion(asm, request.abilities)
         self.sleeps = False
-        """Whether something was written that may sleep."""
+        """True once code has been written that may sleep."""
 
     @property
     def _knows_bias(self) -> bool:
@@ -192,7 +198,7 @@ class Host(Identities, ProbeTable):
     # Before the handler
 
     def cookie(self) -> None:
-        """Load the attach cookie (``layout.ProbeField``) to R0; takes R1-R5."""
+        """Load the attach cookie (``map_layouts.ProbeField``) to R0; takes R1-R5."""
         if self._request.shared:
             self._asm.load(Register.R0, Register.R10, COOKIE)
             return
@@ -200,19 +206,23 @@ class Host(Identities, ProbeTable):
         self._asm.call(Helper.GET_ATTACH_COOKIE)
 
     def begin(self) -> None:
-        """Write what comes before everything else; takes R0-R5."""
+        """Write the first code of the program; takes R0-R5."""
 
     def load_result(self) -> None:
-        """Load what the program returns to R0."""
+        """Load the return value of the program to R0."""
         self._asm.mov(Register.R0, 0)
 
     def override_return(self) -> None:
-        """Let the function that was entered return R2 at once; only at a KPROBE. Takes R0-R5."""
+        """Make the entered function return R2 at once; only at a KPROBE. Takes R0-R5."""
         self._asm.mov(Register.R1, CONTEXT)
         self._asm.call(Helper.OVERRIDE_RETURN)
 
     def find_module(self, outside: Label, busy: Label) -> None:
-        """Let only events go on that interrupt the module's code; ``prepare`` notes its place. Takes R0-R5 and R7."""
+        """
+        Pass only events that interrupt the module's code.
+
+        ``prepare`` stores file offset and load bias of the place. Takes R0-R5 and R7.
+        """
         asm, module = self._asm, self._request.module
         if module is None:
             return
@@ -225,7 +235,7 @@ class Host(Identities, ProbeTable):
         asm.store(Register.R10, _FOUND + 8, Register.R3)
 
     def prepare(self) -> None:
-        """Write what has to be known before the handler starts; takes R0-R5."""
+        """Write the code that must run before the handler; takes R0-R5."""
         if self._keeps_ip:
             self._read_return_address()
         if self._keeps_ids:
@@ -236,7 +246,7 @@ class Host(Identities, ProbeTable):
             self._asm.copy_from(Register.R10, _FOUND + 8, SCRATCH, Field.BIAS)
 
     def find_mapper(self, outside: Label) -> None:
-        """Let only those hits go on that are of processes with the watched module in place. Takes R0-R5."""
+        """Pass only hits of processes that have the watched module at the watched address. Takes R0-R5."""
         asm, watched = self._asm, self._request.watched
         if watched is None:
             return
@@ -252,7 +262,7 @@ class Host(Identities, ProbeTable):
 
     def _read_return_address(self) -> None:
         asm = self._asm
-        if self._request.abilities.calls is not None:  # if it cannot be read, the instruction cannot read it either
+        if self._request.abilities.calls is not None:  # if it cannot be read, the instruction faults as well
             asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["esp"])
             asm.copy_from(Register.R1, 0, SCRATCH, Field.IP)
             return
@@ -268,7 +278,7 @@ class Host(Identities, ProbeTable):
     # Registers
 
     def register(self, dst: Register, name: str) -> None:
-        """Load a register of the hit thread, as the handler is to see it; uses R9."""
+        """Load a register of the hit thread, as the handler must see it; uses R9."""
         match name:
             case "eip":
                 self._ip(dst)
@@ -281,7 +291,7 @@ class Host(Identities, ProbeTable):
                 self._load(dst, name, self._size)
 
     def _load(self, dst: Register, name: str, size: Size) -> None:
-        """Load the lower bytes of a register; programs on perf events may load whole ones only."""
+        """Load the lower bytes of a register; programs on perf events may load only whole ones."""
         if self._request.placement is not Placement.EVENT:
             self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name], size)
             return
@@ -311,7 +321,7 @@ class Host(Identities, ProbeTable):
         self.register(Register.R0, name)
 
     def traced_field(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that is at a tracepoint
-        """Load a field of the tracepoint to R0; go to ``nobody`` where it is not there. Takes R1-R3."""
+        """Load a field of the tracepoint to R0; go to ``nobody`` where it does not exist. Takes R1-R3."""
         self._asm.jump(nobody)
 
     def set_register(self, name: str, src: Register) -> None:
@@ -338,7 +348,7 @@ class Host(Identities, ProbeTable):
         asm.alu(Alu.SUB, dst, Register.R0)
 
     def load_copy_bias(self, dst: Register) -> None:
-        """Load what this CPU's copies of variables are further on than their symbols say: of the kernel's alone."""
+        """Load the distance of this CPU's copies of variables from their symbols; only the kernel has such copies."""
         raise AssertionError(f"programs have no copies for each CPU (to {dst.name})")
 
     def function_ip(self) -> None:
@@ -352,8 +362,8 @@ class Host(Identities, ProbeTable):
         """
         Read R2 bytes of user memory at address R3 to R1; R0 is 0 if all of them could be read.
 
-        ``arguments`` loads them, from what is still there afterwards. What has to be paged in first is waited for if
-        that comes for certain.
+        ``arguments`` loads them from data that is still available after a call. Pages that are not in memory are
+        awaited only if they are certain to arrive.
         """
         asm = self._asm
         arguments()
@@ -374,7 +384,7 @@ class Host(Identities, ProbeTable):
         """
         Read a string at address R3 to R1, R2 bytes with its NUL at most.
 
-        R0 is its length with the NUL, or negative: it does not page in, and it looks at R2 bytes.
+        R0 is its length with the NUL, or negative. The helper does not page in, and it may access all of the R2 bytes.
         """
         self._asm.call(Helper.PROBE_READ_USER_STR)
 
@@ -382,9 +392,9 @@ class Host(Identities, ProbeTable):
         """
         Set R2 bytes at R1 to zero; takes R0-R5.
 
-        A helper must "fill all bytes or clear them in error case" where it takes memory that nobody has written before
+        A helper must "fill all bytes or clear them in error case" where it takes uninitialised memory
         (ARG_PTR_TO_UNINIT_MEM in the kernel's include/linux/bpf.h), and no user memory is at the last address. In a
-        process that fault would be one; and nobody verifies the loop.
+        process that access would be a real fault; there, no verifier forbids a loop.
         """
         if not self._request.abilities.verified:
             self._clear_in_loops()
@@ -409,7 +419,7 @@ class Host(Identities, ProbeTable):
         asm.place(done)
 
     def kernel_stack(self) -> None:
-        """Write up to R2 bytes of the call stack in the kernel to R1; R0 is their number, or negative. Takes R1-R5."""
+        """Write up to R2 bytes of the kernel's call stack to R1; R0 is their number, or negative. Takes R1-R5."""
         asm = self._asm
         if self._word_size == 4:  # code of 32-bit programs is interrupted, and the kernel has no such code
             asm.mov(Register.R0, 0)
@@ -422,11 +432,11 @@ class Host(Identities, ProbeTable):
 
     def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
         """
-        Write what is to become the call stack of the program to R1, R2 bytes; R0 is R2. Takes R1-R5 and R9.
+        Reserve R2 bytes at R1 for the call stack of the program; R0 is R2. Takes R1-R5 and R9.
 
-        The entry that it is found by is put together at ``area`` of the state; ``work`` are four words for that. R1
-        is where LP is, after a prefix, or with ``key`` that place of the state, for 8-byte words. What goes with its
-        entry in one needs no place in a key.
+        The entry by which the stack is found is built at ``area`` of the state, with four words at ``work`` for
+        temporary use. R1 is where LP is, after a prefix; with ``key`` it is that place of the state, for 8-byte words.
+        A stack that is copied into its own entry needs no place in a key.
         """
         if self._request.abilities.copies_stacks:
             from dprobes.bpf.lower.state.stack_snapshot import write_place
@@ -441,7 +451,7 @@ class Host(Identities, ProbeTable):
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
         """
-        Write the registers of the program as ``struct pt_regs`` to where ``to`` lets a register point. Takes R0-R5.
+        Write the program's registers as ``struct pt_regs`` to the address that ``to`` loads. Takes R0-R5.
 
         Go to ``nobody`` if no program runs.
         """
@@ -452,7 +462,7 @@ class Host(Identities, ProbeTable):
         to(Register.R2)
         for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
             asm.copy_from(CONTEXT, offset, Register.R2, offset)
-        for name in ("eip", "esp"):  # which the handler may see elsewhere than they are
+        for name in ("eip", "esp"):  # the handler may see these elsewhere than they are
             self.register(Register.R1, name)
             to(Register.R2)
             asm.store(Register.R2, REGISTER_OFFSETS[name], Register.R1)
@@ -463,13 +473,13 @@ class Host(Identities, ProbeTable):
             asm.place(done)
 
     def vma_flags(self) -> None:
-        """Load the flags of what is mapped at the address in R2 to R1; R0 is 0, ``BUSY``, or another error."""
+        """Load the flags of the mapping at the address in R2 to R1; R0 is 0, ``BUSY``, or another error."""
         assert self._vmas is not None
         self._vmas.ask()
         self._asm.load(Register.R1, Register.R10, Answer.FLAGS)
 
     def write_functions(self) -> None:
-        """Write functions that the kernel and the handler call, after everything else."""
+        """Write the functions that the kernel and the handler call, after all other code."""
         self._paging.write_functions()
         if self._vmas is not None:
             self._vmas.write_callback()
@@ -479,7 +489,7 @@ class Host(Identities, ProbeTable):
         self._asm.call(Helper.PROBE_WRITE_USER)
 
     def note_stop(self, refused: Label) -> None:
-        """Note that the process is stopped for a core; go to ``refused`` if it must not be. Takes R0-R5 and R9."""
+        """Record that the process is stopped for a core; go to ``refused`` if it must not be. Takes R0-R5 and R9."""
         from dprobes.bpf import core_stop_layout
 
         asm, free = self._asm, self._asm.label()
@@ -496,12 +506,12 @@ class Host(Identities, ProbeTable):
         asm.call(Helper.KTIME_GET_NS)
         asm.store(Register.R9, core_stop_layout.FIRST + core_stop_layout.TIME, Register.R0)
         self.global_pid()
-        # An exchange, so that the look at CLOSED comes after it.
+        # An exchange is a barrier: CLOSED is read after it.
         asm.atomic(Atomic.XCHG, Register.R9, core_stop_layout.FIRST, Register.R0)
         asm.load_value(Register.R1, MapName.STOPS)
         asm.jump_if_word(Jump.JNE, Register.R1, core_stop_layout.CLOSED, 0, refused)
 
     def stop_process(self) -> None:
-        """Stop the process, as soon as it would go on in its own code."""
+        """Stop the process before it continues in its own code."""
         self._asm.mov(Register.R1, _STOP)
         self._asm.call(Helper.SEND_SIGNAL)

@@ -1,4 +1,4 @@
-"""Who makes a hit, and when, in eBPF: process, thread and user ids, CPU, task, name, and the clock."""
+"""The thread of a hit, its time, and the filter, in eBPF: process, thread and user ids, CPU, task, name, clock."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
     "write_filter",
 ]
 
-# ``struct pt_regs``: where it holds the registers, and those with which the current thread has entered the kernel.
+# ``struct pt_regs``: offsets of the registers, and the registers with which the current thread entered the kernel.
 
 
 REGISTER_OFFSETS = {
     "r15": 0, "r14": 8, "r13": 16, "r12": 24, "ebp": 32, "ebx": 40, "r11": 48, "r10": 56, "r9": 64, "r8": 72, "eax": 80,
     "ecx": 88, "edx": 96, "esi": 104, "edi": 112, "eip": 128, "cs": 136, "eflags": 144, "esp": 152, "ss": 160,
 }  # fmt: skip
-"""Where ``struct pt_regs`` holds the registers (arch/x86/include/asm/ptrace.h), for 32-bit processes as well."""
+"""Offsets of registers in ``struct pt_regs`` (arch/x86/include/asm/ptrace.h), for 32-bit processes as well."""
 
 USER_MODE = 3
 """The bits of ``cs`` that are all set in user mode."""
@@ -39,9 +39,9 @@ USER_MODE = 3
 
 def task_registers(asm: Assembler, nobody: Label) -> None:
     """
-    Let R0 point to the registers with which the current thread has entered the kernel. Takes R1-R5.
+    Set R0 to the address of the registers with which the current thread entered the kernel. Takes R1-R5.
 
-    Go to ``nobody`` in a thread of the kernel: those have zeros there (copy_thread in arch/x86/kernel/process.c).
+    Go to ``nobody`` in a thread of the kernel, whose registers are zeros (copy_thread in arch/x86/kernel/process.c).
     """
     asm.call(Helper.GET_CURRENT_TASK_BTF)
     asm.mov(Register.R1, Register.R0)
@@ -57,7 +57,7 @@ def leave_kernel(asm: Assembler, registers: Register, in_kernel: Label) -> None:
 
 
 def read_kernel_word(asm: Assembler, base: Register, distance: int, room: tuple[Register, int], fault: Label) -> None:
-    """Load the word of the kernel's memory at a distance from an address to R3, by room for it; takes R0-R5."""
+    """Load the kernel's word at ``distance`` from an address to R3, by way of the word ``room``. Takes R0-R5."""
     asm.add(Register.R3, base, distance)
     asm.add(Register.R1, *room)
     asm.mov(Register.R2, 8)
@@ -67,7 +67,7 @@ def read_kernel_word(asm: Assembler, base: Register, distance: int, room: tuple[
 
 
 def copy_task_registers(asm: Assembler, nobody: Label, to: Callable[[Register], None]) -> None:
-    """Write those registers to where ``to`` lets a register point; takes R0-R5."""
+    """Write the registers of ``task_registers`` to the address that ``to`` loads; takes R0-R5."""
     task_registers(asm, nobody)
     to(Register.R2)
     for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
@@ -75,19 +75,19 @@ def copy_task_registers(asm: Assembler, nobody: Label, to: Callable[[Register], 
 
 
 _NAMESPACE_IDS = -32
-"""Where on the stack ``struct bpf_pidns_info`` is put: u32 thread id, u32 process id."""
+"""Stack offset of a ``struct bpf_pidns_info``: u32 thread id, u32 process id."""
 
 
 class Identities:
-    """The writer of what loads them; the result is in R0, and R1-R5 are taken."""
+    """The writer of code that loads identities; the result is in R0, and R1-R5 are taken."""
 
     _asm: Assembler
     _request: Request
     _keeps_ids: bool
-    """Whether the ids are worked out before the handler starts, for a namespace that is not the initial one."""
+    """True if the ids are determined before the handler starts, for a namespace that is not the initial one."""
 
     def prepare_ids(self) -> None:
-        """Note the ids in the handler's namespace before it starts; takes R0-R5."""
+        """Store the ids in the handler's namespace in the state; takes R0-R5."""
         asm = self._asm
         assert self._request.namespace is not None
         device, inode = self._request.namespace
@@ -154,15 +154,15 @@ class Identities:
         self._asm.call(Helper.KTIME_GET_NS)
 
     def process_name(self) -> None:
-        """Write ``NAME_SIZE`` bytes with the name of the thread to R1, zeros after it."""
-        # Kernels have left what is after the name as it was (seen with Linux 6.1).
+        """Write ``NAME_SIZE`` bytes with the name of the thread to R1, padded with zeros."""
+        # Kernels have left the bytes after the name unchanged (seen with Linux 6.1).
         for position in range(0, NAME_SIZE, 8):
             self._asm.store(Register.R1, position, 0)
         self._asm.mov(Register.R2, NAME_SIZE)
         self._asm.call(Helper.GET_CURRENT_COMM)
 
 
-# Whose hits count: the scope of a run, as programs ask for it.
+# The filter of hits: the scope of a run, as programs test it.
 
 
 _KEY = -4
@@ -170,7 +170,7 @@ _R = Register
 
 
 def write_filter(asm: Assembler, scope: Filter, load_process: Callable[[], None], outside: Label) -> None:
-    """Go on only if the running thread is in scope; ``load_process`` puts its process id into R0. Takes R0-R5."""
+    """Continue only if the running thread is in scope; ``load_process`` puts its process id into R0. Takes R0-R5."""
     if scope.processes or scope.excluded is not None:
         load_process()
         if scope.excluded is not None:

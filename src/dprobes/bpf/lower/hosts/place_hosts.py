@@ -1,8 +1,8 @@
 """
-What a handler in the kernel asks of the kernel, in eBPF: it stands in kernel code, and sees a user context besides.
+The kernel interface of a handler in the kernel, in eBPF: it runs in kernel code, and has a user context besides.
 
-``push r`` is of the place that was hit, ``push u`` of the program that the current thread runs, as it entered the
-kernel. Addresses of both halves are read, each by its own helper.
+``push r`` shows registers of the hit, ``push u`` those of the current thread's program as it entered the kernel.
+Addresses of both halves are read, each by its own helper.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["AnywhereHost", "InlineHost", "KernelHost", "TracepointHost", "Trampo
 _R = Register
 _BREAKPOINT_SIZE = 1
 _KERNEL_WORD = -64
-"""Where on the stack a word of the kernel's memory is put."""
+"""Stack offset of a word of the kernel's memory."""
 
 
 def _read(asm: Assembler, from_kernel: Helper, from_user: Helper) -> None:
-    """Call the helper that reads the memory in which the address in R3 is."""
+    """Call the helper that reads the half of the address space with the address in R3."""
     kernel, done = asm.label(), asm.label()
     asm.jump_if(Jump.JSLT, _R.R3, 0, kernel)  # the upper half of all addresses is the kernel's
     asm.call(from_user)
@@ -43,7 +43,7 @@ def _read(asm: Assembler, from_kernel: Helper, from_user: Helper) -> None:
 
 
 class AnywhereHost(Host):
-    """The writer of what one handler needs that is hit in programs and in the kernel alike, and is about programs."""
+    """The writer of the kernel interface of a handler for programs that is hit in programs and in the kernel alike."""
 
     has_user_context = True
 
@@ -83,7 +83,7 @@ def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
 
 
 def load_word_of_cpu(asm: Assembler, table: int, dst: Register) -> None:
-    """Load this CPU's word of a table in the kernel's memory, 0 if that cannot be read; takes R0-R5."""
+    """Load this CPU's word of a table in the kernel's memory, 0 if it cannot be read; takes R0-R5."""
     asm.call(Helper.GET_SMP_PROCESSOR_ID)
     asm.alu(Alu.LSH, _R.R0, 3)
     asm.mov(_R.R3, table)
@@ -95,12 +95,12 @@ def load_word_of_cpu(asm: Assembler, table: int, dst: Register) -> None:
 
 
 class KernelHost(Host):
-    """The writer of what one handler in the kernel needs."""
+    """The writer of the kernel interface of a handler in the kernel."""
 
     has_user_context = True
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
-        """Let only events go on that interrupt the kernel's code that is meant. Takes R1-R3."""
+        """Pass only events that interrupt ``Request.kernel_code``. Takes R1-R3."""
         asm, code = self._asm, self._request.kernel_code
         if code is None:
             return
@@ -113,14 +113,14 @@ class KernelHost(Host):
     def register(self, dst: Register, name: str) -> None:
         """Load a register of the hit; uses R9. At a breakpoint the instruction pointer is the probepoint's address."""
         if name == "eip" and self._request.follows_module and self._request.placement is Placement.KPROBE:
-            # However it gets here, the kernel leaves the address after a breakpoint (kprobe_int3_handler,
-            # optimized_callback and kprobe_ftrace_handler in arch/x86/kernel/kprobes).
+            # In every case the kernel leaves the address after a breakpoint (kprobe_int3_handler, optimized_callback
+            # and kprobe_ftrace_handler in arch/x86/kernel/kprobes).
             self._load(dst, name, Size.DW)
             self._asm.alu(Alu.SUB, dst, _BREAKPOINT_SIZE)
             self._subtract_moved(dst)
             return
         if name == "eip" and self._request.placement in (Placement.KPROBE, Placement.ENTRY):
-            # The kernel has the address after the breakpoint, or whatever its way of getting here leaves.
+            # The kernel has the address after the breakpoint, or another one, which depends on the kind of kprobe.
             self.probe_entry(dst)
             self._asm.load(dst, dst, ProbeField.LINK)
             return
@@ -131,7 +131,7 @@ class KernelHost(Host):
         _load_user_register(self._asm, name, nobody)
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
-        """Write the registers with which the program has entered the kernel."""
+        """Write the registers with which the program entered the kernel."""
         copy_task_registers(self._asm, nobody, to)
 
     def load_bias(self, dst: Register) -> None:
@@ -139,7 +139,7 @@ class KernelHost(Host):
         self._asm.mov(dst, 0)
 
     def load_copy_bias(self, dst: Register) -> None:
-        """Load what this CPU's copies of variables are further on than their symbols say; takes R0-R5."""
+        """Load the distance of this CPU's copies of variables from their symbols; takes R0-R5."""
         offsets, _ = self._request.per_cpu
         load_word_of_cpu(self._asm, offsets, dst)
 
@@ -153,26 +153,26 @@ class KernelHost(Host):
         _read(self._asm, Helper.PROBE_READ_KERNEL_STR, Helper.PROBE_READ_USER_STR)
 
 
-# What a handler at a tracepoint asks of the kernel, in eBPF.
+# The kernel interface of a handler at a tracepoint, in eBPF.
 #
-# The program's argument is the tracepoint's record, or an array of the arguments, 8 bytes each; ``TracedField`` says
-# how a field is reached from there. There are no registers of the hit.
+# The program's argument is the tracepoint's record, or an array of the arguments, 8 bytes each. ``TracedField`` has the
+# path from there to a field. There are no registers of the hit.
 
 
 _IS_NARROW = 2
 """TS_COMPAT: a 32-bit system call is under way (arch/x86/include/asm/thread_info.h)."""
 
 _NARROW = -48
-"""Where on the stack it waits for the state whether the system call is a 32-bit one."""
+"""Stack offset of the flag for a 32-bit system call, until there is a state."""
 
 _BITS = 64
 
 
 class TracepointHost(KernelHost):
-    """The writer of what one handler at a tracepoint needs."""
+    """The writer of the kernel interface of a handler at a tracepoint."""
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
-        """Let only the system call go on that is meant. Takes R0-R3."""
+        """Pass only the requested system call. Takes R0-R3."""
         traced = self._request.traced
         if traced is not None and traced.system_call is not None:
             self._find_system_call(traced.system_call, outside)
@@ -196,7 +196,7 @@ class TracepointHost(KernelHost):
         asm.place(found)
 
     def prepare(self) -> None:
-        """Write what has to be known before the handler starts; takes R0-R5."""
+        """Write the code that must run before the handler; takes R0-R5."""
         super().prepare()
         if self._request.traced is not None and self._request.traced.system_call is not None:
             self._asm.copy_from(_R.R10, _NARROW, SCRATCH, Field.PLACE)
@@ -206,7 +206,7 @@ class TracepointHost(KernelHost):
         self._asm.mov(dst, 0)
 
     def traced_field(self, name: str, nobody: Label) -> None:
-        """Load a field to R0, from all programs alike; go to ``nobody`` after a null pointer. Takes R1-R3."""
+        """Load a field to R0, for 64-bit and 32-bit programs; go to ``nobody`` after a null pointer. Takes R1-R3."""
         asm, traced = self._asm, self._request.traced
         field = traced.fields.get(name) if traced is not None else None
         if field is None:
@@ -248,14 +248,14 @@ class TracepointHost(KernelHost):
             asm.alu(Alu.ADD, _R.R0, offset + 4)
 
     def _place(self, field: TracedField, path: Sequence[int], nobody: Label) -> None:
-        """Load to R2 what the last number of a path counts from, the argument without a path; R1 is lost."""
+        """Load to R2 the base of a path's last number: the argument if the path is empty. Clobbers R1."""
         asm = self._asm
         asm.mov(_R.R2, CONTEXT)
         for offset in (field.start, *path[:-1]) if path else ():
             asm.jump_if_word(Jump.JEQ, _R.R2, offset, 0, nobody, by=_R.R2)
 
     def _load_number(self, dst: Register, base: Register, offset: int, size: int) -> None:
-        """Load a number of the record or of a structure; what lies at an odd place is put together of bytes."""
+        """Load a number of the record or of a structure; an unaligned one is assembled from bytes."""
         asm = self._asm
         if offset % size == 0:
             asm.load(dst, base, offset, Size.of(size))
@@ -267,43 +267,44 @@ class TracepointHost(KernelHost):
             asm.alu(Alu.OR, dst, _R.R1)
 
     def _forget_pointer(self) -> None:
-        """Make a number of what the verifier knows as a pointer in R0, with which a handler may do what it likes."""
+        """Turn a value that the verifier tracks as a pointer in R0 into a number, so that it allows all operations."""
         self._asm.store(SCRATCH, Field.BIAS, _R.R0)
         self._asm.load(_R.R0, SCRATCH, Field.BIAS)
 
 
-# What a handler at a BPF trampoline asks of the kernel, in eBPF: where a function of the kernel begins, or returns.
+# The kernel interface of a handler at a BPF trampoline, in eBPF: at the entry of a function of the kernel, or its
+# return.
 #
-# The program's argument is an array of the words that the function takes in registers, and at its return after them
-# what it returns. All else of the registers is not saved by anybody.
+# The program's argument is an array of the words that the function takes in registers, followed at its return by its
+# return value. No other registers are saved.
 
 
 _ARGUMENT_SIZE = 8
 _RESULT = -112
-"""Where on the stack the value waits that a skipped function is to return; 0 lets it be executed."""
+"""Stack offset of the value that a skipped function returns; with 0 the function is executed."""
 
 
 class TrampolineHost(KernelHost):
-    """The writer of what one handler at a trampoline needs."""
+    """The writer of the kernel interface of a handler at a trampoline."""
 
     def begin(self) -> None:
-        """Let the function be executed, unless its handler says otherwise."""
+        """Let the function be executed by default: set the return value of the program to 0."""
         if self._request.placement is Placement.MODIFY_RETURN:
             self._asm.store(_R.R10, _RESULT, 0)
 
     def load_result(self) -> None:
-        """Load what the program returns to R0."""
+        """Load the return value of the program to R0."""
         if self._request.placement is Placement.MODIFY_RETURN:
             self._asm.load(_R.R0, _R.R10, _RESULT)
         else:
             super().load_result()
 
     def override_return(self) -> None:
-        """Let the function return R2 in the place of being executed."""
+        """Make the function return R2 without executing it."""
         self._asm.store(_R.R10, _RESULT, _R.R2)
 
     def register(self, dst: Register, name: str) -> None:
-        """Load a word of the arguments, the result, or the address of the function; 0 for what nobody has saved."""
+        """Load a word of the arguments, the result, or the function's address; 0 for unsaved registers."""
         words = self._request.arguments
         if name == "eip":
             self.probe_entry(dst)
@@ -316,31 +317,32 @@ class TrampolineHost(KernelHost):
             self._asm.mov(dst, 0)
 
     def _load_word(self, dst: Register, number: int) -> None:
-        """Load a word of the array, as a number with which a handler may do what it likes: the verifier knows types."""
+        """Load a word of the array as a plain number, by memory: the verifier would restrict the use of its type."""
         self._asm.copy_from(CONTEXT, _ARGUMENT_SIZE * number, SCRATCH, Field.BIAS, by=dst)
         self._asm.load(dst, SCRATCH, Field.BIAS)
 
 
-# What a handler in the probed process leaves for the trampoline, where it may end with ``exit N`` or ``skip``.
+# The word that a handler in the probed process leaves for the trampoline, where it may end with ``exit N`` or ``skip``.
 #
-# The context has a word that is no register: it says how the handler has ended, and 0 is that the instruction follows.
+# The context has a word that is not a register. It is the way in which the handler ended; with 0 the instruction
+# follows.
 
 
 class InlineHost(Host):
-    """The writer of what one handler in a process needs that may stop it, or skip a function."""
+    """The writer of the interface of a handler in a process that may stop the process, or skip a function."""
 
     def begin(self) -> None:
-        """Let the instruction be executed, unless the handler says otherwise."""
+        """Let the instruction be executed by default: clear the word for the trampoline."""
         self._asm.store(CONTEXT, INLINE_ENDING, 0)
 
     def note_stop(self, refused: Label) -> None:
-        """Note nothing: the tracer holds the thread, and its end lets it go."""
+        """Record nothing: the tracer holds the thread, and its end releases it."""
 
     def stop_process(self) -> None:
-        """Let the trampoline stop the thread, with the code of ``exit`` in R8."""
+        """Make the trampoline stop the thread, with the code of ``exit`` in R8."""
         self._asm.store(CONTEXT, INLINE_ENDING, _R.R8)
 
     def override_return(self) -> None:
-        """Let the function that was entered return R2 at once."""
+        """Make the entered function return R2 at once."""
         self._asm.store(CONTEXT, REGISTER_OFFSETS["eax"], _R.R2)
         self._asm.store(CONTEXT, INLINE_ENDING, SKIPPED)

@@ -1,13 +1,13 @@
 """
-What is mapped at an address, asked of the kernel: ``bpf_find_vma`` and callbacks that follow kernel structures.
+The mapping at an address, in eBPF: ``bpf_find_vma``, with callbacks that follow kernel structures.
 
-A page may be one that a server in user space has to deliver, and never does: one of a file on FUSE, which any user can
-mount, or of memory that is registered with userfaultfd(2). A handler that reads it sleeps until then, and nobody can
-take its probe away. So in processes of other users it sleeps only where the kernel itself delivers. A thread that puts
-another mapping there between the answer and the reading is not noticed, here as under ptrace (``served_pages``).
+Some pages are delivered by a server in user space, which may never do so. These are pages of a file on FUSE, which any
+user can mount, or of memory that is registered with userfaultfd(2). A handler that reads the page sleeps until then,
+and its probe cannot be removed. So in processes of other users it sleeps only where the kernel itself delivers. A race
+remains, here as under ptrace (``served_pages``): a thread can change the mapping between the answer and the read.
 
-The helper does not wait for the lock of the mappings, and where interrupts are off it can be called once only until
-they are on again; it says EBUSY then, and the caller has to say what that means.
+The helper does not wait for the lock of the mappings. Where interrupts are off, only one call succeeds until they are
+on again. It returns EBUSY then, which the caller must handle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["BUSY", "VM_WRITE", "Answer", "PagingQuestion", "VmaQuestions", "ask_once", "write_module_test"]
 
 BUSY = -16
-"""What the helper returns if it cannot look (-EBUSY)."""
+"""Return value of the helper if it cannot look up the mapping (-EBUSY)."""
 
 VM_WRITE = 1 << 1
 """The flag of a mapping that may be written (include/linux/mm.h)."""
@@ -35,15 +35,15 @@ _PAGE_BITS = 12
 
 _ANSWER = -96
 _ADDRESS = -56
-"""Where on the stack the answer and the address are put, below what handlers keep there."""
+"""Stack offsets of the answer and of the address, below the data of handlers."""
 
 
 class Answer(IntEnum):
     """
-    The stack offsets of what is known of the mapping; all are 0 where nothing is mapped.
+    The stack offsets of the data about the mapping; all are 0 where nothing is mapped.
 
-    ``FILE`` is not 0 if it is one of a file, which ``INODE`` and ``DEVICE`` (of its super block) identify; ``PAGES`` is
-    where in the file it begins.
+    ``FILE`` is not 0 for a mapping of a file, which ``INODE`` and ``DEVICE`` (of its super block) identify. ``PAGES``
+    is the first page of the mapping in the file.
     """
 
     START = _ANSWER
@@ -54,7 +54,7 @@ class Answer(IntEnum):
 
 
 class VmaQuestions:
-    """Questions about the mappings of the running process; ``write_callback`` goes after everything else."""
+    """Queries for the mappings of the running process; ``write_callback`` must be called after all other code."""
 
     def __init__(self, asm: Assembler, layout: VmaLayout) -> None:
         self._asm = asm
@@ -62,7 +62,7 @@ class VmaQuestions:
         self._callback: Label | None = None
 
     def ask(self) -> None:
-        """Ask what is mapped at the address in R2; R0 is 0, BUSY, or another error if nothing is. Takes R0-R5."""
+        """Look up the mapping at the address in R2; R0 is 0, BUSY, or another error for none. Takes R0-R5."""
         asm = self._asm
         if self._callback is None:
             self._callback = asm.label()
@@ -78,11 +78,11 @@ class VmaQuestions:
         asm.call(Helper.FIND_VMA)
 
     def address(self, dst: Register) -> None:
-        """Load the address that was asked about."""
+        """Load the address of the query."""
         self._asm.load(dst, _R.R10, _ADDRESS)
 
     def write_callback(self) -> None:
-        """Write what the kernel calls with the mapping (R2) and our stack (R3)."""
+        """Write the callback that the kernel calls with the mapping (R2) and the program's stack (R3)."""
         if self._callback is None:
             return
         asm, layout, anonymous = self._asm, self._layout, self._asm.label()
@@ -106,19 +106,19 @@ class VmaQuestions:
 
 
 _FAULT = -14
-"""-EFAULT, as helpers return it that read memory."""
+"""-EFAULT, the return value of helpers that read memory."""
 
 _FUSE = 0x6573_5546
 """FUSE_SUPER_MAGIC (include/uapi/linux/magic.h)."""
 
 _MAPPINGS_MAX = 4
-"""How many mappings may have a part in what is read at once."""
+"""Maximum number of mappings that one read may span."""
 
 _END, _OWN_FRAME = -8, _R.R10
 
 
 class PagingQuestion:
-    """The question whether pages come without a server; ``write_functions`` goes after everything else."""
+    """A query whether pages arrive without a server; ``write_functions`` must be called after all other code."""
 
     def __init__(self, asm: Assembler, abilities: Abilities) -> None:
         self._asm = asm
@@ -127,16 +127,16 @@ class PagingQuestion:
         self._function: Label | None = None
 
     def ask(self) -> None:
-        """Ask about R2 bytes at the address in R1; R0 is 0 if whoever reads them waits for nobody. Takes R1-R5."""
+        """Query R2 bytes at the address in R1; R0 is 0 if a read of them waits for no server. Takes R1-R5."""
         if self._function is None:
             self._function = self._asm.label()
         self._asm.call_function(self._function)
 
     def write_functions(self) -> None:
         """
-        Write the function, and what the kernel calls from there with a mapping (R2) and a word of our stack (R3).
+        Write the function, and its callback, which gets a mapping (R2) and a word of the function's stack (R3).
 
-        R7 is what handlers have for their state, and is left to them.
+        R7 belongs to the handler's state, and is left unchanged.
         """
         if self._function is None:
             return
@@ -184,20 +184,20 @@ class PagingQuestion:
 
 
 _THREAD, _IP, _TIME, _FIRST_WORD = 0, 8, 16, 24
-"""Where in the memory of a sample the thread, the address, the time, and the first words of the answer are."""
+"""Offsets, in the memory of a sample, of the thread, the address, the time, and the first word of the answer."""
 
 _REMEMBERED = (Answer.START, Answer.PAGES, Answer.INODE, Answer.DEVICE)
 
 _SAME_INTERRUPT = 1_000_000
-"""Nanoseconds within which the same thread at the same address has been interrupted only once."""
+"""Nanoseconds within which two samples of a thread at the same address belong to the same interrupt."""
 
 
 def ask_once(asm: Assembler, questions: VmaQuestions, cpus: int, busy: Label) -> None:
     """
-    Ask what is mapped at the address in R2, which was interrupted.
+    Look up the mapping at the interrupted address in R2.
 
-    Clocks tick together, and in one interrupt only the first program gets an answer: it remembers that for the others.
-    The answer is all 0 if nothing is mapped. Takes R0-R5 and R7.
+    The timers of several programs expire together, and in one interrupt only the first program gets an answer: it
+    stores the answer for the others. The answer is all 0 if nothing is mapped. Takes R0-R5 and R7.
     """
     recall, known = asm.label(), asm.label()
     questions.ask()
@@ -234,7 +234,7 @@ def ask_once(asm: Assembler, questions: VmaQuestions, cpus: int, busy: Label) ->
 
 def write_module_test(asm: Assembler, questions: VmaQuestions, module: MappedModule, outside: Label) -> None:
     """
-    Go on only if the address that was asked about lies in a module.
+    Continue only if the address of the query lies in a module.
 
     R2 is then the file offset of the address, R3 the load bias. Takes R1-R3.
     """

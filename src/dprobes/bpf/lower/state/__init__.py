@@ -1,1 +1,1 @@
-"""What a handler keeps while it runs: its state, the RPN stack, and copies of memory."""
+"""The data of a handler while it runs: its state, the RPN stack, and copies of memory."""

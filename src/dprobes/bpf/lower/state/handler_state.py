@@ -1,13 +1,13 @@
 """
-The RPN stack inside a block: which cells are known numbers, which are in registers, which in memory.
+The RPN stack inside a block of code: known numbers, and the places of cells in registers and in memory.
 
-Positions are counted from TSP at the start of the block: a push goes to -1, then to -2. Where the depth is known the
-cell of a position has a constant address; else TSP is in R8 and the position is masked::
+Positions are counted from TSP at the start of the block: a push goes to -1, then to -2. Where the depth is known, the
+cell of a position has a constant address. Elsewhere TSP is in R8 and the position is masked::
 
     r0 = r8;  r0 += position;  r0 &= 1023;  r0 <<= 3;  r0 += r7;  r1 = *(u64 *)(r0 + 0)
 
-A cell is written when something may look at memory: at the end of a block, before an exception, before a helper takes
-the registers. Cells that were popped before that are never written.
+A cell is written to memory before other code may read it there: at the end of a block, before an exception, before a
+helper call clobbers the registers. Cells that are popped earlier are never written.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ __all__ = [
 #       ...   heap     blocks and data
 #       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
 #       ...   keys     the ring entry with a key, the key of a table, and room for a position or a copy after it
-#
-# A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing
-# to prove about their sum. Frames and cells are masked in the same way.
+# A position in the log buffer is masked to one half of it and a length to the other. So the verifier need not prove
+# anything about their sum. Frames and cells are masked in the same way.
 
 
 CELLS = 0
@@ -80,9 +79,11 @@ FRAMES = FIELDS + 8 * 71
 RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
 KEPT = RANGES + FRAME_COUNT * RANGE_SIZE
-"""Where there is what a return knows of the entry: the time, 0 if nobody has seen it, and registers."""
+"""
+Offset of the data of the entry that a handler of a return has: the time, 0 if the entry was not seen, and registers.
+"""
 KEPT_MAX = 44
-"""What a program has room for on its stack as well."""
+"""Number of words of this data that also fit on a program's stack."""
 RECORD_SPACE = 128
 LOG = KEPT + 8 * KEPT_MAX + RECORD_SPACE
 
@@ -98,11 +99,11 @@ KEY_SLACK = 2 * power_of_two(STRING_SIZE_MAX)
 """Room after a key for a position in a string, which is masked."""
 
 EXIT, ABORT, REMOVE_PROBE, SKIP, EXIT_WITH = 0, 1, 2, 3, 16
-"""How a handler ended, in ``Field.ENDING``; ``exit N`` is EXIT_WITH + N."""
+"""Values of ``Field.ENDING``, the way in which a handler ended; ``exit N`` is EXIT_WITH + N."""
 
 
 class Field(IntEnum):
-    """The offsets of the fields."""
+    """The offsets of the fields of a state."""
 
     TSP = FIELDS
     SBP = FIELDS + 8
@@ -123,48 +124,48 @@ class Field(IntEnum):
     UNHANDLED = FIELDS + 112
     STP = FIELDS + 120
     TRACE_COUNT_AT = FIELDS + 128
-    """Where in the trace buffer the number of traces stands, plus 1; 0 before the first trace."""
+    """Position of the number of traces in the trace buffer, plus 1; 0 before the first trace."""
     TRACES = FIELDS + 136
     RESUME = FIELDS + 144
-    """Where a handler goes on that runs in steps (``LoopForm.CALLBACK``)."""
+    """The step at which a handler that runs in steps continues (``LoopForm.CALLBACK``)."""
     NUMBER = FIELDS + 152
     """The number of this state."""
     PROBE = FIELDS + 160
     IS_LAST = FIELDS + 168
-    """Whether this hit is the one that ``maxhits`` allows last."""
+    """0 if this hit is the last one that ``maxhits`` allows."""
     LAST_CODE = FIELDS + 176
     LAST_PARM1 = FIELDS + 184
     LAST_PARM2 = FIELDS + 192
     RETURN = FIELDS + 200
-    """Where a routine returns to."""
+    """The number of the place to which a routine returns."""
     HEAP_END = FIELDS + 208
     MOVED = FIELDS + 216
-    """How far the breakpoint of this hit is from the written place."""
+    """The distance of this hit's breakpoint from the written place."""
     IP = FIELDS + 224
     PID = FIELDS + 232
     TID = FIELDS + 240
     BIAS = FIELDS + 248
-    """The load bias of the module that a sample lies in, or that is watched."""
+    """The load bias of the module that a sample interrupted, or that is watched."""
     PLACE = FIELDS + 256
     """The file offset of a sample in its module."""
     WORK = FIELDS + 264
-    """32 words for the instruction that is being carried out."""
+    """32 words for temporary use by the current instruction."""
     LOGGED = FIELDS + 520
-    """The end of the part of the log buffer that is of this hit, where ``pop lp`` is used: LP may be further on."""
+    """The end of this hit's part of the log buffer, where ``pop lp`` is used: LP may be greater."""
     TRACED = FIELDS + 528
-    """The same of the trace buffer, STP and ``pop stp``."""
+    """The end of this hit's part of the trace buffer, where ``pop stp`` is used: STP may be greater."""
     BEGAN = FIELDS + 536
-    """When the handler began, if the overload guard measures it; else 0."""
+    """The time when the handler began, if the overload guard measures it; else 0."""
     VALUE = FIELDS + 544
-    """What the function is to return after SKIP."""
+    """The return value of the function after SKIP."""
     STACKS = FIELDS + 552
-    """Where in the log the last call stack stands plus one, if the entry gets a copy of the stack; 0: there is none."""
+    """Position of the last call stack in the log plus one, if the entry gets a copy of the stack; 0: there is none."""
     CUT_AT = FIELDS + 560
-    """Where the log ends plus one, once an item had no room and the handler went on; LP is at the buffer's end then."""
+    """End of the log plus one, once an item had no room and the handler went on; LP is at the buffer's end then."""
 
 
 class Frame(IntEnum):
-    """The offsets in a frame."""
+    """The offsets of the fields of a frame."""
 
     CALLED = 0
     RETURN = 8
@@ -174,14 +175,14 @@ class Frame(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The layout of what depends on the program: ``logmax`` and so on are 0 where a program has no use for the area."""
+    """The layout of the parts that depend on the program; ``logmax`` and so on are 0 where it does not use the area."""
 
     logmax: int
     ex_logmax: int = 0
     heap: int = 0
     has_snapshot: bool = False
     stack_copy: int = 0
-    """The bytes of a copy of the stack that stands in the entry itself."""
+    """The bytes of a copy of the stack in the entry itself."""
     keys: int = 0
     entry_words: int = 0
 
@@ -192,7 +193,7 @@ class StateLayout:
 
     @property
     def trace(self) -> int:
-        """Where the trace buffer starts."""
+        """The offset of the trace buffer."""
         return LOG + 2 * (self.log_mask + 1) + _SLACK + self.stack_copy + RECORD_SPACE
 
     @property
@@ -202,7 +203,7 @@ class StateLayout:
 
     @property
     def heap_start(self) -> int:
-        """Where the heap starts."""
+        """The offset of the heap."""
         return self.trace + (2 * (self.trace_mask + 1) + _SLACK if self.ex_logmax else 0)
 
     @property
@@ -212,12 +213,12 @@ class StateLayout:
 
     @property
     def snapshot(self) -> int:
-        """Where the entry of a snapshot is put together."""
+        """The offset at which the entry of a snapshot is built."""
         return self.heap_start + (2 * (self.heap_mask + 1) + _SLACK if self.heap else 0)
 
     @property
     def key(self) -> int:
-        """Where the key of a table is put together, after the head of a ring entry."""
+        """The offset at which the key of a table is built, after the head of a ring entry."""
         before = self.snapshot + (_SNAPSHOT_SIZE if self.has_snapshot else 0)
         return -(-before // 8) * 8 + (KEY_HEAD if self.keys else 0)
 
@@ -228,7 +229,7 @@ class StateLayout:
 
 
 ADDRESS = Register.R0
-"""The register in which addresses of cells are worked out; it holds nothing else across an instruction."""
+"""The register for calculated addresses of cells; it holds nothing else across an instruction."""
 SCRATCH = Register.R7
 """The register that points to the state."""
 TSP = Register.R8
@@ -258,7 +259,11 @@ def store_number(asm: Assembler, base: Register, offset: int, value: Operand) ->
 
 
 class VirtualStack:
-    """The stack followed through a block, and who has R1-R5. ``tsp`` is TSP at its start, None where that is in R8."""
+    """
+    The RPN stack at one point of a block, and the allocation of R1-R5.
+
+    ``tsp`` is TSP at the start of the block, None where it is in R8.
+    """
 
     def __init__(self, asm: Assembler, word_size: int, tsp: int | None) -> None:
         self._asm = asm
@@ -273,7 +278,7 @@ class VirtualStack:
     # Registers
 
     def take(self) -> Register:
-        """Return a register for the rest of the instruction."""
+        """Return a free register, allocated until the end of the instruction."""
         used = {cell.value for cell in self._cells.values() if isinstance(cell.value, Register)}
         free = next((r for r in _POOL if r not in used and r not in self._held), None)
         if free is None:
@@ -282,7 +287,7 @@ class VirtualStack:
         return free
 
     def _spill(self) -> Register:
-        """Write the oldest cell that is in a register, and return that."""
+        """Write the oldest cell that is in a register to memory, and return the register."""
         for position, cell in self._cells.items():
             if isinstance(cell.value, Register) and cell.value not in self._held:
                 self._store(position)
@@ -291,7 +296,7 @@ class VirtualStack:
         raise AssertionError("an instruction takes all registers")
 
     def release(self) -> None:
-        """End an instruction: registers that it took and did not push are free."""
+        """End an instruction: free the registers that it took and did not push."""
         self._held.clear()
 
     # Cells
@@ -313,7 +318,7 @@ class VirtualStack:
         self._cells[position % RPN_STACK_CELLS] = _Cell(value, is_stored=False)
 
     def peek(self, index: int = 0) -> Operand:
-        """Return the cell ``index`` below the top; a register is only to be read."""
+        """Return the cell ``index`` below the top; the caller must not change a returned register."""
         position = (self.top + index) % RPN_STACK_CELLS
         cell = self._cells.get(position)
         if cell is None:
@@ -322,22 +327,22 @@ class VirtualStack:
             self._held.remove(register)
             cell = self._cells[position] = _Cell(register, is_stored=True)
         if isinstance(cell.value, Register) and cell.value not in self._held:
-            self._held.append(cell.value)  # so that nothing takes it until the instruction is done
+            self._held.append(cell.value)  # so that it is not taken until the instruction is done
         return cell.value
 
     def pop(self) -> Operand:
-        """Pop a cell; a register may be changed."""
+        """Pop a cell and return it; the caller may change a returned register."""
         value = self.peek()
         self._cells.pop(self.top % RPN_STACK_CELLS, None)
         self.top += 1
         return value
 
     def pop_register(self) -> Register:
-        """Pop a cell into a register that may be changed."""
+        """Pop a cell into a register that the caller may change."""
         return self.in_register(self.pop())
 
     def in_register(self, value: Operand) -> Register:
-        """Return a register with a value: itself, or a new one that holds the number."""
+        """Return a register with ``value``: the same one if it is a register, or a new one with the number."""
         if isinstance(value, Register):
             return value
         register = self.take()
@@ -345,13 +350,13 @@ class VirtualStack:
         return register
 
     def copy(self, value: Operand) -> Register:
-        """Return a new register with a value."""
+        """Return a new register with ``value``."""
         register = self.take()
         self._asm.mov(register, value)
         return register
 
     def drop(self, count: int) -> None:
-        """Drop cells."""
+        """Drop ``count`` cells."""
         for position in range(self.top, self.top + min(count, RPN_STACK_CELLS)):
             self._cells.pop(position % RPN_STACK_CELLS, None)
         self.top += count
@@ -359,20 +364,20 @@ class VirtualStack:
     # Memory
 
     def flush(self) -> None:
-        """Write all cells that are not in memory yet; registers keep them as well."""
+        """Write all cells that are not in memory yet; they stay in their registers as well."""
         for position, cell in self._cells.items():
             if not cell.is_stored:
                 self._store(position)
                 cell.is_stored = True
 
     def settle(self) -> None:
-        """Write all cells and forget what is known: registers are free."""
+        """Write all cells to memory, forget their values and free all registers."""
         self.flush()
         self._cells.clear()
         self._held.clear()
 
     def address(self, register: Register, position: int) -> int:
-        """Let ``register`` (where needed) lead to the cell at a position; return the offset from ``base``."""
+        """Emit the address calculation for the cell at ``position``, if needed; return the offset from ``base``."""
         if self.tsp is not None:
             return CELLS + 8 * ((self.tsp + position) % RPN_STACK_CELLS)
         asm = self._asm
@@ -385,11 +390,11 @@ class VirtualStack:
         return CELLS
 
     def base(self, register: Register) -> Register:
-        """Return the register from which ``address`` counts."""
+        """Return the register to which the offset of ``address`` is relative."""
         return SCRATCH if self.tsp is not None else register
 
     def store_tsp(self) -> None:
-        """Write TSP to its field; R8 stays what it was."""
+        """Write TSP to its field; R8 is unchanged."""
         if self.tsp is not None:
             self._asm.store(SCRATCH, Field.TSP, self.tsp + self.top)
         elif self.top:

@@ -1,14 +1,14 @@
 """
-Handlers that need little of the state, and have that on the program's stack: a hit claims no element of SCRATCH.
+Handlers that need little state, and have it on the program's stack: a hit claims no element of SCRATCH.
 
 ::
 
     R10 - 512 ..             the state: of fields those that something reads; the record, its header and the log
               .. R10         what the code has on the stack anyway
 
-A handler is written as any other, but without the claim. Then each access to the state is given its place on the stack,
-and what is only written is left out. Where that cannot be done, because an address in the state is calculated with,
-or does not fit, the handler is written anew.
+A handler is written as any other, but without the claim. Then each access to the state is moved to its place on the
+stack, and stores to fields that nothing reads are left out. That fails if the code calculates with an address in the
+state, or if the state does not fit; the handler is then written anew.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CALLED = 64
 """Bytes of the stack that the frames of called functions take (``PagingQuestion``)."""
 _INSTRUCTIONS_MAX = 64
 _VERIFIED_JUMPS_MAX = 6
-"""The verifier knows what is on the stack, and goes each way through the branches for each of its values."""
+"""Maximum number of jumps: the verifier tracks values on the stack, and follows each branch for each of them."""
 
 _MODE = 0xE0
 _STATE, _FRAME = SCRATCH.value, Register.R10.value
@@ -51,15 +51,15 @@ _SET = Class.ALU64 | Alu.MOV
 _WORD = 8
 
 _KEYS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.COMM)
-"""The keys that are put together without a loop, and without the help of the reader."""
+"""The kinds of key that are built without a loop, and without the help of the reader."""
 
 
 def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
-    """Return whether it is worth the while to try."""
+    """Return whether the handler may fit a small state: whether it is worth trying."""
     if not request.abilities.small_states or request.keeps_stack or request.shared or request.maxhits:
         return False
     if request.abilities.loops is LoopForm.CALLBACK:
-        return False  # the handler is a function of its own, whose frame is not that of the program
+        return False  # the handler is a separate function, whose frame is not that of the program
     if request.module is not None or request.watched is not None or request.note is not None:
         return False
     if flow.has_cycle or len(flow.instructions) > _INSTRUCTIONS_MAX or uses_variables(flow):
@@ -85,12 +85,12 @@ def _fits(instruction: EncodedInstruction, flow: HandlerFlow) -> bool:
 
 
 def _is_plain(table: Table | None) -> bool:
-    """Return whether instructions about a table need no loop, and no more of the state than the key."""
+    """Return whether instructions on a table need no loop, and no part of the state but the key."""
     return table is not None and not retries(table) and all(key.kind in _KEYS for key in table.keys)
 
 
 class _Span(NamedTuple):
-    """Bytes of the state."""
+    """A range of bytes of the state."""
 
     start: int
     end: int
@@ -100,18 +100,18 @@ class _Span(NamedTuple):
 
 
 def begin_small(w: Writer) -> None:
-    """Let a handler be written so that its state can be moved."""
+    """Prepare the writer so that the state of the handler can be moved."""
     bound = w.flow.log_bound(w.word_size)
     assert bound is not None
     w.is_small, w.log_mask = True, power_of_two(bound + 1) - 1
 
 
 def move_to_stack(w: Writer) -> bool:
-    """Move the state of a handler that has been written to the stack; return whether that could be done."""
+    """Move the state of a handler that has been written to the stack; return False if that is not possible."""
     asm, logged, state = w.asm, w.logged, w.state
     if logged is not None:
         for index in w.cleared:
-            asm.leave_out(index)  # all of the record is written
+            asm.leave_out(index)  # the handler writes the whole record
     key = _Span(state.key, state.key + state.keys)
     room = _STACK_MAX - _CALLED if w.host.sleeps else _STACK_MAX
     try:
@@ -123,11 +123,11 @@ def move_to_stack(w: Writer) -> bool:
 
 
 class _UnmovableError(Exception):
-    """Report code whose state cannot be on the stack."""
+    """The state of a handler cannot be on the stack."""
 
 
 class _StateUses:
-    """What code does with its state: ``log_size`` bytes of the log may be touched, and a key is put together."""
+    """The accesses of code to its state; ``log_size`` bytes of the log may be touched, ``key`` is a key's range."""
 
     def __init__(self, asm: Assembler, log_size: int, key: _Span) -> None:
         self._asm = asm
@@ -138,7 +138,7 @@ class _StateUses:
         self._addresses: dict[int, _Span] = {}
         self._read: list[_Span] = []
         self._lowest = 0
-        """How far below its end the stack is used anyway."""
+        """The lowest stack offset that the code uses itself, relative to R10."""
         reached = asm.reached()
         for index, insn in enumerate(self._code):
             if reached[index]:
@@ -147,7 +147,7 @@ class _StateUses:
     def _look_at(self, index: int, insn: Insn) -> None:
         kind = insn.kind
         if kind in (Class.LD, Class.LDX) and insn.dst == _STATE:
-            raise _UnmovableError  # the register is something else
+            raise _UnmovableError  # from here on the register no longer points to the state
         if kind in (Class.LDX, Class.ST, Class.STX):
             self._look_at_access(index, insn)
         elif insn.opcode == _MOVE and insn.src == _FRAME:
@@ -178,7 +178,7 @@ class _StateUses:
                 self._read.append(span)
 
     def move(self, room: int, *, aligned: bool) -> None:
-        """Move it to so many bytes of the stack; with ``aligned`` all accesses have to be so."""
+        """Move the state to ``room`` bytes of the stack; with ``aligned``, every access must be aligned."""
         asm, code = self._asm, self._code
         starts = [code[index + 1].imm for index in self._addresses]
         first = min((start for start in starts if start > LOG - RECORD_SPACE), default=0)
@@ -197,7 +197,7 @@ class _StateUses:
             place = next(place for live, place in places if live.meets(span))
             start = code[index + 1].imm
             if aligned and start != first and (start + place) % _WORD:
-                raise _UnmovableError  # it is written by words; the first address is that of the record
+                raise _UnmovableError  # words are written to it; the first address is that of the record
             asm.replace(index, code[index]._replace(src=_FRAME))
             asm.replace(index + 1, code[index + 1]._replace(imm=start + place))
 
@@ -208,7 +208,11 @@ def _is_added(code: Sequence[Insn], index: int) -> bool:
 
 
 def _addressed(code: Sequence[Insn], index: int, log_size: int, key: _Span) -> _Span | None:
-    """Return what an address in the state, calculated at ``index``, leads to: record, key, or a word to read to."""
+    """
+    Return the range of the state at the address calculated at ``index``: record, key, or a word to read to.
+
+    Return None for any other address.
+    """
     if not _is_added(code, index):
         return None
     start, size = code[index + 1].imm, code[index + 2]
@@ -223,7 +227,7 @@ def _addressed(code: Sequence[Insn], index: int, log_size: int, key: _Span) -> _
 
 
 def _places(read: list[_Span], lowest: int, room: int) -> list[tuple[_Span, int]]:
-    """Return where each part of the state that something reads is to be: what is to be added to its offset."""
+    """Return the ranges of the state that are read, each with the number to add to its offsets."""
     merged: list[_Span] = []
     for start, end in sorted(_Span(span.start // _WORD * _WORD, -(-span.end // _WORD) * _WORD) for span in read):
         if merged and start < merged[-1].end:

@@ -1,9 +1,9 @@
 """
-The snapshot that a program's call stack is found by: its registers, and the memory that its stack pointer points to.
+The snapshot by which a program's call stack is found: its registers, and memory from its stack pointer on.
 
-Unwinding needs the tables of all files that a process maps, which no handler can search. So the handler copies what is
-going to change, and the reader of the ring does the rest. In the log stands the number of the handler's state, which no
-other handler uses meanwhile: so the reader knows which snapshot belongs to a record.
+Unwinding needs the tables of all files that a process maps, which no handler can search. So the handler copies the data
+that will change, and the reader of the ring unwinds it. The log contains the number of the handler's state, which no
+other handler uses meanwhile: by it the reader finds the snapshot of a record.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _STACK = _REGISTERS + 8 * SNAPSHOT_REGISTERS
 _MASK = power_of_two(SNAPSHOT_STACK_MAX) - 1
 
 _BEYOND = 64
-"""Bytes after the end of a stack that are copied as well: nothing but what its first function may look at."""
+"""Bytes to copy beyond the end of a stack: only the first function of the stack may use them."""
 
 
 class SnapshotHost(Protocol):
-    """What is asked of a ``Host`` for a snapshot or a copy."""
+    """The methods of a ``Host`` that a snapshot or a copy needs."""
 
     def clear_memory(self) -> None:
         """Set R2 bytes at R1 to zero."""
@@ -80,7 +80,7 @@ def write_snapshot(
     key: int | None = None,
     layout: StackLayout | None = None,
 ) -> None:
-    """Do what ``Host.user_stack`` says; with ``key`` the stack is one, of 8-byte words at that place of the state."""
+    """Emit the code of ``Host.user_stack``; with ``key`` the stack is a key, of 8-byte words at that offset."""
     size = word_size if key is None else 8
     kept, copied, address, limit = work, work + 8, work + 16, work + 24
     nobody, end, done = asm.label(), asm.label(), asm.label()
@@ -89,7 +89,7 @@ def write_snapshot(
         asm.add(register, SCRATCH, area + offset)
 
     def arguments() -> None:
-        """Load those of a copy of R9 bytes, which are counted already."""
+        """Load the arguments to copy R9 bytes, which are counted already."""
         asm.load(_R.R1, SCRATCH, copied)
         asm.alu(Alu.SUB, _R.R1, _R.R9)
         asm.alu(Alu.AND, _R.R1, _MASK)
@@ -127,7 +127,7 @@ def write_snapshot(
     if layout is not None:
         _find_end(asm, host, layout, area + _STACK, address, limit, word_size)
     asm.load(_R.R3, SCRATCH, address)
-    # Page by page: memory after the end of the stack need not be there.
+    # Page by page: memory after the end of the stack may be unmapped.
     asm.mov(_R.R2, _PAGE)
     asm.alu(Alu.AND, _R.R3, _PAGE - 1)
     asm.alu(Alu.SUB, _R.R2, _R.R3)
@@ -182,11 +182,11 @@ def _find_end(
     asm: Assembler, host: SnapshotHost, layout: StackLayout, word: int, address: int, limit: int, word_size: int
 ) -> None:
     """
-    Lower ``limit`` to what is used of the stack from ``address`` on, where that can be told. Takes R0-R5 and R9.
+    Lower ``limit`` to the used part of the stack from ``address`` on, where its end is known. Takes R0-R5 and R9.
 
-    The first stack of a process has its end in the kernel's memory; above that of another thread the C libraries have
-    what the register for thread-local data points to. The unused rest is up to ten kilobytes that others would have to
-    wait for. ``word`` is room for a word.
+    The end of a process's first stack is in the kernel's memory. Above the stack of another thread, the C libraries
+    have the data to which the register for thread-local data points. The unused rest is up to ten kilobytes, for which
+    other entries would have to wait. ``word`` is room for a word.
     """
     unknown = asm.label()
     host.task()
@@ -201,7 +201,7 @@ def _find_end(
 
 
 def _lower(asm: Assembler, address: int, limit: int) -> None:
-    """Lower the limit to what is between the stack pointer and the address in R3, if that is not more."""
+    """Lower the limit to the distance between the stack pointer and the address in R3, if that is less."""
     higher = asm.label()
     asm.alu(Alu.ADD, _R.R3, _BEYOND)
     asm.load(_R.R1, SCRATCH, address)
@@ -214,27 +214,27 @@ def _lower(asm: Assembler, address: int, limit: int) -> None:
 
 # A copy of the program's stack after the record, or the key, whose call stacks are found by it: one entry of a ring.
 #
-# Where each CPU has its own ring, and threads come from one to another, two entries would have to find each other. The
-# copy is made when all else is done: what the handler has logged of a stack is where it is to stand. No verifier sees
-# this code; ``layout.STACK_COPY`` says what it makes.
+# Where each CPU has its own ring and threads migrate, the reader would have to match two separate entries. The copy is
+# made at the end of the handler: the log only reserves the place of a stack. No verifier checks this code;
+# ``map_layouts.STACK_COPY`` describes the format.
 
 
 _NAMES = tuple(name for name in REGISTER_OFFSETS if name not in ("cs", "ss", "eflags"))
-"""The registers by which frames are found."""
+"""The registers that unwinding needs."""
 _REGISTERS_SIZE = 8 * SNAPSHOT_REGISTERS
 
 STACK_COPY_SIZE = 8 + _REGISTERS_SIZE + STACK_COPY_MAX + 8 + STACK_COPY.size
-"""The bytes of a copy at most, with registers and what fills it up."""
+"""Maximum bytes of a copy, with registers and padding."""
 
 _FAR = 64 << 20
-"""The size of a stack that hardly any is larger than."""
+"""Distance in bytes beyond which an end belongs to another stack: stacks are hardly ever larger."""
 
 _BLIND = 16 << 10
-"""Bytes that are copied of a stack whose end is not known."""
+"""Bytes to copy of a stack whose end is unknown."""
 
 
 def write_place(asm: Assembler, host: SnapshotHost, work: int) -> None:
-    """Note that a call stack is to stand in R2 bytes at R1, where LP is; R0 is R2. Takes R1-R5 and R9."""
+    """Reserve R2 bytes at R1, where LP is, for a call stack; R0 is R2. Takes R1-R5 and R9."""
     asm.store(SCRATCH, work, _R.R2)
     asm.mov(_R.R9, _R.R1)
     host.clear_memory()
@@ -247,9 +247,9 @@ def write_place(asm: Assembler, host: SnapshotHost, work: int) -> None:
 
 def write_stack_copy(asm: Assembler, host: SnapshotHost, entry: int, work: int, last: int | None) -> None:
     """
-    Add the copy to R3 bytes of an entry at a place of the state; R3 is the size of all then. Takes R0-R5 and R9.
+    Add the copy to R3 bytes of an entry at ``entry`` in the state; R3 is the total size then. Takes R0-R5 and R9.
 
-    ``work`` are five words for that, and ``last`` is where it stands which call stack of the log is the last one.
+    ``work`` are five words for temporary use. ``last`` is the field with the position of the log's last call stack.
     """
     size, place, first, address, limit = (work + 8 * n for n in range(5))
     asm.store(SCRATCH, size, _R.R3)
@@ -290,12 +290,12 @@ def write_stack_copy(asm: Assembler, host: SnapshotHost, entry: int, work: int, 
 
 def _find_limit(asm: Assembler, limit: int, address: int) -> None:
     """
-    Let ``limit`` be how much is copied from the address in R1 on: what is used of a stack whose end is known.
+    Set ``limit`` to the number of bytes to copy from the address in R1 on: the used part of a stack whose end is known.
 
-    An end that is far away is that of another stack.
+    An end that is more than ``_FAR`` away is that of another stack.
     """
     known, less = asm.label(), asm.label()
-    asm.call(Helper.GET_CURRENT_TASK)  # of a process: the end of the stack that R1 is in
+    asm.call(Helper.GET_CURRENT_TASK)  # in a process: returns the end of the stack that R1 is in
     asm.alu(Alu.ADD, _R.R0, _BEYOND)
     asm.load(_R.R1, SCRATCH, address)
     asm.alu(Alu.SUB, _R.R0, _R.R1)
@@ -312,7 +312,7 @@ def _find_limit(asm: Assembler, limit: int, address: int) -> None:
 
 
 def _copy(asm: Assembler, host: SnapshotHost, place: int, address: int, limit: int) -> None:
-    """Copy page by page, as far as there is memory; ``place`` is after the copy then."""
+    """Copy page by page, as far as memory is mapped; ``place`` is after the copy then."""
     again, whole, done = asm.label(), asm.label(), asm.label()
     asm.place(again)
     asm.jump_if_word(Jump.JEQ, SCRATCH, limit, 0, done, by=_R.R4)

@@ -1,4 +1,4 @@
-"""The templates: what each row of the instruction table becomes, a module for some kinds of rows."""
+"""The templates of the rows of the instruction table, a module for each kind of rows."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ ROW_TEMPLATES = {
     **HEAP_TEMPLATES,
     **TABLE_TEMPLATES,
 }
-"""The templates by the syntax of rows; those of calls of extensions are the composer's."""
+"""The templates by the syntax of rows; those of calls of extensions are in ``composer``."""

@@ -1,4 +1,4 @@
-"""Templates of arithmetic and logic; what is known when a handler is compiled is worked out then."""
+"""Templates of arithmetic, logic and the RPN stack; operations on constants are evaluated at compile time."""
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
 
@@ -24,7 +24,7 @@ __all__ = ["ARITHMETIC_TEMPLATES", "STACK_TEMPLATES"]
 
 
 def _fits(value: Operand) -> bool:
-    """Return whether an operand can stand in an arithmetic instruction on 64 bits."""
+    """Return whether an operand fits an arithmetic instruction on 64 bits."""
     return isinstance(value, Register) or value < 1 << 31
 
 
@@ -67,7 +67,7 @@ def _equal(w: Writer, top: Operand, second: Operand) -> Register:
         top, second = second, top
     differs = w.stack.in_register(top)
     w.asm.alu(Alu.XOR, differs, second if _fits(second) else w.stack.in_register(second), wide=w.wide)
-    # Of a number other than 0 it or its negative has the sign.
+    # For a number other than 0, either it or its negative has the sign bit set.
     w.asm.mov(ADDRESS, differs, wide=w.wide)
     w.asm.neg(ADDRESS, wide=w.wide)
     w.asm.alu(Alu.OR, differs, ADDRESS, wide=w.wide)
@@ -77,7 +77,7 @@ def _equal(w: Writer, top: Operand, second: Operand) -> Register:
 
 
 def _less(w: Writer, top: Operand, second: Operand, *, is_signed: bool) -> Register:
-    """Compute the sign of the difference; where the signs of the two differ, one of them tells instead."""
+    """Compute the sign of the difference; if the signs of the operands differ, one of them is the result."""
     asm, wide = w.asm, w.wide
     left, right = w.stack.in_register(top), w.stack.in_register(second)
     less = w.stack.copy(left)
@@ -110,7 +110,7 @@ def _div(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _division(w: Writer) -> tuple[Register, Register]:
-    """Pop divisor and dividend; return (dividend, divisor), the latter not 0."""
+    """Pop divisor and dividend; return (dividend, divisor). A divisor of 0 raises an exception."""
     divisor, dividend = w.stack.pop_register(), w.stack.pop_register()
     w.stack.flush()
     w.throw_if(Jump.JEQ, divisor, 0, ExceptionCode.DIVIDE_BY_ZERO)
@@ -118,7 +118,7 @@ def _division(w: Writer) -> tuple[Register, Register]:
 
 
 def _idiv(w: Writer, i: EncodedInstruction) -> None:
-    """Divide the absolute values: signed division is not in every kernel (instruction set version 4)."""
+    """Divide the absolute values: not every kernel has signed division (instruction set version 4)."""
     asm, wide = w.asm, w.wide
     dividend, divisor = _division(w)
     sign, other = w.stack.copy(dividend), w.stack.copy(divisor)
@@ -219,7 +219,7 @@ def _propagate(w: Writer, operand: Operand, n: Operand, name: str) -> None:
             asm.alu(Alu.ADD, distance, w.bits, wide=wide)
         else:
             asm.alu(Alu.SUB, distance, 1, wide=wide)
-        asm.alu(Alu.AND, distance, w.bits - 1, wide=wide)  # known to be less; the verifier asks for it
+        asm.alu(Alu.AND, distance, w.bits - 1, wide=wide)  # known to be less, but the verifier requires it
     else:
         distance = w.bits - n if upper else n - 1
     if upper:
@@ -229,7 +229,7 @@ def _propagate(w: Writer, operand: Operand, n: Operand, name: str) -> None:
         asm.alu(Alu.RSH, value, distance, wide=wide)
         asm.alu(Alu.LSH, value, distance, wide=wide)
     else:
-        # -bit & ones, with the ones in the bits below n-1; what is there is replaced.
+        # -bit & ones, with the ones in the bits below n-1, which are replaced.
         ones, bit = w.stack.copy(w.mask), w.stack.copy(value)
         asm.alu(Alu.LSH, ones, distance, wide=wide)
         asm.alu(Alu.AND, value, ones, wide=wide)
@@ -266,7 +266,7 @@ ARITHMETIC_TEMPLATES: dict[str, Template] = {
 
 
 _UNROLLED = 16
-"""How many repetitions are written one after the other; more become a loop."""
+"""Maximum number of repetitions that are unrolled; more become a loop."""
 
 
 def _push_value(w: Writer, i: EncodedInstruction) -> None:
@@ -304,7 +304,7 @@ def _dup(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _dup_loop(w: Writer, times: int) -> None:
-    """Write a loop: the top cell is a count, to be popped; so many copies of the cell below it are pushed."""
+    """Write a loop: pop the top cell, a count, and push as many copies of the cell below it."""
     asm, count = w.asm, w.work(0)
     value = w.stack.pop_register()
     asm.store(SCRATCH, count, value)
@@ -325,7 +325,7 @@ def _dup_loop(w: Writer, times: int) -> None:
 
 
 def _displaced(w: Writer, base: Operand, n: Operand) -> Register:
-    """Return a register that points to the cell at ``base + n``; all cells are in memory, none is known any more."""
+    """Return a register with the address of the cell at ``base + n``, relative to ``CELLS``."""
     asm = w.asm
     if isinstance(base, int) and isinstance(n, int):
         position = w.stack.copy((base + n) % RPN_STACK_CELLS)
@@ -346,7 +346,7 @@ def _base(w: Writer, name: str) -> Operand:
 
 
 def _position(w: Writer, name: str, n: Operand) -> int | None:
-    """Return the position, in the block's stack, of the cell at SBP or TSP + ``n``; None where that is not known."""
+    """Return the position, in the block's stack, of the cell at SBP or TSP + ``n``; None where it is not known."""
     if isinstance(n, Register):
         return None
     if name == "tsp":
@@ -370,7 +370,7 @@ def _load_cell(w: Writer, name: str, n: Operand) -> None:
 
 
 def _store_cell(w: Writer, value: Operand, base: Operand, n: Operand) -> None:
-    """Write a cell that may be any: what is known of the stack is in memory before, and forgotten."""
+    """Write a cell at an unknown position: flush the stack before, and forget its cells afterwards."""
     register = w.stack.in_register(value)
     address = _displaced(w, base, n)
     w.stack.flush()
@@ -408,7 +408,7 @@ def _copy_to(w: Writer, name: str, n: Operand) -> None:
 
 
 def _relative(name: str) -> dict[str, Template]:
-    """Return the templates of what accesses a cell at SBP or TSP plus a number."""
+    """Return the templates of instructions that access a cell at SBP or TSP plus a number."""
     return {
         f"push {name}": lambda w, _: _load_cell(w, name, w.stack.pop()),
         f"pop {name}": lambda w, _: _pop_to_popped(w, name),
@@ -438,7 +438,7 @@ def _dup_popped(w: Writer, i: EncodedInstruction) -> None:
     value, times = w.stack.pop_register(), w.stack.pop_register()
     asm.store(SCRATCH, w.work(1), value)
     w.stack.flush()
-    # min(count + 1, 1024) cells are written; TSP moves on by count + 1 all the same.
+    # min(count + 1, 1024) cells are written; TSP moves by count + 1 in any case.
     asm.store(SCRATCH, count, times)
     asm.alu(Alu.ADD, times, 1)
     tsp = w.stack.tsp_value()

@@ -1,4 +1,4 @@
-"""Templates of control flow, exceptions and stack traces, and of what ends a handler."""
+"""Templates of control flow, exceptions and stack traces, and of the instructions that end a handler."""
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
 
@@ -49,7 +49,7 @@ def _jmp(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _branch(condition: Jump) -> Template:
-    """Return the template of a conditional jump, which costs something only if it is taken."""
+    """Return the template of a conditional jump, which is charged only if it is taken."""
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         value = w.stack.peek()
@@ -124,7 +124,7 @@ def _ret(w: Writer, i: EncodedInstruction) -> None:
         w.stack.store_tsp()
         asm.jump(w.return_label)
     else:
-        w.end(EXIT)  # nothing calls: the depth is 0
+        w.end(EXIT)  # without calls the depth is 0
     w.is_open = False
 
 
@@ -148,7 +148,7 @@ def _skip(w: Writer, i: EncodedInstruction) -> None:
 
 
 def invalid_opcode(w: Writer, i: EncodedInstruction) -> None:
-    """Write the exception of bytes that are no instruction."""
+    """Write the exception for bytes that are no instruction."""
     w.stack.flush()
     w.throw(ExceptionCode.INVALID_OPCODE, int(i.operand), i.offset)
     w.is_open = False
@@ -182,15 +182,15 @@ def _push_x(w: Writer, i: EncodedInstruction) -> None:
         w.stack.push(w.field(field))
 
 
-# Stack traces; the bytes are those of ``vm.rpn_machine``.
+# Stack traces, in the format of ``vm.rpn_machine``.
 
 
 _CELLS, _LOCALS, _GLOBALS = 0, 16, 32
-"""Where the ranges of a frame are: first and count."""
+"""Offsets of the ranges of a frame: first and count."""
 
 
 def write_trace_routine(w: Writer) -> None:
-    """Write the routine that takes a stack trace, after everything that calls it."""
+    """Write the routine that takes a stack trace, after all its callers."""
     w.trace.write(_TraceWriter(w).write, w)
 
 
@@ -203,7 +203,7 @@ class _TraceWriter:
         self._out = writer.asm.label()
 
     def write(self) -> None:
-        """Write what the routine does."""
+        """Write the body of the routine."""
         self._header()
         self._trace()
         self._asm.place(self._out)
@@ -351,7 +351,7 @@ class _TraceWriter:
             asm.mov(_R.R3, 0)
         asm.store(SCRATCH, rest, _R.R3)
         fits = asm.label()
-        # 65536 variables are one more than the prefix can say.
+        # 65536 variables are one more than the prefix can express.
         asm.jump_if_word(Jump.JLE, SCRATCH, rest, 0xFFFF, fits, by=_R.R3)
         asm.mov(_R.R3, 0xFFFF)
         asm.place(fits)
@@ -386,7 +386,11 @@ class _TraceWriter:
         asm.place(done)
 
     def _source(self, token: Token) -> tuple[MapName | None, int] | None:
-        """Return the map and the number of its values, a power of two; None for the stack's cells."""
+        """
+        Return the map and the number of its values, a power of two; None and the number for the stack's cells.
+
+        Return None if the program has no such variables.
+        """
         request = self._w.request
         match token:
             case Token.LOCAL_VARIABLES:
@@ -452,7 +456,7 @@ def _trace(which: int) -> Template:
 
 
 def _check_range(w: Writer, which: int) -> None:
-    """Raise INVALID_OPERAND for a range, not empty, that goes beyond the variables."""
+    """Raise INVALID_OPERAND for a non-empty range that goes beyond the variables."""
     asm, fine = w.asm, w.asm.label()
     kind, limit = (1, w.request.vars) if which == _LOCALS else (2, w.request.gvars)
     asm.jump_if_word(Jump.JEQ, SCRATCH, w.work(0), 0, fine)
@@ -460,7 +464,7 @@ def _check_range(w: Writer, which: int) -> None:
     asm.mov(_R.R3, limit)
     code = ExceptionCode.INVALID_OPERAND
     w.throw_if(Jump.JGT, _R.R2, _R.R3, code, kind, _R.R2, wide=True)
-    asm.alu(Alu.SUB, _R.R3, _R.R2)  # so many are there
+    asm.alu(Alu.SUB, _R.R3, _R.R2)  # the number of variables from the index on
     w.throw_if(Jump.JGT, _R.R1, _R.R3, code, kind, limit, wide=True)
     asm.place(fine)
 

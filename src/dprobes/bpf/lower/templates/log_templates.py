@@ -1,4 +1,4 @@
-"""Templates that log memory and strings."""
+"""Templates that log cells, memory and strings, and those that set codes and positions."""
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
 
@@ -33,9 +33,9 @@ __all__ = [
     "write_prefix",
 ]
 
-# What the logging templates share: LP and PLP, overflow, prefixes.
+# The code that the logging templates share: LP and PLP, overflow, prefixes.
 #
-# The rules are those of ``vm.log_rules``. A template says ``begin`` before it logs, and ``end`` when it has succeeded.
+# The rules are those of ``vm.log_rules``. A template calls ``begin`` before it logs, and ``end`` when it has succeeded.
 
 
 _R = Register
@@ -48,11 +48,11 @@ def begin(w: Writer) -> None:
 
 
 end = begin
-"""At the end of an instruction that succeeded the same is done with the new LP."""
+"""Set PLP to the new LP at the end of an instruction that succeeded."""
 
 
 def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand, ignored: Label) -> None:
-    """Raise LOG_OVERFLOW under a condition; if that is ignored, close the log and go to ``ignored``."""
+    """Raise LOG_OVERFLOW under a condition; if it is ignored, close the log and go to ``ignored``."""
     if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
         full = w.asm.label()
 
@@ -67,7 +67,7 @@ def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand
 
 
 def overflow(w: Writer) -> None:
-    """Raise LOG_OVERFLOW; if that is ignored, close the log."""
+    """Raise LOG_OVERFLOW; if it is ignored, close the log."""
     if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
         _close(w)
     else:
@@ -75,7 +75,7 @@ def overflow(w: Writer) -> None:
 
 
 def _close(w: Writer) -> None:
-    """Let nothing more be logged (``Machine.close_log``); takes R1."""
+    """Close the log, so that nothing more is logged (``Machine.close_log``); takes R1."""
     closed = w.asm.label()
     w.asm.jump_if_word(Jump.JNE, SCRATCH, Field.CUT_AT, 0, closed)
     w.asm.load(_R.R1, SCRATCH, Field.LP)
@@ -86,7 +86,7 @@ def _close(w: Writer) -> None:
 
 
 def open_again(w: Writer) -> None:
-    """Let LP be where the log ends, if it is closed; takes R1."""
+    """Set LP to the end of the log, if the log is closed; takes R1."""
     if not w.may_cut:
         return
     is_open = w.asm.label()
@@ -98,7 +98,7 @@ def open_again(w: Writer) -> None:
 
 
 def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
-    """Load how many items of ``size`` bytes fit into the log buffer after a prefix, for which there is room."""
+    """Load the number of items of ``size`` bytes that fit into the log buffer after a prefix that fits."""
     w.asm.load(_R.R9, SCRATCH, Field.LP)
     w.asm.mov(register, w.point.logmax - prefix)
     w.asm.alu(Alu.SUB, register, _R.R9)
@@ -107,7 +107,11 @@ def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
 
 
 def cut_to_room(w: Writer, kept: int, wanted: int, size: int, prefix: int = ITEM_PREFIX_SIZE) -> None:
-    """Let ``kept`` be how many items are wanted, or how many fit after a prefix; both are fields. Takes R1 and R2."""
+    """
+    Set ``kept`` to the number of items that are wanted or that fit after a prefix, if less. Takes R1 and R2.
+
+    ``kept`` and ``wanted`` are fields.
+    """
     fits = w.asm.label()
     w.asm.copy(SCRATCH, kept, wanted)
     room(w, _R.R2, size, prefix)
@@ -117,7 +121,7 @@ def cut_to_room(w: Writer, kept: int, wanted: int, size: int, prefix: int = ITEM
 
 
 def finish(w: Writer, kept: int, wanted: int, done: Label) -> None:
-    """Write that there is an overflow if less was kept than wanted, else that the instruction has succeeded."""
+    """Raise an overflow if fewer items were kept than wanted; otherwise complete the instruction."""
     w.asm.load(_R.R1, SCRATCH, kept)
     w.asm.load(_R.R2, SCRATCH, wanted)
     overflow_if(w, Jump.JNE, _R.R1, _R.R2, done)
@@ -126,7 +130,7 @@ def finish(w: Writer, kept: int, wanted: int, done: Label) -> None:
 
 
 def append(w: Writer, value: Register, size: int) -> None:
-    """Write a value at LP and advance it; takes R1."""
+    """Write a value at LP and advance LP; takes R1."""
     asm = w.asm
     asm.load(_R.R1, SCRATCH, Field.LP)
     w.pointer(_R.R1, 0, w.state.log_mask)
@@ -135,7 +139,7 @@ def append(w: Writer, value: Register, size: int) -> None:
 
 
 def write_prefix(w: Writer, token: Token, length: int) -> None:
-    """Write a token and the 16-bit length that a field holds at LP, and advance it; takes R1 and R2."""
+    """Write a token and the 16-bit length in a field at LP, and advance LP; takes R1 and R2."""
     asm = w.asm
     asm.load(_R.R2, SCRATCH, length)
     asm.load(_R.R1, SCRATCH, Field.LP)
@@ -146,7 +150,7 @@ def write_prefix(w: Writer, token: Token, length: int) -> None:
 
 
 def check_prefix(w: Writer, ignored: Label) -> None:
-    """Write that there is an overflow if not even a prefix fits; takes R1."""
+    """Raise an overflow if not even a prefix fits; takes R1."""
     if w.point.logmax < ITEM_PREFIX_SIZE:
         if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
             _close(w)
@@ -160,18 +164,18 @@ def check_prefix(w: Writer, ignored: Label) -> None:
 
 
 def advance(w: Writer, field: int) -> None:
-    """Add what a field holds to LP; takes R1 and R2."""
+    """Add a field to LP; takes R1 and R2."""
     w.asm.load(_R.R1, SCRATCH, Field.LP)
     w.asm.load(_R.R2, SCRATCH, field)
     w.asm.alu(Alu.ADD, _R.R1, _R.R2)
     w.asm.store(SCRATCH, Field.LP, _R.R1)
 
 
-# A position that a handler moves: ``highest`` is a field that says up to where the buffer is of this hit
+# A position that a handler moves: ``highest`` is a field with the end of this hit's data in the buffer.
 
 
 def move_back(w: Writer, position: Field, highest: Field) -> None:
-    """Note how far a position has come, before it is moved; takes R1 and R2."""
+    """Raise ``highest`` to the position, before it is moved; takes R1 and R2."""
     asm, known = w.asm, w.asm.label()
     asm.load(_R.R1, SCRATCH, position)
     asm.load(_R.R2, SCRATCH, highest)
@@ -182,9 +186,9 @@ def move_back(w: Writer, position: Field, highest: Field) -> None:
 
 def move_to(w: Writer, target: int, position: Field, highest: Field, area: int, mask: int) -> None:
     """
-    Move a position of the buffer at ``area`` to where a field says, and clear what nothing of this hit lies in.
+    Move a position of the buffer at ``area`` to the value of a field, and clear the bytes not written before.
 
-    Takes R0-R5; nothing of the stack is in registers.
+    Only bytes that this hit has not written are cleared. Takes R0-R5; no cell of the stack is in a register.
     """
     asm, length, done = w.asm, w.work(1), w.asm.label()
     move_back(w, position, highest)
@@ -207,7 +211,7 @@ def move_to(w: Writer, target: int, position: Field, highest: Field, area: int, 
 
 _UNROLLED = 16
 _REACH = (1 << 15) - 64
-"""How far an address in the state may be from its start for an instruction to hold it."""
+"""Maximum offset in the state that fits the offset of an instruction."""
 
 
 # Cells
@@ -295,7 +299,7 @@ def _in_a_loop(w: Writer, count: int, size: int, *, is_over: bool = False) -> No
 
 
 def _store_position(w: Writer) -> None:
-    """Put TSP into work word 1."""
+    """Store TSP in work word 1."""
     if w.stack.tsp is not None:
         w.asm.store(SCRATCH, w.work(1), w.stack.tsp + w.stack.top)
     else:
@@ -303,7 +307,7 @@ def _store_position(w: Writer) -> None:
 
 
 def _copy_cells(w: Writer, size: int, kept: int) -> None:
-    """Write a loop that logs so many cells as a field says, from the position in work word 1 on; they fit."""
+    """Write a loop that logs the number of cells in ``kept``, from the position in work word 1 on; they fit."""
     asm, rest = w.asm, w.work(0)
     asm.copy(SCRATCH, rest, kept)
     with w.repeat(rest):
@@ -319,7 +323,7 @@ def _popped_count(w: Writer, i: EncodedInstruction) -> None:
     w.lp = None
     asm.store(SCRATCH, count, w.stack.pop_register())
     w.stack.settle()
-    # TSP moves on by the count whatever happens; the cells are logged from where it was.
+    # TSP moves by the count in any case; the cells are logged from its old value on.
     tsp = w.stack.tsp_value()
     position = w.stack.in_register(tsp)
     asm.store(SCRATCH, w.work(1), position)
@@ -431,7 +435,7 @@ def _user_stack(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _stack(w: Writer, i: EncodedInstruction, token: Token, write: Callable[[], None]) -> None:
-    """Log what ``write`` puts to R1, up to R2 bytes; R0 is their number then, or negative."""
+    """Log the data that ``write`` puts at R1, up to R2 bytes; R0 is their number then, or negative."""
     assert i.row is not None
     asm, kept, size = w.asm, w.work(2), w.work(3)
     frames = KERNEL_FRAMES_MAX if i.row.operand_kind is None else int(i.operand)
@@ -465,16 +469,16 @@ def _stack(w: Writer, i: EncodedInstruction, token: Token, write: Callable[[], N
 
 
 def _log_address(w: Writer, register: Register) -> None:
-    """Let a register point to what comes after a prefix at LP."""
+    """Set a register to the address after a prefix at LP."""
     w.asm.load(register, SCRATCH, Field.LP)
     w.pointer(register, LOG + ITEM_PREFIX_SIZE, w.state.log_mask)
 
 
 def _find_fault(w: Writer) -> None:
     """
-    Find the first byte that cannot be read, page by page; log and raise it.
+    Find the first unreadable byte, page by page; log its address and raise the exception.
 
-    If a page has come into memory meanwhile, it is the last one of the range that is shown.
+    If a page has come into memory meanwhile, the address is in the last page of the range.
     """
     asm, address, kept, position = w.asm, w.work(0), w.work(2), w.work(4)
     head, found = asm.label(), asm.label()
@@ -496,7 +500,7 @@ def _find_fault(w: Writer) -> None:
 
 
 def _throw_logged_fault(w: Writer, position: int) -> None:
-    """Log the address that a field holds as a fault, if there is room, and raise it."""
+    """Log the address in a field as a fault, if there is room, and raise the exception."""
     asm, size, full = w.asm, w.work(14), w.asm.label()
     w.close_loop()
     if w.point.logmax >= ITEM_PREFIX_SIZE + w.word_size:
@@ -514,14 +518,14 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
     """
     Write ``log str``: a helper reads the string at once.
 
-    The helper neither pages in nor looks at less bytes than it may write, so where it fails the string is read page by
-    page.
+    The helper does not page in, and it accesses all bytes that it may write. So where it fails, the string is read page
+    by page.
     """
     asm, address, maximum, limit, length = w.asm, w.work(0), w.work(1), w.work(2), w.work(3)
     done, known, slow = asm.label(), asm.label(), asm.label()
     _pop_range(w)
     check_prefix(w, done)
-    # One byte more than fits tells whether the string ends there.
+    # One byte more than fits shows whether the string ends there.
     cut_to_room(w, limit, maximum, 1, ITEM_PREFIX_SIZE - 1)
     asm.store(SCRATCH, length, 0)
     _log_address(w, _R.R1)
@@ -546,7 +550,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _string_by_pages(w: Writer, known: Label) -> None:
-    """Read a string page by page, so that nothing after its end is touched, and look for the end byte by byte."""
+    """Read a string page by page, so that nothing after its end is accessed, and search its end byte by byte."""
     asm, address, limit, length = w.asm, w.work(0), w.work(2), w.work(3)
     chunk, seen, position = w.work(4), w.work(5), w.work(6)
     pages, fits, fault, scan, complete, ended = (asm.label() for _ in range(6))
@@ -598,7 +602,7 @@ def _string_by_pages(w: Writer, known: Label) -> None:
 
 
 def _string_address(w: Writer, register: Register, length: int) -> None:
-    """Let a register point to the byte of the string at the position that a field holds; takes R9."""
+    """Set a register to the address of the byte of the string at the position in a field; takes R9."""
     w.asm.load(register, SCRATCH, Field.LP)
     w.asm.load(_R.R9, SCRATCH, length)
     w.asm.alu(Alu.ADD, register, _R.R9)

@@ -1,9 +1,9 @@
 """
 Templates of keyed tables: ``tally``, ``push table`` and ``delete``.
 
-The key is put together in the state. A value is changed by atomic instructions, so that no handler undoes what another
-one does; where the greatest number is kept, that is tried again until nobody was in between. ``table_layout`` says what
-is changed. A table without keys is memory that is addressed directly.
+The key is built in the state. A value is changed by atomic instructions, so that no handler undoes another one's
+change. To keep the greatest number, the change is retried until no other handler interferes. ``table_layout`` defines
+the changes. A table without keys is memory that is addressed directly.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 
 __all__ = ["TABLE_TEMPLATES", "retries"]
 
-# The key of a table, put together in the state of a handler (``StateLayout.key``) as ``keyed.table_layout`` says.
+# The key of a table, built in the state of a handler (``StateLayout.key``) in the format of ``keyed.table_layout``.
 
 
 _R = Register
 
 _ADDRESS, _READ, _POSITION, _SNAPSHOT = 1, 9, 10, 14
 """
-The words of work: the addresses of up to 8 strings and bytes, of keys and what is kept; bytes of a string that are
-read, the address of the next one; four words for a snapshot.
+Indices of work words.
+
+These are the addresses of up to 8 strings and bytes, of keys and of the value. The others are the number of bytes read
+of a string, the address of its next byte, and four words for a snapshot.
 """
 
 _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
@@ -46,9 +48,9 @@ _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
 
 def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
     """
-    Pop the cells of keys, and put the key together; nothing is in registers after it. Work word 0 stays.
+    Pop the cells of keys, and build the key; no register is live after it. Work word 0 is unchanged.
 
-    What a table keeps may be the last one of them: it comes after the key.
+    The last key may be a value that the table keeps: it comes after the key.
     """
     places: list[int] = []
     end = 0
@@ -71,7 +73,7 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
 
 
 def _pop_cells(w: Writer, parts: Sequence[tuple[Key, int]], words: Mapping[int, int]) -> None:
-    """Pop the cells of keys to their places, or to the words for addresses of what is read to those."""
+    """Pop the cells of keys to their places, or, for data in memory, to the words for addresses."""
     asm, word_size = w.asm, w.word_size
     for key, place in reversed(parts):
         for number in range(key.popped(word_size)):
@@ -89,7 +91,7 @@ def _pop_cells(w: Writer, parts: Sequence[tuple[Key, int]], words: Mapping[int, 
 
 
 def _put_together(w: Writer, key: Key, place: int, address: int, *, in_loop: bool) -> None:
-    """Write what is not popped of a part of the key; ``address`` is a field, where it is read."""
+    """Write the part of the key that is not popped; ``address`` is the field with its address in memory."""
     asm = w.asm
     if key.kind in (KeyKind.STRING, KeyKind.CUT_STRING, KeyKind.BYTES, KeyKind.USER_STACK, KeyKind.KERNEL_STACK):
         clear(w, place, key.bytes)
@@ -115,37 +117,37 @@ def _put_together(w: Writer, key: Key, place: int, address: int, *, in_loop: boo
 
 
 def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
-    """Read ``size`` bytes at the address that a field holds; zeros are after them already."""
+    """Read ``size`` bytes at the address in a field; the zeros after them are there already."""
     fault = w.asm.label()
     w.read_to(place, size, address)
     w.asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     w.defer(lambda: throw_fault(w, size, address, in_loop=in_loop), fault)
 
 
-# What a number does to the value of a table's key, and the number that a value shows (``keyed.table_layout``).
+# The change of the value of a table's key, and the number that a value shows (``keyed.table_layout``).
 #
-# Work word 0 holds the number; what is made of it before the value is looked up comes to the words after it. The
-# buckets are found without branches, so that there is one path for the verifier.
+# Work word 0 holds the number; results that are computed before the look-up of the value go to the words after it. The
+# bucket is computed without branches, so that the verifier has one path.
 
 
 _VALUE, _LEAST, _LARGEST, _BUCKET = 0, 11, 12, 13
-"""The words of work: the number, the numbers of which the greater one wins, the bucket."""
+"""Indices of work words: the number, the candidates for the least and the largest number, the bucket."""
 
 _GREATEST = {
     TableKind.MIN: ((0, _LEAST),),
     TableKind.MAX: ((0, _LARGEST),),
     TableKind.STATS: ((2, _LEAST), (3, _LARGEST)),
 }
-"""The cells that keep the greatest number, with the word that it is in."""
+"""The cells that keep the greatest number, each with the work word of the candidate."""
 
 
 def retries(table: Table) -> bool:
-    """Return whether a change may have to be tried again."""
+    """Return whether a change may have to be retried."""
     return table.kind in _GREATEST
 
 
 def prepare_value(w: Writer, table: Table) -> None:
-    """Make of the number in work word 0 what ``write_value`` takes. Takes R0-R5."""
+    """Prepare the number in work word 0 for ``write_value``. Takes R0-R5."""
     asm = w.asm
     if not table.kind.takes_value or table.keeps_bytes:
         return
@@ -169,19 +171,19 @@ def prepare_value(w: Writer, table: Table) -> None:
 
 
 def _find_power(w: Writer) -> None:
-    """Turn the number in R1 into that of its bucket by powers of two."""
+    """Turn the number in R1 into the index of its bucket by powers of two."""
     asm, sign, count = w.asm, _R.R4, _R.R5
     asm.derive(Alu.ARSH, sign, _R.R1, 63)
     asm.alu(Alu.XOR, _R.R1, sign)
     asm.alu(Alu.SUB, _R.R1, sign)
     asm.mov(count, 0)
     for power in reversed(range(6)):
-        # R2 is the number of bits to shift by, if anything is left then.
+        # R2 is the number of bits to shift by, if the result is not 0.
         _set_if_not_zero(w, 1 << power)
         asm.alu(Alu.LSH, _R.R2, power)
         asm.alu(Alu.RSH, _R.R1, _R.R2)
         asm.alu(Alu.ADD, count, _R.R2)
-    asm.alu(Alu.ADD, count, _R.R1)  # what is left is 0 or 1
+    asm.alu(Alu.ADD, count, _R.R1)  # the rest is 0 or 1
     asm.alu(Alu.XOR, count, sign)
     asm.alu(Alu.SUB, count, sign)
     asm.alu(Alu.ADD, count, HIST_ZERO)
@@ -199,7 +201,7 @@ def _set_if_not_zero(w: Writer, shift: int) -> None:
 
 
 def _find_step(w: Writer, bounds: Range) -> None:
-    """Store the number of the bucket of the number in R1."""
+    """Store the index of the bucket of the number in R1."""
     asm, known, below, above = w.asm, w.asm.label(), w.asm.label(), w.asm.label()
     asm.mov(_R.R2, bounds.low & (1 << 64) - 1)
     asm.jump_if(Jump.JSLT, _R.R1, _R.R2, below)
@@ -224,7 +226,7 @@ def _offset(table: Table, cell: int) -> int:
 
 
 def write_value(w: Writer, table: Table, again: Label | None) -> None:
-    """Change the value that R0 points to; go to ``again`` if somebody else has changed it meanwhile. Takes R0-R5."""
+    """Change the value at R0; go to ``again`` if another handler has changed it meanwhile. Takes R0-R5."""
     asm = w.asm
     asm.mov(_R.R5, _R.R0)
     for cell, word in _GREATEST.get(table.kind, ()):
@@ -249,7 +251,7 @@ def write_value(w: Writer, table: Table, again: Label | None) -> None:
 
 
 def _add(w: Writer, offset: int, amount: int | None) -> None:
-    """Add a number, or the one that was tallied, to a cell of the value that R5 points to."""
+    """Add a number, or the tallied one, to a cell of the value at R5."""
     if amount is None:
         w.asm.load(_R.R1, SCRATCH, w.work(_VALUE))
     else:
@@ -279,7 +281,7 @@ def _keep_greatest(w: Writer, offset: int, word: int, again: Label) -> None:
 
 
 def load_shown(w: Writer, table: Table) -> None:
-    """Load the number that a value shows, which R0 points to, to R1. Takes R2-R4."""
+    """Load the number that the value at R0 shows to R1. Takes R2-R4."""
     asm = w.asm
     asm.load(_R.R1, _R.R0, _offset(table, 0))
     match table.kind:
@@ -294,7 +296,7 @@ def load_shown(w: Writer, table: Table) -> None:
             asm.derive(Alu.ARSH, _R.R3, _R.R1, 63)
             asm.alu(Alu.XOR, _R.R1, _R.R3)
             asm.alu(Alu.SUB, _R.R1, _R.R3)
-            asm.alu(Alu.DIV, _R.R1, _R.R4)  # which gives 0 where nothing was counted
+            asm.alu(Alu.DIV, _R.R1, _R.R4)  # the result is 0 where nothing was counted
             asm.alu(Alu.XOR, _R.R1, _R.R3)
             asm.alu(Alu.SUB, _R.R1, _R.R3)
         case TableKind.HIST | TableKind.LHIST:
@@ -307,11 +309,11 @@ _COPY = 14
 """The first of the work words for a copy of the stack."""
 
 _EXISTS = -17
-"""What the kernel answers if a key is there already (-EEXIST)."""
+"""The kernel's error for an existing key (-EEXIST)."""
 
 
 def _of_table(write: Callable[[Writer, Table, int], None]) -> Template:
-    """Return a template for the table that the operand numbers."""
+    """Return a template for the table whose number is the operand."""
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         number = int(i.operand)
@@ -358,7 +360,7 @@ def _tally(w: Writer, table: Table, number: int) -> None:
 
 
 def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
-    """Put key and value into the ring: the reader follows the stack, and takes the value in, or the key out."""
+    """Put key and value into the ring: the reader unwinds the stack, and adds the value, or removes the key."""
     asm, done = w.asm, w.asm.label()
     entry = w.state.key - KEY_HEAD
 
@@ -395,7 +397,7 @@ def _count_lost(w: Writer, number: int) -> None:
 
 
 def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
-    """Let R0 point to the value under the key, which is made if it is not there yet; go to ``lost`` without room."""
+    """Set R0 to the value under the key, which is created if it does not exist; go to ``lost`` without room."""
     asm = w.asm
     if not table.keys:
         _point_to_cells(w, table, number)
@@ -421,7 +423,7 @@ def _call(w: Writer, number: int, helper: Helper) -> None:
 
 
 def _point_to_cells(w: Writer, table: Table, number: int) -> None:
-    """Let R0 point to the memory of a table without keys."""
+    """Set R0 to the memory of a table without keys."""
     asm = w.asm
     if number in w.request.shared_tables:
         asm.load_value(_R.R0, table_map(number))
@@ -456,7 +458,7 @@ def _push_table(w: Writer, table: Table, number: int) -> None:
 
 
 def _push_kept(w: Writer, table: Table, number: int) -> None:
-    """Push what is kept, which is copied to the place of the key, so that there are zeros where nothing is."""
+    """Push the kept value, copied to the place of the key; push zeros if there is none."""
     asm, nothing, known, place = w.asm, w.asm.label(), w.asm.label(), w.state.key
     pop_keys(w, table.keys)
     head = 0

@@ -1,12 +1,12 @@
 """
-Templates of the heap.
+Templates of the heap, and of variables.
 
-Its blocks lie one after the other, as in ``vm.rpn_machine``; the header word of each says its size::
+The blocks of the heap lie one after the other, as in ``vm.rpn_machine``; the header word of each has its size::
 
     | size + used | data ... | size + used | data ...
 
-``used`` is 1 or 0: sizes are multiples of the word. What follows the last block is ``Field.HEAP_END``, which is 0
-before the first allocation of a hit.
+``used`` is 1 or 0: sizes are multiples of the word. The end of the last block is ``Field.HEAP_END``, which is 0 before
+the first allocation of a hit.
 """
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
@@ -34,15 +34,15 @@ __all__ = ["HEAP_TEMPLATES", "VARIABLE_TEMPLATES", "give_variables", "uses_varia
 
 # The variables of the thread that took a hit: a value of a hash (``MapName.THREAD_VARIABLES``).
 #
-# A thread gets them, all 0, before the first handler that uses them. They go with the thread, which is the business of
-# programs on the kernel's tracepoints.
+# A thread gets them, all 0, before the first handler that uses them. Programs on the kernel's tracepoints remove them
+# when the thread ends.
 
 
 _KEY = -120
-"""Where on the stack the key of the thread is put: not far down, because callbacks share the stack."""
+"""Stack offset of the key of the thread: near the top, because callbacks share the stack."""
 
 _EXISTS = -17
-"""What the kernel answers if a key is there already (-EEXIST)."""
+"""The kernel's error for an existing key (-EEXIST)."""
 
 _R = Register
 
@@ -54,7 +54,7 @@ def uses_variables(flow: HandlerFlow) -> bool:
 
 
 def point_to_variables(asm: Assembler, host: Host) -> None:
-    """Let R0 point to the variables of the thread; 0 if it has none. Takes R1-R5."""
+    """Set R0 to the variables of the thread; 0 if it has none. Takes R1-R5."""
     known = asm.label()
     host.global_tid()
     asm.jump_if(Jump.JNE, _R.R0, 0, known)
@@ -69,7 +69,7 @@ def point_to_variables(asm: Assembler, host: Host) -> None:
 
 
 def give_variables(asm: Assembler, host: Host, full: Label) -> None:
-    """See to it that the thread has variables; go to ``full`` if there is no room for them. Takes R0-R5."""
+    """Create the thread's variables if it has none; go to ``full`` if there is no room for them. Takes R0-R5."""
     there = asm.label()
     point_to_variables(asm, host)
     asm.jump_if(Jump.JNE, _R.R0, 0, there)
@@ -92,7 +92,7 @@ def _point_to_key(asm: Assembler) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _VariableKind:
-    """The writer of the instructions of one kind of variables; ``kind`` is what INVALID_OPERAND calls it."""
+    """The writer of the instructions of one kind of variables; ``kind`` is its number in INVALID_OPERAND."""
 
     name: str
     kind: int
@@ -100,12 +100,12 @@ class _VariableKind:
     token: Token
 
     def count(self, w: Writer) -> int:
-        """Return how many there are."""
+        """Return the number of variables."""
         request = w.request
         return {"lv": request.vars, "gv": request.gvars, "cv": request.cvars, "tv": request.tvars}[self.name]
 
     def address(self, w: Writer, index: Operand) -> Register | None:
-        """Return a register that points to a variable; the stack is flushed. None if there is none of that index."""
+        """Return a register with the address of a variable; the stack is flushed. None if no variable has the index."""
         asm, count = w.asm, self.count(w)
         code = ExceptionCode.INVALID_OPERAND
         if isinstance(index, int) and index >= count:
@@ -125,13 +125,13 @@ class _VariableKind:
         if isinstance(index, int):
             asm.load_value(address, self.map, 8 * index)
             return address
-        asm.store(SCRATCH, w.work(0), index)  # what the comparison taught the verifier is of no use
+        asm.store(SCRATCH, w.work(0), index)  # bounds that the verifier learned from the comparison are of no use
         asm.load(index, SCRATCH, w.work(0))
         asm.point_to_element(address, self.map, index, size, 8)
         return address
 
     def _address_by_call(self, w: Writer, index: Operand, size: int) -> Register:
-        """Ask for the CPU, or look for the thread's variables: what is in registers is in memory by then."""
+        """Get the CPU, or look up the thread's variables, after the registers have been written to memory."""
         asm = w.asm
         if isinstance(index, Register):
             asm.store(SCRATCH, w.work(0), index)
@@ -165,7 +165,7 @@ class _VariableKind:
             w.stack.push(address)
 
     def store(self, w: Writer, index: Operand, value: Operand) -> None:
-        """Store a value, which goes through memory because asking for the CPU takes the registers."""
+        """Store a value, by memory, because the call for the CPU clobbers the registers."""
         if isinstance(value, Register):
             w.asm.store(SCRATCH, w.work(1), value)
         w.stack.flush()
@@ -209,15 +209,15 @@ class _VariableKind:
 
 
 def _point_to_thread(w: Writer) -> None:
-    """Let R0 point to the thread's variables, which the prologue has seen to; takes R1-R5."""
+    """Set R0 to the thread's variables, which the prologue has created; takes R1-R5."""
     asm, missing = w.asm, w.asm.label()
     point_to_variables(asm, w.host)
     asm.jump_if(Jump.JEQ, _R.R0, 0, missing)
-    w.defer(w.give_up, missing)  # the thread is ending, and its variables have gone
+    w.defer(w.give_up, missing)  # the thread is ending, and its variables are gone
 
 
 def _log(w: Writer, variables: _VariableKind) -> None:
-    """Write ``log lv|gv|cv|tv``: so many from the first one on as are asked for, exist, and fit."""
+    """Write ``log lv|gv|cv|tv``: as many from the first one on as are requested, exist, and fit."""
     asm, start, count, kept, existing = w.asm, w.work(4), w.work(3), w.work(2), w.work(5)
     existing_least, fitting_least, done = asm.label(), asm.label(), asm.label()
     values = variables.count(w)
@@ -267,7 +267,7 @@ def _log(w: Writer, variables: _VariableKind) -> None:
 
 
 def _copy(w: Writer, variables: _VariableKind, start: int, kept: int) -> None:
-    """Write a loop that logs so many variables as a field says, from the index in another one on; they fit."""
+    """Write a loop that logs the number of variables in ``kept``, from the index in ``start`` on; they fit."""
     asm, rest, index = w.asm, w.work(0), w.work(1)
     size = power_of_two(variables.count(w))
     asm.copy(SCRATCH, rest, kept)
@@ -311,13 +311,13 @@ def _usable(w: Writer) -> int:
 
 
 def _header(w: Writer, register: Register, position: int) -> None:
-    """Let a register point to the header at the position that a field holds."""
+    """Set a register to the header at the position in a field."""
     w.asm.load(register, SCRATCH, position)
     w.pointer(register, w.state.heap_start, w.state.heap_mask)
 
 
 def _next(w: Writer, register: Register, position: int, size: Register) -> None:
-    """Load the position after a block of a size, whose header is at the position that a field holds."""
+    """Load the position after a block of a size, whose header is at the position in a field."""
     w.asm.load(register, SCRATCH, position)
     w.asm.alu(Alu.ADD, register, size)
     w.asm.alu(Alu.ADD, register, w.word_size)
@@ -363,7 +363,7 @@ def _malloc(w: Writer, i: EncodedInstruction) -> None:
     asm.store(SCRATCH, position, _R.R1)
     w.loops.goto(head)
     asm.place(fits)
-    # What is left of the block becomes one of its own, if there is room for a header and a word.
+    # The rest of the block becomes a separate block, if there is room for a header and a word.
     asm.derive(Alu.SUB, _R.R4, _R.R2, _R.R3)
     asm.store(SCRATCH, w.work(3), _R.R4)
     asm.jump_if(Jump.JLT, _R.R4, 2 * word, whole)
@@ -396,8 +396,8 @@ def _find(w: Writer, handle: int, position: int, missing: Label, previous: int |
     """
     Write the search for the allocated block with the handle in a field.
 
-    Leave the position of its header in another field, and in ``previous`` that of the block before, plus 1, or 0. Go to
-    ``missing`` if there is none.
+    Store the position of its header in ``position``. Store that of the block before, plus 1, or 0, in ``previous``. Go
+    to ``missing`` if there is none.
     """
     asm, head, follow, found = w.asm, w.asm.label(), w.asm.label(), w.asm.label()
     asm.store(SCRATCH, position, 0)
@@ -450,7 +450,7 @@ def _free(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _join(w: Writer, position: int) -> None:
-    """Join the block at the position that a field holds with the one after it, if both are free."""
+    """Join the block at the position in a field with the one after it, if both are free."""
     asm, apart, following = w.asm, w.asm.label(), w.work(3)
     _header(w, _R.R1, position)
     asm.load(_R.R2, _R.R1, 0, w.size)
@@ -471,7 +471,7 @@ def _join(w: Writer, position: int) -> None:
 
 
 def _throw_heap(w: Writer, code: ExceptionCode, handle: int, offset: int | None = None) -> None:
-    """Raise an exception with what a field or two hold."""
+    """Raise an exception with one or two fields as parameters."""
     w.close_loop()
     w.asm.load(_R.R1, SCRATCH, handle)
     if offset is None:
@@ -482,7 +482,11 @@ def _throw_heap(w: Writer, code: ExceptionCode, handle: int, offset: int | None 
 
 
 def _range(w: Writer, length: int) -> None:
-    """Find the place of ``length`` bytes of a block: handle and offset are in work words 0 and 1, the place in 1."""
+    """
+    Find the place of ``length`` bytes of a block.
+
+    Handle and offset are in work words 0 and 1; the place is put into word 1.
+    """
     asm, handle, offset, position = w.asm, w.work(0), w.work(1), w.work(2)
     missing, outside = asm.label(), asm.label()
     w.defer(lambda: _throw_heap(w, ExceptionCode.HEAP_INVALID_HANDLE, handle, offset), missing)
@@ -501,7 +505,7 @@ def _range(w: Writer, length: int) -> None:
 
 
 def _access(w: Writer, count: int, width: int, *, stores: bool) -> None:
-    """Write a loop that copies values between the heap (the place is in word 1) and cells (the position in word 5)."""
+    """Write a loop that copies values between the heap (place in work word 1) and cells (position in work word 5)."""
     asm, rest, place, position = w.asm, w.work(6), w.work(1), w.work(5)
     asm.store(SCRATCH, rest, count)
     with w.repeat(rest):
@@ -530,7 +534,7 @@ def _pop_operands(w: Writer) -> None:
 
 
 def _store_position(w: Writer) -> None:
-    """Put TSP into work word 5."""
+    """Store TSP in work word 5."""
     if w.stack.tsp is None:
         w.stack.store_tsp()
         w.asm.copy(SCRATCH, w.work(5), Field.TSP)

@@ -1,4 +1,4 @@
-"""Templates of what the probed world shows: registers, memory, identities, the clock."""
+"""Templates of access to the outside: registers, memory, identities, the clock, USDT arguments, string comparison."""
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
 
@@ -42,7 +42,7 @@ _R = Register
 
 
 def accessed_register(w: Writer, i: EncodedInstruction) -> CpuRegister | None:
-    """Return the register that an instruction names; None if the processor has none that may be accessed so."""
+    """Return the register that an instruction names; None if the processor has none with such an access."""
     assert i.row is not None
     register = w.architecture.register(i.operand)
     allowed = register is not None and register.may_be(i.row.syntax.partition(",")[0])
@@ -81,7 +81,7 @@ def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
 
 
 def nobody(w: Writer, address: int = 0) -> Label:
-    """Settle, and return the place to go to where there is nothing to push: INVALID_ADDR at ``address`` is raised."""
+    """Settle, and return a label that raises INVALID_ADDR at ``address``, if there is nothing to push."""
     nothing = w.asm.label()
     w.stack.settle()
     w.defer(lambda: w.throw(ExceptionCode.INVALID_ADDR, address), nothing)
@@ -126,12 +126,12 @@ def read_value(w: Writer, address: Register, size: int) -> None:
 
 
 def throw_fault(w: Writer, size: int, address: int, *, in_loop: bool = False) -> None:
-    """Raise INVALID_ADDR for the first byte that is not there, of up to a page of bytes at the address in a field."""
+    """Raise INVALID_ADDR for the first unreadable byte, of up to a page of bytes at the address in a field."""
     asm = w.asm
     if in_loop:
         w.close_loop()
     if size > 1:
-        # It is the second page that is not there only if the access reaches into it, and the first one can be read.
+        # The second page is the unreadable one only if the access reaches into it, and the first one can be read.
         first = asm.label()
         asm.load(_R.R1, SCRATCH, address)
         asm.alu(Alu.AND, _R.R1, PAGE - 1)
@@ -153,7 +153,7 @@ def next_page(w: Writer, register: Register, field: int) -> None:
 
 
 def read_byte(w: Writer, field: int) -> None:
-    """Read the byte at the address that a field holds; R0 is 0 if it could be read."""
+    """Read the byte at the address in a field; R0 is 0 if it could be read."""
     w.read_to(w.work(15), 1, field)
 
 
@@ -190,11 +190,11 @@ def _vfyr(w: Writer, i: EncodedInstruction) -> None:
 
 
 _VERIFICATION_TRIES = 4
-"""How often the kernel is asked for a mapping while somebody else changes the process's mappings."""
+"""Maximum number of queries for a mapping while another thread changes the process's mappings."""
 
 
 def _vfyrw(w: Writer, i: EncodedInstruction) -> None:
-    """Write it without a write: a byte can be written if it can be read and its mapping allows writes."""
+    """Write ``vfyrw`` without a write: a byte is writable if it can be read and its mapping allows writes."""
     asm, address, answer = w.asm, w.work(0), w.work(1)
     asm.store(SCRATCH, address, w.stack.pop_register())
     w.stack.settle()
@@ -218,7 +218,7 @@ def _vfyrw(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _ask(question: Callable[[Host], None], *, bits: int = 32) -> Template:
-    """Return the template that pushes the answer to a question of so many bits."""
+    """Return the template that pushes the result of a query, of ``bits`` bits."""
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         w.stack.settle()
@@ -229,7 +229,7 @@ def _ask(question: Callable[[Host], None], *, bits: int = 32) -> Template:
 
 
 def _push_answer(w: Writer, bits: int) -> None:
-    """Push so many bits of R0."""
+    """Push the low ``bits`` bits of R0."""
     value = w.stack.copy(_R.R0)
     if bits > 32 and not w.wide:
         if bits == 64:
@@ -241,7 +241,7 @@ def _push_answer(w: Writer, bits: int) -> None:
 
 
 def _push_elapsed(w: Writer, i: EncodedInstruction) -> None:
-    if _is_entered(w):  # where the prologue has put the time since then
+    if _is_entered(w):  # the prologue has put the time since the entry there
         w.asm.mov(_R.R0, _R.R1)
         _push_answer(w, 64)
 
@@ -262,7 +262,7 @@ def _push_entry(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
-    """Write the exception for a call whose entry was not seen; return False if that is so for all calls."""
+    """Write the exception for a call whose entry was not seen; return False if no call's entry is seen."""
     if not w.state.entry_words or not is_kept:
         w.stack.flush()
         w.throw(ExceptionCode.INVALID_ADDR, UNSEEN_ENTRY)
@@ -299,7 +299,7 @@ WORLD_TEMPLATES: dict[str, Template] = {
 }
 
 
-# The template that pushes an argument of a USDT probe; ``vm.world_rules`` defines what the value is.
+# The template that pushes an argument of a USDT probe; ``vm.world_rules`` defines the value.
 
 
 def _push_argument(w: Writer, i: EncodedInstruction) -> None:
@@ -307,7 +307,7 @@ def _push_argument(w: Writer, i: EncodedInstruction) -> None:
     if not 1 <= number <= len(arguments) or (operand := (argument := arguments[number - 1]).operand) is None:
         nothing = nobody(w)
         w.asm.mov(Register.R1, 0)
-        w.asm.jump_if(Jump.JEQ, Register.R1, 0, nothing)  # always, but what follows can still be reached
+        w.asm.jump_if(Jump.JEQ, Register.R1, 0, nothing)  # always taken, but the code after it stays reachable
         w.stack.push(0)
         return
     bits = 8 * argument.size
@@ -371,16 +371,15 @@ USDT_TEMPLATES: dict[str, Template] = {"push usdt, <argument>": _push_argument}
 
 # Templates that compare a process name or a string with a text, and push a process name.
 #
-# What is compared comes to a buffer among the words of work. It has room for the longest text, its NUL, and one byte
-# more, which tells that a string goes on. Whether bytes are the same is worked out without a branch, so that there is
-# one path for the verifier.
+# The name or string is read to a buffer among the work words. It has room for the longest text, its NUL, and one more
+# byte, which shows that a string continues. The comparison has no branch, so that the verifier has one path.
 
 
 _ADDRESS, _LENGTH, _POSITION, _BUFFER = 0, 1, 2, 4
-"""The words of work: where the string is, its length with the NUL, the byte that is looked at; then the buffer."""
+"""Indices of work words: the address of the string, its length with the NUL, the current byte, and the buffer."""
 
 _POSITION_MASK = 255
-"""The mask of positions in a string: a power of two above the longest text."""
+"""The mask of positions in a string: a power of two above the longest text, minus 1."""
 
 
 def _load_process_name(w: Writer) -> None:
@@ -452,7 +451,7 @@ def _push_whether(w: Writer, bits: Register) -> None:
 
 
 def _read_operand(w: Writer, limit: int) -> None:
-    """Pop an address, and read the string there to the buffer; its length with the NUL comes to a word of work."""
+    """Pop an address, and read the string there to the buffer; its length with the NUL goes to a work word."""
     w.asm.store(SCRATCH, w.work(_ADDRESS), w.stack.pop_register())
     w.open_loop()
     words = w.work(_ADDRESS), w.work(_LENGTH), w.work(_POSITION)
@@ -465,9 +464,10 @@ def read_string(
     """
     Read up to ``limit`` bytes of the string at the address in a field to a place in the state; a loop is open.
 
-    A helper reads it at once, but neither pages in nor looks at fewer bytes than it may write, so where it fails the
-    string is read byte by byte. ``count`` and ``position`` are words for that. With ``nul`` 1 the first one is the
-    length with the NUL then, ``limit + 1`` if the string has none so far; with 0 there are zeros after the string.
+    A helper reads it at once, but it does not page in, and it accesses all bytes that it may write. So where it fails,
+    the string is read byte by byte. ``count`` and ``position`` are words for that. With ``nul`` 1, ``count`` is the
+    length with the NUL then, ``limit + 1`` if the string has no NUL so far. With ``nul`` 0 there are zeros after the
+    string.
     """
     asm, known, slow = w.asm, w.asm.label(), w.asm.label()
     w.point_to(_R.R1, place)
@@ -481,7 +481,7 @@ def read_string(
 
     def by_bytes() -> None:
         if not nul:
-            clear(w, place, (limit // 8 + 1) * 8)  # what was read before the helper failed
+            clear(w, place, (limit // 8 + 1) * 8)  # clear the bytes that were read before the helper failed
         asm.store(SCRATCH, count, nul)
         asm.copy(SCRATCH, position, address)
         _read_bytes(w, place, limit, count, position, mask=mask, nul=nul)

@@ -1,1 +1,1 @@
-"""From a program to what is attached in the kernel: files, sites, handlers and links."""
+"""Attachment of a program to the kernel: files, sites, handlers and links."""

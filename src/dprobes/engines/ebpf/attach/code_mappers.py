@@ -1,14 +1,14 @@
 """
-Which processes execute the code of a file, and where theirs differs from it: places that a uprobe must leave alone.
+Processes that execute the code of a file, and differences of their code from the file, where uprobes must not be.
 
-They are known from ``/proc/*/maps``, in whatever mount namespace they are; a file is known by its device and inode.
-Processes that end meanwhile are skipped, and those that this user may not look at.
+Processes are found in ``/proc/*/maps``, in any mount namespace; a file is identified by its device and inode. Processes
+that end meanwhile are skipped, and those that this user may not access.
 
-The kernel takes the instruction under a uprobe from the file. Where a debugger has a breakpoint, the kernel would take
-that for the uprobe's own, and the debugger would see no hit; where a tool has patched the code, the file's instruction
-would be executed instead. A jump of such a tool may share its last bytes with what follows, where memory looks as the
-file does: so the bytes before are looked at as well. Only pages that a process has a private copy of can differ, and
-``/proc/PID/pagemap`` tells which these are: nothing else is read, and no page comes into memory because of us.
+The kernel takes the instruction under a uprobe from the file. The kernel would take a debugger's breakpoint for the
+uprobe's own, and the debugger would miss the hit. Where a tool has patched the code, the file's instruction would be
+executed instead. A jump of such a tool may share its last bytes with the following instruction, so that memory equals
+the file: therefore the bytes before are compared as well. Only private copies of pages can differ, and
+``/proc/PID/pagemap`` tells which pages these are. Nothing else is read, so that no page is brought into memory.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ __all__ = [
 
 _QUESTIONS_MAX = 1 << 16
 _LINE = 64
-"""How many mappings of a process are asked for at most, and how many bytes a line about one has at least."""
+"""Maximum number of mappings of a process that are queried, and minimum size in bytes of a line about one."""
 
 
 class FileId(NamedTuple):
-    """A file by the numbers that ``os.stat`` gives."""
+    """A file, identified by the numbers that ``os.stat`` returns."""
 
     device: int
     inode: int
@@ -71,7 +71,7 @@ class Mapper:
     """
     A process and its executable mappings of a file, in order of addresses.
 
-    ``thread`` is the one whose ``/proc`` entries show the memory, ``text`` what its ``maps`` file says.
+    ``thread`` is the one whose ``/proc`` entries show the memory, ``text`` the contents of its ``maps`` file.
     """
 
     pid: int
@@ -82,9 +82,9 @@ class Mapper:
 
 class RecentMaps:
     """
-    What ``/proc/PID/maps`` says of processes, at most ``age`` seconds old; any thread may ask.
+    Cache of ``/proc/PID/maps``, at most ``age`` seconds old; any thread may use it.
 
-    Many sessions look for files at the same time, and to read about a process takes longer than to search that.
+    Many sessions search for files at the same time, and reading the file takes longer than searching it.
     """
 
     def __init__(self, age: float = 0.2) -> None:
@@ -95,9 +95,9 @@ class RecentMaps:
 
     def of(self, pid: int, limit: int | None = None) -> tuple[int, str, str]:
         """
-        Return what a process maps, nothing if it has ended, and its root directory as ``root_of`` does.
+        Return a thread, the process' mappings, empty if it has ended, and its root directory from ``root_of``.
 
-        The number is that of the thread whose entries in ``/proc`` show both. ``limit`` is that of ``read_maps``.
+        The thread is the one whose entries in ``/proc`` show both. ``limit`` is that of ``read_maps``.
         """
         with self._lock:
             now = time.monotonic()
@@ -113,9 +113,9 @@ class RecentMaps:
 
 def _maps_of(pid: int, limit: int | None) -> tuple[int, str]:
     """
-    Return what ``/proc/PID/maps`` says of a process; nothing if it has ended or is not ours to see.
+    Return a thread and the contents of ``/proc/PID/maps``, empty if the process has ended or is not accessible.
 
-    When the first thread has ended, another one shows the memory.
+    If the first thread has ended, another one shows the memory.
     """
     thread, text = pid, ""
     with contextlib.suppress(TargetError):
@@ -127,7 +127,7 @@ def _maps_of(pid: int, limit: int | None) -> tuple[int, str]:
 
 
 def file_id(path: str | os.PathLike[str]) -> FileId:
-    """Return which file a path leads to; raise ``OSError`` if it leads to none."""
+    """Return the device and inode of the file at a path; raise ``OSError`` if there is none."""
     status = os.stat(path)
     return FileId(status.st_dev, status.st_ino)
 
@@ -141,9 +141,9 @@ def find_mappers(
     path: str | os.PathLike[str], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
 ) -> list[Mapper]:
     """
-    Return which of the processes ``pids`` (by default of all) map the file ``path`` executable, as far as we may see.
+    Return those of the processes ``pids`` (default: all) that map the file ``path`` executable and are accessible.
 
-    ``users`` bounds the time that is spent on those of other users.
+    ``users`` limits the time that is spent on processes of other users.
     """
     wanted = file_id(path)
     base = os.path.basename(os.path.realpath(path))
@@ -157,11 +157,11 @@ def find_mappers(
 
 
 def _is_likely(question: MapQuestion, pid: int, limit: int | None) -> bool:
-    """Return whether what a process maps is worth a look; raise ``PermissionError`` if it is not ours to see."""
+    """Return whether a process may map the file; raise ``PermissionError`` if it is not accessible."""
     try:
         return question.answer(pid, _QUESTIONS_MAX if limit is None else limit // _LINE) is not False
     except ProcessLookupError:
-        # Of a process whose first thread has ended, the other threads show the memory. A kernel thread has none.
+        # If the first thread of a process has ended, the other threads show the memory. A kernel thread has none.
         return living_thread(pid) != pid
 
 
@@ -186,15 +186,15 @@ def _shows(pid: int, mapping: Mapping, wanted: FileId, base: str) -> bool:
 
 
 BEFORE = 7
-"""Bytes of a jump with three prefixes, the longest that there is, that may precede one of its own bytes."""
+"""Maximum number of bytes of a jump that precede another of its bytes: the longest jump has three prefixes."""
 
 _INT3, _CALL, _JUMP, _SHORT_JUMP = 0xCC, 0xE8, 0xE9, 0xEB
 _JUMP_SIZE, _SHORT_JUMP_SIZE = 5, 2
 _PREFIXES = b"\x2e\x36\x3e\x26\x64\x65\x66\xf2\xf3"
-"""Those that jumps may have in front (segments, operand size, bnd)."""
+"""Prefixes that jumps may have (segments, operand size, bnd)."""
 _CALL_DISTANCE = struct.Struct("<i")
 _TRAMPOLINE = "[uprobes-trampoline]"
-"""What the kernel calls the page to which it makes nops of five bytes call."""
+"""Name that the kernel gives the page to which it makes nops of five bytes call."""
 
 _OUTSIDERS_SHOWN = 3
 
@@ -204,7 +204,7 @@ _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 
 class Place(NamedTuple):
     """
-    The file offset of a probepoint, and the bytes of the instruction in the file.
+    File offset of a probepoint, and the bytes of the instruction in the file.
 
     ``before`` are at most ``BEFORE`` bytes in front of it: a jump that starts there may cover the instruction.
     """
@@ -216,7 +216,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """What keeps probepoints at file offsets from being inserted in a process."""
+    """Reason why probepoints at file offsets cannot be inserted in a process."""
 
     pid: int
     offsets: tuple[int, ...]
@@ -237,25 +237,25 @@ def find_conflicts(
     path: str, places: Iterable[Place], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
 ) -> list[Conflict]:
     """
-    Return where the processes ``pids`` (by default all) that map the file ``path`` have other code than it.
+    Return the places where the code of processes ``pids`` (default: all) differs from the file ``path`` they map.
 
-    ``users`` bounds the time that is spent on processes of other users.
+    ``users`` limits the time that is spent on processes of other users.
 
-    A breakpoint in a process that nobody traces is taken for a uprobe, of which the kernel allows several; as a uprobe
-    is in all processes, so are those at the same place in traced ones.
+    A breakpoint in a process without a tracer is taken for a uprobe, of which the kernel allows several. A uprobe is in
+    all processes, so breakpoints at the same place in traced processes are taken for uprobes too.
     """
     ordered = sorted(places)
     users = users or ForeignUsers(os.path.basename(path))
     differing: dict[int, _Differences] = {}
     found = {mapper.pid: mapper for mapper in find_mappers(path, pids, users)}
     for pid, _ in users.bounded(found):
-        with contextlib.suppress(OSError):  # it is not ours to see, has ended, or unmapped the file
+        with contextlib.suppress(OSError):  # it is not accessible, has ended, or unmapped the file
             differing[pid] = _certain_differences(path, found[pid], ordered)
     return list(_conflicts_among(differing))
 
 
 def _conflicts_among(differing: dict[int, _Differences]) -> Iterator[Conflict]:
-    """Iterate over what is no uprobe of what differs in processes."""
+    """Iterate over the conflicts among the differences of processes; uprobes are none."""
     if not any(any(found) for found in differing.values()):
         return
     from dprobes.engines.refusals import jump_text, tracer_text
@@ -273,7 +273,7 @@ def _conflicts_among(differing: dict[int, _Differences]) -> Iterator[Conflict]:
 
 
 def conflict_outside(path: str, places: Sequence[Place], inside: Collection[int]) -> str | None:
-    """Return which process besides those ``inside`` of a scope keeps a uprobe away; None if none does."""
+    """Return a message about a process that prevents a uprobe and is not ``inside`` a scope; None if none does."""
     for conflict in find_conflicts(path, places) if places else ():
         if conflict.pid not in inside:
             name = process_field(conflict.pid, "Name")
@@ -284,7 +284,7 @@ def conflict_outside(path: str, places: Sequence[Place], inside: Collection[int]
 
 
 def notes_of_outsiders(states: Iterable[StateEvent], scope: Scope, inside: Collection[int]) -> list[Notice]:
-    """Return the note that code of processes outside of a scope keeps probepoints from being inserted, if it does."""
+    """Return the notice that code of processes outside of a scope prevents probepoints, if it does."""
     outside = sorted({state.pid for state in states if state.state is ProbeState.CONFLICT} - {0, *inside})
     if not outside:
         return []
@@ -298,11 +298,11 @@ def notes_of_outsiders(states: Iterable[StateEvent], scope: Scope, inside: Colle
 
 
 _Differences = tuple[list[int], list[int]]
-"""The file offsets of breakpoints, and those of other code."""
+"""File offsets of breakpoints, and of other changed code."""
 
 
 def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> _Differences:
-    """Return the differences of a process that has not executed another program while it was looked at."""
+    """Return the differences of a process, unless it executed another program during the comparison."""
     seen: Mapper | None = mapper
     while seen is not None:
         mapper, found = seen, _differences(seen, places)
@@ -315,7 +315,7 @@ def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> 
 
 
 def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
-    """Return where a process has breakpoints, and where other code."""
+    """Return the file offsets of breakpoints and of other changed code in a process."""
     breakpoints: list[int] = []
     patched: list[int] = []
     trampolines: list[Mapping] | None = None
@@ -338,7 +338,7 @@ def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
 
 
 def _is_in_jump(original: bytes, before: bytes) -> bool:
-    """Return whether in the bytes ``before`` a place a jump begins that is not the file's, and ends after them."""
+    """Return whether a jump that is not the file's begins in the bytes ``before`` a place and ends after them."""
     size = len(before)
     for start in range(size):
         opcode = size - len(before[start:].lstrip(_PREFIXES))
@@ -351,7 +351,7 @@ def _is_in_jump(original: bytes, before: bytes) -> bool:
 
 
 def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mapping]) -> _Finding:
-    """Return what ``found`` is, which stands at ``address`` in the place of ``raw``."""
+    """Return the kind of the code ``found`` at ``address``, compared with the file's ``raw``."""
     if found == raw:
         return _Finding.SAME
     if found[0] in (_INT3, _CALL) and is_replaced_by_call(raw, 64):
@@ -364,7 +364,7 @@ def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mappi
 
 
 def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterator[tuple[int, Place]]:
-    """Give the places in pages that the process has a copy of, with their addresses."""
+    """Iterate over the places in pages that the process has a private copy of, with their addresses."""
     for mapping in mapper.mappings:
         first = bisect_left(places, (mapping.offset,))
         after = bisect_left(places, (mapping.offset + mapping.end - mapping.start,))
@@ -373,7 +373,7 @@ def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterato
         distance = mapping.start - mapping.offset
         start = max(places[first].offset + distance - BEFORE, mapping.start) // PAGE_SIZE
         last = places[after - 1]
-        # The last instruction may go on in the next page, but not after the mapping.
+        # The last instruction may extend into the next page, but not beyond the mapping.
         end = min((last.offset + len(last.raw) - 1 + distance) // PAGE_SIZE, mapping.end // PAGE_SIZE - 1)
         copies = memory.private_copies(start, end + 1)
         if not copies:
@@ -387,7 +387,7 @@ def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterato
 
 
 def _tracer_of(pid: int) -> int:
-    """Return the process that traces a thread of ``pid``, 0 if none does."""
+    """Return the process that traces a thread of ``pid``, 0 if there is none."""
     with contextlib.suppress(OSError):
         for tid in sorted(threads_of(pid)):
             if tracer := int(process_field(tid, "TracerPid") or 0):
@@ -396,7 +396,7 @@ def _tracer_of(pid: int) -> int:
 
 
 class _Memory:
-    """The memory of a process, each page read once, and what the kernel says of its pages."""
+    """Memory of a process, each page of which is read once, and the kernel's information about its pages."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread
@@ -411,7 +411,7 @@ class _Memory:
         os.close(self._descriptor)
 
     def private_copies(self, start: int, end: int) -> set[int]:
-        """Return which of the pages from number ``start`` to ``end`` (excluded) show no page of a file."""
+        """Return those of the pages from number ``start`` to ``end`` (excluded) that show no page of a file."""
         descriptor = os.open(f"/proc/{self._thread}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.pread(descriptor, 8 * (end - start), 8 * start)
@@ -425,7 +425,7 @@ class _Memory:
         }
 
     def read(self, address: int, size: int) -> bytes:
-        """Return memory that may lie in two pages; raise ``ProcessLookupError`` if it has gone."""
+        """Return memory, which may cross a page boundary; raise ``ProcessLookupError`` if it is gone."""
         page, place = divmod(address, PAGE_SIZE)
         data = self._page(page)[place : place + size]
         if len(data) < size:

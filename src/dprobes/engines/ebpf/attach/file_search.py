@@ -1,5 +1,5 @@
 """
-Which files a run is about: those that the module's name means, for 64-bit and 32-bit programs, and in containers.
+Search for the files that the module's name means: for 64-bit and 32-bit programs, and in containers.
 
 A file is kept open from the time when it is found: the process through which it is reached may end, and its name may
 come to mean another file. Files that other users can change are read by another process, within limits (``examiner``).
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 __all__ = ["NewFiles", "find_probes"]
 
 _SEARCH_TIME = 2.0
-"""Seconds that reading files of other users may take before the run begins; what is left waits until then."""
+"""Seconds to read files of other users before the run begins; the remaining files are read afterwards."""
 
 
 def find_probes(planner: Planner, job: Job) -> Findings:
     """
-    Find what a program is about; raise an error of ours if it cannot be served.
+    Find the targets of a program; raise a ``DprobesError`` if it cannot be served.
 
     The caller closes the descriptors of files.
     """
@@ -127,9 +127,9 @@ def plan_module_file(
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> PlannedFile | None:
     """
-    Plan a file, whose descriptor goes to what is returned; return None if it is not meant, or not wanted any more.
+    Plan a file, and pass its descriptor to the result; return None if it is not meant, or not wanted any more.
 
-    Raise an error of ours if it cannot be served.
+    Raise a ``DprobesError`` if it cannot be served.
     """
     diagnostics = Diagnostics()
     warnings: str | None = None
@@ -167,21 +167,21 @@ def _question(planner: Planner, job: Job, file: ModuleFile) -> Question:
 
 
 def states_of(descriptors: Iterable[int]) -> dict[FileId, int]:
-    """Return which files are open, and when each was changed last, in nanoseconds."""
+    """Return the ids of open files, with the times of their last changes in nanoseconds."""
     return {FileId(status.st_dev, status.st_ino): status.st_ctime_ns for status in map(os.fstat, descriptors)}
 
 
 def leave(owner: Descriptors, descriptors: Iterable[int]) -> None:
-    """Leave descriptors to the caller."""
+    """Leave the closing of descriptors to the caller."""
     for descriptor in descriptors:
         owner.remove(descriptor)
 
 
 def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
     """
-    Return where the program that is replaced has breakpoints in a file.
+    Return the breakpoints that the program to be replaced has in a file.
 
-    Were one of the new program after it, a thread between the two when the programs change places would hit both.
+    If a breakpoint were moved behind one of them, a thread between the two would hit both programs at the switch-over.
     """
     old: object = job.replaces
     return old.breakpoints_in(file.descriptor) if isinstance(old, ReplaceableSession) else frozenset()
@@ -195,20 +195,20 @@ def _missing(name: str) -> EngineError:
 
 
 def doubts_about(planned: PlannedFile) -> list[Notice]:
-    """Return what was warned of that is due to the file."""
+    """Return a notice of the warnings that are due to the file."""
     message = f"{planned.path}: not everything in this file is as the program says"
     return [Notice(message, details=planned.warnings)] if planned.warnings else []
 
 
 def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
-    """Return what to say of a file that cannot be served."""
+    """Return the notice of a file that cannot be served."""
     if isinstance(error, TargetError):
         return Notice(f"{file.path}: {error.message}", error.hint)
     return Notice(f"{file.path}: the program cannot be inserted here", details=error.message)
 
 
 def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile]:
-    """Return the file ``found``, what the name means for the other word size, and what processes in scope execute."""
+    """Return the file ``found``, that for the other word size, and those that processes in scope execute."""
     name, scope = job.program.name, job.scope
     is_about_to_exec = bool(scope.command) or (scope.program is not None and not root_of(scope.pid or 0))
     thread = None if is_about_to_exec or scope.pid is None else living_thread(scope.pid)
@@ -219,30 +219,30 @@ def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile
 
 
 def _of_other_processors(job: Job, known: Sequence[Path], thread: int | None) -> Iterator[Path]:
-    """Iterate over what the name means for processors; for that of the file that was found it is that file."""
+    """Iterate over the module's files for other architectures than that of the file that was found."""
     own = job.resolved.architecture.name if job.resolved is not None else None
     others = {8: {"x86_64"}, 4: {"i386"}}.get(job.program.word_size or 0, {"x86_64", "i386"})
     command = job.scope.command[0] if job.scope.command else None
     for architecture in others - {own}:
         path = find_module(job.program.name, pid=thread, command=command, architecture=architecture)
-        # A program in PATH is found for whatever processor.
+        # A program in PATH is found whatever its architecture.
         if path is not None and path not in known and ElfFile.open(path).machine == architecture:
             yield path
 
 
 _FIRST_INTERVAL, _LOOK_INTERVAL = 0.1, 2.0
-"""Seconds between two looks for files at least, at first and later."""
+"""Minimum number of seconds between two searches for files, at first and later."""
 
 _LOOK_SHARE = 50
-"""A look takes at most one part in so many of the time."""
+"""Divisor that limits the share of time spent on searches."""
 
 _NEW_FILES_TIME = 10.0
-"""Seconds of a look in which files of other users are read; what is left waits for the next one."""
+"""Seconds of a search in which files of other users are read; the remaining files wait for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file that was found late, and where processes hold other code than it."""
+    """A newly mapped file, and the places where the code of processes differs from it."""
 
     file: PlannedFile
     conflicts: tuple[Conflict, ...]
@@ -250,10 +250,10 @@ class NewFile:
 
 class NewFiles:
     """
-    The files that the module's name means and that were not there when the run began: a thread looks for them.
+    Search thread for files that the module's name means and that were not mapped when the run began.
 
-    A container that is started later brings its own C library, and an upgrade a new one. To look takes time, and more
-    if somebody wants it to; so records are taken meanwhile, and what was ``found`` is inserted between two of them.
+    A container that is started later has its own C library, and an upgrade installs a new one. A search takes time, and
+    other users can make it take longer. So records are read meanwhile, and ``found`` files are inserted in between.
     """
 
     def __init__(self, planner: Planner, job: Job, start: Findings) -> None:
@@ -262,7 +262,7 @@ class NewFiles:
         self._users = start.users or ForeignUsers(job.program.name)
         self._paths = [Path(file.reached) for file in start.files]
         self._known = dict(start.known)
-        # What a tree is going to execute shows soon; elsewhere nobody waits for a certain process.
+        # A tree soon executes its files; without a tree, no certain process is expected.
         self._interval = _FIRST_INTERVAL if job.scope.is_tree else _LOOK_INTERVAL
         self._next = time.monotonic() + (0.0 if start.is_partial else self._interval)
         self._found: deque[NewFile | Notice] = deque()
@@ -271,15 +271,15 @@ class NewFiles:
 
     @property
     def is_eager(self) -> bool:
-        """Whether it is worth while to ask often."""
+        """True if ``found`` should be called often."""
         return self._interval < _LOOK_INTERVAL or self._thread is not None or bool(self._found)
 
     def found(self, pids: Callable[[], Iterable[int] | None]) -> Iterator[NewFile | Notice]:
         """
-        Iterate over what there is to say, up to the next file; to be called often.
+        Iterate over notices and files, up to the next file; to be called often.
 
-        A look is begun when it is time for one, at the processes ``pids``, or at all if these are None. The caller
-        closes the descriptors of files.
+        If a search is due, it is started in the processes ``pids``, or in all if these are None. The caller closes the
+        descriptors of files.
         """
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
@@ -295,16 +295,16 @@ class NewFiles:
                 return  # records have come meanwhile
 
     def keep(self, file: PlannedFile) -> None:
-        """Remember that a file is probed, and kept open."""
+        """Record that a file is probed, and kept open."""
         self._paths.append(Path(file.reached))
 
     def discard(self, file: PlannedFile) -> None:
-        """Close a file that cannot be probed; it is looked at again if it changes."""
+        """Close a file that cannot be probed; it is examined again if it changes."""
         self._known |= states_of(file.descriptors)
         Descriptors(file.descriptors).close()
 
     def lack_room(self, file: PlannedFile) -> Iterator[Notice]:
-        """Tell that there is no room for the probepoints of a file, of other users' once for each user."""
+        """Report that there is no room for the probepoints of a file; for other users' files once for each user."""
         if file.owner is None:
             yield Notice(f"{file.path} is not probed: it came when there was no room left for its probepoints")
         else:
@@ -312,7 +312,7 @@ class NewFiles:
             yield from self._users.notices()
 
     def close(self) -> None:
-        """Look no more, and forget what nobody has asked for."""
+        """End the search, and close the files that were not taken."""
         self._is_closed = True
         self._users.end()
         if self._thread is not None:
@@ -336,7 +336,7 @@ class NewFiles:
         self._interval = min(2 * self._interval, _LOOK_INTERVAL)
         self._next = now + max(self._interval, _LOOK_SHARE * (now - began))
         if pids is None:
-            # All sessions look at the same moment, so that what one has read about processes serves the others.
+            # All sessions search at the same moment, so that they share the mappings that one of them has read.
             self._next = math.ceil(self._next / _LOOK_INTERVAL) * _LOOK_INTERVAL
 
     def _find(self, pids: Iterable[int] | None, probed: Sequence[Path]) -> None:

@@ -1,9 +1,9 @@
 """
-All files that the name of a module means, where every process counts: a uprobe belongs to a file, not to a name.
+All files that the name of a module means: a uprobe belongs to a file, not to a name.
 
-Containers bring their own C library, and an upgrade leaves the old one in the processes that run. So the files that
-processes execute under the module's name are added to the one that is found on this machine. What is executed is known
-when this is asked; a container that starts later has to be looked for again.
+Containers have their own C library, and an upgrade leaves the old one in running processes. So the files that processes
+execute under the module's name are added to the one that is found on this machine. The search shows what is executed at
+that moment; containers that start later need another search.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ __all__ = [
 ]
 
 KEPT = -1
-"""Stands for the time of a file that is kept open: no other one can have its number."""
+"""Placeholder for the change time of a file that is kept open: no other file can get its inode number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
     """
-    A file of a module, kept open: ``path`` is for people, and may stop leading to it at any time.
+    A file of a module, kept open; ``path`` is for users, and may lead to another file at any time.
 
-    ``descriptor`` is opened with O_PATH, for the process through which the file was found may end at once; the caller
-    closes it. ``aliases`` are paths to files of their own that show the same contents, as overlay file systems have
-    them for the containers of one image: a uprobe in one is in all of them. They are kept open likewise.
+    ``descriptor`` is opened with O_PATH, because the process through which the file was found may end at once; the
+    caller closes it. ``aliases`` are paths to separate files with the same contents in memory: a uprobe in one is in
+    all of them. Overlay file systems have such files for the containers of one image. They are kept open likewise.
 
-    ``owner`` is who can change the file besides root and ourselves, and shall not keep us busy with it. Such a file is
-    only meant if ``soname`` is its SONAME, where that is given.
+    ``owner`` is the user who can change the file, besides root and this user, and must not be able to keep this process
+    busy with it. If ``soname`` is given, such a file is only used if that is its SONAME.
     """
 
     path: Path
@@ -86,12 +86,12 @@ class ModuleFile:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """All that the caller closes."""
+        """All descriptors that the caller has to close."""
         return self.descriptor, *self.alias_descriptors
 
     @property
     def reached(self) -> Path:
-        """A path to the very file, as long as it is open."""
+        """Path to this file, whatever ``path`` leads to, as long as it is open."""
         return descriptor_path(self.descriptor)
 
 
@@ -109,13 +109,13 @@ def module_files(
     passed_over: Mapping[FileId, int] = MappingProxyType({}),
 ) -> list[ModuleFile]:
     """
-    Return the files ``known``, which ``find_module`` found, and the others that processes execute under the name.
+    Return the files ``known`` from ``find_module``, and other files that processes execute under the name.
 
     ``pids`` are the processes in scope, by default all. Files of other mount namespaces have paths through
-    ``/proc/PID/root``; those that were removed or replaced, through ``/proc/PID/map_files``. A name with a slash is a
-    path as each process sees it. ``recent`` is asked what processes map, where others ask as well. ``users`` bounds
-    what is done for other users. Of the files ``passed_over`` only the ``known`` are returned; the number says when a
-    file was changed last (``st_ctime_ns``), lest it is another one by now, or is KEPT.
+    ``/proc/PID/root``; those that were removed or replaced have paths through ``/proc/PID/map_files``. A name with a
+    slash is a path as each process sees it. ``recent`` is a shared cache of mappings. ``users`` limits the work for
+    other users. Of the files ``passed_over`` only the ``known`` are returned. Their number is the time of the last
+    change (``st_ctime_ns``), which detects that the inode belongs to another file by now, or KEPT.
     """
     users = users or ForeignUsers(name)
     found = _Collection(users, passed_over)
@@ -133,22 +133,22 @@ def module_files(
             path = None if key in seen else _reachable(thread, root, mapping)
             if path is not None:
                 meaning = chosen.meaning(path, mapping)
-                # Where a process has ended meanwhile, another one may show the same file.
+                # If a process has ended meanwhile, another one may show the same file.
                 if meaning is _Meaning.NONE or found.add(path, name if meaning is _Meaning.BY_SONAME else None):
                     seen.add(key)
     return found.files
 
 
 def _executed(text: str, *parts: str) -> list[MemoryMapping]:
-    """Return the mappings of code in whose lines one of ``parts`` stands."""
-    # Most processes have none of them, which is quickly known.
+    """Return the mappings of code whose lines contain one of ``parts``."""
+    # Most processes have none of them, which this test finds quickly.
     if not any(part in text for part in parts):
         return []
     return executable_mappings("\n".join(line for line in text.split("\n") if any(part in line for part in parts)))
 
 
 class _Meaning(Enum):
-    """Whether a file is meant by a module's name."""
+    """Condition under which a module's name means a file."""
 
     NONE = "not at all"
     BY_NAME = "by its name"
@@ -156,7 +156,7 @@ class _Meaning(Enum):
 
 
 class _ByPath:
-    """The file that a path leads to in each process."""
+    """The file at a path as each process sees it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -180,11 +180,11 @@ class _ByPath:
 
 
 class _ByName:
-    """The files with a file name or SONAME, or with a link of that name beside them."""
+    """Files with a certain file name or SONAME, or with a link of that name in their directory."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # A library is called libNAME.so.1.2 or libNAME-1.2.so where its SONAME is libNAME.so.1.
+        # A library with the SONAME libNAME.so.1 is called libNAME.so.1.2 or libNAME-1.2.so.
         self._stem = name.partition(".so")[0] or name
 
     def candidates(self, text: str, _root: str) -> list[MemoryMapping]:
@@ -200,16 +200,16 @@ class _ByName:
 
 
 def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
-    """Return a path that leads to the file of a mapping, and not to one that has taken its place."""
+    """Return a path that leads to the file of a mapping, and not to one that has replaced it."""
     exact = Path(f"/proc/{thread}/map_files/{mapping.start:x}-{mapping.end:x}")
     plain = Path(root + mapping.path)
     try:
         identity = file_id(exact)
     except PermissionError:
-        # Not ours to use: the path is as good as it gets.
+        # The exact path is not permitted, so the plain path has to do.
         return plain if not mapping.deleted and plain.is_file() else None
     except OSError:
-        return None  # the process has ended, and what its path means to us may be another file
+        return None  # the process has ended, and its path may mean another file here
     try:
         return plain if file_id(plain) == identity else exact
     except OSError:
@@ -217,7 +217,7 @@ def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
 
 
 class _Collection:
-    """The files that were found, each once."""
+    """Files that were found, each once."""
 
     def __init__(self, users: ForeignUsers, passed_over: Mapping[FileId, int]) -> None:
         self.files: list[ModuleFile] = []
@@ -233,9 +233,10 @@ class _Collection:
 
     def add(self, path: Path, soname: str | None) -> bool:
         """
-        Add the file of ``path`` unless it is there already; return False if it has gone.
+        Add the file of ``path`` unless it is included already; return False if it is gone.
 
-        It may have to have a SONAME. Where its owner has had enough files looked at, it is left for later.
+        ``soname`` is the SONAME that the file must have, or None. A file whose owner has reached the limit of files is
+        left for a later search.
         """
         try:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -275,21 +276,21 @@ class _Collection:
 
 
 _PAGE_FRAME = (1 << 55) - 1
-"""The bits of a ``/proc/PID/pagemap`` entry that hold the page frame number; 0 without CAP_SYS_ADMIN."""
+"""Mask of the page frame number in a ``/proc/PID/pagemap`` entry; the number is 0 without CAP_SYS_ADMIN."""
 
 
 def _share_pages(one: Path, other: Path) -> bool:
     """
     Return whether two files have their contents in the same memory, and so are one file to the kernel's uprobes.
 
-    Nothing else tells it of the files of an overlay file system: device and inode are the overlay's.
+    Only this identifies files of an overlay file system: device and inode are the overlay's.
     """
     try:
         a, b = one.stat(), other.stat()
         if (a.st_size, a.st_mtime_ns) != (b.st_size, b.st_mtime_ns) or not a.st_size:
             return False
         with _FirstPage(one) as first, _FirstPage(other) as second:
-            # Pages may be moved at any time, but hardly twice between three looks.
+            # Pages may be moved at any time, but hardly twice during three reads.
             frames = (first.frame(), second.frame(), first.frame())
     except OSError:
         return False
@@ -301,7 +302,7 @@ class _FirstPage:
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb", opener=without_waiting) as file:
-            # Private, so that it may be writable, which ctypes wants; it is never written.
+            # Private, so that it may be writable, which ctypes requires; it is never written.
             self._mapping = mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def __enter__(self) -> Self:
@@ -311,11 +312,11 @@ class _FirstPage:
         self._mapping.close()
 
     def frame(self) -> int:
-        """Return the number of the page frame, 0 if it is not ours to know."""
+        """Return the number of the page frame, 0 if the kernel hides it from this process."""
         view = ctypes.c_char.from_buffer(self._mapping)
         address = ctypes.addressof(view)
         del view
-        # By the kernel, which gets an error where we would get SIGBUS: the file may be truncated at any time.
+        # The kernel reads the page, and gets an error where this process would get SIGBUS: the file may be truncated.
         RemoteMemory().read(os.getpid(), address, 1)
         descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -328,11 +329,11 @@ class _FirstPage:
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
     """
-    A file's plan, and how the file is reached.
+    A file's plan, and the descriptors that lead to the file.
 
-    ``path`` is for people, and may lead to another file later; ``descriptor`` is that of the file, opened with O_PATH.
-    ``aliases`` are such descriptors of files that show the same contents: a uprobe in one is in all of them. ``owner``
-    is who else can change the file, ``warnings`` what was warned of that is due to it.
+    ``path`` is for users, and may lead to another file later; ``descriptor`` is that of the file, opened with O_PATH.
+    ``aliases`` are such descriptors of files with the same contents in memory: a uprobe in one is in all of them.
+    ``owner`` is who else can change the file, ``warnings`` are the warnings due to the file.
     """
 
     path: str
@@ -344,26 +345,26 @@ class PlannedFile:
 
     @property
     def reached(self) -> str:
-        """A path to the very file for the kernel."""
+        """Path for the kernel to this file, whatever ``path`` leads to."""
         return str(descriptor_path(self.descriptor))
 
     @property
     def resolved(self) -> ResolvedModule:
-        """What is known of the file."""
+        """The module as resolved from the file."""
         return self.plan.resolved
 
     @property
     def probes(self) -> Sequence[tuple[Probepoint, tuple[Site, ...]]]:
-        """The probepoints, each with its sites."""
+        """Probepoints, each with its sites."""
         return self.plan.probes
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
+        """Functions that match a pattern and have no probepoint."""
         return self.plan.left_out
 
     def conflicts(self) -> Iterator[Conflict]:
-        """Iterate over the places where processes hold other code than the file."""
+        """Iterate over the places where the code of processes differs from the file."""
         return conflicts_in(self)
 
     def original(self) -> tuple[tuple[int, int], Contents]:
@@ -373,17 +374,17 @@ class PlannedFile:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What is to be closed when the file is not needed any more."""
+        """Descriptors to be closed when the file is not needed any more."""
         return self.descriptor, *self.aliases
 
     @property
     def all_reached(self) -> tuple[str, ...]:
-        """Paths to the very file, and to those that show the same contents."""
+        """Paths to this file, and to those with the same contents in memory."""
         return tuple(str(descriptor_path(descriptor)) for descriptor in self.descriptors)
 
     @property
     def events(self) -> tuple[EventProbe, ...]:
-        """The samplers and watchpoints of the program for this file."""
+        """Samplers and watchpoints of the program for this file."""
         if not self.plan.resolved.events:
             return ()
         from dprobes.engines.ebpf.attach.perf_probes import events_in
@@ -398,10 +399,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Findings:
     """
-    The files, or the kernel, that are to be probed, the events, and what the user should hear about others.
+    The files or the kernel to be probed, the events, and notices for the user about other files.
 
-    ``known`` are all files that were looked at, as ``passed_over`` of ``module_files``. With ``is_partial`` some are
-    left to be looked at when the run has begun.
+    ``known`` are all files that were examined, as ``passed_over`` of ``module_files``. If ``is_partial``, some are left
+    to be examined when the run has begun.
     """
 
     files: Sequence[PlannedFile] = ()
@@ -414,7 +415,7 @@ class Findings:
 
 
 def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterator[Conflict]:
-    """Iterate over the places where processes hold other code than a file; see ``find_conflicts`` for ``users``."""
+    """Iterate over the places where the code of processes differs from a file; see ``find_conflicts`` for ``users``."""
     if places := places_of(file.plan):
         for path in file.all_reached:
             yield from find_conflicts(path, places, users=users)

@@ -1,4 +1,4 @@
-"""The handlers of a run's probepoints, compiled: one for all sites of a definition in a file that are placed alike."""
+"""Compiled handlers of a run's probepoints: one for all sites of a definition in a file with the same placement."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = ["HandlerCompiler", "Part", "ProbeNumbers", "batches", "has_tickets", 
 
 class ProbeNumbers:
     """
-    The probepoints of a run in the order of their numbers, through all files; ``probes`` only grows.
+    Probepoints of a run in the order of their numbers, through all files; ``probes`` only grows.
 
-    A number is the index in a session's ``probes``, in the probe table and in ring entries. ``sites`` are where each of
-    them has breakpoints, ``events`` those that are perf events.
+    A number is the index in a session's ``probes``, in the probe table and in ring entries. ``sites`` are the
+    breakpoints of each probepoint, ``events`` the probepoints that are perf events.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class ProbeNumbers:
         self.events: dict[int, EventProbe] = {}
 
     def enter(self, file: PlannedCode) -> range:
-        """Give the probepoints of a file their numbers."""
+        """Assign numbers to the probepoints of a file, and return them."""
         first = len(self.probes)
         for probe, sites in file.probes:
             self.sites[len(self.probes)] = sites
@@ -55,7 +55,7 @@ class ProbeNumbers:
         return range(first, len(self.probes))
 
     def enter_events(self, events: Sequence[EventProbe]) -> range:
-        """Give events their numbers."""
+        """Assign numbers to events, and return them."""
         first = len(self.probes)
         for event in events:
             self.events[len(self.probes)] = event
@@ -63,36 +63,36 @@ class ProbeNumbers:
         return range(first, len(self.probes))
 
     def renew_event(self, number: int, event: EventProbe) -> None:
-        """Put another event in the place of one: the same watchpoint or sampler, at other addresses."""
+        """Replace an event by the same watchpoint or sampler at other addresses."""
         self.events[number] = event
         self.probes[number] = event.probe
 
     def link_address(self, number: int) -> int:
-        """Return the link address of a probepoint's written place, or its address in the kernel."""
+        """Return the link address of a probepoint's specified place, or its address in the kernel."""
         return self.probes[number].instruction.address
 
     def limit(self, number: int) -> int:
-        """Return how many hits a probepoint takes, 0 if as many as there are."""
+        """Return the number of hits after which a probepoint ends, 0 if it has no limit."""
         definition = self.probes[number].definition
         return definition.passcount + definition.maxhits if definition.maxhits else 0
 
 
 ALONE_MAX = 16
 """
-How many definitions in a file have a program and a link each.
+Maximum number of definitions in a file that have a program and a link each.
 
-More of them share some: the kernel takes tens of milliseconds to take a link away, one after the other where this
-process was killed. A handler in a shared program costs each hit some 20 ns more.
+Beyond that, definitions share programs: the kernel takes tens of milliseconds to remove a link, one after the other if
+this process was killed. A handler in a shared program costs each hit some 20 ns more.
 """
 
 
 @dataclass(slots=True)
 class Part:
     """
-    The sites of one definition in one file that are placed alike, or an event.
+    The sites of one definition in one file with the same placement, or an event.
 
-    ``file`` is None for an event. ``lowered`` is the code until it is loaded: some KiB for each definition. What is
-    ``shared`` was lowered for a program with other handlers.
+    ``file`` is None for an event. ``lowered`` is the code until it is loaded: some KiB for each definition. If
+    ``shared``, it was compiled for a program with other handlers.
     """
 
     file: PlannedCode | None
@@ -104,20 +104,20 @@ class Part:
 
     @property
     def code(self) -> Lowered:
-        """The code, while it is there."""
+        """Compiled code, until it is loaded."""
         assert self.lowered is not None, "a part is attached twice"
         return self.lowered
 
 
 def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Iterate over the parts that get a program together."""
+    """Iterate over the groups of parts that share a program."""
     shared: dict[tuple[int, Placement | None, bool, bool, int], list[Part]] = defaultdict(list)
     for part in parts:
         if not part.shared:
             yield [part]
             continue
         number, layer = _number(part), 0
-        # A definition may have several parts with the same probepoint, which the cookie does not tell apart.
+        # A definition may have several parts with the same probepoint, which the cookie does not distinguish.
         while (alike := shared[_kind(part, layer)]) and _number(alike[-1]) == number:
             layer += 1
         alike.append(part)
@@ -142,7 +142,7 @@ def _of_limited_size(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 def _kind(part: Part, layer: int) -> tuple[int, Placement | None, bool, bool, int]:
-    """Return what parts must have in common to share a program and a link."""
+    """Return the properties that parts must have in common to share a program and a link."""
     own = part.placement if part.placement.is_in_kernel or part.placement is Placement.URETPROBE else None
     return id(part.file), own, bool(part.sites[0][1].anchor), part.code.sleepable, layer
 
@@ -163,14 +163,14 @@ def joined(batch: Sequence[Part], bank_size: int) -> Lowered:
 
 
 def has_tickets(program: Program) -> bool:
-    """Return whether what a hit has drawn is to be given back if its instruction faults."""
+    """Return whether the tickets of a hit must be returned if its instruction faults."""
     return any(definition.passcount or definition.maxhits for definition in program.definitions) or any(
         instruction.row.operator == "remove" for code in program.bodies() for instruction in code.instructions
     )
 
 
 class _Kind(NamedTuple):
-    """What sites have in common that share code; ``alone`` is the probepoint that shares with no other one, or -1."""
+    """Common properties of sites that share code; ``alone`` is a probepoint that shares with no other, or -1."""
 
     definition: int
     placement: Placement
@@ -183,7 +183,7 @@ class _Kind(NamedTuple):
 
 
 def largest_entry(program: Program) -> int:
-    """Return the size of what is kept of the entry of a call at most, whatever the architecture; 0 if nothing is."""
+    """Return the maximum size in bytes of the data kept of the entry of a call, on any architecture; 0 if none is."""
     kept = (
         _kept(program, definition, architecture(name), is_uretprobe=False)
         for definition in program.definitions
@@ -200,7 +200,7 @@ def largest_entry(program: Program) -> int:
 def _kept(
     program: Program, definition: ProbeDefinition, target: Architecture, *, is_uretprobe: bool
 ) -> KeptEntry | None:
-    """Return what a handler of a return wants to know of the entry."""
+    """Return the data of the entry that a handler of a return needs, None if it needs none."""
     registers = entry_registers(program, definition, target)
     if registers is None:
         return None
@@ -208,7 +208,7 @@ def _kept(
 
 
 class HandlerCompiler:
-    """A compiler of handlers; ``request`` is what they have in common, ``items`` what records are to carry."""
+    """Compiler of handlers; ``request`` has their common properties, ``items`` are the header items of records."""
 
     def __init__(
         self, program: Program, numbers: ProbeNumbers, request: Request, items: Item, features: Features
@@ -222,7 +222,7 @@ class HandlerCompiler:
         self._has_multi = Feature.UPROBE_MULTI in features
         self._notes_tickets = has_tickets(program)
         self.giving_back: set[int] = set()
-        """The probepoints whose hits give their ticket back if the instruction faults; those of late files join."""
+        """Probepoints whose hits return their ticket if the instruction faults, also those of newly mapped files."""
 
     def parts(self, file: PlannedCode, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
@@ -247,7 +247,7 @@ class HandlerCompiler:
 
     def _kind_of(self, file: PlannedCode, number: int, site: Site) -> _Kind:
         probe = self._numbers.probes[number]
-        # Where the module lies is told by where the hit was; the cookie says it to handlers of several places.
+        # The place of the hit determines the module's address; the cookie tells it to handlers of several places.
         moved = site.moved if file.resolved.symbols and not self._is_glob(probe.number) else 0
         return _Kind(
             probe.number,
@@ -255,7 +255,7 @@ class HandlerCompiler:
             site.return_bytes,
             bool(site.anchor),
             site.is_entry,
-            number if site.placement.is_trampoline else -1,  # a program there is for one function
+            number if site.placement.is_trampoline else -1,  # such a program is for one function
             self._pushed(probe),
             moved,
         )
@@ -266,7 +266,7 @@ class HandlerCompiler:
     def _request_for(
         self, file: PlannedCode, kind: _Kind, sites: Sequence[tuple[int, Site]], note: int | None, *, is_nesting: bool
     ) -> Request:
-        """Return what is asked for the code of some sites."""
+        """Return the request for the code of some sites."""
         definition, resolved = self._program.definitions[kind.definition], file.resolved
         is_glob = self._is_glob(kind.definition)
         first, site = sites[0]
@@ -292,7 +292,7 @@ class HandlerCompiler:
     def _handler(
         self, file: PlannedCode, kind: _Kind, sites: list[tuple[int, Site]], request: Request, *, are_many: bool
     ) -> Part:
-        """Compile the handler of some sites; where there ``are_many``, for a program with others if it can be."""
+        """Compile the handler of some sites; if there ``are_many`` and it is possible, for a shared program."""
         probe, resolved = self._numbers.probes[sites[0][0]], file.resolved
         definition, start = self._program.definitions[kind.definition], resolved.image.handlers[kind.definition]
         point = Point.of(self._program, definition, probe.offset, probe.arguments)
@@ -309,7 +309,7 @@ class HandlerCompiler:
         return Part(file, kind.definition, kind.placement, sites, lowered, shared=shared)
 
     def _pushed(self, probe: Probepoint) -> tuple[Argument, ...]:
-        """Return where the arguments are that the handler of a USDT probe pushes: sites that differ share no code."""
+        """Return the locations of the arguments that a USDT handler pushes: sites that differ share no code."""
         if not (arguments := probe.arguments):
             return ()
         from dprobes.resolve.usdt_probes import arguments_used
@@ -338,12 +338,12 @@ class HandlerCompiler:
                 yield Part(None, event.probe.number, event.placement, [(number, site)], lowered)
 
     def _is_uncertain(self, number: int, sites: Sequence[tuple[int, Site]]) -> bool:
-        """Return whether records are to be dropped should the instruction fault."""
+        """Return whether records must be dropped if the instruction faults."""
         definition = self._program.definitions[number]
         return not self._program.keeps_log_on_fault(definition) and any(site.may_fault for _, site in sites)
 
     def _note_of(self, number: int, sites: Sequence[tuple[int, Site]], used: Counter[int]) -> int | None:
-        """Return which pair of a note is that of a handler; ``used`` counts those that are taken at an offset."""
+        """Return the pair of a note for a handler, None if it needs none; ``used`` counts pairs by offset."""
         if not (self._notes_tickets and self._is_uncertain(number, sites)):
             return None
         note = max(used[site.offset] for _, site in sites)
@@ -351,7 +351,7 @@ class HandlerCompiler:
         return note if note < NOTE_HITS else None
 
     def faulting(self, parts: Iterable[Part]) -> dict[int, int]:
-        """Return the probepoints whose records are dropped if the instruction faults, with the offset of that."""
+        """Return the probepoints whose records are dropped if the instruction faults, with the instruction's offset."""
         return {
             probe: site.offset
             for part in parts

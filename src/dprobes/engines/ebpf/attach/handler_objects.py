@@ -1,8 +1,8 @@
 """
-Compiled handlers: whether they can be, and in the kernel, and what a refusal there means.
+Compiled handlers: checks whether they can run in the kernel, their loading, and the meaning of refusals.
 
-Handlers are written so that the verifier accepts them. One that it does not accept is a bug in DProbes: what the
-verifier says goes to a file, for the report, and never to the user as an answer.
+Handlers are written so that the verifier accepts them. A handler that it refuses is a bug in DProbes: the verifier's
+log is written to a file, for the bug report. It is never shown to the user as an answer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TOO_LARGE = re.compile(r"^BPF program is too large\. Processed (\d+) insn", re.
 
 
 def span_in(program: Program, word_size: int, offset: int) -> Span | None:
-    """Return where the instruction at a byte of the encoded program was written."""
+    """Return the place in the source of the instruction at an offset of the encoded program, None if there is none."""
     from dprobes.rpn.instruction_encoding import encode
 
     return encode(program, architecture("i386" if word_size == _NARROW else "x86_64")).span_of(offset)
@@ -62,15 +62,15 @@ def span_in(program: Program, word_size: int, offset: int) -> Span | None:
 
 def source_place(log: str, lowered: Lowered, span_of: Callable[[int], Span | None]) -> Span | None:
     """
-    Return where in the source of a handler the verifier stopped; None if it did not say.
+    Return the place in a handler's source at which the verifier stopped; None if its log does not tell.
 
-    ``span_of`` knows the place of the instruction at a byte of the encoded program.
+    ``span_of`` returns the place of the instruction at an offset of the encoded program.
     """
     numbers = _INSTRUCTION.findall(log)
     origins = lowered.assembled.origins
     if not numbers or int(numbers[-1]) >= len(origins):
         return None
-    # What belongs to no instruction was written for the one before it.
+    # Code that belongs to no instruction was generated for the one before it.
     before = [origin for origin in origins[: int(numbers[-1]) + 1] if origin >= 0]
     return span_of(before[-1]) if before else None
 
@@ -78,7 +78,7 @@ def source_place(log: str, lowered: Lowered, span_of: Callable[[int], Span | Non
 def rejection(
     program: bpf_calls.Program, lowered: Lowered, name: str, error: OSError, span_of: Callable[[int], Span | None]
 ) -> DprobesError:
-    """Return the error that the kernel does not take the handler called ``name``, with what its verifier says."""
+    """Return the error for the kernel's refusal of the handler called ``name``, with the verifier's log."""
     log = verifier_log(program, LogLevel.LEVEL1 | LogLevel.STATS)
     span = source_place(log, lowered, span_of)
     where = f" at {span.file.name}:{span.line}" if span is not None else ""
@@ -100,7 +100,7 @@ _SHORTAGES = (errno.ENOMEM, errno.ENFILE, errno.EMFILE)
 
 
 def basic_request(features: Features, program: Program) -> Request:
-    """Return what is asked for all handlers of a program on a kernel."""
+    """Return the common request for all handlers of a program on a kernel."""
     return Request(
         abilities=abilities_of(features, program),
         in_kernel=space_of(program) is Space.KERNEL,
@@ -115,7 +115,7 @@ def basic_request(features: Features, program: Program) -> Request:
 
 
 def _compiled_extensions(program: Program) -> dict[str, Callable[[Composer], None]]:
-    """Return what a program may call by ``callk``, in order of registration, in the form for eBPF if there is one."""
+    """Return the extensions that a program may call by ``callk``, in order of registration, that have an eBPF form."""
     from dprobes.extensions.extension_registry import called_extensions, load_extensions
 
     extensions = load_extensions(called_extensions(program))
@@ -125,7 +125,7 @@ def _compiled_extensions(program: Program) -> dict[str, Callable[[Composer], Non
 def check_handlers(
     program: Program, image: CodeImage, architecture: Architecture, diagnostics: Diagnostics, request: Request
 ) -> None:
-    """Add an error for each handler that cannot be compiled for a processor, or not be obeyed from here."""
+    """Add an error for each handler that cannot be compiled for a processor, or carried out from this namespace."""
     from dprobes.bpf.lower import check_lowering
 
     refuse_stops(program, diagnostics)
@@ -151,7 +151,7 @@ _NO_CORE = "what runs in the kernel has no core; 'exit 2' of --engine gdb=ENDPOI
 
 
 def _refuse_exits(program: Program, diagnostics: Diagnostics) -> None:
-    """Add an error for each exit in the kernel that hands over: whatever runs there cannot be stopped for that."""
+    """Add an error for each exit that hands kernel code to the debugger or dumps it: it cannot be stopped for that."""
     for code in program.bodies():
         for instruction in code.instructions:
             if instruction.row.syntax == "exit <code>" and instruction.operand in (1, 2, 3):
@@ -170,9 +170,9 @@ def _in_code(request: Request, definition: ProbeDefinition) -> Placement:
 
 def _warn_of_breakpoints(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
     """
-    Warn of handlers that may read the code at their own place, where the kernel's breakpoint is to be seen.
+    Warn of handlers that may read the code at their own place, where the kernel's breakpoint is visible.
 
-    The place of a return is after a call, where none is.
+    The place of a return is after a call, where no breakpoint is.
     """
     for definition in program.definitions:
         if definition.watchpoint is not None or definition.at_return or isinstance(definition.location, Sampler):
@@ -206,9 +206,9 @@ def load_handler(
     span_of: Callable[[int], Span | None] = lambda _origin: None,
 ) -> int:
     """
-    Load a handler and return its descriptor; ``name`` names it for people.
+    Load a handler and return its descriptor; ``name`` names it for users.
 
-    ``span_of`` returns where the instruction at a byte of the encoded program was written. ``attach_type`` is that of
+    ``span_of`` returns the place of the instruction at an offset of the encoded program. ``attach_type`` is that of
     uprobes on this kernel; the handler of an EVENT has none, that of a TRACEPOINT its ``form``.
     """
     if placement.is_in_kernel and not placement.is_trampoline:
@@ -236,7 +236,7 @@ def load_handler(
 
 
 def attach_nothing(path: str, offset: int) -> Descriptors:
-    """Attach a program that does nothing to a place in a file, until the result is closed; OSError if that fails."""
+    """Attach a program that does nothing to a place in a file, until the result is closed; or raise OSError."""
     features, nothing = Features(), finished(Assembler())
     program = load(nothing, {}, ProgramType.KPROBE, attach_type=uprobe_attach_type(features), name="nothing")
     try:

@@ -1,7 +1,7 @@
 """
-A program in the kernel: from the plans of its files to maps, loaded handlers and links.
+A program in the kernel: its maps, loaded handlers and links, made from the plans of its files.
 
-Which handlers there are is the business of ``handler_compiler``, which links of ``site_links``.
+``handler_compiler`` compiles the handlers, ``site_links`` manages the links.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = ["Installation"]
 
 
 _RING_WITHOUT_RECORDS = 1 << 21
-"""Bytes of the ring where hits leave records of exceptions only: to make a large one takes longer than all else."""
+"""Maximum size of the ring in bytes if hits leave only records of exceptions: making a large one takes longest."""
 
 _LISTED = 3  # offsets named in a message
 
@@ -64,14 +64,14 @@ _WATCHED_LATE = (
 )
 
 _ROOM = 2
-"""How many times as many probepoints there may come to be, by files that are found late."""
+"""Factor by which the number of probepoints may grow, because of newly mapped files."""
 
 _ROOM_MIN = 64
-"""How many there may come to be at least."""
+"""Minimum number of probepoints for which there is room."""
 
 
 class Installation:
-    """A program in the kernel; ``attach`` makes it hit."""
+    """A program loaded into the kernel; ``attach`` makes its probepoints active."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Installation:
         features = self._features = settings.features
         self._program = job.program
         self.numbers = numbers = ProbeNumbers()
-        """The probepoints with their sites."""
+        """Numbers of the probepoints, with their sites."""
         self._unavailable: dict[int, str] = {}
         planned: list[PlannedCode] = [*found.files, *([found.kernel] if found.kernel is not None else ())]
         owned = [(code, numbers.enter(code)) for code in planned]
@@ -93,7 +93,7 @@ class Installation:
         count = len(self.probes)
         self.bank_size = power_of_two(max(_ROOM * count, _ROOM_MIN))
         self.entries = 2 * self.bank_size
-        """How many entries the probe table has."""
+        """Number of entries of the probe table."""
         self._foreign_room = (self.bank_size - count) // 2
         if self.entries > PROBE_MAX:
             raise EngineError(f"{count} probepoints are too many: the ebpf engine can have {PROBE_MAX // 2 // _ROOM}")
@@ -126,9 +126,9 @@ class Installation:
         self._programs = Descriptors()
         self._scope, self._filter = job.scope, scope
         self._watches: dict[int, ModuleWatch] = {}
-        """What watches the memory of modules; most programs watch none."""
+        """Watches on the memory of modules, by module; most programs have none."""
         self.kernel = KernelGroups(numbers.probes, found.kernel, request, self.maps.descriptors, features)
-        """What is attached in the kernel."""
+        """Probepoints attached to the kernel's code."""
 
     def _make_maps(
         self,
@@ -140,7 +140,7 @@ class Installation:
         *,
         for_events: bool,
     ) -> SharedMaps:
-        """Make the maps of the program, whose handlers have a state of so many bytes."""
+        """Create the maps of the program, whose handlers have a state of ``state`` bytes."""
         program, shared, tables = self._program, job.globals, request.tables
         if shared is not None:
             shared.check(program.gvars)
@@ -171,16 +171,16 @@ class Installation:
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints; new ones come at the end."""
+        """Probepoints; new ones are appended."""
         return self.numbers.probes
 
     @property
     def giving_back(self) -> AbstractSet[int]:
-        """The probepoints whose hits give their ticket back if the instruction faults; those of late files join."""
+        """Probepoints whose hits return their ticket if the instruction faults, also those of newly mapped files."""
         return self._compiler.giving_back
 
     def is_void(self, probe: int, reason: int) -> bool:
-        """Return whether the hit that was to end a probepoint turned out not to count: its instruction has faulted."""
+        """Return whether the hit that was to end a probepoint does not count, because its instruction faulted."""
         if probe not in self.giving_back:
             return False
         if reason == REMOVE:
@@ -188,7 +188,7 @@ class Installation:
         return reason == LIMIT and self.attachments.hits(probe) < self.numbers.limit(probe)
 
     def expired(self) -> set[int]:
-        """Return the probepoints that have come to their end in the kernel, and that nobody has removed."""
+        """Return the probepoints that have ended in the kernel, and that have not been removed yet."""
         exhausted = {
             probe
             for probe in self.giving_back
@@ -198,21 +198,21 @@ class Installation:
 
     @property
     def faulting(self) -> dict[int, int]:
-        """The probepoints whose records are dropped if the instruction faults, with the offset of that."""
+        """Probepoints whose records are dropped if the instruction faults, with the instruction's offset."""
         return self._compiler.faulting(self._parts)
 
     def has_room_for(self, file: PlannedFile) -> bool:
-        """Return whether a file that is found late can still be added."""
+        """Return whether a newly mapped file can still be added."""
         more = len(file.probes) + len(file.resolved.events)
         if file.owner is not None and more > self._foreign_room:
-            return False  # the other half is for those that other users do not make
+            return False  # the other half is reserved for files of this user
         return len(self.probes) + more <= self.bank_size
 
     def add(self, file: PlannedFile, conflicts: Iterable[Conflict]) -> list[StateEvent]:
         """
-        Attach the handlers to a file that was found late; return the states of its probepoints.
+        Attach the handlers to a newly mapped file; return the states of its probepoints.
 
-        ``conflicts`` says where processes hold other code.
+        ``conflicts`` are the places at which processes have other code.
         """
         if file.owner is not None:
             self._foreign_room -= len(file.probes)
@@ -227,10 +227,10 @@ class Installation:
 
     def attach(self) -> list[StateEvent]:
         """
-        Load the handlers and attach them, the probe table being filled before.
+        Load the handlers and attach them, after filling the probe table.
 
-        Return what keeps probepoints from being inserted: code that is not the file's, in whatever process, or the lack
-        of debug registers.
+        Return the states of probepoints that cannot be inserted, because a process has code that is not the file's, or
+        because debug registers are unavailable.
         """
         files = {id(part.file): part.file for part in self._parts if part.file is not None}
         states: list[StateEvent] = []
@@ -256,7 +256,7 @@ class Installation:
         return [*states, *self._unavailable_of(numbers), *self.kernel.states_of(numbers)]
 
     def _attach_batch(self, batch: Sequence[Part]) -> None:
-        """Load the program of some parts, and attach it."""
+        """Load the program of a batch of parts, and attach it."""
         first = batch[0]
         watching = self._watching_of(first.sites[0][0])
         maps = watching.maps if watching is not None else self.maps.descriptors
@@ -279,7 +279,7 @@ class Installation:
             return
         self.attachments.attach(group)
         if len({probe for probe, _ in sites}) == 1 and reached:
-            # It is never attached again, and the link keeps it.
+            # The program is never attached again, and the link keeps it loaded.
             os.close(self._programs.remove(program))
 
     def _unavailable_of(self, numbers: Iterable[int]) -> list[StateEvent]:
@@ -287,13 +287,13 @@ class Installation:
         return [StateEvent((n,), 0, ProbeState.DEBUGREG_UNAVAIL, found[n]) for n in numbers if n in found]
 
     def _is_postponed(self, number: int) -> bool:
-        """Return whether a probepoint is attached when another program has made room: debug registers are few."""
+        """Return whether a probepoint waits for another program's debug registers, of which there are few."""
         if number not in self.numbers.events or self.maps.switch_over is not SwitchOver.NOT_OURS:
             return False
         return self.numbers.events[number].probe.kind is ProbeKind.WATCHPOINT
 
     def attach_postponed(self) -> list[Event]:
-        """Attach what had to wait for another program's end; what the kernel refuses is reported, not raised."""
+        """Attach what had to wait for another program's end; refusals of the kernel are reported, not raised."""
         postponed, self._postponed = self._postponed, []
         if not postponed:
             return []
@@ -312,7 +312,7 @@ class Installation:
         return events
 
     def _form_of(self, part: Part) -> ProgramForm | None:
-        """Return how the kernel is to take the program of a part at a tracepoint or a trampoline; None for others."""
+        """Return the load parameters of a part's program at a tracepoint or trampoline; None for others."""
         if part.placement.is_trampoline:
             from dprobes.engines.ebpf.kernel.bpf_links import trampoline_form
 
@@ -327,7 +327,7 @@ class Installation:
         return form_of(entry_of(traced) if site.is_entry else traced, self._features.types)
 
     def _watching_of(self, number: int) -> ModuleWatch | None:
-        """Return what watches the module of a watchpoint; None for other probepoints."""
+        """Return the watch on the module of a watchpoint; None for other probepoints."""
         event = self.numbers.events.get(number)
         if event is None or event.module is None or event.probe.kind is not ProbeKind.WATCHPOINT:
             return None
@@ -340,7 +340,7 @@ class Installation:
         return self._watches[key]
 
     def happened(self) -> Iterator[Event]:
-        """Iterate over what happened to watchpoints in single processes."""
+        """Iterate over events of watchpoints in single processes."""
         for each in self._watches.values():
             yield from each.happened()
 
@@ -349,7 +349,7 @@ class Installation:
             each.start()
 
     def _refuse_conflicting(self, file: PlannedCode, conflicts: Iterable[Conflict]) -> list[StateEvent]:
-        """Keep the probepoints of a file from being attached that are in conflict; return their states."""
+        """Exclude the conflicting probepoints of a file from being attached; return their states."""
         events: list[StateEvent] = []
         probes: dict[int, set[int]] = {}
         for part in self._parts:
@@ -395,7 +395,7 @@ class Installation:
         return links
 
     def warning_of_slow_end(self) -> Notice | None:
-        """Return the note for a kernel that takes long to remove breakpoints."""
+        """Return the notice for a kernel that takes long to remove breakpoints."""
         count = sum(
             probe not in self._conflicting
             for part in self._parts
@@ -412,12 +412,12 @@ class Installation:
 
     @property
     def attached(self) -> tuple[int, ...]:
-        """The probepoints that can be hit."""
+        """Probepoints that can be hit."""
         absent = self._conflicting | self._unavailable.keys() | self.kernel.refused.keys()
         return tuple(number for number, sites in self.numbers.sites.items() if sites and number not in absent)
 
     def attach_events(self, numbers: Iterable[int]) -> list[StateEvent]:
-        """Compile and attach events whose addresses are known only now; return what cannot be attached."""
+        """Compile and attach events whose addresses are known only now; return the states of those that fail."""
         for number in numbers:
             self._unavailable.pop(number, None)
         return self._attach(list(self._compiler.event_parts(numbers)), [])
@@ -427,7 +427,7 @@ class Installation:
         return number, self.bank_size + number
 
     def detach(self) -> None:
-        """Give up all links; what can be counted still can."""
+        """Close all links; counters can still be read."""
         self.kernel.look_at_ways()
         self.attachments.close()
 
@@ -449,12 +449,12 @@ class Installation:
         return found
 
     def unhandled(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the probepoints of which exceptions ended handlers, with the bits of those."""
+        """Iterate over the probepoints whose handlers exceptions ended, each with a bit mask of the exceptions."""
         for entry, bits in self.maps.unhandled().items():
             yield entry % self.bank_size, bits
 
     def close(self) -> None:
-        """Take everything out of the kernel."""
+        """Remove links, programs and maps from the kernel."""
         self.detach()
         for each in self._watches.values():
             each.close()

@@ -1,4 +1,4 @@
-"""The maps of one run (``map_layouts``), made with the sizes that its handlers need, and the probe table's fields."""
+"""BPF maps of one run (``map_layouts``), sized for its handlers, and access to the fields of the probe table."""
 
 from __future__ import annotations
 
@@ -63,14 +63,13 @@ _COSTS = {
     Placement.TRACEPOINT: 100,
 }
 """
-Nanoseconds that a hit costs besides its handler, which cannot see that: the trap is over before it, or comes after it.
-
-The figures are those of docs/engines.md, and for the kernel of a machine of today; on slower ones hits cost more.
+Cost of a hit in nanoseconds, excluding its handler, which cannot measure it: the trap precedes or follows the handler.
+The figures are those of docs/engines.md and of the kernel of a current machine; hits cost more on slower machines.
 """
 
 
 def hit_cost(site: Site) -> int:
-    """Return the nanoseconds that a hit at a site takes besides its handler."""
+    """Return the cost of a hit at a site in nanoseconds, excluding its handler."""
     if site.executed == DEBUG_REGISTER:
         return _DEBUG_EXCEPTION
     if (cost := _COSTS.get(site.placement)) is not None:
@@ -79,14 +78,14 @@ def hit_cost(site: Site) -> int:
 
 
 class LoadMaps:
-    """The maps of the overload guard: times and counts that hits leave; leaving the context manager closes them."""
+    """Maps of the overload guard: times and counters that hits update; leaving the context manager closes them."""
 
     def __init__(self, probes: int, cpus: int) -> None:
-        """Make them for so many entries of the probe table and so many CPUs, a power of two."""
+        """Create the maps for ``probes`` entries of the probe table and ``cpus`` CPUs, which is a power of two."""
         with contextlib.ExitStack() as stack:
             self._cpus = stack.enter_context(ArrayMap(CPU_LOAD_SIZE * cpus, name="dprobes_cpus"))
             self._probes = stack.enter_context(ArrayMap(PROBE_LOAD_SIZE * power_of_two(probes), name="dprobes_loads"))
-            # Mapping one takes a descriptor as well; what can be read at all can be read to the end.
+            # Map the arrays now: mapping takes a descriptor as well, and later reads must not fail for want of one.
             _ = self._cpus.words, self._probes.words, self._probes.halves
             self._stack = stack.pop_all()
 
@@ -98,31 +97,31 @@ class LoadMaps:
 
     @property
     def descriptors(self) -> Mapping[MapName, int]:
-        """The descriptors by what handlers call the maps."""
+        """File descriptors of the maps by the names that handlers use."""
         return {MapName.CPU_LOAD: self._cpus.fd, MapName.PROBE_LOAD: self._probes.fd}
 
     def spent(self) -> list[int]:
-        """Return the nanoseconds that hits have taken of each CPU."""
+        """Return the nanoseconds that hits have taken on each CPU, traps and handlers together."""
         words, stride = self._cpus.words, CPU_LOAD_SIZE // 8
         both = words[CpuLoad.TRAPS // 8 :: stride], words[CpuLoad.HANDLERS // 8 :: stride]
         return [traps + handlers for traps, handlers in zip(*both, strict=True)]
 
     def column(self, what: ProbeLoad) -> list[int]:
-        """Return a 64-bit field of all entries."""
+        """Return one 64-bit field of all entries."""
         return list(self._probes.words[what // 8 :: PROBE_LOAD_SIZE // 8])
 
     def skipped(self, entry: int) -> int:
-        """Return how many hits of an entry ran no handler."""
+        """Return the number of hits of an entry that ran no handler."""
         count: int = self._probes.words[(entry * PROBE_LOAD_SIZE + ProbeLoad.SKIPPED) // 8]
         return count
 
     def cost(self, entry: int) -> int:
-        """Return what a hit of an entry costs besides its handler, in nanoseconds."""
+        """Return the cost of a hit of an entry in nanoseconds, excluding its handler."""
         cost: int = self._probes.halves[(entry * PROBE_LOAD_SIZE + ProbeLoad.COST) // 4]
         return cost
 
     def set_costs(self, sites: Iterable[tuple[Iterable[int], Site]]) -> None:
-        """Enter what a hit costs besides its handler; ``sites`` come with the entries of their probepoints."""
+        """Write the costs of hits without handlers; ``sites`` pairs the entries of probepoints with their site."""
         halves = self._probes.halves
         at_entry: dict[int, int] = {}
         for entries, site in sites:
@@ -137,7 +136,7 @@ class LoadMaps:
             halves[place] += cost
 
     def thin(self, entry: int, thinning: int) -> None:
-        """Let one hit of so many run the handler."""
+        """Run the handler for one of every ``thinning`` hits of an entry."""
         self._probes.halves[(entry * PROBE_LOAD_SIZE + ProbeLoad.THINNING) // 4] = thinning
 
 
@@ -147,28 +146,30 @@ _TOO_MUCH = "a smaller --ring-size needs less, and so do a smaller 'logmax' and 
 _LOCKED = "kernels before 5.11 count them as locked memory: raise its limit (ulimit -l unlimited)"
 _HINTS = {errno.EPERM: _LOCKED, errno.EMFILE: TOO_MANY_FILES}
 _SCOPE_SIZE = 1 << 16
-"""How many processes a scope can hold at a time."""
+"""Maximum number of processes in a scope at a time."""
 _NOTES = 1 << 12
-"""How many threads can be between a hit and the end of its instruction; if more are, the oldest ones are forgotten."""
+"""Maximum number of threads between a hit and the end of its instruction; beyond it, the oldest are forgotten."""
 
 
 _ENTRIES, _SPACES = 1 << 14, 1 << 13
-"""Of how many calls the entry is kept, and of how many processes; if there are more, the oldest ones are forgotten."""
+"""Maximum numbers of calls and of processes whose entry data is kept; beyond them, the oldest are forgotten."""
 _THREADS, _THREADS_MIN, _THREADS_SIZE = 1 << 13, 1 << 10, 8 << 20
-"""How many threads can have variables at a time: at most and at least, and in how many bytes between these."""
+"""
+Maximum and minimum number of threads with variables at a time, and the size in bytes that limits it between these.
+"""
 _ENDING = 1 << 16
-"""How many threads can be between their end and that of their number."""
+"""Maximum number of threads between their exit and the release of their thread id."""
 
 
 def state_count() -> int:
-    """Return how many handlers can run at once: a few on each CPU, because handlers may sleep and be preempted."""
-    # A handler takes one of those of its CPU (``bpf.lower.hits.hit_prologue``).
+    """Return the number of handlers that can run at once: a few per CPU, as handlers may sleep and be preempted."""
+    # A handler takes one of the states of its CPU (``bpf.lower.hits.hit_prologue``).
     return max(_STATES_MIN, power_of_two(_STATES_FOR_CPU * (max(online_cpus()) + 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of the maps: ``state`` and ``ring`` in bytes, variables by their number."""
+    """Sizes of the maps: ``state`` and ``ring`` in bytes, the other fields in entries."""
 
     probes: int
     state: int
@@ -180,26 +181,26 @@ class Sizes:
     cpu_variables: int = 0
     thread_variables: int = 0
     for_tree: bool = False
-    """Whether the processes in scope are a tree, of which SCOPE holds the ids."""
+    """True if the scope is a process tree; SCOPE contains the ids of its processes."""
     for_events: bool = False
-    """Whether handlers of perf events use the maps."""
+    """True if handlers of perf events use the maps."""
     replaceable: bool = False
-    """Whether another program may take the place of this one."""
+    """True if another program may replace this one."""
     replaces: bool = False
-    """Whether this program takes the place of another one."""
+    """True if this program replaces another one."""
     notes: bool = False
-    """Whether hits do not count whose instruction faults, where there is a limit."""
+    """True if a hit does not count when its instruction faults and the probepoint has a limit of hits."""
     loads: bool = False
-    """Whether there is an overload guard."""
+    """True if there is an overload guard."""
     entry: int = 0
-    """The size of what is kept of the entry of a call, 0 if nothing is."""
+    """Size in bytes of the data kept from the entry of a call, 0 if none is."""
     stops: bool = False
-    """Whether handlers stop processes for a core."""
+    """True if handlers stop processes to write their cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeCounters:
-    """What the probe table counts of one probepoint (``map_layouts.ProbeField``)."""
+    """Counters of one probepoint in the probe table (``map_layouts.ProbeField``)."""
 
     hits: int
     records: int
@@ -210,10 +211,10 @@ class ProbeCounters:
 
 class SharedMaps:
     """
-    The maps; leaving the context manager closes them.
+    Maps of one run; leaving the context manager closes them.
 
-    ``descriptors`` are theirs by what handlers call them. ``tables`` are the keyed ones, ``load`` those of the overload
-    guard and ``stops`` the list of stopped processes, None where there are none.
+    ``descriptors`` maps the names that handlers use to file descriptors. ``tables`` are the keyed tables, ``load`` is
+    the overload guard's maps and ``stops`` the list of stopped processes; each is None if the run has none.
     """
 
     def __init__(
@@ -225,10 +226,11 @@ class SharedMaps:
         principal: SharedMaps | None = None,
     ) -> None:
         """
-        Make the maps; those of variables and tables are the ``principal``'s if there is one, which lives longer.
+        Create the maps; those of variables and tables are the ``principal``'s if there is one.
 
-        ``shared_globals`` is the descriptor of the global variables, where others have them, too. ``tables`` are the
-        program's keyed tables, of which all CPUs share some (``Request.shared_tables``).
+        The ``principal`` must outlive these maps. ``shared_globals`` is the descriptor of the global variables, if they
+        are shared with other programs. ``tables`` are the program's keyed tables; those in ``shared_tables`` are shared
+        by all CPUs (``Request.shared_tables``).
         """
         self.descriptors: dict[MapName, int] = {}
         self.tables: KernelTables | None = None
@@ -257,13 +259,13 @@ class SharedMaps:
             self._stack = stack.pop_all()
 
     def _add(self, name: MapName, made: MapT) -> MapT:
-        """Own a map, which handlers call by a name."""
+        """Register a map under the name that handlers use, and close it with the others."""
         self.descriptors[name] = made.fd
         self._stack.enter_context(made)
         return made
 
     def _make_common(self, sizes: Sizes) -> None:
-        """Make the maps that every program has."""
+        """Create the maps that every program needs."""
         self.ring = self._add(MapName.RING, RingBuffer(sizes.ring, "dprobes_ring"))
         scope_size = _SCOPE_SIZE if sizes.for_tree else 1
         scope = HashMap(4, SCOPE_VALUE.size, scope_size, "dprobes_scope", preallocated=sizes.for_events)
@@ -278,12 +280,12 @@ class SharedMaps:
         self._add(MapName.SAMPLES, ArrayMap(samples, name="dprobes_samples"))
 
     def _make_variables(self, sizes: Sizes, tables: Sequence[Table], shared_tables: AbstractSet[int]) -> None:
-        """Make the maps of variables and tables, which others may use as well."""
+        """Create the maps of variables and tables, which companions may share."""
         before = set(self.descriptors)
         self._locals: ArrayMap = self._add(MapName.LOCALS, ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
         per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
         self._cpu: ArrayMap = self._add(MapName.CPU_VARIABLES, ArrayMap(per_cpu, name="dprobes_cv"))
-        # Mapping one takes a descriptor as well; what can be read at all can be read to the end.
+        # Map the arrays now: mapping takes a descriptor as well, and later reads must not fail for want of one.
         for each, count in ((self._locals, sizes.locals), (self._cpu, sizes.cpu_variables)):
             if count:
                 _ = each.words
@@ -306,13 +308,13 @@ class SharedMaps:
         self._of_variables: AbstractSet[MapName] = self.descriptors.keys() - before
 
     def _share_variables(self, owner: SharedMaps) -> None:
-        """Have the variables and tables of another program."""
+        """Use the variables and tables of another program."""
         self._locals, self._cpu, self.tables = owner._locals, owner._cpu, owner.tables
         self._of_variables = owner._of_variables
         self.descriptors |= {name: owner.descriptors[name] for name in self._of_variables}
 
     def _make_wanted(self, sizes: Sizes) -> None:
-        """Make the maps that some programs have."""
+        """Create the maps that only some programs need."""
         if sizes.entry:
             self._add(MapName.ENTRIES, LruHashMap(32, sizes.entry, _ENTRIES, "dprobes_entries"))
             self._add(MapName.SPACES, LruHashMap(4, 8, _SPACES, "dprobes_spaces"))
@@ -338,63 +340,63 @@ class SharedMaps:
         self.close()
 
     def close(self) -> None:
-        """Give up the maps; those that programs use live on."""
+        """Close the maps; the kernel keeps those that loaded BPF programs use."""
         self._stack.close()
 
     @property
     def status(self) -> memoryview:
-        """The 64-bit words of STATUS."""
+        """64-bit words of the STATUS map."""
         return self._status.words
 
     @property
     def alive(self) -> int:
-        """How many processes are in scope."""
+        """Number of processes in scope."""
         count: int = self.status[Status.ALIVE // 8]
         return count
 
     def set_alive(self, count: int) -> None:
-        """Set how many processes are in scope; only while nobody else counts."""
+        """Set the number of processes in scope; nothing else may update the counter meanwhile."""
         self.status[Status.ALIVE // 8] = count
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether ``set_successor`` can be called."""
+        """True if ``set_successor`` can be called."""
         return self._successor is not None
 
     def set_successor(self, successor: SharedMaps) -> None:
-        """Let handlers know the threads that have crossed over to another program."""
+        """Give handlers access to the successor's map of threads that have crossed over to it."""
         assert self._successor is not None
         assert successor._crossed is not None
         self._successor.put(successor._crossed.fd)
 
     @property
     def switch_over(self) -> SwitchOver:
-        """Which hits are this program's."""
+        """State of the switch-over: it determines which hits belong to this program."""
         return SwitchOver(self.status[Status.SWITCH_OVER // 8])
 
     def set_switch_over(self, state: SwitchOver) -> None:
-        """Tell all handlers at once which hits are this program's."""
+        """Set the state of the switch-over for all handlers at once."""
         self.status[Status.SWITCH_OVER // 8] = state
 
     def set_place(self, entry: int, link: int, offset: int) -> None:
-        """Fill in an entry of the probe table: the link address and the file offset of the written place."""
+        """Write the link address and the file offset of the specified place into an entry of the probe table."""
         words, first = self._probes.words, entry * PROBE_ENTRY_SIZE
         words[(first + ProbeField.LINK) // 8] = link
         words[(first + ProbeField.OFFSET) // 8] = offset
 
     def disable(self, probe: int) -> None:
-        """Let no handler of a probepoint run any more."""
+        """Prevent all handlers of a probepoint from running."""
         self._probes.halves[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 4] = 1
 
     def is_disabled(self, entry: int) -> bool:
-        """Return whether no handler of an entry runs any more, be it by ``disable`` or by the handler itself."""
+        """Return whether an entry is disabled, by ``disable`` or by the handler itself."""
         return bool(self._probes.halves[(entry * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 4])
 
     def hand_over(self, old: int, new: int) -> tuple[int, int]:
         """
-        Let ``new`` count on from the hits of ``old``, and run handlers in its place if that did.
+        Continue counting the hits of ``old`` in ``new``, and enable the handlers of ``new`` if those of ``old`` were.
 
-        Return the hits that ``old`` and ``new`` had before.
+        Disable ``old``. Return the numbers of hits that ``old`` and ``new`` had before.
         """
         words, halves = self._probes.words, self._probes.halves
         first, second = old * PROBE_ENTRY_SIZE, new * PROBE_ENTRY_SIZE
@@ -406,7 +408,7 @@ class SharedMaps:
         return before
 
     def counters(self, probe: int) -> ProbeCounters:
-        """Return what was counted of a probepoint so far."""
+        """Return the current counters of a probepoint."""
         words, first = self._probes.words, probe * PROBE_ENTRY_SIZE // 8
         fields = (ProbeField.HITS, ProbeField.RECORDS, ProbeField.LOST, ProbeField.MISSED)
         skipped = 0 if self.load is None else self.load.skipped(probe)
@@ -419,17 +421,17 @@ class SharedMaps:
         return {entry for entry, hits in enumerate(column) if hits}
 
     def disabled(self) -> set[int]:
-        """Return the entries of the probe table of which no handler runs any more."""
+        """Return the disabled entries of the probe table."""
         column = self._probes.halves[ProbeField.DISABLED // 4 :: PROBE_ENTRY_SIZE // 4]
         return {entry for entry, value in enumerate(column) if value}
 
     def local_variables(self) -> list[int]:
-        """Return the local variables."""
+        """Return the values of the local variables."""
         count, _ = self._counts
         return list(self._locals.words[:count]) if count else []
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the CPU variables, a list for each CPU up to the last one that has been online."""
+        """Return the CPU variables, one list for each CPU up to the highest one that has been online."""
         _, count = self._counts
         if not count:
             return [[] for _ in range(self._cpus)]
@@ -439,7 +441,7 @@ class SharedMaps:
         return [list(words[cpu * stride : cpu * stride + count]) for cpu in range(cpus)]
 
     def reset_variables(self, some: slice) -> None:
-        """Set the local and CPU variables with these indices to zero."""
+        """Set the local and CPU variables at the indices of a slice to zero."""
         for each, count in zip((self._locals, self._cpu), self._counts, strict=True):
             if count:
                 words = each.words
@@ -448,7 +450,7 @@ class SharedMaps:
                         words[start + index] = 0
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Change local variables and tables."""
+        """Apply changes of local variables and tables."""
         for change in changes:
             match change:
                 case VariableChange(index, value):
@@ -459,18 +461,18 @@ class SharedMaps:
 
     @property
     def unfollowed(self) -> int:
-        """How many processes are not in scope because it had no room for them."""
+        """Number of processes that are not in scope because the SCOPE map was full."""
         count: int = self.status[Status.UNFOLLOWED // 8]
         return count
 
     @property
     def unseen(self) -> int:
-        """How many signals for faults are not known of because the ring had no room."""
+        """Number of fault signals that were lost because the ring was full."""
         count: int = self.status[Status.UNSEEN // 8]
         return count
 
     def unhandled(self) -> dict[int, int]:
-        """Return the bits of the exceptions that ended handlers, and that nothing caught, by probepoint."""
+        """Return, by probepoint, a bit mask of the exceptions that ended handlers and were not caught."""
         column = self._probes.words[ProbeField.UNHANDLED // 8 :: PROBE_ENTRY_SIZE // 8]
-        # There may be thousands of probepoints, and hardly ever one of these: "any" is quick.
+        # There may be thousands of probepoints and hardly ever an unhandled exception; "any" is the fast check.
         return {number: bits for number, bits in enumerate(column) if bits} if any(column) else {}

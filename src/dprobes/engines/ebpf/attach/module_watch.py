@@ -1,10 +1,11 @@
 """
-Watchpoints in a module: debug registers of all CPUs, wherever the module lies in some process in scope.
+Watchpoints in a module: debug registers of all CPUs, at the module's addresses in the processes in scope.
 
-A symbol lies elsewhere in each process, but there are only four registers: one serves all processes that have the
+A symbol has another address in each process, but there are only four registers. One serves all processes that map the
 module at the same place, such as those that a process started with fork(2), and all of a program that is not
-position-independent. Programs keep in MAPPERS which processes map the module: they notice its first instruction in a
-process, and what becomes of that. Handlers ask for it; so an access in any other process does not count.
+position-independent. Programs record in MAPPERS which processes map the module: they run at its first instruction in a
+process, and when the process forks, executes a program or ends. Handlers look MAPPERS up, so accesses in other
+processes do not count.
 """
 
 from __future__ import annotations
@@ -69,29 +70,28 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleWatch", "arrival_program", "departure_program", "exec_program", "fork_program", "leave_program"]
 
-# Where the module's place is a new one, its watchpoints have to be attached there first. So the program tells user
-# space of it (ARRIVALS) and lets the process wait in the kernel, for a limited time: nobody else can see that it waits.
-# What a process starts with fork(2) has the module where it was; an exec takes it away.
+# If the module's place is a new one, its watchpoints have to be attached there first. So the program reports it to user
+# space (ARRIVALS) and makes the process wait in the kernel, for a limited time: no other process can see the wait. A
+# process started with fork(2) has the module at the same place; an exec removes it.
 #
-# A program cannot sleep until somebody wakes it up. So it asks again and again; where it may sleep at all, it gives way
-# to others each time.
+# A program cannot sleep until it is woken up. So it polls; if it may sleep at all, it yields the CPU each time.
 
 
 R0, R1, R2, R3, R4, R5 = (Register(number) for number in range(6))
 R6, R7, R10 = Register.R6, Register.R7, Register.R10
 
 WAITING_TIME = 0.5
-"""Seconds that a process waits for its watchpoints at most."""
+"""Maximum number of seconds that a process waits for its watchpoints."""
 
 _NANOSECONDS = 1_000_000_000
 
 _KEY = -4
 _ENTRY = -24
-"""Where on the stack the entry of ARRIVALS is made: u32 process id, u64 load bias."""
+"""Offset on the stack of the entry of ARRIVALS: u32 process id, u64 load bias."""
 _BIAS_PLACE = _ENTRY + 8
 _SINCE = -32
 _STACK = -40
-"""An address that the process can read: its stack pointer."""
+"""Offset on the stack of an address that the process can read: its stack pointer."""
 
 
 def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
@@ -111,7 +111,7 @@ def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
     look_up(asm, MapName.MAPPERS, _ENTRY)
     asm.jump_if(Jump.JEQ, R0, 0, new)
     asm.load(R1, R0, 0)
-    asm.jump_if(Jump.JEQ, R1, R7, out)  # this is not the first of its first instructions
+    asm.jump_if(Jump.JEQ, R1, R7, out)  # not the first of its first instructions
     asm.place(new)
     update(asm, MapName.MAPPERS, _ENTRY, _BIAS_PLACE, 0)
     asm.jump_if(Jump.JEQ, R0, 0, mapped)
@@ -144,7 +144,7 @@ def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
 
 
 def _wait_a_turn(asm: Assembler, entry: int, abilities: Abilities) -> None:
-    """Write what is repeated until the watchpoints are attached; R2 is our stack from ``_STACK`` on."""
+    """Emit the loop that polls until the watchpoints are attached; R2 is the program's stack from ``_STACK`` on."""
     done, late, again = asm.label(), asm.label(), asm.label()
     paging = PagingQuestion(asm, abilities)
     asm.function(entry)
@@ -158,7 +158,7 @@ def _wait_a_turn(asm: Assembler, entry: int, abilities: Abilities) -> None:
     asm.alu(Alu.SUB, R0, R1)
     asm.jump_if(Jump.JGT, R0, int(WAITING_TIME * _NANOSECONDS), late)
     if abilities.sleepable:
-        # Finding the page of another process's memory (here: of our own) begins with cond_resched().
+        # Access to the page of another process' memory (here: of the same process) begins with cond_resched().
         asm.load(R1, R6, 0)
         asm.mov(R2, 1)
         paging.ask()
@@ -224,7 +224,7 @@ def exec_program(types: KernelTypes) -> Assembled:
 
 
 def leave_program(types: KernelTypes) -> Assembled:
-    """Return the program on ``sched_process_exit(task)``: the last thread of a process takes its entry away."""
+    """Return the program on ``sched_process_exit(task)``: the last thread of a process deletes its entry."""
     asm = Assembler()
     out = asm.label()
     begin_exit(asm, types)
@@ -238,7 +238,7 @@ _PROCESSES = 1 << 14
 _PLACES = 1 << 10
 _RING_SIZE = 1 << 16
 _SWEEP_INTERVAL = 1.0
-"""Seconds after which registers are given back that no process needs any more."""
+"""Seconds after which registers are released that no process needs any more."""
 
 _PID = struct.Struct("=I")
 _BIAS_FORMAT = struct.Struct("=Q")
@@ -247,9 +247,9 @@ _KNOWN = b"\1\0\0\0"
 
 class ModuleWatch:
     """
-    The watch on a module's memory: ``add`` each watchpoint, then ``start``, and ask ``happened`` now and then.
+    Watch on a module's memory: ``add`` each watchpoint, then ``start``, and call ``happened`` now and then.
 
-    ``reached`` is a path to the very file. ``is_in_scope`` tells of processes that are there already.
+    ``reached`` is a path to the module's file. ``is_in_scope`` returns whether an existing process is in scope.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class ModuleWatch:
         self._lock = threading.Lock()
         self._watches: list[Watch] = []
         self._places: dict[int, bool] = {}
-        """The load biases that are watched; True for one that always is."""
+        """Watched load biases; True for one that is always watched."""
         self._events: list[Event] = []
         self._late = 0
         self._thread: threading.Thread | None = None
@@ -287,7 +287,7 @@ class ModuleWatch:
 
     @property
     def maps(self) -> Mapping[MapName, int]:
-        """The descriptors of all maps, for the handlers of this module's watchpoints."""
+        """Descriptors of all maps, for the handlers of this module's watchpoints."""
         return {
             **self._shared.descriptors,
             MapName.MAPPERS: self._mappers.fd,
@@ -304,7 +304,7 @@ class ModuleWatch:
     # Start
 
     def start(self) -> None:
-        """Attach, for the processes that are there and those that will be; a second call does nothing."""
+        """Attach the watchpoints for existing and future processes; a second call does nothing."""
         if self._thread is not None:
             return
         if self._resolved.module.elf.is_pie_or_shared:
@@ -318,7 +318,7 @@ class ModuleWatch:
         with explained("what notices processes that map a module"):
             self._follow()
         known: set[int] = set()
-        # What one of the found has started meanwhile is found by a second look.
+        # A second search finds processes that the found ones have started meanwhile.
         while new := [m for m in find_mappers(self._reached) if self._is_in_scope(m.pid) and m.pid not in known]:
             for mapper in new:
                 known.add(mapper.pid)
@@ -327,7 +327,7 @@ class ModuleWatch:
             self._prepare()
 
     def _follow(self) -> None:
-        """Attach the programs that keep MAPPERS."""
+        """Attach the programs that update MAPPERS."""
         features, maps = self._features, self.maps
         sleepable = Feature.SLEEPABLE_UPROBE in features
         abilities = Abilities(sleepable=sleepable, user=os.geteuid(), paging=paging_layout(features))
@@ -361,7 +361,7 @@ class ModuleWatch:
             self._links.add(link)
 
     def _places_of(self, addresses: Iterable[int]) -> list[tuple[int, int]]:
-        """Return file offset and link address of those instructions that a uprobe can stand at."""
+        """Return file offset and link address of those instructions that can carry a uprobe."""
         module = self._resolved.module
         found = []
         for address in addresses:
@@ -373,13 +373,13 @@ class ModuleWatch:
     # Processes
 
     def _adopt(self, mapper: Mapper) -> None:
-        """Watch in a process that runs already."""
+        """Start watching in a process that runs already."""
         key = _PID.pack(mapper.pid)
         bias = load_bias(self._resolved.module.elf, mapper.mappings)
         while bias is not None:
             self._watch(bias, mapper.pid)
             self._mappers[key] = _BIAS_FORMAT.pack(bias)
-            # Has it executed another program meanwhile, or ended?
+            # The process may have executed another program meanwhile, or ended.
             seen = find_mappers(self._reached, [mapper.pid])
             now = load_bias(self._resolved.module.elf, seen[0].mappings) if seen else None
             if now == bias:
@@ -388,12 +388,13 @@ class ModuleWatch:
         self._mappers.discard(key)
 
     def _watch(self, bias: int, pid: int, *, always: bool = False) -> None:
-        """Attach all watchpoints for a load bias, and let processes go on that wait for it."""
+        """Attach all watchpoints for a load bias, and let processes continue that wait for it."""
         with self._lock:
             if bias not in self._places:
                 self._attach(self._watches, bias, pid)
                 self._places[bias] = always
-            # Where the map is full, a process that waits for the place goes on some time later, and is counted as late.
+            # If the map is full, a process that waits for the place continues after its waiting time, and counts as
+            # late.
             with contextlib.suppress(OSError):
                 self._biases[_BIAS_FORMAT.pack(bias)] = _KNOWN
 
@@ -411,12 +412,12 @@ class ModuleWatch:
             watch.prepare()
 
     def _sweep(self) -> None:
-        """Give back the registers of places where the module is in no process any more. The lock is held."""
+        """Release the registers of places where no process maps the module any more. The caller holds the lock."""
         used = self._used()
         for bias in [b for b, always in self._places.items() if not always and b not in used]:
             key = _BIAS_FORMAT.pack(bias)
             self._biases.discard(key)
-            # A process that comes from now on waits for us; one may have come before.
+            # A process that arrives from now on waits for this thread; another may have arrived before.
             if bias in self._used():
                 self._biases[key] = _KNOWN
                 continue
@@ -432,7 +433,7 @@ class ModuleWatch:
         return found
 
     def _serve(self) -> None:
-        """Watch where the module arrives, until there is a wake-up."""
+        """Watch the places at which the module arrives, until there is a wake-up."""
         poll = select.poll()
         poll.register(self._arrivals.fd, select.POLLIN)
         poll.register(self._wake_up, select.POLLIN)
@@ -450,10 +451,10 @@ class ModuleWatch:
                 with self._lock:
                     self._sweep()
 
-    # What happened, and the end
+    # Events, and the end
 
     def happened(self) -> Iterator[Event]:
-        """Iterate over what the user should hear of."""
+        """Iterate over the events for the user."""
         while self._events:
             yield self._events.pop(0)
         late: int = self._shared.status[Status.LATE // 8]
@@ -464,13 +465,13 @@ class ModuleWatch:
             self._late = late
 
     def _look_at_end(self) -> None:
-        """Notice no more arrivals if the last watchpoint has been removed."""
+        """Stop recording arrivals if the last watchpoint has been removed."""
         if all(watch.is_closed for watch in self._watches):
             with self._lock:
                 self._links.close()
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         if self._thread is not None:
             os.eventfd_write(self._wake_up, 1)
             self._thread.join()
@@ -489,7 +490,7 @@ _TRACEPOINTS = {
 
 
 def load_bias(elf: ElfFile, mappings: Sequence[MemoryMapping]) -> int | None:
-    """Return how much higher than its link addresses a file lies, given its executable mappings in a process."""
+    """Return a file's distance from its link addresses, given its executable mappings in a process; None if unknown."""
     for segment in elf.load_segments:
         if segment.executable and (address := run_time_address(mappings, segment.offset)) is not None:
             return address - segment.vaddr

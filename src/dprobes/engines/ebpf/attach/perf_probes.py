@@ -1,8 +1,8 @@
 """
-Probepoints that are perf events: samplers, which a clock on each CPU hits, and watchpoints, which debug registers hit.
+Probepoints that are perf events: samplers, hit by a clock on each CPU, and watchpoints, hit by debug registers.
 
-A program belongs to one event probepoint. Where the code of one module is sampled, the program itself recognises it; an
-address that is watched in every process runs the handler for the word size of the one that accesses it.
+A program belongs to one event probepoint. If the code of one module is sampled, the program itself recognizes it. For
+an address that is watched in every process, the handler for the word size of the accessing process runs.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ __all__ = [
 ]
 
 USER_END = (1 << 47) - 4096
-"""Where the addresses of programs end on x86-64, with four levels of page tables."""
+"""End of the user address space of x86-64 with four levels of page tables."""
 
 IN_USE = "all debug registers of a CPU are in use"
-"""Why there is no register for a watchpoint."""
+"""Reason why there is no register for a watchpoint."""
 
 _NOWHERE = 0
 
@@ -78,10 +78,11 @@ class MovableBreakpoint(Descriptors):
     """
     A breakpoint on all CPUs that runs a PERF_EVENT program, for ``size`` bytes.
 
-    It watches nothing until ``move``. To open one on a CPU, the kernel waits until all CPUs have passed through user
-    space or the scheduler (``percpu_down_write`` in ``kernel/events/hw_breakpoint.c``), which takes milliseconds, and
-    for ever if a process waits in a BPF program meanwhile. To move one that is open takes microseconds. OSError as the
-    kernel answers: ENOSPC if the four of a CPU are in use. The program must stay loaded as long as CPUs may come.
+    It watches nothing until ``move``. To open a breakpoint on a CPU, the kernel waits until all CPUs have passed
+    through user space or the scheduler (``percpu_down_write`` in ``kernel/events/hw_breakpoint.c``). That takes
+    milliseconds, and forever if a process waits in a BPF program meanwhile. Moving an open breakpoint takes
+    microseconds. OSError is raised with the kernel's error: ENOSPC if the four registers of a CPU are in use. The
+    program must stay loaded as long as CPUs may come online.
     """
 
     def __init__(self, program: int, size: int, access: Access) -> None:
@@ -100,7 +101,7 @@ class MovableBreakpoint(Descriptors):
             raise
 
     def renew(self, cpu: int) -> None:
-        """Watch on a CPU that has come online, with an event in place of the one before (see ``bpf_links``)."""
+        """Watch on a CPU that has come online, with a new event replacing the previous one (see ``bpf_links``)."""
         for old in self._events.pop(cpu, ()):
             os.close(self.remove(old))
         try:
@@ -128,9 +129,9 @@ class MovableBreakpoint(Descriptors):
 
 class Watch(Descriptors):
     """
-    The breakpoints of one watchpoint, by the load bias for which they are; ``close`` ends it.
+    Breakpoints of one watchpoint, by their load bias; ``close`` ends it and calls ``on_close``.
 
-    One more is ready for the next place (``prepare``). ``on_close`` is called then.
+    A spare breakpoint is kept ready for the next place (``prepare``).
     """
 
     def __init__(
@@ -153,11 +154,11 @@ class Watch(Descriptors):
 
     @property
     def is_absolute(self) -> bool:
-        """Whether a number is watched, the same in each process."""
+        """True if the watched address is a number, the same in each process."""
         return self._memory.absolute
 
     def attach(self, bias: int) -> tuple[ProbeState, str] | None:
-        """Watch the address that a load bias gives; return why if that cannot be. The lock is held."""
+        """Watch the address for a load bias; return a state and the reason if that fails. The caller holds the lock."""
         place = 0 if self._memory.absolute else bias
         if self.is_closed or place in self._placed:
             return None
@@ -175,7 +176,7 @@ class Watch(Descriptors):
         return None
 
     def prepare(self) -> None:
-        """Have a breakpoint ready for the next place, if there is one to be had. The lock is held."""
+        """Open a spare breakpoint for the next place if possible. The caller holds the lock."""
         if self._spare is None and not self.is_closed and not self._memory.absolute:
             with contextlib.suppress(OSError):
                 self._spare = self._opened()
@@ -184,7 +185,7 @@ class Watch(Descriptors):
         return MovableBreakpoint(self._program, self._memory.length, ACCESSES[self._memory.access])
 
     def release(self, bias: int) -> None:
-        """Watch there no longer. The lock is held."""
+        """Stop watching the address for a load bias. The caller holds the lock."""
         if self._memory.absolute or (left := self._placed.pop(bias, None)) is None:
             return
         if self._spare is None:
@@ -194,13 +195,13 @@ class Watch(Descriptors):
             left.close()
 
     def renew(self, cpu: int) -> None:
-        """Watch on a CPU that has come online; OSError as the kernel answers."""
+        """Watch on a CPU that has come online; raise OSError with the kernel's error."""
         with self._lock:
             for each in (*self._placed.values(), *([self._spare] if self._spare is not None else ())):
                 each.renew(cpu)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching and close all breakpoints."""
         with self._lock:
             self.is_closed = True
             left = list(self._placed.values())
@@ -221,8 +222,8 @@ class EventProbe:
     """
     A probepoint that is an event, with the program's code for each word size that it runs in.
 
-    ``module`` is the one whose code is sampled or whose memory is watched, and ``paths`` lead to its file, and to
-    others with the same contents. ``kernel`` is what a program in the kernel is about.
+    ``module`` is the one whose code is sampled or whose memory is watched. ``paths`` lead to its file, and to others
+    with the same contents. ``kernel`` is the target of a program about the kernel.
     """
 
     probe: Probepoint
@@ -233,7 +234,7 @@ class EventProbe:
 
     @property
     def executed(self) -> str:
-        """What hits it, in the words of the summary."""
+        """Cause of its hits, in the words of the summary."""
         match self.probe.kind:
             case ProbeKind.SAMPLER:
                 return "clock"
@@ -243,7 +244,7 @@ class EventProbe:
 
     @property
     def placement(self) -> Placement:
-        """How its handler comes to run."""
+        """Placement of its handler."""
         return Placement.TRACEPOINT if self.probe.kind is ProbeKind.TRACEPOINT else Placement.EVENT
 
 
@@ -261,9 +262,9 @@ def events_in_kernel(resolved: ResolvedKernel) -> tuple[EventProbe, ...]:
 
 def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventProbe, ...], list[Event]]:
     """
-    Return the probepoints of a program that is about everything, and what the user should hear.
+    Return the probepoints of a program about all processes, and notices for the user.
 
-    ``request`` is what is asked for all handlers. Raise ``SourceError`` if it can run in code of no word size.
+    ``request`` applies to all handlers. Raise ``SourceError`` if the program can run in code of no word size.
     """
     forms: list[tuple[CodeImage, Architecture]] = []
     probes: tuple[Probepoint, ...] = ()
@@ -293,7 +294,7 @@ def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventPr
 
 
 def lower_entry(event: EventProbe, entry: int, base: Request) -> Lowered:
-    """Compile what keeps the entry of a system call for the handler at its end."""
+    """Compile the program that keeps the entry of a system call for the handler at its end."""
     from dprobes.bpf.lower import host_of
     from dprobes.bpf.lower.hits.call_entries import entry_program
 
@@ -351,7 +352,7 @@ def _with_symbols(request: Request, resolved: ResolvedKernel) -> Request:
 
 
 def _sampled(resolved: ResolvedModule, paths: Sequence[str]) -> tuple[MappedModule, VmaLayout]:
-    """Return how programs recognise the code of a module."""
+    """Return the data by which programs recognize the code of a module."""
     with KernelTypes() as types:
         layout = vma_layout(types)
     try:
@@ -371,7 +372,7 @@ def refuse_events(
     *,
     everywhere: bool,
 ) -> None:
-    """Add an error for each event that this kernel, or the engine, cannot serve."""
+    """Add an error for each event that this kernel, or the engine, does not support."""
     for probe in probes:
         if probe.kind is ProbeKind.TRACEPOINT:
             is_record = probe.traced.source is Source.RECORD
@@ -407,7 +408,7 @@ def refuse_events(
 
 
 def attach_event(event: EventProbe, program: int) -> Descriptors | str:
-    """Attach a loaded program to its event, on every CPU; return why if no debug register is left."""
+    """Attach a loaded program to its event, on every CPU; return the reason if no debug register is free."""
     probe = event.probe
     if probe.kind is ProbeKind.TRACEPOINT:
         from dprobes.engines.ebpf.kernel.bpf_links import attach_tracepoint

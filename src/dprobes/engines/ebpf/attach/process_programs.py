@@ -1,13 +1,13 @@
 """
-Programs on the tracepoints of processes and signals: they keep SCOPE and ENDING, and tell the reader of faults.
+Programs on the tracepoints of processes and signals: they update SCOPE and ENDING, and report faults to the reader.
 
-To keep SCOPE they add the children of processes in it, and remove what ends. Process ids are of the initial namespace.
-A child is in scope before it first runs. A process has ended for ``Status.ALIVE`` when its last thread gets to
-``sched_process_exit``; it is in scope until none of its threads can run any more. The members of ``task_struct`` are
-found in the kernel's type information.
+For SCOPE they add the children of processes in it, and remove processes that end. Process ids are of the initial
+namespace. A child is in scope before it first runs. For ``Status.ALIVE``, a process has ended when its last thread gets
+to ``sched_process_exit``; it is in scope until none of its threads can run any more. The offsets in ``task_struct`` are
+those of the kernel's type information.
 
-A process that has not executed its program yet has a key of its own until it does (``awaiting_key``), so that none of
-its hits before count.
+A process that has not executed its program yet has a separate key until it does (``awaiting_key``), so that none of its
+earlier hits count.
 """
 
 from __future__ import annotations
@@ -66,34 +66,34 @@ __all__ = [
 ]
 
 # A thread executes much of the kernel's code after ``sched_process_exit``: it closes files, sends SIGCHLD, and leaves
-# its CPU for the last time. Then its parent waits for it, and its number may be given to another one.
-# ``sched_process_free`` comes after all of that, for each thread, but may come when its number has been given away. So
-# whatever is forgotten there is noted with the address of what ends, which nothing else can have until then.
+# its CPU for the last time. Then its parent waits for it, and its id may be reused. ``sched_process_free`` follows for
+# each thread, but its id may have been reused by then. So an id is stored with the address of the ending thread's or
+# process' structure, which nothing else can have until then.
 
 
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = (Register(number) for number in range(11))
 
 
 def load_argument(asm: Assembler, dst: Register, number: int) -> None:
-    """Load an argument of the tracepoint; R1 is still the context."""
+    """Load an argument of the tracepoint; R1 must still be the context."""
     asm.load(dst, R1, 8 * number)
 
 
 def point_to_stack(asm: Assembler, dst: Register, offset: int) -> None:
-    """Let a register point to the program's stack."""
+    """Make a register point to the program's stack."""
     asm.mov(dst, R10)
     asm.alu(Alu.ADD, dst, offset)
 
 
 def look_up(asm: Assembler, name: MapName, key: int) -> None:
-    """Load the address of the value in a map to R0, or 0; the key is on the stack. Takes R1-R5."""
+    """Load the address of the value in a map to R0, or 0; the key is on the stack. Clobbers R1-R5."""
     asm.load_map(R1, name)
     point_to_stack(asm, R2, key)
     asm.call(Helper.MAP_LOOKUP_ELEM)
 
 
 def update(asm: Assembler, name: MapName, key: int, value: int, flags: int) -> None:
-    """Put a value into a map, which is on the stack like the key; R0 is not 0 if that fails. Takes R1-R5."""
+    """Put a value from the stack into a map, with a key from there; R0 is not 0 if that fails. Clobbers R1-R5."""
     asm.load_map(R1, name)
     point_to_stack(asm, R2, key)
     point_to_stack(asm, R3, value)
@@ -102,27 +102,27 @@ def update(asm: Assembler, name: MapName, key: int, value: int, flags: int) -> N
 
 
 def delete(asm: Assembler, name: MapName, key: int) -> None:
-    """Delete the key that is on the stack from a map; R0 is not 0 if it is not there. Takes R1-R5."""
+    """Delete the key that is on the stack from a map; R0 is not 0 if it does not exist. Clobbers R1-R5."""
     asm.load_map(R1, name)
     point_to_stack(asm, R2, key)
     asm.call(Helper.MAP_DELETE_ELEM)
 
 
 def load_process(asm: Assembler) -> None:
-    """Load the id of the running process to R0; takes R1-R5."""
+    """Load the id of the running process to R0; clobbers R1-R5."""
     asm.call(Helper.GET_CURRENT_PID_TGID)
     asm.alu(Alu.RSH, R0, 32)
 
 
 def add_to_status(asm: Assembler, word: Status, number: int) -> None:
-    """Add to a word of STATUS; takes R1 and R2."""
+    """Add to a word of STATUS; clobbers R1 and R2."""
     asm.load_value(R1, MapName.STATUS, word)
     asm.mov(R2, number)
     asm.atomic(Atomic.ADD, R1, 0, R2)
 
 
 def begin_fork(asm: Assembler, types: KernelTypes, end: Label) -> None:
-    """Load the id of the new process to R6, and that of its parent to R4, at ``sched_process_fork(parent, child)``."""
+    """Load the new process' id to R6, and its parent's to R4, at ``sched_process_fork(parent, child)``."""
     tgid, pid = types.member_offset("task_struct", "tgid"), types.member_offset("task_struct", "pid")
     load_argument(asm, R2, 0)
     load_argument(asm, R3, 1)
@@ -134,9 +134,10 @@ def begin_fork(asm: Assembler, types: KernelTypes, end: Label) -> None:
 
 def begin_exit(asm: Assembler, types: KernelTypes) -> None:
     """
-    At ``sched_process_exit(task)`` or ``sched_process_free(task)`` load the process: its id to R6, what it is to R7.
+    Load the process at ``sched_process_exit(task)`` or ``sched_process_free(task)``: its id to R6, its identity to R7.
 
-    The latter is the address of what its threads have in common. R4 is how many of them have not begun to end.
+    The identity is the address of ``signal_struct``, which all of its threads share. R4 is the number of its threads
+    that have not begun to end.
     """
     load_argument(asm, R2, 0)
     asm.load(R6, R2, types.member_offset("task_struct", "tgid"), Size.W)
@@ -146,15 +147,15 @@ def begin_exit(asm: Assembler, types: KernelTypes) -> None:
 
 
 _VALUE = -8 - SCOPE_VALUE.size
-"""Where on the stack the value of a new process is made."""
+"""Offset on the stack of the value for a new process."""
 
 
 def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
     """
     Return the program on ``sched_process_fork(parent, child)``, which runs before the child does.
 
-    With ``children`` the child of a process in scope is in scope. Any other one is not, though its number may be that
-    of a process whose end ``free_program`` has not seen yet.
+    With ``children``, the child of a process in scope is added to the scope. The id of any other child is deleted, as
+    it may be that of a process whose end ``free_program`` has not seen yet.
     """
     asm = Assembler()
     end, full, outside = asm.label(), asm.label(), asm.label()
@@ -177,7 +178,7 @@ def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
 
 
 def _add_to_scope(asm: Assembler, flags: int) -> None:
-    """Add the process whose id is at -4 of the stack; R0 is not 0 if there is no room. Takes R1-R4."""
+    """Add the process whose id is at -4 of the stack; R0 is not 0 if SCOPE is full. Clobbers R1-R4."""
     for place in range(_VALUE, _VALUE + SCOPE_VALUE.size, 8):
         asm.store(R10, place, 0)
     update(asm, MapName.SCOPE, -4, _VALUE, flags)
@@ -202,7 +203,7 @@ def exec_program() -> Assembled:
 
 
 def _delete_awaiting(asm: Assembler, process: Register, absent: Label) -> None:
-    """Delete the key of a process that has not executed its program; go to ``absent`` if there is none."""
+    """Delete the key of a process that has not executed its program; jump to ``absent`` if there is none."""
     asm.mov(R1, process)
     asm.alu(Alu.OR, R1, AWAITING)
     asm.store(R10, -4, R1, Size.W)
@@ -214,8 +215,8 @@ def exit_program(types: KernelTypes) -> Assembled:
     """
     Return the program on ``sched_process_exit(task)``, which emits ``Entry.PROCESS`` for the last thread of a process.
 
-    The process stays in scope, see ``free_program``. Where the ring has no room the entry is lost; ``Status.ALIVE`` is
-    right nevertheless.
+    The process stays in scope, see ``free_program``. If the ring is full, the entry is lost; ``Status.ALIVE`` is
+    correct even so.
     """
     asm = Assembler()
     end, there, ended = asm.label(), asm.label(), asm.label()
@@ -252,10 +253,11 @@ def exit_program(types: KernelTypes) -> Assembled:
 
 def free_program(types: KernelTypes) -> Assembled:
     """
-    Return the program on ``sched_process_free(task)``, which takes a process out of scope with its last thread.
+    Return the program on ``sched_process_free(task)``, which removes a process from scope with its last thread.
 
-    It counts threads, because the last one to end may be on its way when the process has been waited for. One that had
-    come to its end before the process came into scope was not counted: then the last switch of another one may be lost.
+    It counts threads, because the last one to end may still be ending when the process has been waited for. A thread
+    that ended before the process came into scope was not counted: then the last context switch of another one may be
+    lost.
     """
     asm = Assembler()
     end = asm.label()
@@ -264,11 +266,11 @@ def free_program(types: KernelTypes) -> Assembled:
     look_up(asm, MapName.SCOPE, -4)
     asm.jump_if(Jump.JEQ, R0, 0, end)
     asm.load(R1, R0, ScopeField.IDENTITY)
-    asm.jump_if(Jump.JNE, R1, R7, end)  # the number is that of another process, or nothing of this one was counted
+    asm.jump_if(Jump.JNE, R1, R7, end)  # the id is another process', or nothing of this one was counted
     asm.mov(R8, -1)
     asm.atomic(Atomic.ADD, R0, ScopeField.ENDING, R8, size=Size.W, fetch=True)
     asm.load(R4, R7, types.member_offset("signal_struct", "nr_threads"), Size.W)
-    asm.jump_if(Jump.JNE, R4, 0, end)  # there are threads whose numbers were not given back (release_task)
+    asm.jump_if(Jump.JNE, R4, 0, end)  # there are threads whose ids were not released (release_task)
     asm.jump_if(Jump.JSGT, R8, 1, end, wide=False)
     delete(asm, MapName.SCOPE, -4)
     asm.place(end)
@@ -276,7 +278,7 @@ def free_program(types: KernelTypes) -> Assembled:
 
 
 def own_process() -> int:
-    """Return the id of this process in the initial namespace, as programs see it."""
+    """Return the id of this process in the initial namespace, as BPF programs see it."""
     asm = Assembler()
     load_process(asm)
     asm.exit()
@@ -289,13 +291,13 @@ def follow_processes(
     maps: Mapping[MapName, int], types: KernelTypes, *, children: bool, awaits_exec: bool = False
 ) -> Descriptors:
     """
-    Keep SCOPE until the result is closed.
+    Keep SCOPE up to date until the result is closed.
 
-    With ``children`` those of processes in scope are in scope, too, and with ``awaits_exec`` processes whose
-    ``awaiting_key`` is in it when they execute a program.
+    With ``children``, the children of processes in scope are added. With ``awaits_exec``, processes are added whose
+    ``awaiting_key`` is in SCOPE when they execute a program.
 
-    The first process is for the caller to put in: set ``Status.ALIVE`` to 1, then add the key, then see whether the
-    process is still there. Needs STATUS, SCOPE and RING.
+    The caller adds the first process: set ``Status.ALIVE`` to 1, then add the key, then check whether the process still
+    exists. STATUS, SCOPE and RING are required.
     """
     programs = {
         "sched_process_free": free_program(types),
@@ -315,12 +317,12 @@ _KEY, _IDENTITY = -8, -16
 
 def follow_threads(maps: Mapping[MapName, int], types: KernelTypes) -> Descriptors:
     """
-    Let what is known of threads and processes go with these until the result is closed.
+    Delete the data about threads and processes when these end, until the result is closed.
 
-    That are those of THREAD_VARIABLES and SPACES that there are. A thread loses its variables when it executes a
-    program, and when it has left its CPU for the last time and its number was given back; or else when another thread
-    gets that number, before that first runs. A process has another space with each program that it executes, so that
-    nobody returns from its earlier calls.
+    The data are those of THREAD_VARIABLES and SPACES, as far as these maps exist. A thread loses its variables when it
+    executes a program. It also loses them when it has left its CPU for the last time and its id was released; otherwise
+    when another thread gets that id, before that thread first runs. A process gets another space with each program that
+    it executes, so that no thread returns from its earlier calls.
     """
     known = {name for name in (MapName.THREAD_VARIABLES, MapName.SPACES) if name in maps}
     programs = {
@@ -339,7 +341,7 @@ def _thread_exit_program() -> Assembled:
     """
     Return the program on ``sched_process_exit(task)``, which the ending thread runs.
 
-    Where ENDING has no room for it, the thread loses its variables at once.
+    If ENDING is full, the thread loses its variables at once.
     """
     asm = Assembler()
     end = asm.label()
@@ -356,7 +358,7 @@ def _thread_exit_program() -> Assembled:
 
 
 def _thread_free_program(types: KernelTypes) -> Assembled:
-    """Return the program on ``sched_process_free(task)``, which runs when the thread cannot any more."""
+    """Return the program on ``sched_process_free(task)``, which runs when the thread cannot run any more."""
     asm = Assembler()
     end = asm.label()
     load_argument(asm, R6, 0)
@@ -382,7 +384,7 @@ def _thread_fork_program(known: Known, types: KernelTypes) -> Assembled:
 
 
 def _thread_exec_program(known: Known) -> Assembled:
-    """Return the program on ``sched_process_exec(task, old_pid, ...)``; the first thread's number is the task's now."""
+    """Return the program on ``sched_process_exec(task, old_pid, ...)``; the task now has the first thread's id."""
     asm = Assembler()
     load_argument(asm, R6, 1)
     _load_thread(asm)
@@ -398,7 +400,7 @@ def _load_thread(asm: Assembler) -> None:
 
 
 def _forget(asm: Assembler, known: Known) -> None:
-    """Delete what is known of the thread in R0, and of the process with that number."""
+    """Delete the data about the thread in R0, and about the process with that id."""
     asm.store(R10, _KEY, R0)
     for name in (MapName.ENDING, MapName.THREAD_VARIABLES, MapName.SPACES):
         if name in known:
@@ -406,22 +408,22 @@ def _forget(asm: Assembler, known: Known) -> None:
 
 
 FAULTS = frozenset({signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV})
-"""The signals that instructions bring about."""
+"""Signals that instructions can cause."""
 
 _SIGNAL_ENTRY = -24
-"""Where on the stack the entry is made: u32 kind, u32 thread id, u64 ip, u32 signal and tickets, u32 code."""
+"""Offset of the entry on the stack: u32 kind, u32 thread id, u64 ip, u32 signal and tickets, u32 code."""
 
 
 def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, entries: int | None = None) -> Assembled:
     """
     Return the program on ``signal_deliver(signal, info, action)``; with ``in_scope`` only threads of SCOPE count.
 
-    It writes ``Entry.SIGNAL`` when a thread is about to get a signal for a fault: the record of the instruction is not
-    one of success. Where a uprobe had the instruction executed out of line, the kernel has set the instruction pointer
-    back by then (``arch_uprobe_abort_xol``), so ``ip`` is that of the probepoint. A fault that the kernel resolves
-    sends no signal. ``entries`` is how many the probe table has, a power of two, if there are notes of hits whose
-    tickets come back. Signals for which the ring has no room are counted in ``Status.UNSEEN``. With ``casts`` the
-    kernel need not say that ``info`` is a pointer, but have ``bpf_rdonly_cast``.
+    It writes ``Entry.SIGNAL`` when a thread is about to receive a signal for a fault: then the instruction's record is
+    not one of success. If the instruction was executed out of line for a uprobe, the kernel has reset the instruction
+    pointer by then (``arch_uprobe_abort_xol``), so ``ip`` is that of the probepoint. A fault that the kernel resolves
+    sends no signal. ``entries`` is the number of entries of the probe table, a power of two, if there are notes of hits
+    whose tickets are returned. Signals for which the ring has no room are counted in ``Status.UNSEEN``. With ``casts``,
+    the kernel need not know that ``info`` is a pointer, but must have ``bpf_rdonly_cast``.
     """
     code, ip = types.member_offset("kernel_siginfo", "si_code"), types.member_offset("pt_regs", "ip")
     asm = Assembler()
@@ -433,7 +435,7 @@ def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, e
     mask = sum(1 << number for number in FAULTS)
     asm.alu(Alu.AND, R3, mask)
     asm.jump_if(Jump.JEQ, R3, 0, end)
-    # What a process sends has a code of at most 0 (SI_USER, SI_TKILL), a fault a positive one.
+    # A signal that a process sends has a code of at most 0 (SI_USER, SI_TKILL), a fault a positive one.
     if casts:
         asm.mov(R1, R8)
         asm.mov(R2, types.find(Kind.STRUCT, "kernel_siginfo"))
@@ -471,9 +473,9 @@ def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, e
 
 def _give_back(asm: Assembler, entries: int) -> None:
     """
-    Give back what the last hit of the thread has drawn, if it was at the instruction that the entry names.
+    Return the tickets of the thread's last hit, if it was at the instruction that the entry names.
 
-    Takes R0-R5 and R8.
+    Clobbers R0-R5 and R8.
     """
     done = asm.label()
     look_up(asm, MapName.NOTES, _SIGNAL_ENTRY + 4)
@@ -493,7 +495,7 @@ def _give_back(asm: Assembler, entries: int) -> None:
         asm.alu(Alu.LSH, R2, PROBE_ENTRY_SIZE.bit_length() - 1)
         asm.load_value(R1, MapName.PROBES)
         asm.alu(Alu.ADD, R1, R2)
-        # Without a breakpoint nobody empties the note of the hit before.
+        # Without a breakpoint, nothing clears the note of the previous hit.
         asm.load(R2, R1, ProbeField.DISABLED, Size.W)
         asm.jump_if(Jump.JEQ, R2, 1, other)
         asm.mov(R2, -1)
@@ -510,11 +512,11 @@ def watch_signals(
     maps: Mapping[MapName, int], types: KernelTypes, *, in_scope: bool, entries: int | None = None
 ) -> int:
     """
-    Attach the program and return the descriptor of its link.
+    Attach the program on ``signal_deliver`` and return the descriptor of its link.
 
-    It needs STATUS and RING, ``in_scope`` SCOPE, and with ``entries`` NOTES and PROBES.
+    The maps STATUS and RING are required, with ``in_scope`` SCOPE, and with ``entries`` NOTES and PROBES.
 
-    OSError if the kernel lets no program read signals, ``TargetError`` if it does not say how.
+    Raise OSError if the kernel permits no program to read signals, ``TargetError`` if its types lack the structures.
     """
 
     def attach(*, casts: bool) -> int:
@@ -524,8 +526,8 @@ def watch_signals(
     try:
         return attach(casts=False)
     except PermissionError:
-        # Some kernels take the argument for a number, because it may be one that stands for no information (seen with
-        # 6.12.117 of Debian 12; the verifier says "marking pointer arg1 as scalar as it may encode error").
+        # Some kernels take the argument for a number, because it may be one that stands for no information. This was
+        # seen with 6.12.117 of Debian 12 (the verifier says "marking pointer arg1 as scalar as it may encode error").
         return attach(casts=True)
 
 
@@ -534,7 +536,7 @@ _CONSEQUENCE = "records are emitted also where the instruction faults"
 
 class FaultWatch:
     """
-    The watch on faults of a run, which begins as soon as one of its probepoints depends on it.
+    Watch on the faults of a run, which begins as soon as one of its probepoints depends on it.
 
     ``in_scope`` and ``entries`` are those of ``watch_signals``.
     """
@@ -548,7 +550,7 @@ class FaultWatch:
         self._link = Descriptor(-1)
 
     def begin(self) -> Notice | None:
-        """Begin, once; return what is to be said if the kernel does not let us."""
+        """Begin, once; return a notice if the kernel does not permit it."""
         if self._has_begun:
             return None
         self._has_begun = True

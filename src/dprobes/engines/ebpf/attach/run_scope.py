@@ -1,7 +1,7 @@
 """
-The scope of a run: what handlers ask before a hit counts, and the processes of a tree.
+Scope of a run: the conditions that handlers check before a hit counts, and the processes of a tree.
 
-Process ids in maps are of the initial PID namespace, so a tree needs to be named from there.
+Process ids in maps are of the initial PID namespace, so a tree must be named from there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class ScopeMap(Protocol):
-    """The map of the processes in scope; their ids are keys."""
+    """Map of the processes in scope; their ids are keys."""
 
     def __contains__(self, key: bytes) -> bool: ...
 
@@ -61,7 +61,7 @@ class ScopeMap(Protocol):
     def __setitem__(self, key: bytes, value: bytes) -> None: ...
 
     def discard(self, key: bytes) -> bool:
-        """Delete a key; return whether it was there."""
+        """Delete a key; return whether it existed."""
 
 
 KEY = struct.Struct("=I")
@@ -70,15 +70,15 @@ _ENDED = ("Z", "X")
 
 def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow: bool) -> int:
     """
-    Put a process in an empty scope, and with ``follow`` what it has started; OSError as the kernel answers.
+    Put a process into an empty scope, with ``follow`` also its descendants; raise OSError with the kernel's error.
 
-    ``set_alive`` says how many there are. Return how many more there are than that, or fewer.
+    ``set_alive`` sets the number of processes. Return by how many the actual number differs from that.
     """
     wanted = [pid, *(descendants(pid) if follow else ())]
-    # Nobody else counts while the map is empty.
+    # Nothing else counts while the map is empty.
     set_alive(len(wanted))
     extra = sum(put(scope, each) for each in wanted)
-    # Those that were started meanwhile, by processes that were not in scope yet.
+    # Processes that were started meanwhile, by processes that were not in scope yet.
     for each in descendants(pid) if follow else ():
         if KEY.pack(each) not in scope and thread_state(each) not in _ENDED:
             extra += 1 + put(scope, each)
@@ -86,15 +86,15 @@ def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow
 
 
 def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
-    """Put a process in scope, by another number if one is given; return -1 if it has ended already, else 0."""
+    """Put a process into scope, by another number if one is given; return -1 if it has ended already, else 0."""
     key = KEY.pack(pid if number is None else number)
     scope[key] = bytes(SCOPE_VALUE.size)
-    # One that ended before had no key when it did.
+    # A process that ended before had no key when it did.
     return 0 if _has_living_thread(pid) else withdraw(scope, key)
 
 
 def withdraw(scope: ScopeMap, key: bytes) -> int:
-    """Delete the key of a process whose end no program has counted; return -1 if it was there, else 0."""
+    """Delete the key of a process whose end no program has counted; return -1 if it existed, else 0."""
     try:
         _, _, has_ended = SCOPE_VALUE.unpack(scope[key])
     except KeyError:
@@ -109,7 +109,7 @@ def _has_living_thread(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have, and so on."""
+    """Return the descendants of a process."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -122,27 +122,27 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes_of(scope: Scope) -> list[int]:
-    """Return the process that a scope is about, if it is about one, and what that has started if it is followed."""
+    """Return the process of a scope, if there is one, and its descendants if these are followed."""
     return [] if scope.pid is None else [scope.pid, *(descendants(scope.pid) if scope.follow else ())]
 
 
 _LEAVING = 2.0
 """
-Seconds in which a process leaves its CPU and the kernel what it had of it, once it has sent SIGCHLD; tens of
-milliseconds as a rule.
+Seconds in which a process, after it has sent SIGCHLD, leaves its CPU and releases its resources in the kernel; it
+usually takes tens of milliseconds.
 """
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""The inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
+"""Inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
 
 
 def is_initial_namespace() -> bool:
-    """Return whether process ids mean to us what they mean to the kernel."""
+    """Return whether this process is in the initial PID namespace, so that process ids are the kernel's."""
     return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
 
 
 def filter_of(scope: Scope) -> Filter:
-    """Return what handlers are to ask; our own process never counts."""
+    """Return the conditions that handlers check; this process itself never counts."""
     if scope.is_tree:
         return Filter(processes=True)
     excluded = os.getpid()
@@ -156,7 +156,7 @@ def filter_of(scope: Scope) -> Filter:
 
 
 def refuse_stops(program: Program, diagnostics: Diagnostics) -> None:
-    """Add an error for what stops a process, where its number in the kernel tells us nothing."""
+    """Add an error for each exit that stops a process, if this is not the initial PID namespace."""
     if is_initial_namespace():
         return
     for code in program.bodies():
@@ -170,7 +170,7 @@ def refuse_stops(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def is_in_scope(scope: Scope, pid: int, maps: SharedMaps) -> bool:
-    """Return whether a process that is there is in scope; one of our own never is."""
+    """Return whether an existing process is in scope; this process itself never is."""
     if scope.is_tree:
         return KEY.pack(pid) in maps.scope
     if pid == os.getpid():
@@ -220,10 +220,10 @@ def _cgroup_of(path: str) -> tuple[int, int]:
 
 class ProcessTree:
     """
-    The processes of a tree, kept in SCOPE, and what they start if that follows; ``alive`` says how many are left.
+    Processes of a tree, kept in SCOPE, with their descendants if these are followed; ``alive`` counts those left.
 
-    It is empty until ``plant``. A ``command``, or a process that is about to execute its program, comes into scope with
-    that; until then it counts as alive only.
+    SCOPE is empty until ``plant``. A ``command``, or a process that is about to execute its program, comes into scope
+    when it does; until then it only counts as alive.
     """
 
     def __init__(self, maps: SharedMaps, types: KernelTypes, scope: Scope, command: Command | None) -> None:
@@ -241,7 +241,7 @@ class ProcessTree:
             )
 
     def plant(self) -> None:
-        """Put the process in scope, and what it has started so far."""
+        """Put the process into scope, and its descendants so far."""
         pid = self._pid
         if pid is None:
             return
@@ -258,7 +258,7 @@ class ProcessTree:
         return sorted(pid for pid, _ in self._members())
 
     def _members(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the processes in scope, with how many threads of each have come to their end."""
+        """Iterate over the processes in scope, with the number of threads of each that have ended."""
         for key in set(self._maps.scope):
             with contextlib.suppress(KeyError):
                 (pid,), (_, ending, _) = KEY.unpack(key), SCOPE_VALUE.unpack(self._maps.scope[key])
@@ -268,10 +268,10 @@ class ProcessTree:
     @property
     def has_left(self) -> bool:
         """
-        Whether none of the processes, all of which have ended, executes the kernel's code at its end any more.
+        True if none of the processes, all of which have ended, still executes the kernel's code at its end.
 
-        That is looked for ``_LEAVING`` seconds from the first question on; only one that still closes files or the like
-        is waited for longer.
+        This is checked for ``_LEAVING`` seconds from the first call on. After that, only processes that still close
+        files or the like are waited for.
         """
         if self._leaving is None:
             self._leaving = time.monotonic() + _LEAVING
@@ -282,28 +282,28 @@ class ProcessTree:
     def _has_left(pid: int, ending: int, *, is_late: bool) -> bool:
         match thread_state(pid):
             case "Z":
-                # Who has not been waited for is in scope until then; it has no stack any more once it has left its CPU.
+                # A process is in scope until it was waited for; it has no stack any more once it has left its CPU.
                 return is_late or (ending <= 1 and system_call_of(pid) is not None)
             case "X":
                 return is_late
         return False
 
     def release(self, pid: int) -> None:
-        """Take a process out of scope; what it starts from now on is not in scope either."""
+        """Remove a process from scope; its later children are not in scope either."""
         self._extra += withdraw(self._maps.scope, KEY.pack(pid))
 
     @property
     def alive(self) -> int:
-        """How many processes in scope have not ended."""
+        """Number of processes in scope that have not ended."""
         return self._maps.alive + self._extra
 
     def close(self) -> None:
-        """Keep SCOPE no longer."""
+        """Stop updating SCOPE."""
         self._links.close()
 
 
 def pid_namespace_of(scope: Scope) -> tuple[int, int]:
-    """Return device and inode of the PID namespace whose numbers records carry: the process's, or else ours."""
+    """Return device and inode of the PID namespace for process ids in records: the process', or this one's."""
     pid = scope.pid
     try:
         status = os.stat(f"/proc/{'self' if pid is None else living_thread(pid)}/ns/pid")

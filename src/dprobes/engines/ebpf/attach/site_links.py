@@ -1,10 +1,11 @@
 """
-The links of a run: which sites are attached, and how single ones are taken away again.
+Links of a run: attached sites, and the removal of single ones.
 
-A link with many sites is cheap to make and to close, a link for each would take some 50 ms each to close. So the sites
-of a pattern share one, and to take some of them away the others get a new link before the old one is closed. For a
-moment both are attached: each probepoint has two entries in the probe table, one for each link, and only one of them is
-enabled. The kernel calls one link after the other at a hit: if the entries change places in between, neither counts it.
+Making and closing one link with many sites is cheap, but a link for each site would take some 50 ms each to close. So
+the sites of a pattern share a link. To remove some of them, the others get a new link before the old one is closed. For
+a moment both are attached: each probepoint has two entries in the probe table, one for each link, and only one of them
+is enabled. The kernel calls one link after the other at a hit: if the entries change places in between, neither counts
+the hit.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["Attachments", "CpuArrivals", "Group"]
 
 _RENEWAL_INTERVAL = 0.5
-"""Seconds between two renewals of a link at least: what is taken away meanwhile goes together."""
+"""Minimum number of seconds between two renewals of a link: what is removed meanwhile is removed together."""
 
 _CLOSERS = 64
-"""How many links are closed at the same time: the kernel waits long for each, but for all of them at once."""
+"""Number of links that are closed at the same time: the kernel waits long for each, but for all of them at once."""
 
 
 @dataclass(eq=False, slots=True)
 class Group:
     """
-    The sites that share a program: in one file, those of one definition that are placed alike, or of many.
+    The sites that share a program: in one file, those of one definition with the same placement, or of many.
 
-    ``program`` is its descriptor, ``path`` leads to the file, which is ``shown`` to people by another name. ``sites``
-    are pairs of a probepoint and one of its sites.
+    ``program`` is its descriptor, ``path`` leads to the file, and ``shown`` is the file's name for users. ``sites`` are
+    pairs of a probepoint and one of its sites.
     """
 
     program: int
@@ -50,18 +51,18 @@ class Group:
     sites: list[tuple[int, Site]]
     bank: int = 0
     is_entry: bool = False
-    """Whether it keeps entries: it counts no hits, and serves removed probepoints as long as others need it."""
+    """True if it keeps entries: it counts no hits, and serves removed probepoints as long as others need it."""
     link: Descriptors | None = None
     renewed: float = field(default=float("-inf"))
 
 
 Linker = Callable[[Group, Sequence[tuple[int, int]]], "Descriptors"]
-"""Attach a group's program to pairs of a file offset and the cookie there."""
+"""Function that attaches a group's program to pairs of a file offset and its cookie."""
 
 
 class Attachments:
     """
-    What is attached: groups come, and probepoints are removed from them.
+    Attached groups, from which single probepoints can be removed.
 
     ``bank_size`` is the distance of the two entries that a probepoint has in the probe table.
     """
@@ -82,7 +83,7 @@ class Attachments:
         self.is_closed = False
 
     def attach(self, group: Group) -> None:
-        """Attach all sites of a group; raise an error of ours as the kernel answers."""
+        """Attach all sites of a group; raise a ``DprobesError`` for the kernel's error."""
         group.link = self._link(group, self._pairs(group))
         self._groups.add(group)
         for probe in {probe for probe, _ in group.sites}:
@@ -93,7 +94,7 @@ class Attachments:
         return [(site.offset, _cookie(base + probe, site.moved)) for probe, site in group.sites]
 
     def take_away(self, probe: int) -> bool:
-        """Begin to remove a probepoint; return whether it was there. Its handler runs no more."""
+        """Begin to remove a probepoint; return whether it was there. Its handler does not run any more."""
         if probe in self._ended:
             return False
         self._ended.add(probe)
@@ -104,7 +105,7 @@ class Attachments:
         return True
 
     def detach(self, probe: int) -> None:
-        """Give up the links of a probepoint, which may be attached again; its counts stay."""
+        """Close the links of a probepoint, which may be attached again; its counters stay."""
         for group in self._groups_of.pop(probe, ()):
             self._groups.discard(group)
             self._dirty.discard(group)
@@ -117,7 +118,7 @@ class Attachments:
         return probe in self._ended
 
     def links(self) -> Iterator[Descriptors]:
-        """Iterate over the links that are attached."""
+        """Iterate over the attached links."""
         yield from [group.link for group in self._groups if group.link is not None]
 
     def is_there(self, probe: int) -> bool:
@@ -125,14 +126,14 @@ class Attachments:
         return probe in self._groups_of and probe not in self._ended
 
     def is_disabled(self, probe: int) -> bool:
-        """Return whether no handler of a probepoint runs any more."""
+        """Return whether a handler of a probepoint is disabled."""
         groups = (self._last_groups if self.is_closed else self._groups_of).get(probe, ())
         return any(
             self._maps.is_disabled(group.bank * self._bank_size + probe) for group in groups if not group.is_entry
         )
 
     def expired(self) -> set[int]:
-        """Return the probepoints that handlers have disabled, and that nobody has removed."""
+        """Return the probepoints that handlers have disabled, and that have not been removed yet."""
         disabled = self._maps.disabled()
         return {
             probe
@@ -144,14 +145,14 @@ class Attachments:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left for ``renew`` to do."""
+        """True if ``renew`` has nothing to do."""
         return not self._dirty
 
     def renew(self, *, at_once: bool = False) -> None:
         """
-        Bring links in line with removals; to be called often.
+        Update links after removals; to be called often.
 
-        ``at_once`` is for those who cannot wait: breakpoints are gone when this returns.
+        With ``at_once``, breakpoints are gone when this returns.
         """
         now = time.monotonic()
         for group in list(self._dirty):
@@ -161,7 +162,7 @@ class Attachments:
             self._dirty.discard(group)
             group.sites = remaining
             if remaining and group.is_entry:
-                continue  # were it attached twice for a moment, calls would be entered twice
+                continue  # if it were attached twice for a moment, calls would be entered twice
             old, group.link = group.link, None
             if remaining:
                 self._switch(group)
@@ -174,7 +175,7 @@ class Attachments:
             self._join()
 
     def _switch(self, group: Group) -> None:
-        """Attach the remaining sites with their other entries, and let those count from now on."""
+        """Attach the remaining sites with their other entries, and switch counting to these."""
         old, new = group.bank * self._bank_size, (1 - group.bank) * self._bank_size
         probes = {probe for probe, _ in group.sites}
         for probe in probes:
@@ -184,12 +185,12 @@ class Attachments:
         for probe in probes:
             with self._counting:
                 hits, before = self._maps.hand_over(old + probe, new + probe)
-                # Handlers that were under way when the entries changed places have counted with the old one.
+                # Handlers that were running when the entries changed places have counted with the old one.
                 self._extra[probe] = self._extra.get(probe, 0) + before - self._left_behind.get(probe, 0)
                 self._left_behind[probe] = hits
 
     def hits(self, probe: int) -> int:
-        """Return the hits of a probepoint by both of its entries; any thread may ask."""
+        """Return the hits of a probepoint by both of its entries; any thread may call this."""
         with self._counting:
             hits = self._maps.counters(probe).hits
             if probe in self._left_behind:
@@ -209,7 +210,7 @@ class Attachments:
         self._closing.clear()
 
     def close(self) -> None:
-        """Remove everything; it is gone when this returns."""
+        """Remove all links; they are gone when this returns."""
         self._last_groups = dict(self._groups_of)
         self.is_closed = True
         waiting = [group.link for group in self._groups if group.link is not None]
@@ -224,7 +225,7 @@ class Attachments:
                     return
                 link.close()
 
-        # Whatever ends from now on has no link that could be renewed.
+        # Probepoints that end from now on have no link that could be renewed.
         self._groups_of.clear()
         for _ in range(min(_CLOSERS, len(waiting)) - 1):
             self._in_background(work)
@@ -239,9 +240,9 @@ def _cookie(entry: int, moved: int) -> int:
 
 class CpuArrivals:
     """
-    The CPUs that come online from now on: samplers and watchpoints, which are events of each CPU, begin there.
+    CPUs that come online from now on, where samplers and watchpoints begin, as these are events of each CPU.
 
-    The kernel takes events from a CPU that goes offline, so one that comes back counts as well.
+    The kernel removes events from a CPU that goes offline, so one that comes back counts as well.
     """
 
     def __init__(self) -> None:
@@ -255,11 +256,11 @@ class CpuArrivals:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What can be read when there may be something to do."""
+        """Descriptors that are readable when there may be work."""
         return () if self._news is None else (self._news.descriptor,)
 
     def look(self, attachments: Attachments) -> Iterator[Notice]:
-        """Attach on CPUs that have come online, and say so."""
+        """Attach on CPUs that have come online, and report that."""
         if self._deafness is not None:
             yield self._deafness
             self._deafness = None
@@ -276,7 +277,7 @@ class CpuArrivals:
                 yield Notice(f"CPU {cpu} came online, and not all is sampled and watched there: {reason_of(refusal)}")
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following CPUs."""
         if self._news is not None:
             self._news.close()
             self._news = None

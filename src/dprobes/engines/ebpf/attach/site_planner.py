@@ -1,4 +1,4 @@
-"""How the probepoints of files are to be served: the plans of an engine, each made once."""
+"""Plans of an engine: the sites of the probepoints of files; each plan is made once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["Planner", "Trampoline", "process_hazard", "trampoline", "uretprobe_h
 
 class Trampoline(enum.Enum):
     """
-    The ways into the kernel from the page that a uretprobe makes a thread return to, on x86-64.
+    Ways into the kernel from the page that a uretprobe makes a thread return to, on x86-64.
 
     32-bit programs use a breakpoint in any case.
     """
@@ -70,11 +70,11 @@ _FILTER = b"".join(
 
 def trampoline() -> Trampoline:
     """
-    Find out how uretprobes enter the kernel: make their system call in child processes, with a filter and without.
+    Return how uretprobes enter the kernel, by making their system call in child processes, with a filter and without.
 
-    Outside the page for it the call ends in SIGILL. Since Linux kernel commit ff474a78cef5 ("uprobe: Add uretprobe
-    syscall to speed up return probe") (in v6.11); not filtered since cf6cb56ef244 ("seccomp: passthrough uretprobe
-    systemcall without filtering") (in v6.14, and in stable kernels before).
+    Outside the page for it the call ends in SIGILL. It exists since Linux kernel commit ff474a78cef5 ("uprobe: Add
+    uretprobe syscall to speed up return probe") (in v6.11). Seccomp does not filter it since cf6cb56ef244 ("seccomp:
+    passthrough uretprobe systemcall without filtering") (in v6.14, and in stable kernels before).
     """
     if _status_of_call(filtered=False) != -signal.SIGILL:
         return Trampoline.BREAKPOINT
@@ -82,9 +82,9 @@ def trampoline() -> Trampoline:
 
 
 def _status_of_call(*, filtered: bool) -> int:
-    """Return what becomes of a process that makes the system call: its errno, or the negative signal that ends it."""
-    # With the GIL held, which the child could not get from a thread that it does not have. Not os.fork: the child does
-    # nothing that the interpreter would have to know.
+    """Return the exit code of a process that makes the system call: its errno, or the negative number of its signal."""
+    # PyDLL keeps the GIL held: in the child, the thread that could release it does not exist. os.fork is not needed:
+    # the child does nothing that the interpreter would have to know.
     libc = ctypes.PyDLL(None, use_errno=True)
     code = ctypes.create_string_buffer(_FILTER, len(_FILTER))
     program = ctypes.create_string_buffer(struct.pack("=H6xQ", len(_FILTER) // 8, ctypes.addressof(code)))
@@ -107,13 +107,13 @@ def uretprobe_hazard(
     module: Module, pids: Iterable[int] | None = None, command: str = "", reached: str = ""
 ) -> str | None:
     """
-    Return why uretprobes in a module are not safe, as a clause; None if nothing is known against them.
+    Return a clause with the reason why uretprobes in a module are not safe; None if no reason is known.
 
-    Where they are not, breakpoints at the return instructions are. They change return addresses in every process that
-    executes the module, whatever the scope of the run is. ``pids`` restricts the look at these, for a link that is
-    restricted. ``command`` is a program that is going to be started. Of other processes that start later, or confine
-    themselves later, nobody can know. ``reached`` leads to the file where the module's path may not any more;
-    ``TargetError`` if that does not.
+    If they are not safe, breakpoints at the return instructions are used. Uretprobes change return addresses in every
+    process that executes the module, whatever the scope of the run is. ``pids`` restricts the check to these processes,
+    for a link that is restricted. ``command`` is a program that is going to be started. Other processes that start
+    later, or confine themselves later, cannot be checked. ``reached`` leads to the file if the module's path may not
+    any more; raise ``TargetError`` if that does not either.
     """
     if (reason := return_address_user_in(module)) is not None:
         return reason
@@ -134,7 +134,7 @@ def uretprobe_hazard(
 
 
 def process_hazard(thread: int, kind: Trampoline | None) -> str | None:
-    """Return why uretprobes are not safe for a process, as a predicate; ``kind`` is None if nobody has asked for it."""
+    """Return a predicate with the reason why uretprobes are not safe for a process; ``kind`` is None if unknown."""
     if process_field(thread, "Seccomp") not in ("", "0") and kind in (None, Trampoline.FILTERED_CALL):
         return "is confined by seccomp, which may refuse the system call of this kernel's uretprobes"
     if "shstk" in process_field(thread, "x86_Thread_features").split():
@@ -146,7 +146,7 @@ def _command_hazard(command: str) -> str | None:
     try:
         return stack_user(file_contents(executable_of(command), "a program"))
     except DprobesError:
-        return None  # it cannot be started: that is said when somebody tries
+        return None  # it cannot be started, which is reported when that is tried
 
 
 _RUNTIMES = ("/libstdc++.so", "/libc++abi.so")
@@ -157,14 +157,14 @@ _FOREIGN_SIZE = 256 << 20
 
 
 class _Programs:
-    """The programs and libraries of processes, each file looked at once."""
+    """Programs and libraries of processes, each file of which is examined once."""
 
     def __init__(self) -> None:
         self._known: dict[FileId, str | None] = {}
         self._left = _FOREIGN_SIZE
 
     def hazard(self, mapper: Mapper) -> str | None:
-        """Return why the program or a library of a process may unwind or switch stacks, as a predicate."""
+        """Return a predicate if the program or a library of a process may unwind or switch stacks, else None."""
         program = f"/proc/{mapper.thread}/exe"
         try:
             status = os.stat(program)
@@ -189,10 +189,10 @@ class _Programs:
 
 class Planner:
     """
-    The maker of plans; any thread may use it.
+    Maker of plans; any thread may use it.
 
-    ``exact`` forbids to place a breakpoint at a cheaper neighbour. ``command`` is the program that the run is going to
-    start.
+    ``exact`` forbids placing a breakpoint at a cheaper neighboring instruction. ``command`` is the program that the run
+    is going to start.
     """
 
     def __init__(
@@ -215,10 +215,10 @@ class Planner:
         reached: str = "",
     ) -> FilePlan:
         """
-        Return how the probepoints of a file are served; raise ``SourceError`` if one cannot be.
+        Return the plan for the probepoints of a file; raise ``SourceError`` if one is not supported.
 
-        What stands at one of the file offsets ``kept`` is not moved to a cheaper neighbour. ``reached`` leads to the
-        file where its path may not any more.
+        Breakpoints at the file offsets ``kept`` are not moved to a cheaper neighboring instruction. ``reached`` leads
+        to the file if its path may not any more.
         """
         key = (id(resolved), kept)
         plan = self._plans.get(key)
@@ -232,7 +232,7 @@ class Planner:
         return plan
 
     def plan_kernel(self, program: Program, resolved: ResolvedKernel, diagnostics: Diagnostics) -> PlannedKernel:
-        """Return how the probepoints in the kernel are served; raise ``SourceError`` if one cannot be."""
+        """Return the plan for the probepoints in the kernel; raise ``SourceError`` if one is not supported."""
         from dprobes.engines.ebpf.inkernel.kernel_spec import plan_kernel, refuse_reading, refuse_skips, refuse_waiting
 
         if (known := self._kernel_plans.get(id(resolved))) is not None:
@@ -250,12 +250,12 @@ class Planner:
         return planned
 
     def forget(self) -> None:
-        """Forget what was planned for runs that have ended."""
+        """Forget the plans of runs that have ended."""
         self._plans.clear()
         self._kernel_plans.clear()
 
     def plan_everywhere(self, probes: Sequence[Probepoint], diagnostics: Diagnostics) -> None:
-        """Raise ``SourceError`` if the probepoints of a program without a module cannot be served."""
+        """Raise ``SourceError`` if a probepoint of a program without a module is not supported."""
         self._refuse_events(probes, diagnostics, everywhere=True)
         diagnostics.raise_if_errors()
 

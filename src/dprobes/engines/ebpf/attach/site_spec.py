@@ -1,8 +1,8 @@
 """
-How the probepoints of a file are to be served: where their breakpoints stand, and which of them share code.
+Sites of the probepoints of a file: the places of their breakpoints.
 
-What uprobes cannot serve is found here by decoding, before anything is loaded; the kernel itself would say nothing of
-it if the file is mapped later. Works on files only.
+Instructions that uprobes do not support are found here by decoding, before anything is loaded. The kernel itself would
+not report them if the file is mapped later. This module works on files only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["DEBUG_REGISTER", "FilePlan", "Site", "plan_file"]
 
 DEBUG_REGISTER = "debug register"
-"""What hits a watchpoint, in the words of the summary."""
+"""Cause of a watchpoint's hits, in the words of the summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,14 @@ class Site:
     """
     One place of a breakpoint.
 
-    ``offset`` is that in the file, ``moved`` how far it is from the probepoint's written place. ``return_bytes`` is
-    what the return instruction at a RET_SITE takes from the stack besides the return address. ``executed`` says for
-    people how the kernel carries the instruction out. ``may_fault`` says that the instruction may raise a fatal signal.
-    ``counter`` is the file offset of the semaphore of a USDT probe, 0 for none.
-    ``anchor`` is what the kernel is to find the place by whenever a module of its own is loaded: ``SYMBOL+DISTANCE``.
-    ``arguments`` is how many words the function at a trampoline takes in registers.
+    * ``offset`` is that in the file, ``moved`` the distance in bytes from the probepoint's specified place.
+    * ``return_bytes`` is the number of bytes that the return instruction at a RET_SITE takes from the stack besides the
+      return address.
+    * ``executed`` describes for users how the kernel executes the instruction.
+    * ``may_fault`` is True if the instruction may raise a fatal signal.
+    * ``counter`` is the file offset of the semaphore of a USDT probe, 0 for none.
+    * ``anchor`` is ``SYMBOL+DISTANCE``, by which the kernel finds the place whenever its module is loaded.
+    * ``arguments`` is the number of words that the function at a trampoline takes in registers.
     """
 
     offset: int
@@ -58,15 +60,15 @@ class Site:
     arguments: int = 0
     counter: int = 0
     is_entry: bool = False
-    """Whether no handler is here, but what keeps the entry of a call for the handler of its return."""
+    """True if no handler is here, but code that keeps the entry of a call for the handler of its return."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
     """
-    The probepoints of a file that get a breakpoint, each with its sites, and those that get none.
+    Probepoints of a file, each with its sites, and those that are left out.
 
-    A probepoint without sites is one of which the program's file says so already (its ``state``).
+    A probepoint without sites is one whose ``state`` already tells why it has none.
     """
 
     resolved: ResolvedModule
@@ -87,12 +89,12 @@ def plan_file(
     kept: Container[int] = (),
 ) -> FilePlan:
     """
-    Return how the probepoints of a file are to be served.
+    Return the sites of a file's probepoints.
 
-    What was written out and cannot be served is an error; what a pattern found is left out then. ``exact`` forbids to
-    move breakpoints to a neighbouring instruction; those at the file offsets ``kept`` are never moved.
-    ``uretprobe_hazard`` says what speaks against uretprobes in the file, as a clause, or None; it is asked only if one
-    is needed.
+    An unsupported place is an error if the program names it; if a pattern found it, it is left out. ``exact`` forbids
+    moving breakpoints to a neighboring instruction; those at the file offsets ``kept`` are never moved.
+    ``uretprobe_hazard`` returns a clause with the reason against uretprobes in the file, or None; it is called only if
+    one is needed.
     """
     planner = _Planner(program, resolved, diagnostics, exact=exact, kept=kept, uretprobe_hazard=cache(uretprobe_hazard))
     found = FilePlan(resolved, tuple(planner.probes()), (*resolved.left_out, *planner.left_out))
@@ -131,7 +133,7 @@ class _Planner:
                 yield replace(probe, subject=replace(probe.code, moved=moved)) if moved else probe, sites
 
     def _sites(self, probe: Probepoint) -> tuple[Site, ...]:
-        """Return the sites of a probepoint; none if it cannot be served, which has been said then."""
+        """Return the sites of a probepoint; none, after an error or an entry in ``left_out``, if unsupported."""
         if probe.at_return:
             return self._exits(probe)
         reason = refusal(probe.instruction, self._bits, at_entry=self._is_entry(probe))
@@ -150,7 +152,7 @@ class _Planner:
         return (Site(probe.offset + moved, Placement.BREAKPOINT, executed, faults, moved, counter=counter),)
 
     def _cheaper_places(self) -> dict[int, int]:
-        """Return by how many bytes breakpoints may move to be cheaper, by the file offset of the written place."""
+        """Return the bytes by which breakpoints may move to be cheaper, by the file offset of the specified place."""
         probes = [probe for probe in movable_probes(self._resolved) if probe.offset not in self._kept]
         moves = cheap_sites_in(self._resolved.module, [probe.instruction for probe in probes])
         return {probe.offset: moved for probe, moved in zip(probes, moves, strict=True) if moved}

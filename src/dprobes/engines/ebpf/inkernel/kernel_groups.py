@@ -1,7 +1,7 @@
 """
-Groups of probepoints in the kernel: attached, as far as the kernel takes them, and with the hits that it has missed.
+Groups of probepoints in the kernel: their attachment, and the hits that the kernel has missed.
 
-What it refuses because of the place has no probepoint, and all others have one; a program with nothing else is refused.
+If the kernel refuses some places, the others are attached; a program of one refused probepoint is an error.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ __all__ = ["KernelGroups", "KernelMisses", "KprobeList", "parse_kprobes"]
 
 _LIST = Path("/sys/kernel/debug/kprobes/list")
 _INTERVAL = 1.0
-"""Seconds for which a list is good: there may be thousands of lines in it."""
+"""Seconds for which the list is used without reading it again: it may have thousands of lines."""
 _ENDBR = 4
 _WAYS = {"FTRACE": "ftrace", "OPTIMIZED": "jump"}
 
 
 class KprobeList:
     """
-    What the kernel has made of kprobes: calls of ftrace, jumps, or breakpoints, by its list of them in debugfs.
+    Implementation of kprobes by the kernel: calls of ftrace, jumps, or breakpoints, from its list of them in debugfs.
 
-    It makes jumps some time after kprobes were registered, and takes them back where somebody else comes near. The list
-    is as it was when somebody last looked.
+    The kernel makes jumps some time after kprobes were registered, and reverts them when another probe is placed
+    nearby. The list is that of the last ``look``.
     """
 
     def __init__(self, path: Path = _LIST) -> None:
@@ -64,7 +64,7 @@ class KprobeList:
         self._is_last = False
 
     def look(self, *, is_last: bool = False) -> None:
-        """Read the list, if that was not done a moment ago; what was found when it was ``is_last`` stays."""
+        """Read the list, unless that was done just before; after a call with ``is_last`` it stays the same."""
         now = time.monotonic()
         if self._is_last or (now - self._read < _INTERVAL and not is_last):
             return
@@ -72,16 +72,16 @@ class KprobeList:
         try:
             self._ways = parse_kprobes(self._path.read_text())
         except OSError:
-            self._ways = {}  # without debugfs nobody tells
+            self._ways = {}  # without debugfs nothing is known
 
     def way(self, address: int) -> str | None:
-        """Return what became of the kprobe at an address, or after the landing pad there; None if not known."""
+        """Return the implementation of the kprobe at an address, or after its landing pad; None if it is unknown."""
         return self._ways.get(address) or self._ways.get(address + _ENDBR)
 
 
 def parse_kprobes(text: str) -> dict[int, str]:
     """
-    Return what became of kprobes, by their addresses.
+    Return the implementation of kprobes, by their addresses.
 
     A line is ``ADDRESS  k|r  NAME+DISTANCE  MODULE  [FLAG]...`` (``report_probe`` in kernel/kprobes.c).
     """
@@ -99,10 +99,10 @@ _MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
 
 class KernelMisses:
     """
-    The hits of a run that ran no handler, by the probepoints that share a link or a program; any thread may ask.
+    Hits of a run that ran no handler, by the probepoints that share a link or a program; any thread may ask.
 
-    The kernel may have to await more returns than it has room for, or be hit while a handler runs on that processor.
-    What one of many functions has missed belongs to all of them together.
+    The kernel may have no room to await another return, or be hit while a handler runs on that processor. Misses of one
+    of many functions in a link are attributed to all of them together.
     """
 
     def __init__(self, features: Features) -> None:
@@ -112,10 +112,14 @@ class KernelMisses:
         self._programs: dict[int, tuple[int, ...]] = {}
         self._ended: Counter[tuple[int, ...]] = Counter()
         self.has_watched = False
-        """Whether there was anything to miss."""
+        """True if there were any links or programs that can miss hits."""
 
     def watch(self, links: Descriptors, group: Group) -> Descriptors:
-        """Count what the links of a group miss until they are closed, and its program until ``close``; return them."""
+        """
+        Count the missed hits of a group's links until they are closed, and of its program until ``close``.
+
+        Return the links.
+        """
         self.has_watched = True
         probes = tuple(probe for probe, _ in group.sites)
         if not probes:
@@ -132,7 +136,7 @@ class KernelMisses:
         return watched
 
     def _count_of(self, links: Descriptors, group: Group) -> Callable[[Sequence[int]], Sequence[int]] | None:
-        """Return what tells how many hits each of some links has missed, by descriptors; None if nothing does."""
+        """Return a function from descriptors of links to their missed hits; None if they cannot be counted."""
         if group.placement.is_trampoline:
             return None
         if Feature.LINK_MISSED in self._features:
@@ -147,14 +151,14 @@ class KernelMisses:
         return None
 
     def settle(self, links: _WatchedLinks) -> None:
-        """Note what links have missed that are about to be closed."""
+        """Record the missed hits of links that are about to be closed."""
         with self._lock:
             if links in self._links:
                 self._links.discard(links)
                 self._ended.update(links.missed())
 
     def counts(self) -> Counter[tuple[int, ...]]:
-        """Return how many hits were missed so far, by the probepoints that they belong to."""
+        """Return the missed hits so far, by the probepoints that they belong to."""
         with self._lock:
             found = Counter(self._ended)
             for links in self._links:
@@ -164,7 +168,7 @@ class KernelMisses:
             return found
 
     def close(self) -> None:
-        """Keep the counts: the programs are about to be closed."""
+        """Keep the counts, because the programs are about to be closed."""
         counts = self.counts()
         with self._lock:
             self._links.clear()
@@ -173,7 +177,7 @@ class KernelMisses:
 
 
 class _WatchedLinks(Descriptors):
-    """The descriptors of ``links``, which tell what they have missed before they are closed; each is of ``probes``."""
+    """Descriptors of ``links`` whose missed hits are recorded before they are closed; each belongs to ``probes``."""
 
     def __init__(
         self,
@@ -190,23 +194,23 @@ class _WatchedLinks(Descriptors):
         self._misses = misses
 
     def missed(self) -> Counter[tuple[int, ...]]:
-        """Return how many hits were missed, by the probepoints of a link."""
+        """Return the missed hits, by the probepoints of a link."""
         return Counter(dict(zip(self._links, self._count([*self._links.values()]), strict=True)))
 
     def close(self) -> None:
-        """Note what was missed, and give up the links, with what else their owner has."""
+        """Record the missed hits, and close the links, with the other resources of their owner."""
         self._misses.settle(self)
         super().close()
         self._owner.close()
 
 
 _LISTED = 3
-"""How many functions a message names."""
+"""Maximum number of functions that a message names."""
 
 
 class KernelGroups:
     """
-    What is attached in the kernel; ``probes`` are all probepoints of the run.
+    Attached groups in the kernel; ``probes`` are all probepoints of the run.
 
     ``planned`` is None if none of them is in the kernel; ``request`` has the scope, ``maps`` are those of the run.
     """
@@ -230,11 +234,11 @@ class KernelGroups:
         self._unseen: ArrayMap | None = None
         self._unseen_returns: Counter[int] = Counter()
         self.refused: dict[int, str] = {}
-        """The probepoints that the kernel refused, with the reasons."""
+        """Probepoints that the kernel refused, with the reasons."""
 
     def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        """Attach a group in the kernel; what is refused leaves the group."""
-        if group.is_entry:  # no handler misses it
+        """Attach a group in the kernel; refused sites are removed from the group."""
+        if group.is_entry:  # entries have no handler that could miss hits
             return self._wait(group, places) if group.sites[0][1].anchor else self._link(group, places)
         if group.sites[0][1].anchor:
             return self._misses.watch(self._wait(group, places), group)
@@ -242,8 +246,8 @@ class KernelGroups:
             return self._misses.watch(self._link(group, places), group)
         from dprobes.engines.ebpf.kernel.bpf_links import EntryKprobes
 
-        # At each hit the kernel comes to the entries' kprobes last, because they are there first. As long as they have
-        # a program there are those for returns, or calls in between would seem to be missed.
+        # At each hit the kernel runs the kprobes at entries last, because they were registered first. They have a
+        # program only while those for returns exist; otherwise calls in between would seem to be missed.
         with contextlib.closing(EntryKprobes(places)) as entries:
             links = self._link(group, places)
             try:
@@ -277,7 +281,7 @@ class KernelGroups:
         return links
 
     def _reason_of(self, site: Site) -> str | None:
-        """Return why the kernel calls a place invalid, if that is known."""
+        """Return why the kernel calls a place invalid, None if that is unknown."""
         if self._planned is None:
             return None
         kernel = self._planned.resolved.module.kernel
@@ -298,7 +302,7 @@ class KernelGroups:
         return links
 
     def _wait(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        """Attach a group in a module that comes and goes; of its sites all have anchors, or none (``parts``)."""
+        """Attach a group in a module that may be unloaded; all of its sites have anchors, or none (``parts``)."""
         if self._waiting is None:
             from dprobes.engines.ebpf.inkernel.waiting_kprobes import WaitingProbes
 
@@ -308,7 +312,7 @@ class KernelGroups:
         return self._waiting.attach(group.program, anchors, at_return=group.placement.is_return)
 
     def _link_counter(self, entries: EntryKprobes) -> Descriptors:
-        """Let the calls be counted whose return will not be seen, where the kernel does not count them."""
+        """Attach a counter of calls whose return will not be seen, if the kernel does not count them."""
         assert self._planned is not None, "something in the kernel is planned"
         trampolines = self._planned.resolved.module.kernel.return_trampolines
         if not trampolines:
@@ -327,12 +331,12 @@ class KernelGroups:
             os.close(program)
 
     def look_at_ways(self) -> None:
-        """Find out for the last time what the kernel has made of kprobes, before they are gone."""
+        """Read the list of kprobes for the last time, before they are removed."""
         if self._planned is not None:
             self._kprobes.look(is_last=True)
 
     def executed(self, site: Site) -> str:
-        """Return how a site is served, in the words of the summary."""
+        """Return the implementation of a site, in the words of the summary."""
         if site.placement not in (Placement.KPROBE, Placement.KRETPROBE):
             return site.executed
         self._kprobes.look()
@@ -340,14 +344,14 @@ class KernelGroups:
         return site.executed if way is None else f"{site.executed} ({way})"
 
     def missed(self) -> Counter[int]:
-        """Return how many hits ran no handler by probepoint, as far as the kernel counts them so."""
+        """Return the hits that ran no handler by probepoint, as far as the kernel counts them separately."""
         counts = self._misses.counts()
         missed = Counter({probes[0]: count for probes, count in counts.items() if count and len(probes) == 1})
         missed.update(self._unseen_returns if self._unseen is None else self._read_unseen(self._unseen))
         return missed
 
     def _read_unseen(self, unseen: ArrayMap) -> Counter[int]:
-        """Return of how many calls the return was not seen, by probepoint: each has an entry in both banks."""
+        """Return the calls whose return was not seen, by probepoint: each has an entry in both banks."""
         bank = self._request.tables.probes // 2
         found: Counter[int] = Counter()
         for entry, count in enumerate(unseen.words):
@@ -356,7 +360,7 @@ class KernelGroups:
         return found
 
     def note_of_misses(self) -> Notice | None:
-        """Return the note for a kernel that does not count the hits during handlers."""
+        """Return the notice for a kernel that does not count the hits during handlers."""
         if not self._misses.has_watched or Feature.LINK_MISSED in self._features:
             return None
         return Notice(
@@ -365,7 +369,7 @@ class KernelGroups:
         )
 
     def close(self) -> None:
-        """Keep the counts, as the programs are about to be closed, and have nothing left of what was attached."""
+        """Keep the counts, as the programs are about to be closed, and release all other resources."""
         self._misses.close()
         if self._unseen is not None:
             unseen, self._unseen = self._unseen, None
@@ -375,7 +379,7 @@ class KernelGroups:
             self._waiting.close()
 
     def notices(self) -> Iterator[Notice]:
-        """Iterate over the notices of hits that many probepoints have missed together."""
+        """Iterate over the notices of hits that several probepoints have missed together."""
         for probes, count in self._misses.counts().items():
             if count and len(probes) > 1:
                 names = _listed([self._probes[number].where for number in probes])
@@ -387,13 +391,13 @@ class KernelGroups:
 
     @property
     def left_out(self) -> Iterator[LeftOutProbe]:
-        """The refused probepoints as those of patterns that could not be placed at all."""
+        """Refused probepoints, in the form of those of patterns that could not be placed."""
         for number, reason in self.refused.items():
             probe = self._probes[number]
             yield LeftOutProbe(probe.number, probe.path, probe.where, reason)
 
     def states_of(self, numbers: Sequence[int]) -> Iterator[StateEvent]:
-        """Iterate over the states of refused ones among some probepoints, one for each reason."""
+        """Iterate over the states of refused probepoints among some, one for each reason."""
         by_reason: dict[str, list[int]] = {}
         for number in numbers:
             if (reason := self.refused.get(number)) is not None:

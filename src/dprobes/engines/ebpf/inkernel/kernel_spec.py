@@ -1,9 +1,9 @@
 """
-How the probepoints in the kernel are to be served: by ftrace where a function begins, by kprobes elsewhere.
+Placement of probepoints in the kernel: ftrace where a function begins, kprobes elsewhere.
 
-A call of ftrace costs a hit less than a breakpoint, and one link takes thousands of functions. It saves only the
-registers that functions take arguments in (``ftrace_regs``), so a handler that asks for others gets a kprobe, which has
-all of them.
+A hit costs less by a call of ftrace than by a breakpoint, and one link attaches to thousands of functions. Ftrace saves
+only the registers in which functions take arguments (``ftrace_regs``). A handler that reads others gets a kprobe, which
+has all of them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SINGLE_KPROBES_MAX", "PlannedKernel", "plan_kernel", "refuse_reading", "refuse_skips", "refuse_waiting"]
 
-# Where its source says of a function that it may fail (ALLOW_ERROR_INJECTION), a program at a kprobe can override its
-# return. Where security modules decide, a program at a BPF trampoline can decide as well, with any value but 0.
+# A program at a kprobe can override the return of a function that the kernel's source marks as able to fail
+# (ALLOW_ERROR_INJECTION). Where security modules decide, a program at a BPF trampoline can do so as well, with any
+# value but 0.
 
 
 _LIST = "/sys/kernel/debug/error_injection/list"
@@ -50,7 +51,7 @@ _SKIPPABLE = (
 
 
 def refuse_skips(program: Program, resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics) -> None:
-    """Add an error for each ``skip`` of a function that the kernel lets nobody skip."""
+    """Add an error for each ``skip`` of a function that the kernel does not allow to be skipped."""
     from dprobes.engines.ebpf.kernel.bpf_links import is_refused
 
     for probe in resolved.in_code:
@@ -77,7 +78,7 @@ def refuse_skips(program: Program, resolved: ResolvedKernel, features: Features,
                 Placement.MODIFY_RETURN, probe.where, features.types
             )
         except TargetError:
-            refused = True  # it has no type
+            refused = True  # the function has no BTF type
         if refused:
             diagnostics.error(skip.span, f"the kernel lets nobody skip '{probe.where}'", hint=_SKIPPABLE)
             continue
@@ -87,7 +88,7 @@ def refuse_skips(program: Program, resolved: ResolvedKernel, features: Features,
 
 
 def is_overridden(probe: Probepoint, resolved: ResolvedKernel, features: Features) -> bool:
-    """Return whether a kprobe can let the function of a probepoint return at once, as far as is known."""
+    """Return whether a kprobe can make the function of a probepoint return at once, as far as is known."""
     if Feature.OVERRIDE_RETURN not in features or Feature.KPROBE not in features:
         return False
     skippable = resolved.module.kernel.skippable
@@ -95,11 +96,11 @@ def is_overridden(probe: Probepoint, resolved: ResolvedKernel, features: Feature
 
 
 _ALWAYS = ("eip",)
-"""What every trampoline knows besides: the function's address."""
+"""Register that every trampoline has besides the arguments: the function's address."""
 
 
 def replaces_kprobes(features: Features) -> bool:
-    """Return whether trampolines serve all that kprobes would: this kernel has none of those."""
+    """Return whether trampolines replace kprobes because this kernel has no kprobes."""
     return Feature.KPROBE not in features and Feature.TRAMPOLINE in features
 
 
@@ -107,9 +108,9 @@ class TrampolinePlan:
     """
     The probepoints that BPF trampolines serve: those of kernels without kprobes, and of functions that are skipped.
 
-    A trampoline is where a function begins, or after its return, and knows the function's arguments and its result. The
-    kernel finds functions by the names in its type information (BTF), so a name must be of one function only. What is
-    wrong is added to ``diagnostics``, but for what patterns match.
+    A trampoline runs when a function begins, or after its return, and has the function's arguments and its result. The
+    kernel finds functions by the names in its type information (BTF), so a name must be that of only one function.
+    Errors are added to ``diagnostics``; what a pattern matches but cannot be probed goes to ``left_out``.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class TrampolinePlan:
         self.left_out: list[LeftOutProbe] = []
 
     def site(self, probe: Probepoint, placement: Placement) -> tuple[Site, ...]:
-        """Return the site of a probepoint; none if there can be none, which has been said then."""
+        """Return the site of a probepoint in a tuple; an empty one after adding an error if there can be none."""
         try:
             signature = self._signature(probe)
         except TargetError as error:
@@ -150,7 +151,7 @@ class TrampolinePlan:
             self._diagnostics.error(span, problem, hint=hint)
 
     def _signature(self, probe: Probepoint) -> Signature:
-        """Return what the function of a probepoint takes; raise ``TargetError`` if a trampoline cannot be there."""
+        """Return the signature of a probepoint's function; raise ``TargetError`` if it cannot have a trampoline."""
         module, name = self._resolved.module, probe.where
         if module.name:
             raise TargetError(
@@ -174,7 +175,7 @@ class TrampolinePlan:
     def _missing_register(
         self, probe: Probepoint, placement: Placement, signature: Signature
     ) -> tuple[Instruction, str, str] | None:
-        """Return the first instruction that pushes what a trampoline does not know, with the problem and a hint."""
+        """Return the first instruction that pushes a register which a trampoline lacks, with the problem and a hint."""
         architecture = self._resolved.architecture
         known = {*_ALWAYS, *ARGUMENT_REGISTERS[: signature.words]}
         if placement is Placement.FEXIT and signature.has_result:
@@ -211,10 +212,10 @@ def _count(words: int) -> str:
 
 SINGLE_KPROBES_MAX = 256
 """
-How many functions of a pattern get a kprobe each.
+Maximum number of functions of a pattern that get a kprobe each.
 
-One takes the kernel some 10 ms to attach and 30 ms to remove (6.1 in an emulated machine), because each waits for all
-CPUs, and not less if many are removed at the same time.
+The kernel takes some 10 ms to attach a kprobe and 30 ms to remove it (6.1 in an emulated machine), because each waits
+for all CPUs. Removing many at the same time does not make that shorter.
 """
 
 _ENTRY_OF = {
@@ -222,24 +223,24 @@ _ENTRY_OF = {
     Placement.ENTRY_RETURN: Placement.ENTRY,
     Placement.FEXIT: Placement.FENTRY,
 }
-"""How the entry of a function is seen whose return is."""
+"""Placement that records the entry of a function whose return is probed."""
 
 _SINGLE = (Placement.KPROBE, Placement.KRETPROBE, Placement.FENTRY, Placement.FEXIT)
-"""What is attached to each function on its own."""
+"""Placements that are attached to each function separately."""
 
 _SAVED_BY_FTRACE = frozenset({"eax", "ecx", "edx", "esi", "edi", "r8", "r9", "esp", "eip"})
-"""The registers in every ``ftrace_regs`` of x86-64 (arch/x86/include/asm/ftrace.h)."""
+"""Registers in every ``ftrace_regs`` of x86-64 (arch/x86/include/asm/ftrace.h)."""
 
 _LANDING_PADS = (bytes.fromhex("f30f1efa"), bytes.fromhex("660f1f00"))
-"""``endbr64``, and what the kernel puts in the place of one that nothing may jump to (gen_endbr_poison)."""
+"""``endbr64``, and what the kernel replaces it with if nothing may jump to it (gen_endbr_poison)."""
 
 _READING = ("push mem", "log mrf", "log str", "vfyr")
-"""How the instructions begin that read memory."""
+"""Prefixes of the syntax of instructions that read memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedKernel:
-    """The kernel, or a module of it, with the sites of its probepoints; they are addresses."""
+    """The kernel, or a module of it, with the sites of its probepoints, which are addresses."""
 
     resolved: ResolvedKernel
     probes: tuple[tuple[Probepoint, tuple[Site, ...]], ...]
@@ -249,16 +250,16 @@ class PlannedKernel:
 
     @property
     def path(self) -> str:
-        """What people call it."""
+        """Name of the kernel or module for users."""
         return str(self.resolved.module.path)
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
+        """Functions that match a pattern and have no probepoint."""
         return (*self.resolved.left_out, *self.refused)
 
     def conflicts(self) -> Iterator[Conflict]:
-        """Give nothing: the kernel's code is the same for all, and was read where it is."""
+        """Yield nothing: the kernel's code is the same for all processes, and was read from memory."""
         yield from ()
 
     def original(self) -> None:
@@ -269,7 +270,11 @@ class PlannedKernel:
 def plan_kernel(
     program: Program, resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics
 ) -> PlannedKernel:
-    """Return how the probepoints of a program in the kernel are to be served; add an error for what takes too long."""
+    """
+    Return the sites of a program's probepoints in the kernel.
+
+    Add an error if a pattern matches too many functions to attach to them one by one.
+    """
     has_many = Feature.KPROBE_MULTI in features
     kernel = resolved.module.kernel
     trampolines = TrampolinePlan(program, resolved, features, diagnostics)
@@ -291,15 +296,17 @@ def plan_kernel(
         if not has_kprobes:
             return trampolines.site(probe, Placement.FEXIT if probe.at_return else Placement.FENTRY)
         is_traceable = kernel.is_traceable(address) if "+" not in probe.where else False
-        # Where it is not known, what a pattern matches is tried: a kprobe for each function would take too long.
+        # Where traceability is unknown, ftrace is tried for a pattern's functions: a kprobe for each would take too
+        # long.
         many = by_ftrace[probe.number] and (_is_pattern(probe) if is_traceable is None else is_traceable)
-        # In a module that is loaded, the functions of a pattern are one link; all else is found again in the next one.
+        # In a loaded module, the functions of a pattern are one link; other probepoints are found again when it is
+        # reloaded.
         is_linked = many and _is_pattern(probe) and resolved.module.is_loaded
         if not is_linked and (waiting := _waiting_site(probe, resolved, features)) is not None:
             return (waiting,)
         if probe.at_return:
-            # For a link with one function the kernel would await two returns for each CPU, for a kprobe ten at least
-            # (fprobe_init_rethook in kernel/trace/fprobe.c, register_kretprobe in kernel/kprobes.c).
+            # For a link with one function the kernel provides for two pending returns per CPU, for a kprobe at least
+            # ten (fprobe_init_rethook in kernel/trace/fprobe.c, register_kretprobe in kernel/kprobes.c).
             placement = Placement.ENTRY_RETURN if many and _is_pattern(probe) else Placement.KRETPROBE
         else:
             placement = Placement.ENTRY if many else Placement.KPROBE
@@ -332,7 +339,7 @@ def plan_kernel(
 
 
 def _reason_of_singles(resolved: ResolvedKernel, *, has_many: bool) -> tuple[str, str]:
-    """Return why the functions of a pattern have a kprobe each, and what to do."""
+    """Return why the functions of a pattern have a kprobe each, and a hint."""
     fewer = f"use a pattern of at most {SINGLE_KPROBES_MAX} functions"
     if not has_many:
         return "this kernel has no kprobe_multi links", f"{fewer}, or a kernel with CONFIG_FPROBE (Linux 5.18)"
@@ -349,7 +356,7 @@ def _waiting_site(probe: Probepoint, resolved: ResolvedKernel, features: Feature
     module = resolved.module
     if not module.name:
         return None
-    # Addresses that handlers push are known for as long as the module is loaded.
+    # Symbol addresses that handlers push are valid only while the module stays loaded.
     if module.is_loaded and (resolved.symbols or Feature.KPROBE_EVENTS not in features):
         return None
     address = probe.instruction.address
@@ -358,7 +365,7 @@ def _waiting_site(probe: Probepoint, resolved: ResolvedKernel, features: Feature
     if found is None or (probe.at_return and found[1]):
         return None
     name, distance = found
-    # Where a function begins, the kernel puts the probe after the landing pad of indirect calls. Since Linux kernel
+    # At a function's beginning, the kernel places the probe after the landing pad of indirect calls, since Linux kernel
     # commit cc66bb914578 ("x86/ibt,kprobes: Cure sym+0 equals fentry woes") (in v5.18).
     moved = len(code) if not probe.at_return and "+" not in probe.where and code in _LANDING_PADS else 0
     placement = Placement.KRETPROBE if probe.at_return else Placement.KPROBE
@@ -393,7 +400,7 @@ def refuse_waiting(resolved: ResolvedKernel, features: Features, diagnostics: Di
 
 
 def refuse_reading(program: Program, resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics) -> None:
-    """Add an error for the first instruction that reads memory, if this kernel lets no program read its own."""
+    """Add an error for the first instruction that reads memory, if BPF programs may not read kernel memory here."""
     copied = {name for name, address in resolved.symbols if address in resolved.per_cpu[1]}
     reading = (
         instruction
@@ -416,7 +423,7 @@ def _is_pattern(probe: Probepoint) -> bool:
 
 
 def _asks_for_saved_registers(program: Program, definition: ProbeDefinition, resolved: ResolvedKernel) -> bool:
-    """Return whether a handler, with whatever it may call, reads only registers that ftrace saves."""
+    """Return whether a handler and all procedures read only registers that ftrace saves."""
     for code in (definition.handler, *(procedure.code for procedure in program.procedures)):
         for instruction in code.instructions:
             row = instruction.row

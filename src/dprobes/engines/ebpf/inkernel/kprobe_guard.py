@@ -1,9 +1,9 @@
 """
-Who takes lines out of ``kprobe_events`` when the process that has written them is killed.
+Guard process that removes lines from ``kprobe_events`` when the process that has written them is killed.
 
-The guard is a process of its own, in a session of its own, so that what a terminal kills leaves it alone. It waits for
-the end of a pipe, which the kernel closes however this process ends. It is this very file, run without the package:
-it has to be small, and nothing that it needs may be missing by then.
+The guard has its own session, so that signals of a terminal do not reach it. It waits for the end of a pipe, which the
+kernel closes however the other process ends. It runs this file without the package: it has to be small, and must not
+depend on files that may be missing by then.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["Guard", "remove_lines"]
 _LINES = "kprobe_events"
 _PAUSE = 0.05
 _PATIENCE = 60.0
-"""Seconds in which the kernel gets rid of events: it does so one by one, tens of milliseconds each."""
+"""Seconds in which the kernel removes events, one by one, tens of milliseconds each."""
 _BUSY = 16  # EBUSY: the events of a process that is being killed are closed a little later
 
 
 class Guard:
-    """A process that takes away the lines of a group when this one has ended, or leaves the context manager."""
+    """Guard process for a group; it removes the lines when this process ends or leaves the context manager."""
 
     def __init__(self, group: str, directory: int) -> None:
-        """Start it; ``directory`` is the descriptor of tracefs. OSError if that cannot be."""
+        """Start the process; ``directory`` is the descriptor of tracefs. Raise OSError if that fails."""
         theirs, self._ours = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -54,7 +54,7 @@ class Guard:
 
 
 def remove_lines(directory: int, lines: list[str], patience: float = _PATIENCE) -> None:
-    """Take away lines, each GROUP/EVENT; those that are in use are tried again for some seconds."""
+    """Remove lines, each GROUP/EVENT; retry those that are in use for ``patience`` seconds."""
     end = time.monotonic() + patience
     for line in lines:
         while _remove(directory, line) == _BUSY and time.monotonic() < end:
@@ -62,7 +62,7 @@ def remove_lines(directory: int, lines: list[str], patience: float = _PATIENCE) 
 
 
 def _remove(directory: int, line: str) -> int:
-    """Take away a line; return the kernel's error number, 0 if it is gone."""
+    """Remove a line; return the kernel's error number, 0 if it is gone."""
     try:
         descriptor = os.open(_LINES, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=directory)
         try:
@@ -82,12 +82,12 @@ def _lines_of(directory: int, group: str) -> list[str]:
 
 
 def main(group: str, pipe: int, directory: int) -> None:
-    """Wait for the end of the pipe, and take away what is left of the group then."""
+    """Wait for the end of the pipe, and remove the remaining lines of the group."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     while os.read(pipe, 1):
         pass
-    # Who was killed while a line was being written has it written before the pipe ends.
+    # A process that is killed while it writes a line has written it before the pipe ends.
     remove_lines(directory, _lines_of(directory, group))
 
 

@@ -1,8 +1,8 @@
 """
-What happens to a module of the kernel while a program probes it: it is loaded, unloaded, and loaded again.
+Loading and unloading of a kernel module while a program probes it.
 
-The kernel itself registers kprobes then (``waiting_kprobes``). What needs addresses, watchpoints and samplers, is
-attached here when the module is seen to be there, which is later than its first instruction.
+The kernel itself registers kprobes then (``waiting_kprobes``). Watchpoints and samplers, which need addresses, are
+attached here when the module is seen to be loaded. That is later than its first instruction.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = ["ModuleFollower"]
 _MODULES = Path("/sys/module")
 _REGISTERED = Path("/sys/kernel/debug/kprobes/list")
 _LANDING_PAD = 4
-"""Bytes of an ``endbr64``, after which the kernel puts the probe at the start of a function."""
+"""Size in bytes of an ``endbr64``, after which the kernel puts the probe at the start of a function."""
 
 _NOT_REGISTERED = "the kernel has not taken the probepoint; its log (dmesg) may say why"
 
 
 class ModuleFollower:
-    """The state of one module, with the probepoints of a program in it; ``look`` is to be called often."""
+    """Follower of one module, with the probepoints of a program in it; ``look`` is to be called often."""
 
     def __init__(self, program: Program, resolved: ResolvedKernel, installed: Installation) -> None:
         self._program = program
@@ -54,18 +54,18 @@ class ModuleFollower:
         self._events: KernelEvents | None = None
         with contextlib.suppress(OSError):
             self._events = KernelEvents()
-        # One that has come meanwhile is seen by the first look.
+        # A module that has been loaded meanwhile is found by the first ``look``.
         self._identity = self._look_up() if resolved.module.is_loaded else None
         self.is_there = self._identity is not None
-        """Whether it is loaded, as far as is known."""
+        """True if the module is loaded, as far as is known."""
 
     @property
     def descriptor(self) -> int:
-        """What becomes readable when it is time for a look; -1 where nothing does."""
+        """Descriptor that is readable when ``look`` should be called; -1 if there is none."""
         return -1 if self._events is None else self._events.descriptor
 
     def begin(self) -> Iterator[Event]:
-        """Iterate over what there is to say when everything is attached."""
+        """Iterate over the events to report when everything is attached."""
         if self.is_there:
             return
         yield from self._absent()
@@ -74,7 +74,7 @@ class ModuleFollower:
         yield Notice(f"the module '{self._name}' is not loaded: {what} active when it is", is_warning=False)
 
     def look(self) -> Iterator[Event]:
-        """Iterate over what has happened to the module."""
+        """Iterate over the events of the module since the last call."""
         if self._events is not None:
             self._events.drain()
         found = self._look_up()
@@ -103,26 +103,26 @@ class ModuleFollower:
             yield from self._present()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop following the module."""
         if self._events is not None:
             self._events.close()
 
     def _look_up(self) -> int | None:
-        """Return a number of the module's own for as long as it is loaded; None if it is not."""
-        # It has a directory there from before its init is called to after its end (mod_sysfs_setup), which no other
-        # module's directory has the number of.
+        """Return a number that identifies the module while it is loaded; None if it is not loaded."""
+        # The module's directory exists from before its init is called until after its end (mod_sysfs_setup). No other
+        # module's directory gets the same inode number.
         try:
             return os.stat(_MODULES / self._name).st_ino
         except OSError:
             return None
 
     def _mine(self) -> list[int]:
-        """Return the probepoints that have not ended, whether the module is there or not."""
+        """Return the probepoints that have not ended, whether the module is loaded or not."""
         ended = self._installed.attachments.has_ended
         return [number for number, sites in self._installed.numbers.sites.items() if sites and not ended(number)]
 
     def _give_up(self) -> tuple[int, ...]:
-        """Detach what an address was taken for; end what cannot be attached again, and return its numbers."""
+        """Detach events that use addresses; end what cannot be attached again, and return its numbers."""
         attachments, numbers = self._installed.attachments, self._installed.numbers
         for number in numbers.events:
             attachments.detach(number)
@@ -138,7 +138,7 @@ class ModuleFollower:
             yield StateEvent(mine, 0, ProbeState.COMPILED, f"the module '{self._name}' is not loaded")
 
     def _present(self) -> Iterator[Event]:
-        """Attach what needs addresses, and say what is active."""
+        """Attach events that use addresses, and report active probepoints."""
         kernel = RunningKernel()
         problems: list[StateEvent] = []
         try:
@@ -152,7 +152,7 @@ class ModuleFollower:
         yield from problems
 
     def _attach_events(self, module: KernelModule) -> list[StateEvent]:
-        """Attach watchpoints and samplers where the module is now; return what cannot be."""
+        """Attach watchpoints and samplers at the module's current addresses; return the states of those that fail."""
         numbers = self._installed.numbers
         mine = [number for number in self._mine() if number in numbers.events]
         if not mine:
@@ -172,7 +172,7 @@ class ModuleFollower:
         return self._installed.attach_events(mine)
 
     def _not_registered(self, kernel: RunningKernel) -> list[StateEvent]:
-        """Return the states of probepoints that the kernel has refused, as far as it shows which ones it has."""
+        """Return the states of probepoints that the kernel has refused, as far as its list of kprobes shows them."""
         try:
             lines = _REGISTERED.read_text(errors="replace").splitlines()
         except OSError:
@@ -183,7 +183,7 @@ class ModuleFollower:
         for number in self._mine():
             for site in self._installed.numbers.sites[number]:
                 name, _, distance = site.anchor.rpartition("+")
-                # What has no name any more is code that the module has begun with.
+                # Names without an address belong to init code, which the kernel has freed.
                 if name in addresses:
                     address = addresses[name] + int(distance)
                     if there.isdisjoint((address, address + _LANDING_PAD)):

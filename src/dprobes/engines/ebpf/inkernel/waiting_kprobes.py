@@ -1,17 +1,18 @@
 """
 Kprobes that wait for a module: the kernel registers them whenever the module is loaded, before its code runs.
 
-They are lines of ``kprobe_events`` in tracefs, each ``p:GROUP/EVENT MODULE:SYMBOL+DISTANCE``. What perf and BPF attach
-to is the tracepoint that the kernel makes of a line; it is there whether the module is or not. The kernel looks through
-all lines when a module comes (``trace_kprobe_module_callback`` in kernel/trace/trace_kprobe.c), after it has been
-relocated and before its parameters are set and its ``init`` is called; when it goes, the kprobes are dead until it
-comes again.
+They are lines of ``kprobe_events`` in tracefs, each ``p:GROUP/EVENT MODULE:SYMBOL+DISTANCE``. Perf and BPF attach to
+the tracepoint that the kernel makes of a line; it exists whether the module is loaded or not. The kernel goes through
+all lines when a module is loaded (``trace_kprobe_module_callback`` in kernel/trace/trace_kprobe.c), after it has been
+relocated and before its parameters are set and its ``init`` is called. After it is unloaded, the kprobes are inactive
+until it is loaded again.
 
-To close the link to a tracepoint takes the kernel 30 to 60 ms, and not less if many are closed at the same time; to
-take a line away then, 1 ms, in a write of its own or in one with others (6.1 and 6.12 in an emulated machine).
+Closing the link to a tracepoint takes the kernel 30 to 60 ms, and not less if many are closed at the same time.
+Removing a line after that takes 1 ms, in a write of its own or in one with others (6.1 and 6.12 in an emulated
+machine).
 
-A line is no descriptor: it stays when its writer is killed. So another process (``guard``) takes away the lines of this
-one then, and a process that starts later those that were left even so: the name of a group says whose it is.
+A line is no descriptor: it stays when its writer is killed. So another process (``guard``) removes the lines of this
+process then. A process that starts later removes those that were left even so: a group's name identifies its process.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _LINE = re.compile(r"[pr]\d*:(\S+?)/(\S+) ")
 
 
 class WaitingProbes:
-    """The kprobes of one session in a module of the kernel; ``close`` is to be called at the end."""
+    """Kprobes of one session in a module of the kernel; ``close`` is to be called at the end."""
 
     def __init__(self, module: str) -> None:
         self._module = module
         self._stack = contextlib.ExitStack()
         self._files: TraceFiles | None = None
         self._numbers = itertools.count()
-        # Objects of one process that live at the same time differ in their addresses.
+        # Objects of one process that exist at the same time differ in their addresses.
         self._group = f"dprobes_{os.getpid()}_{start_time(os.getpid())}_{id(self)}"
 
     def attach(self, program: int, places: Iterable[tuple[str, int]], *, at_return: bool) -> WaitingLinks:
@@ -69,7 +70,7 @@ class WaitingProbes:
 
     def _attach_one(self, links: WaitingLinks, program: int, anchor: str, cookie: int, *, at_return: bool) -> None:
         files = self._open()
-        # Alone it has to tell whose it is, too: the list of misses has no groups.
+        # The event's name alone identifies the process, too: the list of misses has no groups.
         name = f"{self._group}/{self._group}_{next(self._numbers)}"
         try:
             files.append(_LINES, f"{'r' if at_return else 'p'}:{name} {self._module}:{anchor}")
@@ -79,7 +80,7 @@ class WaitingProbes:
             raise self._refusal(error, anchor) from error
 
     def _open(self) -> TraceFiles:
-        """Begin: nothing is written before there is somebody who takes it away again."""
+        """Open tracefs and start the guard: no line is written before a process runs that would remove it."""
         if self._files is None:
             try:
                 files = self._stack.enter_context(open_trace_files())
@@ -95,9 +96,10 @@ class WaitingProbes:
 
     def missed(self) -> dict[str, int]:
         """
-        Return how many hits were missed, by the names of events.
+        Return the missed hits, by the names of events.
 
-        The kernel counts anew whenever it registers a kprobe, so what was missed before the module came is not in it.
+        The kernel resets the counter whenever it registers a kprobe, so misses before the module was loaded are not
+        included.
         """
         if self._files is None:
             return {}
@@ -107,12 +109,12 @@ class WaitingProbes:
             return {}
 
     def remove(self, lines: list[str]) -> None:
-        """Take away lines whose events are closed."""
+        """Remove lines whose events are closed."""
         if lines:
             remove_lines(self._open().descriptor, lines)
 
     def close(self) -> None:
-        """Give up what is left."""
+        """Stop the guard and close tracefs."""
         self._files = None
         self._stack.close()
 
@@ -131,11 +133,11 @@ _PROBLEMS = {
     errno.EADDRNOTAVAIL: _NOT_IN_FUNCTION,
     errno.ENOENT: _NOT_IN_FUNCTION,
 }
-"""What the kernel's refusal of a line means."""
+"""Meaning of the kernel's errors for a line."""
 
 
 class WaitingLinks(Descriptors):
-    """The links to some lines, and the ``lines``."""
+    """Links to the events of some ``lines`` of ``kprobe_events``."""
 
     def __init__(self, owner: WaitingProbes) -> None:
         super().__init__()
@@ -143,7 +145,7 @@ class WaitingLinks(Descriptors):
         self.lines: list[str] = []
 
     def missed(self) -> list[int]:
-        """Return how many hits each kprobe has missed, also those for which no return could be awaited."""
+        """Return the hits that each kprobe has missed, including those for which no return could be awaited."""
         missed = self._owner.missed()
         return [missed.get(line.partition("/")[2], 0) for line in self.lines]
 
@@ -156,18 +158,18 @@ class WaitingLinks(Descriptors):
 
 def parse_misses(text: str) -> dict[str, int]:
     """
-    Return how many hits were missed, by the names of events.
+    Return the missed hits, by the names of events.
 
     A line is ``EVENT HITS MISSES`` (``probes_profile_seq_show`` in kernel/trace/trace_kprobe.c); misses of a return
-    probe have those in them for which no return could be awaited.
+    probe include those for which no return could be awaited.
     """
     rows = (line.split() for line in text.splitlines())
     return {row[0]: int(row[2]) for row in rows if len(row) == 3}
 
 
 def _remove_leftovers(files: TraceFiles) -> None:
-    """Take away the lines of processes that were killed together with their guard."""
-    # The numbers in names are those of the initial namespace only where this process is in it.
+    """Remove the lines of processes that were killed together with their guard."""
+    # The ids in names are those of the initial namespace only if this process is in it.
     if not is_initial_namespace():
         return
     lines = [

@@ -1,1 +1,1 @@
-"""What the eBPF engine asks of the kernel: system calls, kernel objects, features and types."""
+"""Interface of the eBPF engine to the kernel: system calls, kernel objects, features and types."""

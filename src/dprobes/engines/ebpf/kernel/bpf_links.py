@@ -1,8 +1,8 @@
 """
-Loaded programs attached: to places of a file, functions and places of the kernel, tracepoints, clocks and breakpoints.
+Attachment of loaded programs to places of files, kernel functions, tracepoints, clocks and breakpoints.
 
-Everything lasts until the ``Descriptors`` that hold the links are closed, also if this process is killed; what was
-attached halfway is taken away again before an error is raised.
+An attachment lasts until the ``Descriptors`` with its links are closed, or this process ends, even if it is killed. If
+attaching fails halfway, what was attached is removed before an error is raised.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ __all__ = [
 
 SINGLE_UPROBES_MAX = 16
 """
-How many uprobes are attached one by one, where the kernel has no uprobe_multi.
+Maximum number of uprobes that are attached one by one, if the kernel has no uprobe_multi.
 
 Each takes the kernel about 0.1 s to detach, one after the other, because each waits for all CPUs.
 """
 
 
 class UprobeLinks(Descriptors):
-    """The links of uprobes, which are removed completely if somebody is killed meanwhile."""
+    """Links of uprobes, which are removed completely even if this process is killed meanwhile."""
 
     def close(self) -> None:
         """Remove the uprobes."""
@@ -86,7 +86,7 @@ _ENOTSUPP = 524  # include/linux/errno.h; not for user space, but uprobes let it
 
 
 def uprobe_attach_type(features: Features) -> AttachType:
-    """Return the attach type with which programs for ``attach_uprobes`` are to be loaded."""
+    """Return the attach type for loading programs for ``attach_uprobes``."""
     return AttachType.TRACE_UPROBE_MULTI if Feature.UPROBE_MULTI in features else AttachType.NONE
 
 
@@ -106,9 +106,9 @@ def attach_uprobes(
 
     ``counters`` are the file offsets of the semaphores to be raised meanwhile, one for each place, 0 for none.
 
-    ``pid`` restricts it to one process without its children where the kernel can (``Feature.UPROBE_MULTI_PROCESS``),
-    which saves the hits of others; the program must look itself. The offsets must be those of instructions that the
-    kernel can serve. ``shown`` is the file's name in errors.
+    ``pid`` restricts hits to one process without its children if the kernel supports that
+    (``Feature.UPROBE_MULTI_PROCESS``), which saves the hits of others; the program must still check the process. The
+    offsets must be those of instructions that the kernel supports. ``shown`` is the file's name in errors.
     """
     shown = shown or path
     if Feature.UPROBE_MULTI in features:
@@ -158,7 +158,7 @@ Links = TypeVar("Links", bound=Descriptors)
 
 
 def link_event(links: Descriptors, program: int, event: int, cookie: int) -> None:
-    """Attach a program to one event; from then on the link, which goes to ``links``, keeps it."""
+    """Attach a program to one event and add the link to ``links``; the link keeps the event open."""
     try:
         links.add(link_perf_event(program, event, cookie))
         perf_calls.enable(event)
@@ -168,9 +168,9 @@ def link_event(links: Descriptors, program: int, event: int, cookie: int) -> Non
 
 def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -> Links:
     """
-    Attach a program to events, each of which comes with the cookie that the program gets; the links go to ``links``.
+    Attach a program to events, each paired with the cookie that the program gets, and add the links to ``links``.
 
-    From then on these keep the events. OSError as the kernel answers.
+    The links keep the events open. Raise OSError with the kernel's error.
     """
     try:
         for event, cookie in events:
@@ -188,7 +188,7 @@ def _what(offsets: Sequence[int]) -> str:
 def _uprobe_error(
     error: OSError, path: str, offsets: Sequence[int], *, counts: bool = False
 ) -> EngineError | TargetError:
-    """Return what the kernel's refusal of uprobes means; ``counts`` is whether they are to raise semaphores."""
+    """Return the error for the kernel's refusal of uprobes; ``counts`` is True if they raise semaphores."""
     what, reason = _what(offsets), reason_of_number(error.errno or 0)
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
@@ -226,7 +226,7 @@ def _uprobe_error(
 def attach_typed_tracepoint(
     tracepoint: str, program: Assembled, maps: Mapping[MapName, int], types: KernelTypes
 ) -> int:
-    """Attach a program to a tracepoint whose arguments it may follow as pointers; return the link's descriptor."""
+    """Attach a program to a tracepoint with typed arguments, which it may dereference; return the link's descriptor."""
     fd = load(
         program,
         maps,
@@ -244,7 +244,7 @@ def attach_typed_tracepoint(
 def attach_tracepoints(
     programs: Mapping[str, Assembled], maps: Mapping[MapName, int], types: KernelTypes
 ) -> Descriptors:
-    """Attach programs to tracepoints likewise, in their order."""
+    """Attach programs to typed tracepoints, in their order."""
     links = Descriptors()
     try:
         for tracepoint, program in programs.items():
@@ -256,7 +256,7 @@ def attach_tracepoints(
 
 
 class ProgramForm(NamedTuple):
-    """What the kernel takes a program for: its type, what it attaches to, and the number of the type that names it."""
+    """Load parameters of a program: its type, its attach type, and the BTF id of what it attaches to."""
 
     kind: ProgramType
     attach_type: AttachType
@@ -290,7 +290,7 @@ _ATTACH_TYPES = {
 }
 
 _OF_THE_PLACE = (errno.EINVAL, errno.ENOENT, errno.EBUSY, errno.EOPNOTSUPP, errno.ENODEV, 524, errno.E2BIG)
-"""Errors that are about the function: 524 is ENOTSUPP, which the kernel should keep to itself."""
+"""Errors that are due to the function: 524 is ENOTSUPP, which should not reach user space."""
 
 
 def trampoline_form(placement: Placement, function: str, types: KernelTypes) -> ProgramForm:
@@ -299,7 +299,7 @@ def trampoline_form(placement: Placement, function: str, types: KernelTypes) -> 
 
 
 def is_refused(placement: Placement, function: str, types: KernelTypes) -> bool:
-    """Return whether the kernel takes no program for a function, found out with one that does nothing."""
+    """Return whether the kernel refuses programs for a function, by loading one that does nothing."""
     kind, attach_type, identifier = trampoline_form(placement, function, types)
     program = finished(Assembler())
     try:
@@ -312,7 +312,12 @@ def is_refused(placement: Placement, function: str, types: KernelTypes) -> bool:
 
 
 def attach_trampoline(program: int, function: str, *, is_one_of_many: bool) -> Descriptors | str:
-    """Attach a program to its function by a BPF trampoline; return why the kernel refuses ``is_one_of_many``."""
+    """
+    Attach a program to its function by a BPF trampoline.
+
+    If ``is_one_of_many`` and the kernel refuses because of the function, return the reason; otherwise raise
+    ``EngineError``.
+    """
     try:
         return Descriptors((open_raw_tracepoint(program),))
     except OSError as error:
@@ -332,17 +337,17 @@ ACCESSES = {
     Access.WRITE: perf_calls.Access.WRITE,
     Access.READ_WRITE: perf_calls.Access.READ | perf_calls.Access.WRITE,
 }
-"""What the kernel calls the accesses that a watchpoint is hit by."""
+"""Kernel flags for the accesses that hit a watchpoint."""
 
 
 class CpuLinks(Descriptors):
     """
-    The links of a program to an event of each CPU, which ``open_event`` opens. OSError as the kernel answers.
+    Links of a program to one event on each CPU, opened by ``open_event``; OSError with the kernel's error.
 
     A CPU that goes offline takes its events with it: the kernel removes them from the CPU for good
-    (``perf_event_exit_cpu_context`` in ``kernel/events/core.c``), though their descriptors stay, and the debug
-    registers that are reserved for them. So a CPU that comes online needs new ones, and the program must stay loaded as
-    long as CPUs may come.
+    (``perf_event_exit_cpu_context`` in ``kernel/events/core.c``). Their descriptors stay, and so do the debug registers
+    that are reserved for them. So a CPU that comes online needs new ones, and the program must stay loaded as long as
+    CPUs may come online.
     """
 
     def __init__(self, program: int, open_event: Callable[[int], int], cookie: int = 0) -> None:
@@ -359,7 +364,7 @@ class CpuLinks(Descriptors):
             raise
 
     def renew(self, cpu: int) -> None:
-        """Attach to an event of a CPU that has come online, in place of the one before."""
+        """Attach to an event of a CPU that has come online, replacing its previous event."""
         if cpu in self._links:
             os.close(self.remove(self._links.pop(cpu)))
         try:
@@ -384,9 +389,10 @@ def attach_breakpoint(
     """
     Attach a PERF_EVENT program to a hardware breakpoint on ``size`` bytes of user addresses.
 
-    It watches every process, in which the address may mean anything; with ``threads`` these, and all threads and
-    processes that they start. Then the program must not ask for the cookie: events that a thread inherits run it, but
-    forget that (``perf_event_alloc``). OSError as the kernel answers: ENOSPC if the processor's four are in use.
+    Without ``threads`` it watches the address in every process, whatever is there; with ``threads``, it watches these
+    and all threads and processes that they start. Then the program must not use the cookie: events that a thread
+    inherits run it, but lose the cookie (``perf_event_alloc``). Raise OSError with the kernel's error: ENOSPC if the
+    processor's four debug registers are in use.
     """
     if threads is None:
         return CpuLinks(program, lambda cpu: perf_calls.open_breakpoint(address, size, access, cpu=cpu), cookie)
@@ -398,18 +404,18 @@ def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int =
     """
     Attach a PERF_EVENT program to a clock on every CPU.
 
-    It runs each ``period`` nanoseconds or ``frequency`` times a second, on what runs there: a program or the kernel.
+    It runs every ``period`` nanoseconds or ``frequency`` times a second, in programs and in the kernel.
     """
     return CpuLinks(program, lambda cpu: perf_calls.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
 
 
 KPROBE_REMEDY = "run as root; kernel lockdown may forbid kprobes as well"
-"""What to do about a kprobe that the kernel permits to nobody here."""
+"""Hint for kprobes that the kernel does not permit."""
 _MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
 
 
 def kernel_attach_type(placement: Placement) -> AttachType:
-    """Return the attach type with which a program for a place in the kernel is to be loaded."""
+    """Return the attach type for loading a program for a place in the kernel."""
     return AttachType.TRACE_KPROBE_MULTI if placement in _MANY else AttachType.NONE
 
 
@@ -419,7 +425,8 @@ def attach_kernel(
     """
     Attach a program to ``places``, addresses of the kernel with the cookie that the program gets there.
 
-    What the kernel does not take because of the place goes to ``refusals``, with the reason, if these are given.
+    If ``refusals`` is given, places that the kernel refuses are added to it with the reason, instead of raising an
+    error.
     """
     if placement in _MANY:
         return _attach_functions(program, places, placement, refusals)
@@ -459,35 +466,36 @@ def _attach_functions(
 
 class EntryKprobes:
     """
-    Kprobes at the entries of functions, which the kernel has already, but that run no program until ``link``.
+    Kprobes at the entries of functions that exist in the kernel, but run no program until ``link``.
 
-    What is attached to a function meanwhile comes before them at each hit (``add_new_kprobe`` in kernel/kprobes.c).
+    Kprobes that are attached to a function in between precede them at each hit (``add_new_kprobe`` in
+    kernel/kprobes.c).
     """
 
     def __init__(self, places: Sequence[tuple[int, int]]) -> None:
         self._events: list[tuple[int, int]] = []
         unit = perf_calls.kprobe_unit()
         for address, cookie in places:
-            # What the kernel refuses, it refuses at the function's return as well, and that is reported.
+            # The kernel refuses the function's return for the same reason, and that is reported.
             with contextlib.suppress(OSError):
                 self._events.append((perf_calls.open_kprobe(unit, address), cookie))
 
     def link(self, program: int) -> Descriptors:
-        """Let a program run at all of them from now on."""
+        """Attach a program to all of them."""
         events, self._events = self._events, []
         return link_events(program, events, Descriptors())
 
     def close(self) -> None:
-        """Take away those without a program."""
+        """Close the events without a program."""
         while self._events:
             os.close(self._events.pop()[0])
 
 
 def _refused_by_ftrace(addresses: Sequence[int]) -> dict[int, str]:
     """
-    Return the functions that the kernel does not take for a link with many, with the reason.
+    Return the functions that the kernel refuses in a link with many, with the reason.
 
-    It refuses a list as a whole. So halves of it are tried, with a program that does nothing.
+    The kernel refuses a list as a whole. So halves of it are tried, with a program that does nothing.
     """
     found: dict[int, str] = {}
     program = load(
@@ -521,7 +529,7 @@ _REASONS = {
     errno.EBUSY: "ftrace redirects it for somebody else, who forbids to change that",
     errno.EOPNOTSUPP: "the kernel cannot execute what stands there elsewhere",
 }
-"""What the kernel's refusal means if it is about the place (``register_kprobe``, ``check_kprobe_address_safe``)."""
+"""Meaning of the kernel's errors that are due to the place (``register_kprobe``, ``check_kprobe_address_safe``)."""
 
 
 def _kprobe_refusal(error: OSError, addresses: Sequence[int]) -> EngineError:

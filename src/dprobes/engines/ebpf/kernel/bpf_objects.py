@@ -1,7 +1,7 @@
 """
 Programs and maps in the kernel, the memory that programs and this process share, and their descriptors.
 
-A map lives as long as its object here is open, or a program that uses it is loaded.
+A map exists as long as its object here is open, or a program that uses it is loaded.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ __all__ = [
 ]
 
 PERF_REMEDY = "run as root, or with the capabilities CAP_BPF and CAP_PERFMON; a container must allow perf_event_open(2)"
-"""What to do about an event or a tracepoint that the kernel permits to nobody here."""
+"""Hint for events or tracepoints that the kernel does not permit."""
 
 TOO_MANY_FILES = "maps, handlers and links take a descriptor each: raise the limit of open files (ulimit -n)"
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise ``EngineError`` for an OSError that names no file: a system call that the kernel refuses ``what`` with."""
+    """Raise ``EngineError`` for an OSError without a file name, which is the kernel's refusal of ``what``."""
     try:
         yield
     except OSError as error:
@@ -88,18 +88,22 @@ def refused(error: OSError, problem: str, denied: str, remedy: str) -> EngineErr
 
 
 class Descriptor:
-    """A descriptor of ours; leaving the context manager closes it, as often as one likes. A closed one is -1."""
+    """
+    An owned descriptor; it may be closed more than once, and leaving the context manager closes it.
+
+    A closed one is -1.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def detach(self) -> int:
-        """Leave the descriptor to the caller, and return it."""
+        """Give up ownership of the descriptor, and return it."""
         fd, self.fd = self.fd, -1
         return fd
 
     def close(self) -> None:
-        """Give up the kernel object."""
+        """Close the descriptor."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -112,7 +116,7 @@ class Descriptor:
 
 
 class Descriptors:
-    """Descriptors of ours that are closed together."""
+    """Owned descriptors that are closed together."""
 
     def __init__(self, descriptors: Iterable[int] = ()) -> None:
         self._descriptors = list(descriptors)
@@ -121,25 +125,25 @@ class Descriptors:
         return len(self._descriptors)
 
     def add(self, fd: int) -> int:
-        """Take over a descriptor, and return it."""
+        """Take ownership of a descriptor, and return it."""
         self._descriptors.append(fd)
         return fd
 
     def detach(self) -> list[int]:
-        """Leave the descriptors to the caller."""
+        """Give up ownership of all descriptors, and return them."""
         left, self._descriptors = self._descriptors, []
         return left
 
     def remove(self, fd: int) -> int:
-        """Leave one descriptor to the caller, and return it."""
+        """Give up ownership of one descriptor, and return it."""
         self._descriptors.remove(fd)
         return fd
 
     def renew(self, cpu: int) -> None:
-        """Attach to a CPU that has come online; there is only something to do for links of single CPUs."""
+        """Attach to a CPU that has come online; links of single CPUs override this."""
 
     def close(self) -> None:
-        """Give up the kernel objects, the last one first."""
+        """Close the descriptors, the last one first."""
         while self._descriptors:
             # The kernel frees a descriptor also when close(2) reports an error.
             with contextlib.suppress(OSError):
@@ -158,7 +162,7 @@ _FUNCTION_RECORD = struct.Struct("=II")  # struct bpf_func_info
 
 
 def with_descriptors(assembled: Assembled, maps: Mapping[MapName, int]) -> bytes:
-    """Return the bytes of a program, with the descriptors of maps in the place of their names."""
+    """Return the bytes of a program, with the names of maps replaced by their descriptors."""
     code = bytearray(encode(assembled.code))
     for reference in assembled.maps:
         _IMMEDIATE.pack_into(code, reference.index * INSN_SIZE + _IMMEDIATE_OFFSET, maps[reference.map])
@@ -166,7 +170,7 @@ def with_descriptors(assembled: Assembled, maps: Mapping[MapName, int]) -> bytes
 
 
 def finished(asm: Assembler) -> Assembled:
-    """Return the program that was written, which ends here and returns 0."""
+    """Append the end of a program, which returns 0, and return the assembled program."""
     asm.mov(Register.R0, 0)
     asm.exit()
     return asm.assemble()
@@ -197,7 +201,7 @@ def loadable(
     attach_btf_id: int = 0,
     name: str = "",
 ) -> Iterator[Program]:
-    """Give what the kernel is to load; one with several functions has the type information that it needs meanwhile."""
+    """Yield the program in the form to be loaded; type information is loaded meanwhile if it has several functions."""
     code = with_descriptors(assembled, maps)
     if len(assembled.functions) == 1:
         yield Program(kind, code, attach_type, flags, name, attach_btf_id=attach_btf_id)
@@ -217,10 +221,10 @@ def loadable(
 
 class ArrayMap(Descriptor):
     """
-    An array whose elements this process sees as memory.
+    An array whose elements this process accesses as memory.
 
     Views of the memory must not be kept beyond ``close``; any thread may ask for them before that. In a map with one
-    element programs may address the value directly; elements of others begin at multiples of ``stride``.
+    element programs may address the value directly; elements of others begin at multiples of ``stride`` bytes.
     """
 
     def __init__(self, value_size: int, entries: int = 1, name: str = "") -> None:
@@ -238,7 +242,7 @@ class ArrayMap(Descriptor):
     def _map(self, kind: Literal["B", "I", "Q"]) -> memoryview:
         with self._mapping_lock:
             if self._mapping is None:
-                # mmap(2) works on whole pages; the array ends in its last one.
+                # mmap(2) maps whole pages; the array ends in the last one.
                 self._mapping = mmap.mmap(self.fd, -(-self._size // mmap.PAGESIZE) * mmap.PAGESIZE)
             if kind not in self._views:
                 with memoryview(self._mapping) as whole, whole[: self._size] as used:
@@ -247,21 +251,21 @@ class ArrayMap(Descriptor):
 
     @property
     def memory(self) -> memoryview:
-        """The elements as bytes."""
+        """Elements as bytes."""
         return self._view("B")
 
     @property
     def words(self) -> memoryview:
-        """The elements as unsigned 64-bit numbers, each read and written at once."""
+        """Elements as unsigned 64-bit numbers, each of which is read and written atomically."""
         return self._view("Q")
 
     @property
     def halves(self) -> memoryview:
-        """The elements as unsigned 32-bit numbers."""
+        """Elements as unsigned 32-bit numbers."""
         return self._view("I")
 
     def close(self) -> None:
-        """Give up the map and its memory."""
+        """Close the map and unmap its memory."""
         for view in self._views.values():
             view.release()
         self._views.clear()
@@ -273,21 +277,21 @@ class ArrayMap(Descriptor):
 
 class OuterMap(Descriptor):
     """
-    The place of one map for programs that are loaded before it exists; it is like that of the descriptor ``example``.
+    A map with one element, in which programs that are loaded earlier find another map of the form of ``example``.
 
-    The map lives as long as it is there.
+    That map lives as long as it is in here.
     """
 
     def __init__(self, example: int, name: str = "") -> None:
         super().__init__(create_map(MapType.ARRAY_OF_MAPS, 4, 4, 1, name=name, inner=example))
 
     def put(self, descriptor: int) -> None:
-        """Keep a map from now on; programs find it when this returns."""
+        """Store a map; programs find it when this returns."""
         update_element(self.fd, bytes(4), descriptor.to_bytes(4, "little"))
 
 
 class LruHashMap(Descriptor):
-    """A hash that programs alone use, and that forgets what was not used for longest when it is full."""
+    """A hash that only programs use, and that evicts the least recently used entries when it is full."""
 
     def __init__(self, key_size: int, value_size: int, entries: int, name: str = "") -> None:
         super().__init__(create_map(MapType.LRU_HASH, key_size, value_size, entries, MapFlag.NONE, name))
@@ -295,11 +299,11 @@ class LruHashMap(Descriptor):
 
 class HashMap(Descriptor):
     """
-    A hash from keys to values of fixed sizes in bytes, with room for so many entries.
+    A hash from keys to values of fixed sizes in bytes, with room for ``entries`` entries.
 
-    ``preallocated`` takes all the memory at once, which programs on perf events want before Linux kernel commit
+    ``preallocated`` allocates all the memory at once, which programs on perf events require before Linux kernel commit
     34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1). With
-    ``per_cpu`` a value is those of all CPUs that there can be, one after the other.
+    ``per_cpu`` a value consists of those of all possible CPUs, one after the other.
     """
 
     def __init__(
@@ -334,15 +338,15 @@ class HashMap(Descriptor):
         return map_keys(self.fd, self._key_size)
 
     def discard(self, key: bytes) -> bool:
-        """Delete a key; return whether it was there."""
+        """Delete a key; return whether it existed."""
         return delete_element(self.fd, key)
 
 
 class _KernelMaps:
-    """The maker of maps in the kernel."""
+    """Factory of maps in the kernel."""
 
     def array(self, size: int, name: str) -> ArrayMap:
-        """Return an array of one element; mapping it takes a descriptor as well, so it is mapped."""
+        """Return an array of one element, mapped at once because mapping takes a descriptor as well."""
         made = ArrayMap(size, name=name)
         _ = made.words
         return made
@@ -353,12 +357,12 @@ class _KernelMaps:
 
 
 class KernelTables(TableMaps[ArrayMap, HashMap]):
-    """The maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1."""
+    """Maps of the tables of a program; ``cpus`` - 1 is the mask that handlers apply to the number of a CPU."""
 
     def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int) -> None:
         super().__init__(tables, shared, cpus, _KernelMaps())
 
     @property
     def descriptors(self) -> Mapping[MapName, int]:
-        """The descriptors by what handlers call the maps."""
+        """Descriptors by the names that handlers use for the maps."""
         return {name: each.fd for name, each in self.maps.items()}

@@ -1,8 +1,8 @@
 """
-What the running kernel offers to the engine, found by trial: a small program is loaded, or a small map created.
+Features of the running kernel that the engine uses, found by trial: load a small program, or create a small map.
 
-Never inferred from a version: distributions carry features back, and lockdown, a security module or the lack of a
-capability take them away.
+A feature is never inferred from a version: distributions backport features, and lockdown, a security module or a
+missing capability disables them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ R10 = Register.R10
 
 
 class Feature(Enum):
-    """What a kernel may offer; the value completes "this kernel has no ..."."""
+    """Optional features of the kernel; the value completes "this kernel has no ..."."""
 
     BPF = "BPF programs on uprobes"
     MMAPABLE_ARRAY = "BPF arrays that can be mapped"
@@ -81,16 +81,16 @@ class Feature(Enum):
 
 class Features:
     """
-    What the kernel offers: each feature is tried when it is first asked for, once in the life of the object.
+    Features of the kernel; each is tried when it is first asked for, once in the lifetime of the object.
 
-    ``overrides`` says for features what is to be answered without a trial, as tests want it.
+    ``overrides`` are answers for features without a trial, for tests.
     """
 
     def __init__(self, types: KernelTypes | None = None, overrides: Mapping[Feature, bool] | None = None) -> None:
         self.types = types or KernelTypes()
-        """The kernel's types, which are opened when the first one is looked up."""
+        """The kernel's types, which are loaded at the first lookup."""
         self.maps = RecentMaps()
-        """What processes have mapped, for all engines that share these features."""
+        """Mappings of processes, shared by all engines that share these features."""
         self._found: dict[Feature, OSError | None] = {}
         self._results: dict[Callable[[Features], bool], bool] = {}
         for feature, is_there in (overrides or {}).items():
@@ -98,13 +98,13 @@ class Features:
 
     @cached_property
     def examiner(self) -> Examiner:
-        """Who reads the files of other users, for all engines that share these features."""
+        """Reader of other users' files, shared by all engines that share these features."""
         from dprobes.platform.foreign.examiner import Examiner
 
         return Examiner()
 
     def remembered(self, trial: Callable[[Features], bool]) -> bool:
-        """Return the result of a trial that takes longer, which is made once; raise what it raises."""
+        """Return the result of an expensive trial, which is made once; propagate its exceptions."""
         if trial not in self._results:
             self._results[trial] = trial(self)
         return self._results[trial]
@@ -113,7 +113,7 @@ class Features:
         return self.error(feature) is None
 
     def error(self, feature: Feature) -> OSError | None:
-        """Return with what error the kernel refused the trial; None if it has the feature."""
+        """Return the error with which the kernel refused the trial; None if it has the feature."""
         if feature not in self._found:
             try:
                 _TRIALS[feature](self.types)
@@ -157,7 +157,7 @@ def _call(helper: Helper, *arguments: int) -> Assembler:
 
 
 def _on_stack(helper: Helper, before: tuple[int, ...], size: int, *after: int) -> Assembler:
-    """Return a program that calls a helper with numbers, an address of zeros on the stack, and more numbers."""
+    """Return a program that calls a helper with numbers, the address of zeros on the stack, and more numbers."""
     asm = Assembler()
     for offset in range(-size, 0, 8):
         asm.store(R10, offset, 0)
@@ -192,7 +192,7 @@ def _loads(
 
 
 def _link_nowhere(pid: int) -> int:
-    """Return the error of a link that leads nowhere."""
+    """Return the errno of a uprobe_multi link with an invalid path."""
     program = _load(_nothing(), attach_type=AttachType.TRACE_UPROBE_MULTI)
     try:
         os.close(link_uprobes_nowhere(program, pid))
@@ -204,22 +204,22 @@ def _link_nowhere(pid: int) -> int:
 
 
 def _try_uprobe_multi(_: KernelTypes) -> None:
-    # A kernel that knows such links looks at the path; others refuse the attach type.
+    # A kernel that supports such links checks the path; others refuse the attach type.
     if (number := _link_nowhere(0)) != errno.EBADF:
         raise system_error(number)
 
 
 def _try_uprobe_multi_process(types: KernelTypes) -> None:
     # Since Linux kernel commit 46ba0e49b642 ("bpf: fix multi-uprobe PID filtering logic") (in v6.10) the number is that
-    # of a process, not of a thread, and one that cannot be is refused before the path is looked at.
+    # of a process, not of a thread. An impossible one is refused before the path is checked.
     _try_uprobe_multi(types)
     if _link_nowhere(-1 & 0xFFFF_FFFF) != errno.EINVAL:
         raise OSError(errno.EOPNOTSUPP, "the kernel takes the process for a thread")
 
 
 def _try_func_ip(types: KernelTypes) -> None:
-    # Any kernel since 5.15 loads the program, which attach type it is said to have or not; but the helper knows kprobes
-    # only where there are no uprobe_multi links, and answers 0. Those came with their own, by commit 686328d80c43
+    # Any kernel since 5.15 loads the program, whatever its attach type. But where there are no uprobe_multi links, the
+    # helper supports only kprobes, and returns 0. These links came with support in the helper, by commit 686328d80c43
     # ("bpf: Add bpf_get_func_ip helper support for uprobe link") (in v6.6).
     _try_uprobe_multi(types)
     os.close(_load(_with_context(Helper.GET_FUNC_IP), attach_type=AttachType.TRACE_UPROBE_MULTI))
@@ -342,7 +342,10 @@ _TRIED_FUNCTION = "bpf_fentry_test1"
 """A function of the kernel that only its own tests of BPF call."""
 
 _SKIPPABLE_FUNCTION = "security_file_open"
-"""Where security modules decide, programs may always decide as well (check_attach_modify_return in the verifier)."""
+"""
+A function that can be skipped: programs may always decide where security modules do (check_attach_modify_return in the
+verifier).
+"""
 
 
 def _load_at(types: KernelTypes, attach_type: AttachType, function: str) -> int:

@@ -1,4 +1,4 @@
-"""The running kernel's own type information, opened when it is first asked for."""
+"""Type information (BTF) of the running kernel, opened when it is first asked for."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["KERNEL_BTF", "KeptAnswers", "KernelTypes"]
 
 class KeptAnswers:
     """
-    Numbers about the running kernel that take long to find out, kept in a file until the next boot.
+    Cache of numbers about the running kernel that take long to compute, in a file that is valid until the next boot.
 
-    The file is a text: the kernel's boot id, and lines of a key and a number. What cannot be read or written is found
-    out again. ``directory`` is by default the user's cache directory.
+    The file is text: the kernel's boot id, and lines of a key and a number. If it cannot be read or written, the
+    numbers are computed again. ``directory`` is by default the user's cache directory.
     """
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
@@ -36,11 +36,11 @@ class KeptAnswers:
         self._boot = ""
 
     def get(self, key: str) -> int | None:
-        """Return the number kept under a key, None if there is none."""
+        """Return the cached number of a key, None if there is none."""
         return self._read().get(key)
 
     def add(self, key: str, number: int) -> None:
-        """Keep a number."""
+        """Cache a number."""
         known = self._read()
         known[key] = number
         if self._boot:
@@ -73,11 +73,11 @@ def _contents(path: str) -> bytes | mmap.mmap:
 
 class KernelTypes:
     """
-    The types of the running kernel; see ``Btf`` for what the methods return.
+    Types of the running kernel; see ``Btf`` for the results of the methods.
 
-    They raise OSError where the kernel shows none (FileNotFoundError: built without them). The look-ups of a start
-    take some 10 ms: so what was found is kept until the next boot, but with another ``path``. Any thread may ask, and
-    close.
+    They raise OSError if the kernel shows no types (FileNotFoundError: built without them). The look-ups of a start
+    take some 10 ms. So results are cached until the next boot, except with another ``path``. Any thread may call the
+    methods, including ``close``.
     """
 
     def __init__(self, path: str = KERNEL_BTF) -> None:
@@ -105,11 +105,11 @@ class KernelTypes:
         return self._answer(f"{kind.name} {name}", lambda: self._opened().find(kind, name))
 
     def member_offset(self, composite: str, path: str) -> int:
-        """Return where a member of a structure begins, in bytes."""
+        """Return the offset of a member of a structure, in bytes."""
         return self._answer(f"{composite}.{path}", lambda: self._opened().member_offset(composite, path))
 
     def signature(self, function: str) -> Signature | None:
-        """Return what a function takes and returns, None if that is not a fixed number of words."""
+        """Return the signature of a function, None if it takes no fixed number of words."""
         with self._lock:
             return self._opened().signature(function)
 
@@ -124,11 +124,11 @@ class KernelTypes:
             return number
 
     def tracepoint(self, name: str) -> int:
-        """Return what a TRACING program names to attach to a tracepoint: the type of its probes."""
+        """Return the BTF id by which a TRACING program names a tracepoint: that of its typedef."""
         return self.find(Kind.TYPEDEF, f"btf_trace_{name}")
 
     def close(self) -> None:
-        """Let go of what was opened; a later look-up opens it again."""
+        """Release the type information; a later look-up opens it again."""
         with self._lock:
             if self._btf is not None:
                 self._btf.close()

@@ -1,5 +1,5 @@
 """
-The reader's side of a BPF ring buffer: entries in the order in which programs reserved their places.
+Reader of a BPF ring buffer: entries in the order in which programs reserved their places.
 
 The layout is that of ``struct bpf_ringbuf`` in ``kernel/bpf/ringbuf.c``, as user space sees it::
 
@@ -34,7 +34,7 @@ __all__ = ["RingBuffer", "wait"]
 
 class RingBuffer(Descriptor):
     """
-    A ring buffer of ``size`` bytes, a power of two and at least a page, that programs write to and we read.
+    A ring buffer of ``size`` bytes, a power of two and at least a page, which programs write and this process reads.
 
     There is one reader at a time. Views of the data must not be kept beyond ``close``.
     """
@@ -58,12 +58,12 @@ class RingBuffer(Descriptor):
 
     @property
     def pending(self) -> int:
-        """How many bytes wait to be read, incomplete entries included."""
+        """Number of bytes that wait to be read, including incomplete entries."""
         pending: int = self._producer[0] - self._consumer[0]
         return pending
 
     def drain(self) -> list[bytes]:
-        """Return the data of all entries up to the first incomplete one, and give their room back."""
+        """Return the data of all entries up to the first incomplete one, and release their room."""
         with self.window() as window:
             entries = [bytes(window[start:stop]) for start, stop in entries_in(window)]
             size = len(window)
@@ -72,10 +72,10 @@ class RingBuffer(Descriptor):
 
     def window(self, size: int = sys.maxsize) -> memoryview:
         """
-        Return entries up to the first incomplete one as they stand in the ring, with headers and discarded ones.
+        Return entries up to the first incomplete one as they are in the ring, with headers and discarded ones.
 
-        Those that begin in the first ``size`` bytes are returned. Their room is given back by ``advance``, after which
-        the view shows other entries.
+        Those that begin in the first ``size`` bytes are returned. ``advance`` releases their room, after which the view
+        shows other entries.
         """
         begin = self._consumer[0]
         start = begin & self.size - 1
@@ -83,11 +83,11 @@ class RingBuffer(Descriptor):
         return self._data[start : complete_end(self._words, start, end)]
 
     def advance(self, size: int) -> None:
-        """Give back the room of the first ``size`` bytes, which are whole entries of ``window``."""
+        """Release the room of the first ``size`` bytes, which are whole entries of ``window``."""
         self._consumer[0] += size
 
     def close(self) -> None:
-        """Give up the ring and its memory."""
+        """Unmap and close the ring."""
         if not self._closed:
             self._closed = True
             for view in (self._words, self._data, self._producer, self._consumer):
@@ -103,14 +103,16 @@ _LONGEST_SLEEP = 0.5
 
 def wait(ring: RingBuffer, status: memoryview, timeout: float, others: Iterable[int] = ()) -> bool:
     """
-    Sleep until there is something in the ring, and return whether there is.
+    Sleep until the ring contains an entry, and return whether it does.
 
-    Also ends when one of the descriptors ``others`` can be read, or ``timeout`` seconds have passed. ``status`` are the
-    64-bit words of STATUS: a program that finds ``Status.WAITING`` set takes it back and wakes us; the others need not.
-    poll(2) looks at the ring before it sleeps, after a barrier, which epoll_wait(2) would not do for an entry that
-    came without a wake-up. A program that looked at the word before we set it, and wrote its entry after we
-    looked at the ring, wakes nobody: so we look again after a short sleep, and then less and less often. The word stays
-    set until something comes: where it has been set all the time, short sleeps are not needed any more.
+    The sleep also ends when one of the descriptors ``others`` is readable, or after ``timeout`` seconds. ``status`` are
+    the 64-bit words of STATUS: a program that finds ``Status.WAITING`` set clears it and wakes this process; others
+    need not.
+
+    poll(2) looks at the ring before it sleeps, after a barrier, which epoll_wait(2) would not do for an entry that came
+    without a wake-up. A program may read the word before it is set here, and write its entry after the ring was checked
+    here: it wakes no process. So the ring is checked again after a short sleep, and then less and less often. The word
+    stays set until an entry comes: if it has been set all the time, short sleeps are not needed any more.
     """
     poll = select.poll()
     for descriptor in (ring.fd, *others):

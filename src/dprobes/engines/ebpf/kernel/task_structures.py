@@ -1,8 +1,8 @@
 """
-How the kernel identifies files where they are mapped, and how programs find that out.
+Offsets in the kernel's structures of tasks and mappings, and the kernel's identification of mapped files.
 
-``os.stat`` may give other numbers than mappings have: overlay file systems and btrfs make up some of their own. So we
-map a file and ask the kernel, with the very question that handlers will ask.
+``os.stat`` may return other numbers than mappings have: overlay file systems and btrfs use their own. So a file is
+mapped here, and the kernel is asked with the same program code as in handlers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["FileIdentifier", "mapped_module", "paging_layout", "task_layout", "v
 
 
 def task_layout(features: Features) -> TaskLayout | None:
-    """Return where programs find what records say of a thread; None where they cannot read it."""
-    # Those that are given to bpf_find_vma come from the same helper.
+    """Return the offsets of a thread's data for records; None if programs cannot read them."""
+    # Tasks for bpf_find_vma come from the same helper.
     if Feature.FIND_VMA not in features or Feature.BTF not in features or not features.remembered(_is_readable):
         return None
     return _layout(features.types)
@@ -50,7 +50,7 @@ def _layout(types: KernelTypes) -> TaskLayout:
 
 
 def _is_readable(features: Features) -> bool:
-    """Return whether the verifier lets programs of both kinds read these fields; that is known until the next boot."""
+    """Return whether the verifier permits both kinds of programs to read these fields; cached until the next boot."""
     kinds = [ProgramFlag.NONE]
     if Feature.SLEEPABLE_UPROBE in features:
         kinds.append(ProgramFlag.SLEEPABLE)
@@ -85,7 +85,7 @@ def _reader(task: TaskLayout) -> Assembler:
 
 
 def vma_layout(types: KernelTypes) -> VmaLayout:
-    """Return where the kernel has what it knows of mappings; raise OSError or ``TargetError`` if it does not say."""
+    """Return the offsets in the kernel's mappings; raise OSError or ``TargetError`` if the kernel lacks types."""
     return VmaLayout(
         start=types.member_offset("vm_area_struct", "vm_start"),
         pages=types.member_offset("vm_area_struct", "vm_pgoff"),
@@ -99,7 +99,7 @@ def vma_layout(types: KernelTypes) -> VmaLayout:
 
 
 def paging_layout(features: Features) -> PagingLayout | None:
-    """Return how handlers find out who delivers a page; None where they cannot."""
+    """Return the layout by which handlers determine what provides a page; None if they cannot."""
     if Feature.FIND_VMA not in features or Feature.BTF not in features:
         return None
     types = features.types
@@ -124,7 +124,7 @@ def _userfault(types: KernelTypes) -> int | None:
 
 
 _QUESTION = struct.Struct("=QqQQ")
-"""The argument of the program: an address; then its answer: an error, the device and the inode of what lies there."""
+"""Argument of the program: an address; then its answer: an error, and device and inode of the file mapped there."""
 
 
 def _identification(layout: VmaLayout) -> Assembled:
@@ -144,7 +144,7 @@ def _identification(layout: VmaLayout) -> Assembled:
 
 
 class FileIdentifier(Descriptor):
-    """The program that finds out how the kernel identifies files."""
+    """Program that returns the kernel's identification of files."""
 
     def __init__(self, layout: VmaLayout) -> None:
         program = _identification(layout)
@@ -152,7 +152,7 @@ class FileIdentifier(Descriptor):
 
     def identity(self, path: str) -> tuple[int, int]:
         """Return device and inode of a file; raise OSError if it cannot be mapped."""
-        # A private mapping that may be written, because ctypes gives no address of others; nothing is.
+        # A private writable mapping, because ctypes returns addresses of writable ones only; it is never written.
         with (
             open(path, "rb", opener=without_waiting) as file,
             mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY) as mapping,
@@ -170,7 +170,7 @@ class FileIdentifier(Descriptor):
 
 
 def mapped_module(identifier: FileIdentifier, elf: ElfFile, paths: Sequence[str]) -> MappedModule:
-    """Return how programs recognise the module with the contents ``elf`` in its copies ``paths``."""
+    """Return the data by which programs recognize the module with the contents ``elf`` in its copies ``paths``."""
     segments = sorted(
         (segment.offset, segment.vaddr - segment.offset) for segment in elf.load_segments if segment.executable
     )

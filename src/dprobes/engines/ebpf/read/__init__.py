@@ -1,1 +1,1 @@
-"""From the ring to events: a session, its records, and what becomes of the processes in it."""
+"""Reading of a run: a session, its records and events, and the processes that handlers have stopped."""

@@ -1,10 +1,10 @@
 """
-``exit 3``: the core of a process that its handler has stopped, written by a process of its own.
+Core files for ``exit 3``: the core of a process that its handler has stopped, written by another process.
 
-``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS`` is that process: it traces the threads while it writes
-the file that is its standard output, with the original bytes of breakpoints that it reads from its standard input, and
-says on standard error what went wrong. The kernel lets the threads go when it ends. STOPS is the descriptor of the list
-in which it notes that the process has gone on (``stop_guard``).
+The command is ``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS``. It traces the threads while it writes
+the file to its standard output. It reads the original bytes of breakpoints from its standard input, and writes errors
+to standard error. The kernel continues the threads when it ends. STOPS is the descriptor of the list in which it
+records that the process has continued (``stop_guard``).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class Dump:
 
     @property
     def is_done(self) -> bool:
-        """Whether the writer has ended."""
+        """True if the writer has ended."""
         return self.writer.poll() is not None
 
     def finish(self, *, abandoned: bool = False) -> Notice:
-        """Let the process go on, and return what is to be said; a file that is not complete is taken away."""
+        """Continue the process, and return the notice for the user; an incomplete file is deleted."""
         from dprobes.engines.engine_interface import no_core_notice, written_notice
 
         if abandoned:
             self.writer.kill()
         _, complaint = self.writer.communicate()
-        self.stops.let_go_on(self.pid)  # unless it has done that itself
+        self.stops.let_go_on(self.pid)  # unless the writer has done that itself
         if self.writer.returncode == 0:
             return written_notice(self.pid, self.name, self.path, os.stat(self.path).st_size)
         problem = complaint.decode(errors="replace").rstrip() or "the process that wrote it was killed"
@@ -68,9 +68,9 @@ def start_dump(
     pid: int, tid: int, name: str, directory: str, hidden: dict[int, int], stops: CoreStops
 ) -> Dump | Notice:
     """
-    Begin with a stopped process, whose thread ``tid`` has hit; ``hidden`` are original bytes of breakpoints.
+    Start to dump a stopped process, whose thread ``tid`` has hit; ``hidden`` are original bytes of breakpoints.
 
-    Return what is to be said if no file can be made; the process continues then.
+    If no file can be created, continue the process and return the notice.
     """
     import json
 
@@ -97,7 +97,7 @@ def start_dump(
         )
     finally:
         os.close(output)
-    stops.entrust(pid, writer.pid)  # before it can have begun
+    stops.entrust(pid, writer.pid)  # before the writer can have begun
     assert writer.stdin is not None
     with contextlib.suppress(BrokenPipeError), writer.stdin:
         writer.stdin.write(json.dumps(hidden).encode())
@@ -121,7 +121,7 @@ def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int,
 
 
 def main(pid: int, tid: int, stops: CoreStops) -> None:
-    """Write the core of a stopped process to standard output, and let the process go on."""
+    """Write the core of a stopped process to standard output, and continue the process."""
     was_stopped = False
     try:
         was_stopped = await_stop(pid)
@@ -131,7 +131,7 @@ def main(pid: int, tid: int, stops: CoreStops) -> None:
             os.unlink(os.readlink(f"/proc/self/fd/{sys.stdout.fileno()}"))
         raise
     finally:
-        # Here, so that it happens even if the command that asked for this is killed. It runs when we have ended.
+        # Done here, so that it happens even if dprobes is killed. The process runs when this one has ended.
         stops.let_go_on(pid, was_stopped=was_stopped)
 
 
@@ -155,7 +155,7 @@ def _write(pid: int, tid: int) -> None:
     general = {
         each: ptrace_calls.get_register_set(each, RegisterSet.GENERAL) for each in (tid, *sorted(seized - {tid}))
     }
-    # The kernel gives as many registers as the program's processor has: 17 of 4 bytes, or 27 of 8.
+    # The kernel returns as many registers as the program's processor has: 17 of 4 bytes, or 27 of 8.
     word_size: Literal[4, 8] = 4 if len(general[tid]) == _I386_REGISTERS_SIZE else 8
     threads = [HeldThread(each, registers, register_sets_of(each, word_size)) for each, registers in general.items()]
     offset, word = POINTER[word_size]

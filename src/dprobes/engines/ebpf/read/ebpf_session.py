@@ -1,7 +1,7 @@
 """
-One run: attach, give out records until the end, take probepoints away when they ask for it, count.
+One run: attach, deliver records until the end, remove probepoints on request, count.
 
-Records come from a ``RecordStream``; what else happens is looked at between two of its turns.
+Records come from a ``RecordStream``; everything else is done between two of its turns.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["EbpfSession"]
 
 _PATIENCE = 1.0
-"""Seconds after the end of all probepoints in which records may be written without a word."""
+"""Seconds after the end of all probepoints in which records are written without a notice."""
 
 _STILL_WRITING = Notice(
     "nothing is probed any more; records of before are still being written",
@@ -78,11 +78,11 @@ _STILL_FOLLOWING = Notice(
 _RENEWAL_SLEEP = 0.1
 
 _LEAVING_SLEEP = 0.005
-"""Seconds between two looks whether ended processes have left the kernel."""
+"""Seconds between two checks whether ended processes have left the kernel."""
 
 
 class EbpfSession(Attachment):
-    """One program in the kernel."""
+    """One program attached to the kernel."""
 
     def __init__(self, settings: Settings, job: Job) -> None:
         self._settings = settings
@@ -98,7 +98,7 @@ class EbpfSession(Attachment):
         self._is_replaced = False
         self._tree: ProcessTree | None = None
         self._sees_the_kernel = False
-        """Whether the kernel's own code at the end of a process may hit a probepoint."""
+        """True if the kernel's own code at the end of a process may hit a probepoint."""
         self._command: Command | None = None
         self._cpus: CpuArrivals | None = None
         self._left_out: list[LeftOutProbe] = []
@@ -117,17 +117,17 @@ class EbpfSession(Attachment):
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints; events give their indices."""
+        """Probepoints; events contain their indices."""
         return self._installed.probes
 
     @property
     def is_debugging(self) -> bool:
-        """Whether a debugger runs for a process that was handed over."""
+        """True if a debugger runs for a process that was handed to it."""
         return self._debuggers.is_running
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
+        """Functions that match a pattern and have no probepoint."""
         return self._left_out
 
     @property
@@ -166,7 +166,7 @@ class EbpfSession(Attachment):
             self._stack = stack.pop_all()
 
     def _take_findings(self, found: Findings, stack: contextlib.ExitStack) -> None:
-        """Keep the files that were found open, and look for others from now on."""
+        """Keep the found files open, and watch for others from now on."""
         self._notices += found.notices
         if found.files:
             self._new_files = NewFiles(self._settings.planner, self._job, found)
@@ -179,7 +179,7 @@ class EbpfSession(Attachment):
         self._sees_the_kernel = found.kernel is not None or bool(found.events)
 
     def _install(self, found: Findings, stack: contextlib.ExitStack) -> Installation:
-        """Make the maps of the program, and compile its handlers."""
+        """Create the maps of the program, and compile its handlers."""
         scope, principal = self._job.scope, self._job.principal
         namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
         common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
@@ -193,7 +193,7 @@ class EbpfSession(Attachment):
         return installed
 
     def _begin_command(self, installed: Installation, stack: contextlib.ExitStack) -> None:
-        """Start the command, which waits, and follow the processes of a tree."""
+        """Start the command, which waits for ``go``, and follow the processes of a tree."""
         scope = self._job.scope
         if scope.command:
             from dprobes.engines.command_launcher import Command
@@ -206,7 +206,7 @@ class EbpfSession(Attachment):
             self._tree.plant()
 
     def _follow_threads(self, installed: Installation, stack: contextlib.ExitStack) -> None:
-        """Begin to see what happens to threads and CPUs, as far as the program wants to know."""
+        """Start to follow threads, faults and CPUs, as far as the program needs them."""
         maps = installed.maps.descriptors
         if not {MapName.THREAD_VARIABLES, MapName.SPACES}.isdisjoint(maps):
             from dprobes.engines.ebpf.attach.process_programs import follow_threads
@@ -237,13 +237,17 @@ class EbpfSession(Attachment):
             replacement.take_over(installed)
 
     def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
-        """Begin to read what handlers write; probes are armed before the modules for that are imported."""
+        """
+        Start to read the output of handlers.
+
+        The modules for that are imported only now, after the handlers were attached.
+        """
         from dprobes.engines.ebpf.read.held_records import HeldRecords, progress
         from dprobes.engines.ebpf.read.record_stream import RecordStream
         from dprobes.engines.ebpf.read.run_control import ProbeCounts
         from dprobes.engines.ebpf.read.table_watch import TableWatch
 
-        look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
+        look = progress if is_initial_namespace() else None  # thread ids belong to another namespace otherwise
         self._held = HeldRecords(installed.faulting, installed.giving_back, look)
         maps = installed.maps
         self._stream = RecordStream(maps.ring, maps.status, self._held, installed.bank_size, self._stacks(stack))
@@ -254,7 +258,7 @@ class EbpfSession(Attachment):
         stack.callback(self._readings.close)
 
     def _follow_module(self, resolved: ResolvedKernel, stack: contextlib.ExitStack) -> None:
-        """Begin to see when a module of the kernel comes and goes."""
+        """Start to follow the loading and unloading of a kernel module."""
         from dprobes.engines.ebpf.inkernel.module_follower import ModuleFollower
 
         self._module = ModuleFollower(self._program, resolved, self._installed)
@@ -262,7 +266,7 @@ class EbpfSession(Attachment):
         self._notices += self._module.begin()
 
     def _stacks(self, stack: contextlib.ExitStack) -> UserStacks | None:
-        """Return what follows the call stacks of programs, if a handler logs any."""
+        """Return the follower of programs' call stacks, None if no handler logs any."""
         maps = self._installed.maps.tables
         stores = maps.stores if maps is not None else {}
         if not logs_user_stacks(self._program):
@@ -273,7 +277,7 @@ class EbpfSession(Attachment):
         return stack.enter_context(contextlib.closing(self._user_stacks))
 
     def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
-        """Begin to tell what processes map if somebody wants to know; return what tells the news."""
+        """Start to report mappings of processes if ``images`` are wanted; return the function that reports new ones."""
         if self._job.images is None:
             return lambda: None
         from dprobes.engines.ebpf.read.image_watch import ImageWatch
@@ -290,12 +294,12 @@ class EbpfSession(Attachment):
         self._stack.close()
 
     def stop(self) -> None:
-        """Ask for the end; may be called by a signal handler."""
+        """Request the end; may be called by a signal handler."""
         self._stopping = True
         self._requests.wake()
 
     def hurry(self) -> bool:
-        """Give up the records that wait, once nothing is attached any more; return whether that makes a difference."""
+        """Discard the waiting records, once nothing is attached any more; return whether that makes a difference."""
         if not self._finished or self._hurried:
             return False
         self._hurried = True
@@ -307,14 +311,14 @@ class EbpfSession(Attachment):
         """Ask the command to end; see ``Attachment``."""
         return None if self._command is None else self._command.end()
 
-    # What others may look at and change
+    # Data that clients may read and change
 
     def wake(self) -> None:
-        """Have ``poll`` look at the ring at once."""
+        """Make ``poll`` check the ring at once."""
         self._requests.wake()
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far, in the order of ``probes``; records on their way to ``poll`` included."""
+        """Return the counts so far, in the order of ``probes``, including records on their way to ``poll``."""
         return self._readings.counts()
 
     def local_variables(self) -> list[int]:
@@ -322,21 +326,21 @@ class EbpfSession(Attachment):
         return self._readings.local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return its CPU variables, a list for each CPU up to the last one that is online."""
+        """Return the CPU variables, one list for each CPU up to the highest one that is online."""
         return self._readings.cpu_variables()
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return what its keyed tables hold, when it is known what has the addresses in their keys."""
+        """Return the contents of the keyed tables, after reporting the mappings that their addresses belong to."""
         contents = self._readings.tables()
         self._look_at_images()
         return contents
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set its local and CPU variables with these indices to zero; what is added at that moment may be lost."""
+        """Set the local and CPU variables with these indices to zero; concurrent increments may be lost."""
         self._readings.reset_variables(first, last)
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Change local variables and tables; what handlers do to the same ones at that moment may be lost."""
+        """Change local variables and tables; concurrent changes by handlers may be lost."""
         self._readings.change(changes)
 
     def remove(self, probes: Sequence[int]) -> None:
@@ -346,16 +350,16 @@ class EbpfSession(Attachment):
                 raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
         self._requests.remove(probes)
 
-    # What a session may do that replaces this one
+    # Interface for the session that replaces this one
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether another session may replace this one."""
+        """True if another session may replace this one."""
         return self._installation is not None and self._installation.maps.is_replaceable
 
     @contextlib.contextmanager
     def held_still(self) -> Iterator[Installation | None]:
-        """Change nothing in the kernel meanwhile; return what is there, or None if the session is at its end."""
+        """Prevent changes in the kernel meanwhile; yield the installation, or None if the session is at its end."""
         with self._changing:
             if self._is_replaced:
                 raise EngineError(
@@ -366,7 +370,7 @@ class EbpfSession(Attachment):
             yield None if installed.attachments.is_closed else installed
 
     def end_replaced(self) -> None:
-        """Come to the end, because another session has taken the place of this one."""
+        """End the session, because another session has taken its place."""
         self._is_replaced = True
         self.stop()
 
@@ -377,7 +381,7 @@ class EbpfSession(Attachment):
     # Events
 
     def poll(self) -> Iterator[Event]:
-        """Iterate over what happens until ``Finished``."""
+        """Iterate over events until ``Finished``."""
         while not self._finished:
             while self._notices:
                 yield self._notices.pop(0)
@@ -395,11 +399,11 @@ class EbpfSession(Attachment):
             return True
         if self._tree is None or not self._stopped_processes.is_idle:
             return False
-        # A tree of which somebody else has taken a process away (ALIVE is too high) ends with its command at least.
+        # If another program has removed a process from the tree (ALIVE is too high), it ends with its command at least.
         return self._tree.alive <= 0 and (not self._sees_the_kernel or self._tree.has_left)
 
     def _turn(self) -> Iterator[Event]:
-        """Give out what has come, for a limited time."""
+        """Yield what has arrived, for a limited time."""
         for each in self._stream.turn(lambda: self._stopping):
             self._look_at_images()
             if isinstance(each, RecordBatch):
@@ -408,7 +412,7 @@ class EbpfSession(Attachment):
                 yield from self._end(each)
 
     def _wait(self) -> None:
-        """Sleep until there may be something to do."""
+        """Sleep until there may be work."""
         if self._stream.pause():
             return
         sleep = self._tables.interval
@@ -428,7 +432,8 @@ class EbpfSession(Attachment):
     def _look_after(self) -> Iterator[Event]:
         self._look_at_images()
         yield from self._stopped_processes.look(is_quiet=self._stream.is_quiet and not self._held)
-        # Who replaces this session holds it still meanwhile; it must not wait for the one that takes our events.
+        # A replacing session holds the lock meanwhile; it must not wait for the client that takes this session's
+        # events.
         if self._changing.acquire(blocking=False):
             try:
                 events = [] if self._stopping else self._changes()
@@ -441,7 +446,7 @@ class EbpfSession(Attachment):
             yield from self._tables.look(is_quiet=self._stream.is_quiet)
 
     def _changes(self) -> list[Event]:
-        """Bring links in line with what was found and what was taken away; return the notices."""
+        """Update links after changes of files, modules and CPUs; return the events."""
         attachments = self._installed.attachments
         events = [*self._look_for_files(), *self._installed.happened()]
         if self._module is not None:
@@ -453,11 +458,11 @@ class EbpfSession(Attachment):
 
     @property
     def _expects_files(self) -> bool:
-        """Whether a new tree may be about to execute other files of the module."""
+        """True if a new tree may be about to execute other files of the module."""
         return self._new_files is not None and self._new_files.is_eager
 
     def _look_for_files(self) -> Iterator[Event]:
-        """Insert the program into files that processes have come to execute."""
+        """Insert the program into files that processes have newly mapped."""
         if self._new_files is None:
             return
         tree = self._tree
@@ -486,10 +491,10 @@ class EbpfSession(Attachment):
             yield Notice(f"{file.path} came when the run had begun: it is probed from now on", is_warning=False)
             yield from states
 
-    # What happens to probepoints
+    # Ends of probepoints
 
     def _take_removals(self) -> Iterator[Event]:
-        """Remove what others have asked to remove, and report what was still there."""
+        """Remove probepoints as requested by clients, and report those that were still there."""
         attachments = self._installed.attachments
         gone = tuple(probe for probe in self._requests.take_removals() if attachments.take_away(probe))
         if gone:
@@ -526,7 +531,7 @@ class EbpfSession(Attachment):
     def _finish(self) -> Iterator[Event]:
         self._finished = True
         installed = self._installed
-        # Links are gone when this returns, and with them the last handler: what is in the ring then is all.
+        # Links are gone when this returns, and with them the last handler: the ring receives no more entries.
         with self._changing:
             unheard = installed.expired()  # with no room in the ring for the entry, or still in it
             installed.detach()
@@ -547,7 +552,7 @@ class EbpfSession(Attachment):
         yield Finished(self.counts(), status)
 
     def _rest(self) -> Iterator[Event]:
-        """Give out what came before the end; nothing hits any more."""
+        """Yield what arrived before the end; there are no more hits."""
         installed = self._installed
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():
@@ -568,14 +573,14 @@ class EbpfSession(Attachment):
 
 
 def _refuse_command(states: Sequence[Event]) -> None:
-    """Raise ``EngineError`` if obstacles are all that is known of probepoints: a command would run unobserved."""
+    """Raise ``EngineError`` if no probepoint can be inserted: a command would run unobserved."""
     found = [state for state in states if isinstance(state, StateEvent)]
     if found and all(state.state.is_obstacle for state in found):
         first = found[0]
         why = f"{first.state.value}{f' in process {first.pid}' if first.pid else ''}: {first.detail}"
         raise EngineError(
             f"no probepoint can be inserted, so the command was not started: {why}",
-            # Registers that are in use are so for every engine.
+            # Debug registers are unavailable to every engine.
             hint=None
             if all(state.state is ProbeState.DEBUGREG_UNAVAIL for state in found)
             else "--engine ptrace inserts the probepoints in the command only",
@@ -583,6 +588,6 @@ def _refuse_command(states: Sequence[Event]) -> None:
 
 
 def _state_after(ended: Ended) -> StateEvent:
-    """Return what to say of a probepoint that its handler, or maxhits, has ended."""
+    """Return the event for a probepoint that its handler, or maxhits, has ended."""
     state = ProbeState.DISABLED if ended.reason == LIMIT else ProbeState.REMOVED
     return StateEvent((ended.probe,), ended.pid, state)

@@ -1,13 +1,13 @@
 """
-Log on success: records that wait until their instruction is known to have completed.
+Log on success: records that are held back until their instruction is known to have completed.
 
-A record whose instruction may fault is uncertain at first. It becomes certain when its thread comes to another hit, or
-is seen beyond the instruction; a signal for the instruction drops it. Whatever comes after an uncertain record waits
-with it, so that the order stays that of the ring.
+A record whose instruction may fault is uncertain at first. It becomes certain when its thread reaches another hit, or
+is found beyond the instruction; a signal for the instruction drops it. Records after an uncertain one are held back as
+well, so that the order remains that of the ring.
 
-A million records may come in a second, but few signals. So records are packed, or bare pairs in a list, and their
-threads numbers in another, in which the last record of each thread is found when somebody asks for it. Nothing talks to
-the kernel.
+A million records may arrive in a second, but few signals. So records are packed, or bare pairs in a list, and their
+thread ids are in another list. The last record of each thread is searched for only on demand. This module does not
+access the kernel.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ class Ended:
 
     probe: int
     reason: int
-    """The operand of ``exit``, or ``layout.LIMIT`` or ``layout.REMOVE``."""
+    """Operand of ``exit``, or ``layout.LIMIT`` or ``layout.REMOVE``."""
     pid: int
     tid: int
 
 
 Item = tuple[int, bytes] | Ended | None
-"""A record and its probepoint, the end of one, or a dropped record."""
+"""A probepoint and its record, the end of a probepoint, or None for a dropped record."""
 
 Part = list[Item] | RecordTable
 
 
 class ItemQueue:
     """
-    What is held back, by numbers that only grow: records one by one or packed, and what is between them.
+    Queue of held records, single or packed, and of the items between them, numbered in ascending order.
 
-    A part of the queue is a list or packed records. To drop one of the latter is to cut them in two. ``first`` is the
-    number of the first item, ``end`` the number after the last one.
+    A part of the queue is a list or packed records. Dropping a packed record splits its part. ``first`` is the number
+    of the first item, ``end`` the number after the last one.
     """
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
         self._firsts: list[int] = []
-        """The number of the first item of each part."""
+        """Number of the first item of each part."""
         self.first = self.end = 0
 
     def __bool__(self) -> bool:
         return self.first < self.end
 
     def add(self, items: Iterable[Item]) -> None:
-        """Add items one by one."""
+        """Append single items."""
         if not self._parts or not isinstance(part := self._parts[-1], list):
             part = []
             self._begin(part)
@@ -73,7 +73,7 @@ class ItemQueue:
         self.end += len(part) - before
 
     def add_packed(self, records: RecordTable) -> None:
-        """Add packed records."""
+        """Append packed records."""
         self._begin(records)
         self.end += len(records)
 
@@ -104,7 +104,7 @@ class ItemQueue:
         self._firsts[at : at + 1] = [start for _, start in kept]
 
     def take(self, end: int) -> list[Part]:
-        """Take away the items before the number ``end``, and return them in parts."""
+        """Remove the items before the number ``end``, and return them in parts."""
         taken: list[Part] = []
         while self._parts and self._firsts[0] < end:
             part, count = self._parts[0], end - self._firsts[0]
@@ -120,22 +120,21 @@ class ItemQueue:
 
 
 BEYOND = -1
-"""What ``progress`` returns when the thread is beyond the instruction, or nothing can be learnt of it."""
+"""Result of ``progress`` if the thread is beyond the instruction, or its position cannot be determined."""
 
 _LONG_ENOUGH = 1_000_000
 """
-Nanoseconds of running in which an instruction is executed for certain. Out of line that takes ten microseconds, but in
-a virtual machine time goes by while the CPU does nothing.
+Nanoseconds of run time within which an instruction is certain to be executed. Out of line it takes ten microseconds,
+but in a virtual machine time may pass while the CPU does nothing.
 """
 
 
 def progress(tid: int, mark: int | None = None) -> int:
     """
-    Return ``BEYOND``, or a mark to be handed in when the same thread is looked at again.
+    Return ``BEYOND``, or a mark to pass when the same thread is examined again.
 
-    A signal follows a fault at once, but the thread may have to give way to others between the handler and the
-    instruction, on a busy machine for long. The first look must come later than the handler. Thread ids are of the
-    initial PID namespace.
+    A signal follows a fault at once. But on a busy machine the thread may be preempted for long between the handler and
+    the instruction. The first call must come later than the handler. Thread ids are those of the initial PID namespace.
     """
     number = system_call_of(tid)
     if number is not None and number >= 0:
@@ -143,14 +142,14 @@ def progress(tid: int, mark: int | None = None) -> int:
     run = _run_time(tid)
     if run is None:
         return BEYOND
-    # One that sleeps outside of system calls may sleep in the page fault of that very instruction.
+    # A thread that sleeps outside of system calls may sleep in the page fault of this instruction.
     if mark is None or number is not None:
         return run
     return BEYOND if run - mark >= _LONG_ENOUGH else mark
 
 
 def _run_time(tid: int) -> int | None:
-    """Return for how many nanoseconds a thread has run, up to when it last stopped or the clock ticked."""
+    """Return the nanoseconds that a thread has run, up to when it last stopped or the clock ticked."""
     # Documentation/scheduler/sched-stats.rst: time on a CPU, time spent waiting for one, number of times it got one.
     try:
         with open(f"/proc/{tid}/schedstat", "rb") as file:
@@ -162,21 +161,22 @@ def _run_time(tid: int) -> int | None:
 
 SETTLING = 0.004
 """
-Seconds that the last record of a thread is held back at least. The signal follows it as fast as the instruction can
-fault, which takes longer only if the thread has to give way to others right there: then somebody has to look.
+Minimum number of seconds for which the last record of a thread is held back. The signal follows as soon as the
+instruction can fault. That takes longer only if the thread is preempted there: then the thread must be examined.
 """
 
 HOLDING = 0.5
-"""Seconds after which a record is given out even if its thread stands where it stood."""
+"""Seconds after which a record is released even if its thread has not moved."""
 
 _BATCH = 1024
-"""How many records are a batch at most."""
+"""Maximum number of records in a batch."""
 _PACKED_BATCH = 4096
-"""How many packed ones: mostly nobody looks at them one by one."""
+"""Maximum number of packed records in a batch; it is larger as they are rarely read one by one."""
 
 Progress = Callable[[int, int | None], int]
 """
-Look where a thread is. It gets the thread's id and what it returned of the same hit before, or None.
+Function that determines whether a thread has moved on. Its arguments are the thread's id and its previous result for
+the same hit, or None.
 
 A result below 0 means that the thread is beyond the instruction of its last record.
 """
@@ -184,9 +184,9 @@ A result below 0 means that the thread is beyond the instruction of its last rec
 
 class _Thread:
     """
-    A thread since its last record, which came at the time ``stamp``.
+    A thread since its last record, which arrived at the time ``stamp``.
 
-    ``mark`` is the result of looking where it is, and ``look`` the number of the last drain before that.
+    ``mark`` is the last result of ``Progress``, and ``look`` the number of the last drain before that.
     """
 
     __slots__ = ("look", "mark", "stamp", "tid")
@@ -200,11 +200,11 @@ class _Thread:
 
 class HeldRecords:
     """
-    The records that have been read and not yet given out, and ends of probepoints between them.
+    Records that were read but not released yet, and ends of probepoints between them.
 
     ``faulting`` maps the probepoints whose record is dropped when their instruction faults to the file offset of that
-    instruction. Of those in ``ticketed`` the kernel says whether the instruction of a hit faulted. A thread from which
-    nothing has come for ``SETTLING`` seconds is looked at by ``progress``; without it they are enough.
+    instruction. For those in ``ticketed`` the kernel tells whether the instruction of a hit faulted. A thread from
+    which nothing has arrived for ``SETTLING`` seconds is examined by ``progress``; without it, that time suffices.
     """
 
     def __init__(
@@ -216,20 +216,20 @@ class HeldRecords:
         self._progress = progress
         self._items = ItemQueue()
         self._others = 0
-        """How many of the items are not records."""
+        """Number of items that are not records."""
         self._tids: list[int] = []
-        """The threads of the last items, as many as ``_last`` does not know yet; 0 where the item is certain."""
+        """Thread ids of the last items, those that ``_last`` does not contain yet; 0 if the item is certain."""
         self._last: dict[int, int] = {}
-        """The number of the uncertain record of each thread, the last one if the hit has several."""
+        """Number of each thread's uncertain record, the last one if the hit has several."""
         self._earlier: dict[int, int] = {}
-        """The number of the record before, of the same hit: several probepoints may be at one instruction."""
+        """Number of the previous record of the same hit: several probepoints may be at one instruction."""
         self._threads: dict[int, _Thread] = {}
         self._obstacle: _Thread | None = None
-        """The thread whose record the first item is, if that was uncertain last time."""
+        """Thread of the first item, if that was uncertain at the last call of ``take``."""
         self.faults: Counter[int] = Counter()
-        """How many hits of each probepoint did not complete the instruction."""
+        """Hits that did not complete the instruction, by probepoint."""
         self.dropped: Counter[int] = Counter()
-        """How many records of each probepoint were not given out for that reason, stack traces included."""
+        """Records that were dropped for that reason, including stack traces, by probepoint."""
         self.expect(faulting)
 
     def __bool__(self) -> bool:
@@ -237,11 +237,11 @@ class HeldRecords:
 
     @property
     def uncertain(self) -> Container[int]:
-        """The probepoints whose records come with the thread."""
+        """Probepoints whose records must be added with their thread."""
         return self._faulting
 
     def expect(self, faulting: Mapping[int, int]) -> None:
-        """Take up more probepoints whose records are dropped when their instruction faults."""
+        """Add probepoints whose records are dropped when their instruction faults."""
         self._faulting.update(faulting)
         count = Counter(self._faulting.values())
         self._shared = {probe for probe, offset in self._faulting.items() if count[offset] > 1}
@@ -250,9 +250,9 @@ class HeldRecords:
         self, records: Sequence[tuple[int, bytes]], tids: Sequence[int], stamp: float, *, is_trace: bool = False
     ) -> None:
         """
-        Add records that came at the time ``stamp``, each with its thread, or 0 if it is certain.
+        Add records that arrived at the time ``stamp``, each with its thread, or 0 if it is certain.
 
-        With ``is_trace`` they are stack traces, which come after the record of their hit.
+        With ``is_trace`` they are stack traces, which follow the record of their hit.
         """
         threads = {tid: _Thread(tid, stamp) for tid in set(tids)}
         self._threads |= threads
@@ -271,7 +271,7 @@ class HeldRecords:
                 self._last[tid] = number
 
     def add_packed(self, records: RecordTable, tids: Sequence[int] | int, stamp: float) -> None:
-        """Add packed records likewise, no stack traces; one thread if that is the same for all, or 0."""
+        """Add packed records, no stack traces; ``tids`` is one per record or one for all, and 0 if certain."""
         if self._shared:
             self.add(list(records), [tids] * len(records) if isinstance(tids, int) else tids, stamp)
             return
@@ -293,13 +293,13 @@ class HeldRecords:
         self._others += 1
 
     def _find_last(self) -> None:
-        """Bring ``_last`` up to date."""
+        """Update ``_last`` from ``_tids``."""
         self._last.update(zip(self._tids, range(self._items.end - len(self._tids), self._items.end), strict=True))
         self._last.pop(0, None)
         self._tids.clear()
 
     def _join(self, number: int, probe: int, tid: int, *, is_trace: bool) -> None:
-        """Note that a record is of the same hit as the last one of its thread, if it is."""
+        """Link a record to the last one of its thread if both are of the same hit."""
         last = self._last.get(tid)
         if last is None or self._faulting[self._probe(last)] != self._faulting[probe]:
             return
@@ -307,7 +307,7 @@ class HeldRecords:
             self._earlier[number] = last
 
     def _hit(self, number: int | None) -> Iterator[int]:
-        """Iterate over the records of a hit up to this one, the last first; some may have been given out."""
+        """Iterate over the records of a hit up to this one, the last first; some may have been released."""
         while number is not None:
             yield number
             number = self._earlier.get(number)
@@ -317,9 +317,9 @@ class HeldRecords:
 
     def drop(self, tid: int, ip: int, *, has_tickets: bool) -> None:
         """
-        Drop the last records of a thread for a signal, if the instruction at ``ip`` can be that of their hit.
+        Drop the last records of a thread because of a signal, if the instruction at ``ip`` can be that of their hit.
 
-        ``has_tickets`` says that the kernel gave tickets of the hit back.
+        ``has_tickets`` is True if the kernel returned tickets of the hit.
         """
         self._find_last()
         last = self._last.pop(tid, None)
@@ -328,7 +328,7 @@ class HeldRecords:
         if self._obstacle is not None and self._obstacle.tid == tid:
             self._obstacle = None
         hit = list(self._hit(last))
-        # Where the file is in the process is not known, but it is mapped by whole pages.
+        # The file's address in the process is unknown, but the file is mapped in whole pages.
         if (self._faulting[self._probe(last)] - ip) % PAGE_SIZE:
             return
         held = [number for number in hit if number >= self._items.first]
@@ -343,10 +343,10 @@ class HeldRecords:
 
     def take(self, now: float, parsed: int, drains: int) -> list[RecordBatch | Ended]:
         """
-        Take away what is before the first record that is uncertain still.
+        Remove and return the items before the first record that is still uncertain.
 
-        The ring was read up to what it held at the time ``now``, by the drain number ``parsed``; ``drains`` have been
-        made, whose signals may come.
+        The ring was read up to its contents at the time ``now``, by the drain number ``parsed``. ``drains`` is the
+        number of drains so far, whose signals may still arrive.
         """
         if self._obstacle is not None and not self._has_settled(self._obstacle, now, parsed, drains):
             return []
@@ -367,7 +367,7 @@ class HeldRecords:
         return [batch for part in parts for batch in self._batches(part)]
 
     def _batches(self, items: Part) -> Iterator[RecordBatch | Ended]:
-        """Iterate over items, the records in batches."""
+        """Iterate over items, with the records in batches."""
         if isinstance(items, RecordTable):
             for start in range(0, len(items), _PACKED_BATCH):
                 yield RecordBatch(items[start : start + _PACKED_BATCH])
@@ -388,7 +388,7 @@ class HeldRecords:
         yield from _batches_of(left[start:])
 
     def _has_settled(self, thread: _Thread, now: float, parsed: int, drains: int) -> bool:
-        """Return whether the last record of a thread can be given out: it is beyond the instruction."""
+        """Return whether the last record of a thread can be released: the thread is beyond the instruction."""
         if thread.stamp + HOLDING <= now:
             return True
         if thread.stamp + SETTLING > now:
@@ -399,7 +399,7 @@ class HeldRecords:
             thread.mark = self._progress(thread.tid, thread.mark)
             thread.look = drains
             return False
-        # The signal may have come into the ring just before that look.
+        # The signal may have entered the ring just before the thread was examined.
         return parsed > thread.look
 
 

@@ -1,5 +1,5 @@
 r"""
-What the kernel tells of processes: what they map as code, execute and fork, from the ring of a perf event on each CPU.
+Mappings of code, execs and forks of processes, from the kernel's ring of a perf event on each CPU.
 
 Layouts are those of perf_event_open(2), "MMAP layout". A ring is a page of positions, then the data, a power of two::
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Executed", "ForkedProcess", "ImageWatch", "MappedFile", "ProcessNews"]
 
 _PAGES = 128
-"""Pages of data of a ring: the news of some hundred starts of programs."""
+"""Pages of data in a ring: enough for the records of some hundred starts of programs."""
 
 _DATA_SIZE = _PAGES * mmap.PAGESIZE
 _HEAD_AT, _TAIL_AT = 1024 // 8, 1032 // 8
@@ -50,7 +50,7 @@ _TIME = struct.Struct("=Q")
 
 
 class RecordType(enum.IntEnum):
-    """The records that are of interest (PERF_RECORD_*)."""
+    """Types of the records that are used (PERF_RECORD_*)."""
 
     COMM = 3
     FORK = 7
@@ -64,7 +64,7 @@ _FORKED = struct.Struct("=IIII")
 
 
 class MappedFile(NamedTuple):
-    """A process has mapped a file, or one of the kernel's own areas, as code."""
+    """A new mapping of code in a process, of a file or of one of the kernel's own areas."""
 
     time: int
     pid: int
@@ -72,7 +72,7 @@ class MappedFile(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """A process executes another program from now on, and is called so; what it maps follows."""
+    """An exec in a process, with the new name of the process; its new mappings follow."""
 
     time: int
     pid: int
@@ -80,7 +80,7 @@ class Executed(NamedTuple):
 
 
 class ForkedProcess(NamedTuple):
-    """A process has forked another one."""
+    """A fork of a process by its parent."""
 
     time: int
     pid: int
@@ -91,7 +91,7 @@ News = MappedFile | Executed | ForkedProcess
 
 
 class ProcessNews:
-    """The news of all processes from now on; OSError if the kernel does not tell us."""
+    """Events of all processes from now on; the constructor raises OSError if the kernel does not report them."""
 
     def __init__(self) -> None:
         self._rings: list[_Ring] = []
@@ -105,10 +105,10 @@ class ProcessNews:
 
     def take(self) -> list[News]:
         """
-        Return what has happened since the last call, in the order of time.
+        Return the events since the last call, in the order of time.
 
-        A process is never told of before its fork is: the rings are read one by one, so what is younger than the first
-        look at one waits for the next call.
+        A process never precedes its fork: the rings are read one after the other, so events after the beginning of this
+        call wait for the next one.
         """
         now = time.monotonic_ns()
         pieces = [ring.take() for ring in self._rings]
@@ -119,7 +119,7 @@ class ProcessNews:
         return found[:first]
 
     def close(self) -> None:
-        """Hear no more."""
+        """Close the rings."""
         while self._rings:
             self._rings.pop().close()
 
@@ -137,7 +137,7 @@ class _Ring:
         self._data = self._view[mmap.PAGESIZE :]
 
     def take(self) -> bytes:
-        """Return the records that are there, and give their room back."""
+        """Return the available records, and release their room."""
         head, tail = self._positions[_HEAD_AT], self._positions[_TAIL_AT]
         if head == tail:
             return b""
@@ -160,7 +160,7 @@ def _parsed(data: bytes) -> Iterator[News]:
     while position + _HEAD.size <= len(data):
         kind, misc, size = _HEAD.unpack_from(data, position)
         if size < _HEAD.size + _TIME.size:
-            return  # nothing that the kernel writes
+            return  # the kernel writes no such record
         body, end = position + _HEAD.size, position + size
         (when,) = _TIME.unpack_from(data, end - _TIME.size)
         match kind:
@@ -184,13 +184,13 @@ def _parsed(data: bytes) -> Iterator[News]:
 
 class ImageWatch:
     """
-    The watch that enters in ``images`` what the processes of a scope map, execute and fork from now on.
+    Watch that reports to ``images`` what the processes of a scope map, execute and fork from now on.
 
-    That is for names and stacks of those that end.
+    The names and stacks of processes that end depend on it.
 
-    Of a tree, ``pid`` is the process that it begins with, or is to begin with when that executes its program: no other
-    process than those of the tree is told of. Where the kernel does not tell us there are no names for what has ended,
-    but everything else.
+    For a tree, ``pid`` is the first process, or the one that becomes the first when it executes its program: only
+    processes of the tree are reported. If the kernel does not report events, only the names of ended processes are
+    missing.
     """
 
     def __init__(self, images: ProcessImages, scope: Scope, pid: int | None = None) -> None:
@@ -215,7 +215,7 @@ class ImageWatch:
                 images.began(each, 0, code_mappings(each)[0], command_name(each))
 
     def look(self) -> None:
-        """Tell what has happened since the last call; any thread may want to know."""
+        """Report the events since the last call; any thread may call this."""
         images = self._images
 
         with self._looking:
@@ -238,11 +238,11 @@ class ImageWatch:
             if self._follow and each.parent in self._tree:
                 self._tree.add(each.pid)
             else:
-                self._tree.discard(each.pid)  # the number was that of a process that has ended
+                self._tree.discard(each.pid)  # the id was that of a process that has ended
         return each.pid in self._tree
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop watching."""
         with self._looking:
             if self._news is not None:
                 self._news.close()

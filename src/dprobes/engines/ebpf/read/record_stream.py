@@ -1,8 +1,8 @@
 """
-The entries of a ring as what they say: records in their canonical form, ends of probepoints, signals.
+Records in their canonical form, ends of probepoints and signals, decoded from the entries of a ring.
 
-A piece of the ring is read as it stands there, headers and discarded entries included (``ring_reader``). Many records
-of one size in a row are packed as they are, without a look at each.
+A piece of the ring is copied as it is, with headers and discarded entries (``ring_reader``). Many consecutive records
+of one size are packed without examining each.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _OF_TABLES = (int(Entry.TALLY), int(Entry.UNTALLY))
 _NAME_FLAG_BYTE, _NAME_FLAG = 1, Item.PROCESS_NAME >> 8
 _TID_AT, _TID_SIZE = HEADER_SIZE + 4, 4
 _MIXED_MIN = 4096
-"""Bytes of entries of various sizes that are worth packing."""
+"""Minimum number of bytes of entries of various sizes that are worth packing."""
 _ENDED = struct.Struct("=II")
 _SIGNAL = struct.Struct("=QII")
 
 
 class EntryReader:
     """
-    A reader of pieces of the ring, which puts what they say into ``held``; ``stacks`` follows call stacks.
+    Decoder of pieces of the ring, which adds their contents to ``held``; ``stacks`` follows call stacks.
 
-    ``bank_size``, a power of two, is the distance of the entries that a probepoint has in the probe table; entries of
-    the ring name one of them.
+    ``bank_size``, a power of two, is the distance between the entries of one probepoint in the probe table; entries of
+    the ring contain the number of one of these.
     """
 
     def __init__(self, held: HeldRecords, bank_size: int, stacks: UserStacks | None = None) -> None:
@@ -59,14 +59,14 @@ class EntryReader:
         self._name_places: dict[int, int] = {}
 
     def read(self, data: bytes, stamp: float) -> None:
-        """Read whole entries, which were in the ring at the time ``stamp``."""
+        """Decode whole entries, which were in the ring at the time ``stamp``."""
         for span in spans_in(data):
             is_read = self._read_packed(data, span, stamp) if span.stride else self._read_mixed(data, span, stamp)
             if not is_read:
                 self._read_each(data, span, stamp)
 
     def _read_packed(self, data: bytes, span: Span, stamp: float) -> bool:
-        """Read entries of one size if all are records of one kind; return whether they are."""
+        """Decode entries of one size if all are records of one kind; return whether they are."""
         if self._stacks is not None:
             return False
         table = data[span.start : span.stop]
@@ -91,7 +91,7 @@ class EntryReader:
         return records, self._tids(table, stride, count, probes)
 
     def _read_mixed(self, data: bytes, span: Span, stamp: float) -> bool:
-        """Read entries of few sizes if all of one size are records of one kind; return whether they are."""
+        """Decode entries of few sizes if all of one size are records of one kind; return whether they are."""
         if self._stacks is not None or span.stop - span.start < _MIXED_MIN:
             return False
         found = sizes_in(data, span.start, span.stop)
@@ -175,7 +175,7 @@ class EntryReader:
         held.add(records, tids, stamp)
 
     def _canonical(self, data: bytes, start: int, stop: int) -> bytes:
-        """Return a record with the process name as long as it is, instead of with zeros after it."""
+        """Return a record with the process name cut at its end, instead of padded with zeros."""
         flags = int.from_bytes(data[start : start + 4], "little")
         place = self._name_places.get(flags)
         if place is None:
@@ -186,9 +186,9 @@ class EntryReader:
 
 class Overflow:
     """
-    Up to ``limit`` bytes that nobody has had time to look at, in a temporary file (TMPDIR): first in, first out.
+    Up to ``limit`` bytes of undecoded data in a temporary file (TMPDIR): first in, first out.
 
-    Writing is one copy, from the ring's memory to the file's, and what waits does not grow our memory.
+    Writing is one copy, from the ring's memory to the file's. Waiting data does not grow the memory of this process.
     """
 
     def __init__(self, limit: int) -> None:
@@ -197,7 +197,7 @@ class Overflow:
         self._start = self._end = 0
 
     def write(self, data: memoryview | bytes) -> bool:
-        """Append data; return False if there is no room, and nothing was kept."""
+        """Append data; return False, with nothing kept, if there is no room."""
         if self._end + len(data) > self._limit:
             return False
         try:
@@ -214,7 +214,7 @@ class Overflow:
         return True
 
     def read(self, size: int) -> bytes:
-        """Take away the first ``size`` bytes, which have been written."""
+        """Remove and return the first ``size`` bytes, which must have been written."""
         assert self._file is not None, "nothing has been written"
         data = os.pread(self._file.fileno(), size, self._start)
         self._start += size
@@ -224,7 +224,7 @@ class Overflow:
         return data
 
     def close(self) -> None:
-        """Give up the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -232,11 +232,16 @@ class Overflow:
 
 _MEMORY = 8 << 20
 _OVERFLOW = 1 << 30
-"""Bytes that are kept in memory, and beyond that in a file, before anybody has looked at them."""
+"""Bytes of undecoded data that are kept in memory, and beyond that in a file."""
 
 
 class _Piece(NamedTuple):
-    """A piece of the ring: its bytes, or how many of them are in the overflow, and when and in which drain it came."""
+    """
+    A piece of the ring, in memory or in the overflow file.
+
+    ``data`` is empty for a piece in the file, of which ``size`` is the number of bytes. ``stamp`` is the time and
+    ``drain`` the number of the drain in which the piece was taken.
+    """
 
     data: bytes
     size: int
@@ -246,10 +251,10 @@ class _Piece(NamedTuple):
 
 class Spool:
     """
-    What was taken from the ring and has not been given out: pieces of it in memory or in a file, then records.
+    Data taken from the ring and not released yet: pieces of it in memory or in a file, then records.
 
-    Taking a piece is one copy, so that the ring is emptied a hundred times faster than records are formatted. Records
-    go through ``held``. ``limit`` is how many bytes are kept in memory before ``is_full``, where no file can take more.
+    Taking a piece is one copy, so the ring is emptied a hundred times faster than records are formatted. Records go
+    through ``held``. ``limit`` is the number of bytes kept in memory before ``is_full``, if the file takes no more.
     ``bank_size`` and ``stacks`` are those of an ``EntryReader``.
     """
 
@@ -267,24 +272,24 @@ class Spool:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more should be added now."""
+        """True if no more data should be added now."""
         return self._size >= self._limit
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left to give out, not even something that is held back."""
+        """True if nothing is left to release, including records that are held back."""
         return not self._pieces and not self._held
 
     @property
     def is_holding(self) -> bool:
-        """Whether something is held back, and will be given out when time has passed."""
+        """True if records are held back, which time alone will release."""
         return bool(self._held) and not self._pieces
 
     def add(self, data: memoryview | bytes, now: float, *, is_all: bool = True) -> None:
         """
-        Take a copy of what the ring held at the time ``now``; empty data say that there was nothing.
+        Copy the contents of the ring at the time ``now``; empty data mean that the ring was empty.
 
-        Without ``is_all`` the ring may have held more.
+        Without ``is_all`` the ring may have contained more.
         """
         self._drained = now
         self._drains += is_all
@@ -300,45 +305,47 @@ class Spool:
         """
         Iterate over what need not be held back.
 
-        None comes for a piece of which everything is held back: others may want to do something meanwhile.
+        Yield None for a piece of which everything is held back, so that the caller can do other work meanwhile.
         """
         while self._pieces:
             piece = self._pieces.popleft()
             self._size -= len(piece.data)
             self._reader.read(piece.data or self._overflow.read(piece.size), piece.stamp)
-            # What has been added meanwhile may hold signals: nothing newer than the piece counts.
+            # Data added meanwhile may contain signals: nothing newer than the piece counts.
             certain = self._held.take(piece.stamp, piece.drain, self._drains)
             yield from certain or (None,)
         yield from self._held.take(self._drained, self._drains, self._drains)
 
     def close(self) -> None:
-        """Give up what has not been taken."""
+        """Discard what has not been taken."""
         self._overflow.close()
 
 
-# Where the kernel finds no room a record is lost, and counted; so the ring is emptied before anything else, whatever
-# becomes of the records then. While records come, it is looked at every few milliseconds; a handler wakes us only if
-# nothing came for a while, because waking up costs it ten times as much as the record.
+# If the ring is full, a record is lost and counted. So the ring is emptied before anything else, whatever happens to
+# the records then. While records arrive, the ring is polled every few milliseconds. A handler wakes this process only
+# if nothing came for a while, because a wake-up costs it ten times as much as the record.
 
 
 _SPOOL_SIZE = 64 << 20
-"""Bytes of records that are taken from the ring before anybody has looked at them."""
+"""Maximum number of bytes of undecoded records that are taken from the ring."""
 
 _PIECE = 1 << 20
-"""About so many bytes are taken from the ring at once: looking at them takes some milliseconds, then there are more."""
+"""
+Approximate number of bytes taken from the ring at once: decoding them takes some milliseconds, then more have come.
+"""
 
 _TURN = 0.1
-"""Seconds for which records are given out before something else is looked at."""
+"""Seconds for which records are released before other work is done."""
 
 _BUSY_TIME = 0.05
-"""Seconds after the last record during which the ring is looked at again and again."""
+"""Seconds after the last record during which the ring is polled."""
 
 _BUSY_SLEEP = 0.005
-"""Seconds between two looks then: what comes in them is looked at together, and has room in the ring."""
+"""Seconds between two polls: records that arrive between them are decoded together, and fit into the ring."""
 
 
 class RecordStream:
-    """The records of a run, from its ring and in turns; ``status`` are the words that say whether it sleeps."""
+    """Records of a run, read from its ring in turns; ``status`` are the words that tell whether this side sleeps."""
 
     def __init__(
         self,
@@ -354,15 +361,15 @@ class RecordStream:
         self._taking: Iterator[RecordBatch | Ended | None] | None = None
         self._last_record = float("-inf")
         self._room = min(_PIECE // 4, ring.size // 16)
-        """How much may wait in the ring while records are given out: many are looked at together."""
+        """Maximum number of bytes left in the ring while records are released: many are decoded together."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing waits to be read or given out."""
+        """True if nothing is left to read or release."""
         return self._spool.is_empty and not self._ring.pending
 
     def _take(self) -> bool:
-        """Move what the ring holds to the spool; return whether there was something."""
+        """Move the contents of the ring to the spool; return whether there were any."""
         ring, spool = self._ring, self._spool
         for number in range(max(1, ring.size // _PIECE)):
             if spool.is_full:
@@ -377,7 +384,7 @@ class RecordStream:
         return True
 
     def turn(self, is_stopping: Callable[[], bool]) -> Iterator[RecordBatch | Ended]:
-        """Give out what has come, for a limited time or until the run is to stop, and take all that comes meanwhile."""
+        """Release what has arrived, for a limited time or until the run is to stop, and keep emptying the ring."""
         if self._take():
             self._last_record = time.monotonic()
         until = time.monotonic() + _TURN
@@ -396,7 +403,7 @@ class RecordStream:
         self._taking = None
 
     def pause(self) -> bool:
-        """Sleep for a moment if more is about to come; return False if not, so that ``wait`` is the thing to do."""
+        """Sleep briefly if more is about to arrive; return False if not, so that the caller uses ``wait``."""
         if self._taking is None:
             if self._spool.is_holding:
                 time.sleep(SETTLING)
@@ -407,12 +414,12 @@ class RecordStream:
         return True
 
     def wait(self, timeout: float, others: Iterable[int]) -> None:
-        """Sleep until a record comes, one of the descriptors ``others`` can be read, or the time has passed."""
+        """Sleep until a record arrives, one of the descriptors ``others`` is readable, or the time is over."""
         if wait(self._ring, self._status, timeout, others):
             self._last_record = time.monotonic()
 
     def rest(self) -> Iterator[RecordBatch | Ended | None]:
-        """Iterate over all that there is, once no handler runs any more; None comes now and then."""
+        """Iterate over all remaining items once no handler runs any more; yield None now and then."""
         yield from self._taking or ()
         while self._take() and self._ring.pending:
             yield from self._spool.take()
@@ -424,5 +431,5 @@ class RecordStream:
             self._take()
 
     def close(self) -> None:
-        """Give up what has not been given out."""
+        """Discard what has not been released."""
         self._spool.close()

@@ -1,8 +1,8 @@
 """
-What other threads may do with a run while one iterates over its events: look at it, and ask for changes.
+Access of other threads to a run while one thread iterates over its events: readings and requests for changes.
 
-Whatever is asked for is only noted here, and done by the thread that iterates. Everything may be called before the run
-begins and after it has ended: what can be looked at is then as it was at the end.
+Requests are only recorded here, and carried out by the thread that iterates. All methods may be called before the run
+begins and after it has ended; the readings are then those at the end.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["ProbeCounts", "Readings", "Requests"]
 
 class ProbeCounts:
     """
-    The counts of an installation; any thread may ask.
+    Counts of an installation; any thread may ask.
 
-    They are put together from the probe table, the kernel's counts, and what became of records. Of thousands of
+    They are computed from the probe table, the kernel's counts, and what happened to records. Of thousands of
     probepoints most are not hit: those cost next to nothing here. By probepoint, ``faults`` are hits that did not
-    complete their instruction, ``dropped`` their records, which were not given out, and ``given_up`` those that nobody
-    waited for at the end.
+    complete their instruction, ``dropped`` are their records, and ``given_up`` are records that were discarded at the
+    end.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class ProbeCounts:
 
 class Requests:
     """
-    What others ask of a run; the thread that sees to it is woken up.
+    Requests of other threads to a run; the thread that carries them out is woken up.
 
-    ``descriptor`` can be read when something was asked for; it is -1 while the run does not go on. A signal handler may
+    ``descriptor`` is readable when there is a request; it is -1 before and after the run. A signal handler may
     interrupt these methods and call them itself.
     """
 
@@ -101,30 +101,30 @@ class Requests:
         self._lock = threading.RLock()
 
     def open(self) -> None:
-        """Begin to wake up who waits for ``descriptor``."""
+        """Create ``descriptor``, so that requests wake up the thread that waits for it."""
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def wake(self) -> None:
-        """Wake up the thread that sees to requests."""
-        # The number may be that of somebody else's descriptor as soon as it is closed.
+        """Wake up the thread that carries out requests."""
+        # Once the descriptor is closed, its number may belong to another one.
         with self._lock:
             if self.descriptor >= 0:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_write(self.descriptor, 1)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Ask for probepoints to be removed."""
+        """Request the removal of probepoints."""
         self._removals += probes
         self.wake()
 
     def take_removals(self) -> list[int]:
-        """Return the probepoints that are to be removed, and forget them."""
+        """Return the probepoints that are to be removed, and clear the list."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
         return [self._removals.popleft() for _ in range(len(self._removals))]
 
     def close(self) -> None:
-        """Wake up nobody any more."""
+        """Close the descriptor; later requests wake up no thread."""
         with self._lock:
             descriptor, self.descriptor = self.descriptor, -1
             if descriptor >= 0:
@@ -133,7 +133,7 @@ class Requests:
 
 class Readings:
     """
-    The counts and variables of a program in the kernel, and what they were at the end once ``close`` was called.
+    Counts and variables of a program in the kernel, and their last values once ``close`` was called.
 
     ``count`` returns the counts of all probepoints, and is called by any thread. Without an installation there is
     nothing to read.
@@ -169,7 +169,7 @@ class Readings:
             return [list(variables) for variables in self._cpu_variables]
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return what the keyed tables hold."""
+        """Return the contents of the keyed tables."""
         with self._lock:
             self._read_tables()
             return self._tables
@@ -212,7 +212,7 @@ class Readings:
             self._tables = maps.contents()
 
     def close(self) -> None:
-        """Keep what there is; the maps are not looked at any more when this returns."""
+        """Store the current values; the maps are not accessed any more when this returns."""
         with self._lock:
             self._read_counts()
             self._read_variables()

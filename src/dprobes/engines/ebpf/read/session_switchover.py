@@ -1,10 +1,10 @@
 """
-How a session takes the place of another one, hit by hit (``bpf.lower.hits.hit_prologue``).
+Replacement of a session by another one, hit by hit (``bpf.lower.hits.hit_prologue``).
 
-Everything that can fail comes first, and leaves the other session as it is: the new program is loaded and attached
-while no hit is its own. Then a word in memory decides, for all handlers at once, and the old links are closed.
+Everything that can fail comes first, and leaves the other session unchanged: the new program is loaded and attached
+while no hit belongs to it. Then a word in memory switches all handlers at once, and the old links are closed.
 
-While a session is being replaced, nobody may attach anything for it: a program that is attached later runs earlier.
+While a session is being replaced, nothing may be attached for it: a program that is attached later runs earlier.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PrivateSite(Descriptor):
     """
     A site for uprobes that no other process executes: a few instructions in a file in memory.
 
-    What is raised is what the kernel answers, or an error of ours.
+    Its methods raise OSError with the kernel's error, or a ``DprobesError``.
     """
 
     def __init__(self, features: Features) -> None:
@@ -66,14 +66,14 @@ class PrivateSite(Descriptor):
 
 class Barrier:
     """
-    A wait, once, until all hits have been dealt with that were under way when ``wait`` was called.
+    A one-time wait until all hits are finished that had begun when ``wait`` was called.
 
-    To take a uprobe away the kernel waits for all handlers of all uprobes (``uprobe_unregister_sync``); where it has
-    handlers run under the lock of their place, before Linux 6.12, there is nothing to wait for.
+    To remove a uprobe, the kernel waits for all handlers of all uprobes (``uprobe_unregister_sync``). Before Linux
+    6.12, handlers run under the lock of their place, and there is nothing to wait for.
     """
 
     def __init__(self, features: Features) -> None:
-        """Attach a program that is never hit; raise what the kernel answers, or an error of ours."""
+        """Attach a program that is never hit; raise OSError with the kernel's error, or a ``DprobesError``."""
         with PrivateSite(features) as place:
             self._links = place.attach(finished(Assembler()), {})
 
@@ -87,11 +87,11 @@ _PROGRAMS = 3
 
 def runs_newest_first(features: Features) -> bool:
     """
-    Return whether a uprobe runs programs that were attached later before others; raise what the kernel answers.
+    Return whether a uprobe runs later attached programs before others; raise OSError with the kernel's error.
 
-    Replacing a program depends on it (``bpf.lower.hits.hit_prologue``), and no document promises it: the list of a
-    uprobe's consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``, before and since Linux kernel
-    commit cc01bd044e6a ("uprobes: travers uprobe's consumer list locklessly under SRCU protection") (in v6.12)).
+    Replacing a program depends on it (``bpf.lower.hits.hit_prologue``), and no document promises it. The list of a
+    uprobe's consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``), before and since Linux
+    kernel commit cc01bd044e6a ("uprobes: travers uprobe's consumer list locklessly under SRCU protection") (in v6.12).
     """
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(PrivateSite(features))
@@ -103,7 +103,7 @@ def runs_newest_first(features: Features) -> bool:
 
 
 def _noting(number: int) -> Assembled:
-    """Return a program that counts in the first word, and notes in one of its own how many have run by then."""
+    """Return a program that increments the first word, and stores the result in the word ``number + 1``."""
     asm = Assembler()
     asm.load_value(Register.R1, MapName.STATUS)
     asm.mov(Register.R2, 1)
@@ -115,24 +115,24 @@ def _noting(number: int) -> Assembled:
 
 @runtime_checkable
 class ReplaceableSession(Protocol):
-    """A session that another one may take the place of, if it says so."""
+    """A session that another one may replace, if ``is_replaceable``."""
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether another session may replace this one."""
+        """True if another session may replace this one."""
 
     def held_still(self) -> AbstractContextManager[Installation | None]:
-        """Change nothing in the kernel meanwhile; return what is there, or None if the session is at its end."""
+        """Prevent changes in the kernel meanwhile; yield the installation, or None if the session is at its end."""
 
     def end_replaced(self) -> None:
-        """Come to the end, because another session has taken the place of this one."""
+        """End the session, because another session has taken its place."""
 
     def breakpoints_in(self, descriptor: int) -> frozenset[int]:
         """Return the file offsets of the breakpoints in an open file."""
 
 
 def session_to_replace(features: Features, job: Job) -> ReplaceableSession | None:
-    """Return the session that a job's is to replace; raise an error of ours if it cannot."""
+    """Return the session that a job is to replace, None if none; raise a ``DprobesError`` if it cannot."""
     if job.replaces is None:
         return None
     old = _checked(job.replaces)
@@ -168,7 +168,7 @@ def _checked(session: Attachment) -> ReplaceableSession:
 
 
 class Replacement:
-    """A session that is held still to be replaced; ``old`` is its program in the kernel, None if it is at its end."""
+    """A session that is prevented from changing; ``old`` is its program in the kernel, None if it is at its end."""
 
     def __init__(self, session: ReplaceableSession, old: Installation | None, features: Features) -> None:
         self._session = session
@@ -178,7 +178,7 @@ class Replacement:
     @classmethod
     @contextlib.contextmanager
     def of(cls, session: ReplaceableSession | None, features: Features) -> Iterator[Replacement | None]:
-        """Return the replacement of a session if there is one; it goes on as before where no ``take_over`` follows."""
+        """Yield the replacement of a session if there is one; without ``take_over`` the session continues."""
         if session is None:
             yield None
             return
@@ -186,7 +186,7 @@ class Replacement:
             yield cls(session, old, features)
 
     def take_over(self, new: Installation) -> None:
-        """Let the hits be those of a program that has been attached meanwhile; the old session comes to its end."""
+        """Switch the hits to a program that has been attached meanwhile; the old session ends."""
         if self._old is None:
             new.maps.set_switch_over(SwitchOver.OURS)
             return
@@ -194,14 +194,14 @@ class Replacement:
         with explained("what tells the old program from the new one"):
             self._old.maps.set_successor(new.maps)
             barrier = Barrier(self._features)
-        # In this order: a thread that finds the new one CROSSING must find the old one REPLACED.
+        # The order matters: a thread that finds the new program CROSSING must find the old one REPLACED.
         self._old.maps.set_switch_over(SwitchOver.REPLACED)
         new.maps.set_switch_over(SwitchOver.CROSSING)
-        # A hit at which the new program has just read NOT_OURS would not reach the old one any more if that were taken
-        # out of the list of its place now (list_del_rcu).
+        # At a hit, the new program may just have read NOT_OURS. The hit would not reach the old program any more if
+        # that were removed from the list of its place now (list_del_rcu).
         barrier.wait()
-        # When this returns, no handler of the old program runs any more; and none ever will, should a process that has
-        # just been forked hold a descriptor of ours still.
+        # After this, no handler of the old program runs any more, even if a forked process still has a descriptor of a
+        # link.
         self._old.detach()
         self._old.maps.set_switch_over(SwitchOver.NOT_OURS)
         new.maps.set_switch_over(SwitchOver.OURS)

@@ -1,14 +1,15 @@
 """
-The processes that ``exit 3`` has stopped, and who lets those go on should dprobes be killed before their core is there.
+List of the processes that ``exit 3`` has stopped, and a guard process that continues them.
 
-The engine, the process that writes a core, and a guard share the list that handlers keep (``bpf.core_stop_layout``).
-Who lets a process go on says so in the list right afterwards: one that is killed in between may let it go on twice, but
-never not at all. What somebody else has stopped meanwhile stays stopped.
+The guard does so if dprobes is killed before their core is written. The engine, the process that writes a core, and the
+guard share the list that handlers write (``bpf.core_stop_layout``). A process that continues another one records that
+in the list right afterwards. If it is killed in between, the other one may be continued twice, but never not at all.
+Processes that somebody else has stopped meanwhile stay stopped.
 
-The guard is there before the first handler is attached, in a session of its own: what a terminal kills leaves it alone.
-It waits for the end of a pipe, or of the process that has started it, which is when no link is left. A process whose
-core is being written is left to the writer, as long as that lives. It runs as ``python -m
-dprobes.engines.ebpf.read.stop_guard STOPS PIPE PROCESS``, three descriptors.
+The guard is started before the first handler is attached, in its own session, so that signals of a terminal do not
+reach it. It waits for the end of a pipe, or of the process that has started it; then no link is left. It leaves a
+process whose core is being written to the writer, as long as that runs. Its command is ``python -m
+dprobes.engines.ebpf.read.stop_guard STOPS PIPE PROCESS``, with three descriptors.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class Stop(NamedTuple):
-    """A process that is to go on: its place in the list, its id, who keeps it (0: nobody yet), when it was stopped."""
+    """A stopped process: its place in the list, its id, its keeper's id (0: none yet), and the time of the stop."""
 
     place: int
     pid: int
@@ -64,7 +65,7 @@ class Stop(NamedTuple):
 
 
 class CoreStops:
-    """The list, behind the descriptor of its map, which remains the caller's; leaving the context manager ends it."""
+    """List of stopped processes, through the descriptor of its map, which the caller closes; a context manager."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -79,39 +80,40 @@ class CoreStops:
         self.close()
 
     def close(self) -> None:
-        """Look at the list no more."""
+        """Unmap the list."""
         self._words.release()
         self._halves.release()
         self._memory.close()
 
     def end(self) -> None:
-        """Have nobody stopped any more, besides those that are in the list when this returns."""
+        """Prevent handlers from stopping further processes; those in the list when this returns are all."""
         self._words[CLOSED // 8] = 1
-        time.sleep(_LOOK)  # enough for the store to come before the next look at the list
+        time.sleep(_LOOK)  # enough for the store to be visible before the list is read next
 
     def waiting(self) -> list[Stop]:
-        """Return the processes that have not gone on."""
+        """Return the stopped processes that have not been continued."""
         return [stop for stop in self._noted() if stop.keeper != ENDED and not _is_another(stop)]
 
     def has(self, pid: int) -> bool:
-        """Return whether a process is in the list, even if it has gone on; otherwise it was not stopped."""
+        """Return whether a process is in the list, even if it has been continued; otherwise it was not stopped."""
         return any(stop.pid == pid for stop in self._noted())
 
     def unheard(self, seconds: float) -> list[int]:
-        """Return the processes that nobody keeps that long after their stop."""
+        """Return the processes without a keeper whose stop is more than ``seconds`` ago."""
         return [stop.pid for stop in self.waiting() if not stop.keeper and stop.age > seconds]
 
     def entrust(self, pid: int, keeper: int) -> None:
-        """Leave a process to the one that writes its core."""
+        """Make the process that writes the core of a process its keeper."""
         for stop in self._of(pid):
             self._set_keeper(stop, keeper)
 
     def let_go_on(self, pid: int, *, was_stopped: bool | None = None) -> None:
         """
-        End our stop of a process; nothing happens if it has ended.
+        End this tool's stop of a process; nothing happens if it has ended.
 
-        ``was_stopped`` says whether the process has been seen in its stop (None: look now). A SIGSTOP that waits then
-        is somebody else's, if ours is the only one: then the process stays stopped, until they let it go on.
+        ``was_stopped`` tells whether the process has been seen in its stop (None: check now). If the list has one stop
+        of the process, a SIGSTOP that is still pending then is somebody else's: the process stays stopped until they
+        continue it.
         """
         mine = self._of(pid)
         if not mine:
@@ -125,14 +127,14 @@ class CoreStops:
             self._set_keeper(stop, ENDED)
 
     def forget(self, stop: Stop) -> None:
-        """Take a process for one that goes on."""
+        """Record that a process has been continued."""
         self._set_keeper(stop, ENDED)
 
     def _of(self, pid: int) -> list[Stop]:
         return [stop for stop in self.waiting() if stop.pid == pid]
 
     def _noted(self) -> Iterator[Stop]:
-        """Iterate over the list; a stop whose process is not written yet is not in it."""
+        """Iterate over the list; stops whose process id is not written yet are left out."""
         for place in range(min(self._words[COUNT // 8], STOPS_MAX)):
             first = FIRST + place * STOP_SIZE
             pid = self._halves[(first + PROCESS) // 4]
@@ -145,12 +147,16 @@ class CoreStops:
 
 
 def is_stop_pending(pid: int) -> bool:
-    """Return whether a SIGSTOP waits for a process, or its first thread."""
+    """Return whether a SIGSTOP is pending for a process, or its first thread."""
     return any(int(process_field(pid, name) or "0", 16) & _STOP_BIT for name in ("ShdPnd", "SigPnd"))
 
 
 def await_stop(pid: int) -> bool:
-    """Wait until no thread runs any more; return whether that came. One that sleeps in the kernel may take longer."""
+    """
+    Wait until no thread runs any more; return whether that came.
+
+    A thread that sleeps in the kernel may take longer.
+    """
     until = time.monotonic() + _STOPPING_TIME
     while (states := {thread_state(tid) for tid in threads_of(pid)} - {"X", "Z"}) - {"T"}:
         if time.monotonic() > until:
@@ -160,7 +166,7 @@ def await_stop(pid: int) -> bool:
 
 
 def _is_another(stop: Stop) -> bool:
-    """Return whether the process is gone, or its id has become that of one that was started after the stop."""
+    """Return whether the process is gone, or its id belongs to one that was started after the stop."""
     started = start_time(stop.pid)  # in ticks since the boot, suspended times included
     suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     ticks = os.sysconf("SC_CLK_TCK")
@@ -176,10 +182,10 @@ _PATIENCE = 1.0
 
 
 class StopGuard:
-    """The process, from the side of the one that it guards against; ``descriptor`` is that of the list."""
+    """Handle of the guard in the process that it guards against; ``descriptor`` is that of the list."""
 
     def __init__(self, descriptor: int) -> None:
-        """Start it; OSError if that cannot be."""
+        """Start the guard; raise OSError if that fails."""
         self._descriptor = descriptor
         self._start()
 
@@ -210,11 +216,11 @@ class StopGuard:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the guard."""
         return self._process.pid
 
     def look(self) -> bool:
-        """Start it anew if it has ended; return whether it had."""
+        """Restart the guard if it has ended; return whether it had."""
         has_ended = self._process.poll() is not None
         if has_ended:
             os.close(self._ours)
@@ -222,13 +228,13 @@ class StopGuard:
         return has_ended
 
     def close(self) -> None:
-        """Have it release what is left in the list, when no handler runs any more, and wait for its end."""
+        """Make the guard continue the rest of the list, when no handler runs any more, and wait for its end."""
         os.close(self._ours)
         self._process.wait()
 
 
 def release(stops: CoreStops) -> None:
-    """Let all go on that are in the list, or come to be in it by handlers that still run."""
+    """Continue all processes in the list, and those that handlers that still run add to it."""
     stops.end()
     until = time.monotonic() + _PATIENCE
     while waiting := stops.waiting():
@@ -241,12 +247,12 @@ def release(stops: CoreStops) -> None:
 
 
 def _is_stopping(stop: Stop) -> bool:
-    """Return whether the stop has come, or is on its way."""
+    """Return whether a process has stopped, or its stop is pending."""
     return thread_state(stop.pid) in ("T", "t") or is_stop_pending(stop.pid)
 
 
 def _take_over(stops: CoreStops, stop: Stop) -> None:
-    """Let a process go on if the one that was to write its core has ended before it could do that."""
+    """Continue a process if the process that was to write its core has ended without continuing it."""
     if _is_writer(stop.keeper):
         return
     if _is_stopping(stop):
@@ -266,7 +272,7 @@ def _is_writer(pid: int) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process; the arguments are the descriptors of the list, the pipe, and the process that has started it."""
+    """Run the guard; the arguments are the descriptors of the list, the pipe, and the process that has started it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     process_calls.set_process_name("dprobes-guard")

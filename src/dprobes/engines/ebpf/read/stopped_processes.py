@@ -1,8 +1,8 @@
 """
-Processes that ``exit 1`` and ``exit 3`` have stopped: one goes to a debugger, or gets its core written.
+Processes that ``exit 1`` and ``exit 3`` have stopped: they go to a debugger, or their core is written.
 
-The kernel stops the thread by a SIGSTOP, which it delivers after it has carried out the probed instruction: what the
-debugger or the core shows is the state right after it.
+The kernel stops the thread by a SIGSTOP, which it delivers after the probed instruction was executed: the debugger or
+the core shows the state right after it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["CORE_DUMP", "DEBUGGER", "StoppedProcesses"]
 
 DEBUGGER = 1
-"""The operand of ``exit``, as ``CORE_DUMP``."""
+"""Operand of ``exit``, like ``CORE_DUMP``."""
 
 _GUARD_LOOK = 0.25
-"""Seconds between two looks whether the guard is there."""
+"""Seconds between two checks whether the guard runs."""
 
 _GUARDS_MAX = 4
-"""How often a guard is replaced before something is said: it may have been killed, but hardly so often."""
+"""Number of replaced guards after which a notice follows: a guard may have been killed, but hardly so often."""
 
 _UNHEARD = 2.0
-"""Seconds after which a stop of which no entry has come, and no other one comes, had no room in the ring."""
+"""Seconds without new entries after which a stop without an entry is known to have found the ring full."""
 
 
 class StoppedProcesses:
-    """The stopped processes of a run; ``hidden`` returns the original bytes of the breakpoints in a process."""
+    """Stopped processes of a run; ``hidden`` returns the original bytes of the breakpoints in a process."""
 
     def __init__(self, debuggers: Debuggers, core_directory: str, hidden: Callable[[int], dict[int, int]]) -> None:
         self._debuggers = debuggers
@@ -56,7 +56,11 @@ class StoppedProcesses:
         self._next_look = 0.0
 
     def begin(self, descriptor: int) -> None:
-        """Be ready for processes whose core is wanted; ``descriptor`` is that of their list. Before any handler is."""
+        """
+        Prepare for processes whose core is requested; to be called before any handler runs.
+
+        ``descriptor`` is that of the list of stopped processes.
+        """
         from dprobes.engines.ebpf.read.stop_guard import CoreStops, StopGuard
 
         self._stops = CoreStops(descriptor)
@@ -69,7 +73,7 @@ class StoppedProcesses:
             ) from error
 
     def close(self) -> None:
-        """Let all processes go on that are stopped for a core; no handler runs any more."""
+        """Continue all processes that are stopped for a core; no handler runs any more."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -79,7 +83,7 @@ class StoppedProcesses:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to ``look`` at."""
+        """True if there is nothing to do for ``look``."""
         return self._debuggers.is_idle and not self._dumps
 
     def take(self, ended: Ended) -> Iterator[Event]:
@@ -103,7 +107,7 @@ class StoppedProcesses:
             self._dumps.append(started)
 
     def dismiss(self, ended: Ended) -> None:
-        """Let a process go on that came to the probepoint before the wish of another one was seen."""
+        """Continue a process that reached the probepoint before the request of another one was seen."""
         if ended.reason == DEBUGGER:
             with suppress(ProcessLookupError):
                 os.kill(ended.pid, signal.SIGCONT)
@@ -111,7 +115,7 @@ class StoppedProcesses:
             self._stops.let_go_on(ended.pid)
 
     def look(self, *, is_quiet: bool = False) -> Iterator[Event]:
-        """See what became of debuggers and core files; to be called often. ``is_quiet``: the ring has nothing new."""
+        """Check debuggers and core files; to be called often. ``is_quiet``: the ring has nothing new."""
         if not self._debuggers.is_idle:
             yield from self._debuggers.look()
         for dump in [dump for dump in self._dumps if dump.is_done]:
@@ -131,7 +135,7 @@ class StoppedProcesses:
                 yield Notice(f"no core of process {pid}: the ring had no room for its hit; the process continues")
 
     def abandon(self) -> Iterator[Event]:
-        """Give up core files that are not finished: the run ends now."""
+        """Abandon core files that are not finished, because the run ends."""
         while self._dumps:
             dump = self._dumps.pop()
             yield dump.finish(abandoned=not dump.is_done)

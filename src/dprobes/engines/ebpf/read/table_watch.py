@@ -1,4 +1,4 @@
-"""The watch on the tables that handlers write: what a run says besides records, now and then and at the end."""
+"""Watch on the tables that handlers write: events of a run other than records, at intervals and at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECOND = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Stock:
-    """What the tables held at one moment: hits by probepoint, those of others and nanoseconds in handlers by entry."""
+    """Contents of the tables at one moment: hits by probepoint, foreign hits and handlers' nanoseconds by entry."""
 
     hits: dict[int, int]
     foreign: list[int]
@@ -34,7 +34,7 @@ class _Stock:
 
 
 class OverloadWatch:
-    """The overload guard of one program in the kernel: ``budget`` is the share of a CPU that they may take."""
+    """Overload guard of one program in the kernel; ``budget`` is the share of a CPU that its hits may take."""
 
     def __init__(self, program: Program, installed: Installation, budget: float) -> None:
         load = installed.maps.load
@@ -49,7 +49,7 @@ class OverloadWatch:
         self._stock: _Stock | None = None
 
     def look(self) -> Iterator[Event]:
-        """Iterate over what is to be said of the time since the last look."""
+        """Iterate over the events since the last call."""
         now = time.monotonic()
         elapsed = now - self._looked_at
         before, self._looked_at, self._spent = self._spent, now, self._load.spent()
@@ -83,7 +83,7 @@ class OverloadWatch:
         return _Stock(hits, load.column(ProbeLoad.FOREIGN), load.column(ProbeLoad.TIME))
 
     def _loads(self, before: _Stock, after: _Stock) -> Iterator[Load]:
-        """Iterate over what probepoints did between two moments, if they did anything, or have a thinned handler."""
+        """Iterate over the loads of probepoints between two moments, of those with hits or a thinned handler."""
         for number, hits_now in after.hits.items():
             entries = self._installed.entries_of(number)
             hits = hits_now - before.hits.get(number, 0)
@@ -96,7 +96,7 @@ class OverloadWatch:
 
 
 class TableWatch:
-    """The watch on the tables of one program in the kernel; each thing is reported once."""
+    """Watch on the tables of one program in the kernel; each event is reported once."""
 
     def __init__(self, program: Program, installed: Installation) -> None:
         self._program = program
@@ -104,7 +104,7 @@ class TableWatch:
         self._unhandled: set[tuple[int, int]] = set()
         self._expired: set[int] = set()
         self.interval = 1.0
-        """Seconds between two looks."""
+        """Seconds between two calls of ``look``."""
         self._overload: OverloadWatch | None = None
         if installed.budget is not None:
             from dprobes.engines.overload_guard import LOOK_INTERVAL
@@ -114,9 +114,9 @@ class TableWatch:
 
     def look(self, *, is_quiet: bool) -> Iterator[Event]:
         """
-        Iterate over what is new; to be called in intervals.
+        Iterate over new events; to be called in intervals.
 
-        ``is_quiet`` says that nothing waits to be read.
+        ``is_quiet`` is True if nothing is left to be read.
         """
         if self._overload is not None:
             yield from self._overload.look()
@@ -125,12 +125,12 @@ class TableWatch:
             yield from self._ended_unheard()
 
     def finish(self) -> Iterator[Event]:
-        """Iterate over what is to be said at the end."""
+        """Iterate over the events at the end of the run."""
         yield from self._unhandled_exceptions()
         yield from self._not_known()
 
     def _unhandled_exceptions(self) -> Iterator[Event]:
-        """Tell once for each definition which exceptions end its handlers."""
+        """Report once for each definition which exceptions end its handlers."""
         program = self._program
         if program.autostacktrace:
             return
@@ -146,8 +146,8 @@ class TableWatch:
                     )
 
     def _ended_unheard(self) -> Iterator[Event]:
-        """Take away what ended without our hearing of it, because the ring had no room for the entry."""
-        # What has ended just now may still be on its way: only what had a second for that is lost.
+        """Remove probepoints that have ended without an entry in the ring, because the ring was full."""
+        # An entry may still be on its way: it is lost only if it has not arrived within a second.
         expired = self._installed.attachments.expired()
         for probe in expired & self._expired:
             self._installed.attachments.take_away(probe)
@@ -162,7 +162,7 @@ class TableWatch:
         self._expired = expired
 
     def _not_known(self) -> Iterator[Event]:
-        """Tell what the kernel had no room to tell."""
+        """Report processes and faults that were lost because a map was full."""
         maps = self._installed.maps
         if maps.unfollowed:
             yield Notice(

@@ -1,7 +1,7 @@
 """
-The call stacks of programs: from the snapshots that handlers take to the addresses in their records.
+Call stacks of programs: from the snapshots that handlers take to the addresses in their records.
 
-A snapshot comes before the record or the key that it belongs to; its stack is followed at once (``copied_stacks``).
+A snapshot precedes the record or the key that it belongs to; its stack is unwound at once (``copied_stacks``).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _WORDS = struct.Struct(f"={SNAPSHOT_REGISTERS}Q")
 
 class UserStacks:
     """
-    The stacks of records that are still to come, by the number of the handler's state and the place in the log.
+    Stacks of records that are still to come, by the number of the handler's state and the position in the log.
 
-    ``look`` tells ``images`` what processes have mapped up to now: those that have ended are unwound by their files.
+    ``look`` reports to ``images`` what processes have mapped up to now: processes that have ended are unwound by their
+    files.
     """
 
     def __init__(
@@ -52,15 +53,15 @@ class UserStacks:
         return bool(self._waiting)
 
     def close(self) -> None:
-        """Let go of all processes."""
+        """Release all processes."""
         self._copies.close()
 
     def give_up(self) -> None:
-        """Follow no stack any more: what is still to come counts as if there had been no room for a copy of it."""
+        """Unwind no more stacks: those still to come count as if there had been no room for a copy of them."""
         self._is_given_up = True
 
     def take(self, data: bytes, start: int, stop: int) -> None:
-        """Follow the stack of the snapshot in bytes from ``start`` to ``stop``."""
+        """Unwind the stack of the snapshot in the bytes from ``start`` to ``stop``."""
         pid, number, position, size = SNAPSHOT.unpack_from(data, start)
         if self._is_given_up:
             self._keep(number, position, (StackEnd.NO_COPY,))
@@ -77,13 +78,13 @@ class UserStacks:
 
     def _keep(self, number: int, position: int, stack: tuple[int, ...]) -> None:
         places = self._waiting.setdefault(number, {})
-        # A handler that has left no record has used the number before.
+        # A handler without a record has used the number before.
         for place in [place for place in places if place >= position]:
             del places[place]
         places[position] = stack
 
     def change(self, data: bytes, start: int, stop: int, *, is_removal: bool = False) -> None:
-        """Do what the TALLY or UNTALLY entry in bytes from ``start`` to ``stop`` says to its table."""
+        """Apply the TALLY or UNTALLY entry in the bytes from ``start`` to ``stop`` to its table."""
         number, state, value = TALLY.unpack_from(data, start)
         store = self._stores[number]
         places = self._waiting.get(state, {})
@@ -108,7 +109,7 @@ class UserStacks:
             store.tally(key, value)
 
     def completed(self, record: bytes) -> bytes:
-        """Return a record with the stacks in it that its handler has taken snapshots for."""
+        """Return a record with the stacks filled in for which its handler has taken snapshots."""
         decoded = decode_record(record)
         if decoded.is_stack_trace:
             return record
@@ -129,7 +130,7 @@ class UserStacks:
 
 
 def _is_place(data: bytes, position: int, number: int, word_size: int) -> bool:
-    """Return whether a stack stands at a position of a log that is to be that of the snapshot with a number."""
+    """Return whether a log has a placeholder, at a position, for the stack of the snapshot with a number."""
     start = position + ITEM_PREFIX_SIZE
     return data[position : position + 1] == bytes([Token.USER_STACK]) and data[
         start : start + word_size

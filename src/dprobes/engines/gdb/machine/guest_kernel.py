@@ -1,4 +1,4 @@
-"""The kernel of a machine behind a stub, as programs about kernels see it: read while that stands still."""
+"""Kernel of a machine behind a stub, as the target of programs about kernels; read while the machine is stopped."""
 
 from __future__ import annotations
 
@@ -56,14 +56,16 @@ _MODULE_TABLES = ("orc_unwind_ip", "orc_unwind", "num_orcs")
 @dataclass(frozen=True, slots=True)
 class KernelLayout:
     """
-    Where members begin in the kernel's structures, by its own type information (BTF).
+    Offsets in bytes of members of the kernel's structures, from its own type information (BTF).
 
-    ``tgid``, ``pid``, ``comm``, ``cred``, ``mm``, ``parent`` and ``stack`` are those of a task, ``uid`` that of its
-    credentials, ``pgd`` that of an address space. A loaded module has its place in the list at ``module_list``, its
-    state, its name, its code at ``module_base`` and the size of that, and what its symbols are at ``module_symbols``;
-    ``symtab``, ``symbol_count``, ``strtab`` and ``typetab`` are the members of these. ``orc`` is how unwind
-    tables are, and ``module_orc`` where a module has the places of its own, and how many elements they have; None in a
-    kernel without them.
+    * ``tgid``, ``pid``, ``comm``, ``cred``, ``mm``, ``parent`` and ``stack`` are members of a task, ``uid`` of its
+      credentials, ``pgd`` of an address space.
+    * ``module_list`` links a loaded module into the list. ``module_state``, ``module_name``, ``module_base`` and
+      ``module_size`` are its state, its name, and the address and size of its code.
+    * ``module_symbols`` points to its symbols, whose members are ``symtab``, ``symbol_count``, ``strtab`` and
+      ``typetab``.
+    * ``orc`` is the layout of unwind tables. ``module_orc`` are the members of a module for the addresses of its two
+      tables and their number of elements. Both are None in a kernel without such tables.
     """
 
     tgid: int
@@ -90,7 +92,7 @@ class KernelLayout:
 
 
 def layout_of(types: Btf) -> KernelLayout:
-    """Return where the members are; raise ``TargetError`` if a structure is another one than is known here."""
+    """Return the offsets of the members; raise ``TargetError`` if a structure has an unknown layout."""
     task, module = "task_struct", "module"
     base, size = _module_memory(types)
     return KernelLayout(
@@ -119,7 +121,7 @@ def layout_of(types: Btf) -> KernelLayout:
 
 
 def _module_tables(types: Btf) -> tuple[int, int, int] | None:
-    """Return where a module has the addresses of its unwind tables, and their length."""
+    """Return the offsets in a module of the addresses of its unwind tables and of their length."""
     try:
         found = [types.member_offset("module", f"arch.{member}") for member in _MODULE_TABLES]
     except TargetError:
@@ -128,7 +130,7 @@ def _module_tables(types: Btf) -> tuple[int, int, int] | None:
 
 
 def _module_memory(types: Btf) -> tuple[int, int]:
-    """Return where a module has the address and the size of its code."""
+    """Return the offsets in a module of the address and the size of its code."""
     # Since Linux kernel commit ac3b43283923 ("module: replace module_layout with module_memory") (in v6.4).
     try:
         start = types.member_offset("module", "mem")
@@ -138,8 +140,8 @@ def _module_memory(types: Btf) -> tuple[int, int]:
         return types.member_offset("module", "core_layout.base"), types.member_offset("module", "core_layout.size")
 
 
-# The list of modules: ``modules ─► list_head in a struct module ─► … ─► modules``. A module that is just being loaded
-# is listed before its code is complete; its state says so (``enum module_state``).
+# The list of modules: ``modules ─► list_head in a struct module ─► … ─► modules``. A module that is being loaded is
+# listed before its code is complete; its state shows that (``enum module_state``).
 
 
 _LIVE = 0
@@ -150,23 +152,23 @@ _SYMBOLS_MAX = 1 << 17
 _NAMES_MAX = 1 << 23
 _NAME_MAX = 512
 _READ_MAX = 1 << 27
-"""Bytes that are read for symbols of modules; what a distribution's kernel can load has a third of it in all."""
+"""Maximum number of bytes read for symbols of modules; all modules of a distribution's kernel have a third of that."""
 _LISTING_MAX = 1 << 26
-"""Bytes of the list of them."""
+"""Maximum size in bytes of the listing of symbols."""
 _UNDEFINED = 0
 _GRAPHIC = re.compile(rb"[!-~]+")
 _KIND = re.compile("[A-Za-z?]")
 
 
 class GuestModule(NamedTuple):
-    """A module, and where its structure is."""
+    """A module and the address of its structure."""
 
     loaded: LoadedModule
     address: int
 
 
 class ModuleList(NamedTuple):
-    """The modules that were found; ``is_whole`` says if there were no more than are looked at."""
+    """Modules that were found; ``is_whole`` is False if the list has more than ``_MODULES_MAX`` of them."""
 
     found: Sequence[GuestModule]
     is_whole: bool
@@ -174,9 +176,9 @@ class ModuleList(NamedTuple):
 
 class ModuleSymbols(NamedTuple):
     """
-    The symbols of modules as ``/proc/kallsyms`` lists them, and how many are left out, ``first`` of which module.
+    Symbols of modules as ``/proc/kallsyms`` lists them, and the number of those left out; ``first`` is their module.
 
-    Left out is what is too much, cannot be read, or could not stand in such a list.
+    Symbols are left out if they are too many, cannot be read, or have names that such a listing cannot contain.
     """
 
     lines: bytes
@@ -185,7 +187,7 @@ class ModuleSymbols(NamedTuple):
 
 
 def listed_modules(memory: GuestMemory, layout: KernelLayout, head: int) -> ModuleList:
-    """Return the modules that are in use; ``head`` is where their list begins."""
+    """Return the modules that are in use; ``head`` is the address of their list."""
     at = memory.word(head)
     found = []
     for _ in range(_MODULES_MAX):
@@ -201,7 +203,7 @@ def listed_modules(memory: GuestMemory, layout: KernelLayout, head: int) -> Modu
 
 
 def symbols_of_modules(memory: GuestMemory, layout: KernelLayout, modules: ModuleList) -> ModuleSymbols:
-    """Return the symbols of modules, until they are more than any kernel has."""
+    """Return the symbols of modules, up to a limit that no real kernel reaches."""
     lines, left_out, first = bytearray(), 0, ""
     room = _READ_MAX
     for module in modules.found:
@@ -218,7 +220,7 @@ def symbols_of_modules(memory: GuestMemory, layout: KernelLayout, modules: Modul
 
 
 class _Listed(NamedTuple):
-    """The symbols of a module in the form of ``/proc/kallsyms``, and how many bytes were read for them."""
+    """Symbols of a module in the form of ``/proc/kallsyms``, and the number of bytes read for them."""
 
     lines: bytes
     left_out: int
@@ -226,7 +228,7 @@ class _Listed(NamedTuple):
 
 
 def _count_of(memory: GuestMemory, layout: KernelLayout, module: GuestModule) -> tuple[int, int]:
-    """Return how many symbols a module has, the one without a name included, and where they are described."""
+    """Return the number of symbols of a module, with the nameless one, and the address of their description."""
     symbols = memory.word(module.address + layout.module_symbols)
     return (memory.word(symbols + layout.symbol_count, 4) if symbols else 0), symbols
 
@@ -246,7 +248,7 @@ def _symbols_of(memory: GuestMemory, layout: KernelLayout, module: GuestModule, 
         if section == _UNDEFINED:
             continue
         text, end, _ = names[name : name + _NAME_MAX].partition(b"\0")
-        # One symbol a line: what a name could not have in it would be read as another.
+        # The listing has one symbol a line: names with blanks or control characters would be parsed wrongly.
         if end and _GRAPHIC.fullmatch(text) and _KIND.fullmatch(chr(kind)):
             lines.append(b"%016x %c %b\t[%b]\n" % (value, kind, text, owner))
         elif not end or text:
@@ -254,9 +256,9 @@ def _symbols_of(memory: GuestMemory, layout: KernelLayout, module: GuestModule, 
     return _Listed(b"".join(lines), left_out, read)
 
 
-# Kernels of machines that were seen before are kept in the user's cache directory: to read one takes seconds, in which
-# the machine stands still. A kernel is known by where it lies and by its banner, which says who has built it, of what,
-# and when; a file's name has both, with the place of the banner::
+# Kernels of machines are kept in the user's cache directory: reading one takes seconds, during which the machine is
+# stopped. A kernel is identified by its address and its banner, which names its version, builder and build time. A
+# file's name contains both, with the banner's distance from the address::
 #
 #     guestkernel-BASE-BANNER-DIGEST    u64 size of the symbols │ symbols │ types
 
@@ -266,11 +268,11 @@ _BANNER_START = b"Linux version "
 _BANNER_MAX = 512
 _SIZE = struct.Struct("<Q")
 _KEPT = 4
-"""How many are kept, those that were used last."""
+"""Maximum number of kept kernels; the most recently used ones stay."""
 
 
 class KnownKernel(NamedTuple):
-    """What a kernel says of itself: symbols as ``/proc/kallsyms`` lists them, and types (BTF)."""
+    """A kernel's symbols as ``/proc/kallsyms`` lists them, and its types (BTF)."""
 
     listing: bytes
     types: bytes
@@ -287,7 +289,7 @@ def _banner_at(read: Callable[[int, int], bytes], address: int) -> bytes | None:
 
 
 def known_kernel(read: Callable[[int, int], bytes], start: int) -> KnownKernel | None:
-    """Return the kernel that begins at an address, None if it was not seen before; ``read`` reads memory."""
+    """Return the cached kernel that begins at an address, None if there is none; ``read`` reads memory."""
     directory = cache_directory()
     for name in cached_names(directory, f"{_PREFIX}-{start:x}-"):
         try:
@@ -306,7 +308,7 @@ def known_kernel(read: Callable[[int, int], bytes], start: int) -> KnownKernel |
 
 
 def keep_kernel(read: Callable[[int, int], bytes], start: int, banner_place: int, kernel: KnownKernel) -> None:
-    """Keep what a kernel says, whose banner is at a place; those that were not used for long are taken away."""
+    """Cache a kernel whose banner is at an address, and delete those that were not used for the longest time."""
     banner = _banner_at(read, banner_place)
     if banner is None:
         return
@@ -317,24 +319,24 @@ def keep_kernel(read: Callable[[int, int], bytes], start: int, banner_place: int
 
 
 WATCHPOINTS_MAX = 1 << 10
-"""An emulated processor looks at each access, and needs no registers for that."""
+"""Maximum number of watchpoints; an emulated processor checks each access and needs no registers for that."""
 _TYPES = ("__start_BTF", "__stop_BTF")
 _NOTES = ("__start_notes", "__stop_notes")
 _NOTES_MAX = 1 << 16
 _TYPES_MAX = 1 << 26
-"""Bytes of BTF that are read; the kernels of distributions have some 10 MB."""
+"""Maximum size in bytes of BTF that is read; the kernels of distributions have some 10 MB."""
 _MODULES = "modules"
 _BANNER = "linux_banner"
 _STATE, _SCHEDULING = "system_state", 1
-"""What is above SYSTEM_SCHEDULING comes when user space begins (enum system_states in include/linux/kernel.h)."""
+"""States above SYSTEM_SCHEDULING begin when user space does (enum system_states in include/linux/kernel.h)."""
 
 
 class GuestKernel(RunningKernel):
     """
-    The kernel that a ``target`` has in its memory.
+    The kernel in the memory of a ``target``.
 
-    What stands in its code is read when it is asked for: only as long as the machine stands still. Raise
-    ``EngineError`` if there is no kernel, or one that does not describe itself.
+    Its code is read on demand, so only while the machine is stopped. The constructor raises ``EngineError`` if there is
+    no kernel, or one without type information.
     """
 
     watchpoints = WATCHPOINTS_MAX
@@ -362,7 +364,7 @@ class GuestKernel(RunningKernel):
         modules = self._read_modules()
         listed = symbols_of_modules(self.guest_memory, self.layout, modules)
         self.left_out = _left_out(listed, is_whole=modules.is_whole)
-        """What is not known of its modules, as a sentence; nothing for a kernel that is in order."""
+        """Description of what is unknown of its modules, empty if nothing is."""
         loaded = {each.loaded.name: each.loaded for each in modules.found}
         super().__init__(Kallsyms(listing + listed.lines), _GuestText(self.guest_memory), modules=loaded)
 
@@ -378,7 +380,7 @@ class GuestKernel(RunningKernel):
         return listed_modules(self.guest_memory, self.layout, head) if head else ModuleList((), is_whole=True)
 
     def source_files(self, name: str, module: str) -> dict[int, str]:
-        """Return the source files of static symbols of the kernel, if a debug package of the same build is here."""
+        """Return the source files of the kernel's static symbols, if a debug package of the same build exists here."""
         from dprobes.target.kernel.kernel_files import kernel_of_build, sources_in_kernel
 
         start, end = (self._address_of(each) for each in _NOTES)
@@ -390,18 +392,18 @@ class GuestKernel(RunningKernel):
 
     @property
     def has_started(self) -> bool:
-        """Whether the kernel gives back what it needs at its start only, or has done so."""
+        """True if the kernel is about to free its initialization code and data, or has done so."""
         address = self._address_of(_STATE)
         return int.from_bytes(self.guest_memory.read(address, 4), "little") > _SCHEDULING if address else True
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...]:
-        """Nothing: who stops the machine can probe whatever it executes."""
+        """Empty: a stub can probe whatever the machine executes."""
         return ()
 
     @cached_property
     def skippable(self) -> None:
-        """Return None: nothing in memory lists such functions by their names."""
+        """None: memory contains no list of such functions by name."""
         return
 
     def is_traceable(self, address: int) -> bool | None:  # noqa: ARG002 - nothing needs to be redirected
@@ -410,7 +412,7 @@ class GuestKernel(RunningKernel):
 
 
 def _left_out(listed: ModuleSymbols, *, is_whole: bool) -> str:
-    """Return what to say of what was left out."""
+    """Return a description of the symbols and modules that were left out."""
     said = [] if is_whole else ["the kernel lists more modules than are looked at, or its list has no end"]
     if listed.left_out:
         said.append(
@@ -421,7 +423,7 @@ def _left_out(listed: ModuleSymbols, *, is_whole: bool) -> str:
 
 
 class _GuestText:
-    """What stands in the memory of the machine."""
+    """Code in the memory of the machine."""
 
     shift: int | None = None
 
@@ -433,31 +435,31 @@ class _GuestText:
         return self._memory.read(address, size)
 
     def problem_at(self, address: int) -> str | None:
-        """Return as a clause why what is at an address cannot be read, None if it can."""
+        """Return a clause with the reason why an address cannot be read, None if it can."""
         return None if self.read(address, 1) else "it is not in the machine's memory"
 
     def origin_of(self, _address: int) -> str:
-        """Return nothing: this is what runs."""
+        """Return an empty string: this is the code that runs."""
         return ""
 
     def is_patched(self, _instruction: DecodedInstruction) -> bool:
-        """Return False: this is what runs."""
+        """Return False: this is the code that runs."""
         return False
 
 
 _PROCESSOR = "x86_64"
-"""The only one whose kernel is found in memory."""
+"""The only processor whose kernel can be found in memory."""
 
 
 def described_processor(connection: StubConnection) -> Architecture | None:
-    """Return the processor that a stub describes, which stands still from then on; None if nobody knows it."""
+    """Return the processor that a stub describes, None if it is unknown; the target is stopped from then on."""
     target = connection.target = _target_of(connection.open())
     return architecture_described_as(target.description.architecture)
 
 
 @contextlib.contextmanager
 def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
-    """Visit the machine at an endpoint, which stands still meanwhile; raise ``EngineError`` if no kernel is there."""
+    """Connect to the machine at an endpoint, which is stopped meanwhile; raise ``EngineError`` without a kernel."""
     processor = processor_of(architecture(_PROCESSOR))
     assert processor is not None
     with _visited(endpoint) as target:

@@ -1,17 +1,17 @@
 """
-The symbols of a Linux kernel as they lie in its memory, compressed (kernel/kallsyms.c, scripts/kallsyms.c).
+Symbols of a Linux kernel from the compressed tables in its memory (kernel/kallsyms.c, scripts/kallsyms.c).
 
-A name is a row of tokens, each a byte that stands for one character or several; the first character is the kind of the
-symbol. The tables lie one after the other, each at a multiple of 8::
+A name is a sequence of tokens, each a byte that stands for one character or several; the first character is the kind of
+the symbol. The tables follow one another, each at a multiple of 8::
 
     up to v6.4:  offsets │ relative_base │ num_syms │ names │ markers │ … │ token_table │ token_index
     since then:  num_syms │ names │ markers │ token_table │ token_index │ offsets │ relative_base │ …
 
-``names`` has the length and the tokens of each name, ``markers`` where each 256th of them begins, ``token_table`` 256
-strings, and ``token_index`` where these begin. Some kernels have the order of the names besides (``seqs_of_names``).
+``names`` has the length and the tokens of each name, ``markers`` the position of each 256th of them, ``token_table``
+256 strings, and ``token_index`` their positions. Some kernels have the order of the names as well (``seqs_of_names``).
 
-An address is ``relative_base`` plus its offset; where offsets below zero occur, those from zero on are addresses
-themselves (of the CPUs' own data), and others count back from the base (CONFIG_KALLSYMS_ABSOLUTE_PERCPU).
+An address is ``relative_base`` plus its offset. If there are negative offsets, the others are addresses themselves (of
+the CPUs' own data), and negative ones count back from the base (CONFIG_KALLSYMS_ABSOLUTE_PERCPU).
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ __all__ = ["SearchEffort", "end_of", "find_image", "find_tables", "listed_symbol
 
 _TOKENS = 256
 _DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
-"""The tokens of digits, which stand for themselves; so the table of tokens can be found by them."""
+"""Tokens of the digits, which stand for themselves; the table of tokens is found by them."""
 _FIRST_DIGIT = ord("0")
 _MARKED = 256
-"""Each how many symbols there is a marker."""
+"""Number of symbols per marker."""
 _NAME_MAX = 512
 _SYMBOLS_MAX = 1 << 21
 _LISTING_MAX = 1 << 27
-"""Bytes of a list; that of a distribution's kernel has some 10 MB."""
+"""Maximum size of the listing in bytes; that of a distribution's kernel has some 10 MB."""
 _EFFORT = 1 << 24
-"""Names and places that are looked at until the tables have been found: some seconds. A kernel takes 1 % of it."""
+"""Maximum number of names and places to examine in search of the tables: some seconds. A kernel takes 1 % of that."""
 _CANDIDATE = 1 << 9
-"""The effort that one candidate for a table of tokens costs."""
+"""Effort that one candidate for a table of tokens costs."""
 _GRAPHIC = re.compile(rb"[A-Za-z?][!-~]+")
-"""The kind of a symbol and its name, of which ``/proc/kallsyms`` has one a line."""
+"""Kind and name of a symbol, as in a line of ``/proc/kallsyms``."""
 _ALIGNMENT = 8
 _WORD, _LONG, _SHORT = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<H")
 _TWO_BYTES = 0x80
 """
-Since Linux kernel commit 73bbb94466fd ("kallsyms: support "big" kernel symbols") (in v6.1) a length with this bit goes
-on in a second byte.
+Flag of a length that continues in a second byte, since Linux kernel commit 73bbb94466fd ("kallsyms: support "big"
+kernel symbols") (in v6.1).
 """
 _BASE_MIN = 0xFFFF_FFFF_8000_0000
 _UPPER_HALF = b"\xff\xff\xff\xff"
-"""Of the addresses in the kernel's image."""
+"""Upper half of the addresses in the kernel's image."""
 _PAGES = b"\0\0"
-"""The lowest bytes of the address where it begins, which is a multiple of 2 MiB."""
+"""Lowest bytes of the address at which the image begins, a multiple of 2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolTables:
-    """Where the tables begin in some bytes, and how many symbols they have."""
+    """Positions of the tables in some bytes, and the number of symbols."""
 
     count: int
     names: int
@@ -73,13 +73,13 @@ class SymbolTables:
 
 
 class SearchEffort:
-    """How much may still be looked at in memory that somebody may have filled in order to keep the search busy."""
+    """Remaining effort for a search in memory, whose contents may be malicious and keep the search busy."""
 
     def __init__(self) -> None:
         self._left = _EFFORT
 
     def take(self, count: int) -> bool:
-        """Take so many looks; return whether there were as many."""
+        """Use up effort; return whether there was as much left."""
         self._left -= count
         return self._left >= 0
 
@@ -89,7 +89,7 @@ def _aligned(size: int) -> int:
 
 
 def find_tables(data: bytes | bytearray, start: int = 0, effort: SearchEffort | None = None) -> SymbolTables | None:
-    """Return where the tables are whose tokens lie after ``start``, None if there are none, or not all of them."""
+    """Return the tables whose tokens follow ``start``, None if there are none, or they are incomplete."""
     effort = effort or SearchEffort()
     at = data.find(_DIGITS, start)
     while at >= 0 and effort.take(_CANDIDATE):
@@ -106,7 +106,7 @@ def _tables_at(data: bytes | bytearray, digits: int, effort: SearchEffort) -> Sy
         begin = data.rfind(b"\0", 0, begin - 1) + 1
         if begin <= 0:
             return None
-    # What stands in front of the first token is padding: its place is a multiple of 8.
+    # Anything in front of the first token is padding: its place is a multiple of 8.
     starts, at = [], begin
     for _ in range(_TOKENS):
         starts.append(at - begin)
@@ -121,7 +121,7 @@ def _tables_at(data: bytes | bytearray, digits: int, effort: SearchEffort) -> Sy
 
 
 def _after_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
-    """Return how many names there are, and where, in the older order: after an address in the kernel's image."""
+    """Return number and position of the names in the older order: after an address in the kernel's image."""
     base = data.rfind(_UPPER_HALF, 0, tokens)
     while base >= _LONG.size and effort.take(1):
         count_place = base + len(_UPPER_HALF)
@@ -136,7 +136,7 @@ def _after_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> t
 
 
 def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int, effort: SearchEffort) -> bool:
-    """Return whether after so many names there are their markers."""
+    """Return whether ``count`` names are followed by their markers."""
     second = _skip(data, names, _MARKED, tokens, effort)
     if second < 0:
         return False
@@ -146,7 +146,7 @@ def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int, eff
 
 
 def _before_markers(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
-    """Return how many names there are, and where, in the newer order: before the markers, which grow from 0 on."""
+    """Return number and position of the names in the newer order: before the markers, which increase from 0."""
     place = tokens - _WORD.size
     if _WORD.unpack_from(data, place)[0] == 0:
         place -= _WORD.size
@@ -170,7 +170,7 @@ def _before_markers(data: bytes | bytearray, tokens: int, effort: SearchEffort) 
 
 
 def _skip(data: bytes | bytearray, at: int, count: int, end: int, effort: SearchEffort) -> int:
-    """Return where the names end that begin at a place, -1 if that is after ``end`` or the effort at its end."""
+    """Return the end of ``count`` names, -1 if that is after ``end`` or the effort is used up."""
     if not effort.take(count):
         return -1
     for _ in range(count):
@@ -189,7 +189,7 @@ def _length(data: bytes | bytearray, at: int) -> tuple[int, int]:
 
 
 def end_of(tables: SymbolTables) -> int:
-    """Return how many bytes are needed of which the tables are part, whichever order they have."""
+    """Return the number of bytes needed to contain the tables, in either order."""
     return _aligned(tables.index + 2 * _TOKENS) + _aligned(_WORD.size * tables.count) + _LONG.size
 
 
@@ -197,7 +197,7 @@ def listed_symbols(data: bytes | bytearray, tables: SymbolTables) -> bytes | Non
     """
     Return the symbols as ``/proc/kallsyms`` lists them.
 
-    Return None if their addresses are not where they should be, names are none, or the list would be too long.
+    Return None if their addresses are not in the expected place, names are invalid, or the listing would be too long.
     """
     addresses = _addresses(data, tables)
     if addresses is None:
@@ -239,7 +239,7 @@ def _addresses(data: bytes | bytearray, tables: SymbolTables) -> Sequence[int] |
 
 
 def _token_strings(data: bytes | bytearray, tables: SymbolTables) -> list[bytes]:
-    """Return what each token stands for, as far as it can be part of a name."""
+    """Return the strings of the tokens, cut where they would be too long for a name."""
     starts = struct.unpack_from(f"<{_TOKENS}H", data, tables.index)
     strings = []
     for start in starts:
@@ -248,23 +248,23 @@ def _token_strings(data: bytes | bytearray, tables: SymbolTables) -> list[bytes]
     return strings
 
 
-# A kernel of x86-64 lies somewhere between two addresses, wherever it has chosen to (KASLR). Nothing else is mapped
-# there, so its page tables say where it begins, and which part of it is data that nobody writes. There the symbols are.
+# A kernel of x86-64 is at a random address in a fixed range (KASLR). Nothing else is mapped there, so its page tables
+# show where it begins, and which part of it is read-only data, which contains the symbols.
 
 
 _IMAGES_START, _IMAGES_END = 0xFFFFFFFF80000000, 0xFFFFFFFFC0000000
-"""Where the kernel's image lies somewhere, below all modules (Documentation/arch/x86/x86_64/mm.rst)."""
+"""Range of the kernel's image, below all modules (Documentation/arch/x86/x86_64/mm.rst)."""
 _STEP = 1 << 21
-"""The kernel begins at a multiple of this (CONFIG_PHYSICAL_ALIGN)."""
+"""Alignment of the kernel's beginning in bytes (CONFIG_PHYSICAL_ALIGN)."""
 _USER_TABLES = 1 << 12
-"""Bit of cr3 by which the tables for programs differ from those for the kernel (PTI_USER_PGTABLE_BIT)."""
+"""Bit of cr3 that distinguishes the page tables for programs from those for the kernel (PTI_USER_PGTABLE_BIT)."""
 _PIECE = 1 << 18
 """Bytes that are read at once."""
 _TABLES_MAX = 1 << 24
 
 
 class KernelImage(NamedTuple):
-    """The page tables by which a kernel sees itself, and the first address of its image."""
+    """Page tables that map the whole kernel, and the first address of its image."""
 
     root: int
     paging: Paging
@@ -275,7 +275,7 @@ def find_image(target: MachineTarget, registers: Registers) -> KernelImage:
     """
     Find the kernel in the page tables of the running process; raise ``EngineError`` if there is none.
 
-    While a program runs, its processor may have tables that show of the kernel its entries only (page table isolation).
+    While a program runs, its processor may use tables that map only the kernel's entries (page table isolation).
     """
     name = target.stub.name
     if not target.can_walk:
@@ -311,7 +311,7 @@ def symbols_in_memory(target: MachineTarget, image: KernelImage) -> bytes:
 
 
 def _symbols(read: Callable[[int, int], bytes], region: Region, effort: SearchEffort) -> bytes | None:
-    """Read a part of memory until the tables have been found and are complete; return what they contain."""
+    """Read a region until the tables have been found and are complete; return the listing of their symbols."""
     data = bytearray()
     tables = None
     while region.start + len(data) < region.end and len(data) < _TABLES_MAX:

@@ -1,14 +1,15 @@
 """
-Maple trees, in which Linux keeps the mappings of an address space since 6.1 (``include/linux/maple_tree.h``).
+Processes of a guest kernel of Linux: their tasks, address spaces and mapped files.
 
-A node has ascending pivots and one slot more: slot N is what there is from after pivot N-1 up to pivot N. A pivot of 0
-after the first one, or none at all, means the last number that the node is about. A pointer to a node has its type in
-its lower bits::
+Since 6.1, Linux keeps the mappings of an address space in a maple tree (``include/linux/maple_tree.h``). A node has
+ascending pivots and one slot more: slot N is for the indices from pivot N-1, exclusive, to pivot N, inclusive. If a
+pivot after the first one is 0, or there is none, it stands for the last index of the node. A pointer to a node has its
+type in its lower bits::
 
     63              8 7    6..3   2    1    0
     │ node (256 B)   │  │ type │ 1 │ root │ 0 │
 
-The root's pointer has bit 1; a tree without nodes has an entry for 0 in its place.
+The root's pointer has bit 1; a tree without nodes has an entry for index 0 in its place.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ __all__ = [
 _NODE_MASK = ~0xFF
 _TYPE_SHIFT, _TYPE_MASK = 3, 0xF
 _LEAF, _RANGE, _ALLOCATION_RANGE = 1, 2, 3
-"""``enum maple_type``: a leaf, a node, and a node that knows of gaps."""
+"""``enum maple_type``: a leaf, a range node, and a range node that keeps track of gaps."""
 _INTERNAL_MASK, _INTERNAL, _RESERVED_MAX = 3, 2, 4096
-"""What tells a pointer to a node from an entry at the root (``xa_is_node``)."""
+"""Bits that distinguish a pointer to a node from an entry at the root (``xa_is_node``)."""
 _NODE_SIZE, _WORD = 256, 8
 _LAST = (1 << 64) - 1
 _DEPTH_MAX = 32
@@ -61,7 +62,7 @@ _ENTRIES_MAX = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class MapleLayout:
-    """Where pivots and slots begin: in nodes, leaves among them, and in those that know of gaps."""
+    """Offsets in bytes of pivots and slots, in leaves and range nodes, and in nodes that keep track of gaps."""
 
     root: int
     pivots: int
@@ -71,7 +72,7 @@ class MapleLayout:
 
     @classmethod
     def of(cls, types: Btf) -> MapleLayout:
-        """Return what a kernel's types say; raise ``TargetError`` if it has no such trees."""
+        """Return the offsets in a kernel's types; raise ``TargetError`` if it has no maple trees."""
         return cls(
             types.member_offset("maple_tree", "ma_root"),
             types.member_offset("maple_range_64", "pivot"),
@@ -82,7 +83,11 @@ class MapleLayout:
 
 
 class MapleTree:
-    """The tree whose ``struct maple_tree`` is at an address; ``read`` returns memory, less if it cannot all be read."""
+    """
+    The maple tree whose ``struct maple_tree`` is at ``address``.
+
+    ``read`` returns memory, fewer bytes than requested if some cannot be read.
+    """
 
     def __init__(self, read: Callable[[int, int], bytes], layout: MapleLayout, address: int) -> None:
         self._read, self._layout = read, layout
@@ -99,7 +104,7 @@ class MapleTree:
         return self._root & _INTERNAL_MASK == _INTERNAL and self._root > _RESERVED_MAX
 
     def _slots(self, pointer: int, limit: int) -> Iterator[tuple[int, int]]:
-        """Iterate over the slots of a node, each with the last number that it is for."""
+        """Iterate over the slots of a node, each with the last index that it is for."""
         kind = pointer >> _TYPE_SHIFT & _TYPE_MASK
         if kind not in (_LEAF, _RANGE, _ALLOCATION_RANGE):
             raise TargetError(f"a maple tree has a node of type {kind} at {pointer:#x}")
@@ -116,7 +121,7 @@ class MapleTree:
                 return
 
     def entry_at(self, index: int) -> int:
-        """Return the entry for a number, 0 if there is none; raise ``TargetError`` if the tree cannot be read."""
+        """Return the entry for an index, 0 if there is none; raise ``TargetError`` if the tree cannot be read."""
         if not self._has_nodes:
             return self._root if not index else 0
         pointer, limit = self._root, _LAST
@@ -149,10 +154,11 @@ class MapleTree:
 @dataclass(frozen=True, slots=True)
 class SpaceLayout:
     """
-    Where members begin in the structures for what processes have mapped, by the kernel's type information (BTF).
+    Offsets in bytes of members of the structures for mappings, from the kernel's type information (BTF).
 
-    ``tasks`` is the place of a process in the list of all, ``mappings`` the tree of an address space, ``space`` to
-    ``file`` what a mapping says, ``dentry`` and ``inode`` what a file says, and ``name`` the name in a directory.
+    ``tasks`` links a process into the list of all, and ``mappings`` is the tree of an address space. ``space`` to
+    ``file`` are members of a mapping, ``dentry`` and ``inode`` those of a file, and ``name`` the name of a directory
+    entry.
     """
 
     tree: MapleLayout
@@ -170,7 +176,7 @@ class SpaceLayout:
 
     @classmethod
     def of(cls, types: Btf) -> SpaceLayout:
-        """Return what a kernel's types say; raise ``TargetError`` if a structure is another one than is known here."""
+        """Return the offsets in a kernel's types; raise ``TargetError`` if a structure has an unknown layout."""
         area = "vm_area_struct"
         return cls(
             tree=MapleLayout.of(types),
@@ -190,29 +196,32 @@ class SpaceLayout:
 
 _CURRENT = ("current_task", "pcpu_hot")
 """
-Where each CPU has its task. Linux kernel commit e57ef2ed97c1 ("x86: Put hot per CPU variables into a struct") (in v6.2)
-made it the first member of another variable; it has been a variable of its own again since v6.15.
+Names of the per-CPU variable of the current task. Linux kernel commit e57ef2ed97c1 ("x86: Put hot per CPU variables
+into a struct") (in v6.2) made it the first member of another variable; it is a variable of its own again since v6.15.
 """
 _TABLES = "init_top_pgt"
 _MODULES = "modules"
 _TASKS = "init_task"
 _UNWINDING = ("__start_orc_unwind_ip", "__stop_orc_unwind_ip", "__start_orc_unwind")
 _ELEMENT = 4
-"""Bytes of an element of the table of addresses."""
+"""Size in bytes of an element of the address table of unwinding."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """
-    What is known of the kernel of a machine while a program runs: where its tasks, CPUs and page tables are.
+    Facts about the kernel of a machine while a program runs: addresses of its tasks, CPUs and page tables.
 
-    ``current`` is that of each CPU's task, without the CPU's offset, and ``cpu_offsets`` where these are. ``tables`` is
-    where its own page tables, of the form ``paging``, are in physical memory, None if that is not known. ``text`` is
-    where its code begins. ``modules`` is the head of their list,
-    and ``first_task`` the idle task of the first CPU. ``unwinding`` is where its unwind tables are, addresses and
-    entries, and how many, None if it has none; ``symbols`` are its own.
-    ``spaces`` is how it keeps what processes have mapped, None if that is not known. ``left_out`` says what is unknown
-    of its modules, nothing for a kernel that is in order.
+    * ``current`` is the address of the variable of the current task, to which the CPU's offset is added;
+      ``cpu_offsets`` is the address of the table of these offsets.
+    * ``tables`` is the physical address of the kernel's page tables, of the form ``paging``; None if it is unknown.
+    * ``text`` is the address at which its code begins.
+    * ``modules`` is the head of the list of modules, and ``first_task`` the idle task of the first CPU.
+    * ``unwinding`` is the unwind tables: the addresses of the address table and of the entries, and their number; None
+      if there are none.
+    * ``symbols`` are those of the kernel.
+    * ``spaces`` is the layout of the structures for mappings, None if it is unknown.
+    * ``left_out`` describes what is unknown of its modules; it is empty if nothing is.
     """
 
     layout: KernelLayout
@@ -230,7 +239,7 @@ class KernelFacts:
 
     @classmethod
     def of(cls, kernel: GuestKernel) -> KernelFacts:
-        """Return what is found in a kernel."""
+        """Return the facts found in a kernel."""
 
         def address_of(*names: str) -> int:
             return next((found[0].address for name in names if (found := kernel.symbols.find(name, ""))), 0)
@@ -256,11 +265,12 @@ class KernelFacts:
         )
 
 
+# The structures that lead from the first task to a mapped file:
 # ``init_task ─► tasks ─► task_struct ─► mm_struct ─► mm_mt ─► vm_area_struct ─► file ─► dentry, inode``
 
 
 _EXECUTABLE = 4
-"""VM_EXEC"""
+"""VM_EXEC in include/linux/mm.h."""
 _PAGE_BITS = 12
 _PAGE = 1 << _PAGE_BITS
 _NAME_SIZE = 256
@@ -268,14 +278,14 @@ _TASKS_MAX = 1 << 22
 
 
 class AddressSpace(NamedTuple):
-    """An address space: where its structure is, and the process that it was found by."""
+    """An address space: the address of its structure, and the process that it was found by."""
 
     address: int
     pid: int
 
 
 class MappedFile(NamedTuple):
-    """A part of a file in an address space: from ``start`` to ``end`` there is what the file has at ``offset``."""
+    """A mapping of a file in an address space: addresses ``start`` to ``end`` map the file from ``offset`` on."""
 
     space: int
     start: int
@@ -287,7 +297,7 @@ class MappedFile(NamedTuple):
 
 
 class AddressSpaces:
-    """The processes of a ``target`` that stands still, with what they have mapped; its kernel is known by ``facts``."""
+    """Address spaces of the processes of a stopped ``target``; ``facts`` describe its kernel."""
 
     def __init__(self, target: MachineTarget, facts: KernelFacts, layout: SpaceLayout) -> None:
         self._target, self._facts, self._layout = target, facts, layout
@@ -296,7 +306,7 @@ class AddressSpaces:
         return self._target.word(address, _WORD) or 0
 
     def __iter__(self) -> Iterator[AddressSpace]:
-        """Iterate over those of all processes; of threads that share one, the first is named."""
+        """Iterate over the address spaces of all processes, each by the first of its threads."""
         task_layout, head = self._facts.layout, self._facts.first_task + self._layout.tasks
         at = self._word(head)
         for _ in range(_TASKS_MAX):
@@ -311,7 +321,7 @@ class AddressSpaces:
         return MapleTree(self._target.read, self._layout.tree, space + self._layout.mappings)
 
     def file_at(self, space: int, address: int) -> MappedFile | None:
-        """Return what file is mapped at an address, None if none is, or that cannot be read."""
+        """Return the file that is mapped at an address, None if there is none or it cannot be read."""
         try:
             area = self._tree(space).entry_at(address)
         except TargetError:
@@ -319,7 +329,7 @@ class AddressSpaces:
         return self.mapped_file(area) if area else None
 
     def code_files(self, space: int) -> Iterator[MappedFile]:
-        """Iterate over the files that are mapped as code, by their addresses; what cannot be read is the end."""
+        """Iterate over the files that are mapped as code, by address; over none if the tree cannot be read."""
         try:
             areas = list(self._tree(space).entries())
         except TargetError:
@@ -332,7 +342,7 @@ class AddressSpaces:
         return bool(self._word(area + self._layout.flags) & _EXECUTABLE)
 
     def mapped_file(self, area: int) -> MappedFile | None:
-        """Return the file of a mapping, by the address of its structure; None if it has none."""
+        """Return the file of a mapping, by the address of its structure; None if it maps no file."""
         layout = self._layout
         file = self._word(area + layout.file)
         if not file:
@@ -349,7 +359,7 @@ class AddressSpaces:
         )
 
     def read(self, space: int, address: int, size: int) -> bytes:
-        """Return memory of an address space; less if it is not all there, because nobody has asked for it yet."""
+        """Return memory of an address space; fewer bytes if pages are not present, as before their first access."""
         tables = self._word(space + self._facts.layout.pgd)
         if self._facts.tables is None or not tables:
             return b""
@@ -363,7 +373,7 @@ _NAME_MAX = 255
 
 
 class ModulePlace(NamedTuple):
-    """Where the module is: in which address space, that of a process, and how far above its link addresses."""
+    """One mapping of the module: the address space, its process, and the distance from the link addresses in bytes."""
 
     space: int
     pid: int
@@ -374,9 +384,9 @@ class MappedModule:
     """
     The module whose file on this machine is ``elf``, and that a program calls ``name``, in ``spaces``.
 
-    A machine's files cannot be asked for. A file is the module if it has its name, and the module's build-id where that
-    has it; of memory that nobody has looked at yet that is not known, and the instructions decide when they are
-    executed.
+    The files of a machine cannot be read. A mapped file is the module if it has its name, and the module's build-id if
+    the module has one. The build-id of a file is unknown until its page is in memory; then the instructions decide when
+    they are executed.
     """
 
     def __init__(self, spaces: AddressSpaces, elf: ElfFile, name: str) -> None:
@@ -387,17 +397,17 @@ class MappedModule:
         build_id = bytes.fromhex(elf.build_id or "")
         self._build_id, self._build_id_place = build_id, bytes(elf.data[: _PAGE * 4]).find(build_id) if build_id else -1
         self._verdicts: dict[tuple[int, bytes], bool] = {}
-        """Whether files, by inode and name, are the module, where their build-id could be read."""
+        """Results of comparing build-ids, by inode and name of a file; only for files whose build-id could be read."""
         self.others: set[int] = set()
-        """Processes that map a file of the name which is another build."""
+        """Processes that map a file of the module's name with another build-id."""
 
     @property
     def code_start(self) -> int:
-        """The first link address of code."""
+        """Lowest link address of code."""
         return self._code[0].vaddr if self._code else 0
 
     def __iter__(self) -> Iterator[ModulePlace]:
-        """Iterate over where it is mapped now; an address space that several processes share comes once."""
+        """Iterate over the current mappings; an address space that several processes share comes once."""
         seen: set[int] = set()
         for space, pid in self._spaces:
             if space not in seen:
@@ -407,7 +417,7 @@ class MappedModule:
                         yield ModulePlace(space, pid, bias)
 
     def bias_in(self, mapped: MappedFile | None, pid: int) -> int | None:
-        """Return how far the module is above its link addresses, None if a mapping is not of its code."""
+        """Return the module's distance from its link addresses, None if a mapping is not of its code."""
         if mapped is None or not mapped.is_code or mapped.name not in self._names:
             return None
         for segment in self._code:
@@ -431,27 +441,28 @@ class MappedModule:
         return is_build
 
     def is_verified(self, mapped: MappedFile) -> bool:
-        """Return whether a file that has been looked at has the module's build-id, and not its name alone."""
+        """Return whether a file was identified by its build-id, and not only by its name."""
         return self._verdicts.get((mapped.inode, mapped.name), False)
 
     def is_at(self, space: int, bias: int, address: int | None = None) -> bool:
-        """Return whether it is mapped so far above its link addresses; ``address`` is one of its code."""
+        """Return whether the module is mapped ``bias`` above its link addresses; ``address`` is one of its code."""
         mapped = self._spaces.file_at(space, bias + self.code_start if address is None else address)
         return self.bias_in(mapped, 0) == bias
 
 
 _ANCESTORS_MAX = 1 << 10
 _COMM_SIZE = 16
-"""TASK_COMM_LEN"""
+"""Size of a task's name in bytes, TASK_COMM_LEN."""
 _STACK_SIZE = 1 << 14
-"""THREAD_SIZE of x86-64 without KASAN (arch/x86/include/asm/page_64_types.h)."""
+"""Size of a kernel stack in bytes, THREAD_SIZE of x86-64 without KASAN (arch/x86/include/asm/page_64_types.h)."""
 
 
 class Task(NamedTuple):
     """
-    A task: where its structure is, and who it is.
+    A task: the address of its structure, its ids and its name.
 
-    ``saved`` is where the registers of its program are saved, and ``space`` where its address space is; 0: nowhere.
+    ``saved`` is the address of the saved user-mode registers, and ``space`` that of its address space; 0 if there are
+    none.
     """
 
     address: int
@@ -464,20 +475,20 @@ class Task(NamedTuple):
 
 
 NOBODY = Task(0, 0, 0, 0, b"", 0, 0)
-"""Who runs where no kernel is known."""
+"""Placeholder for the running task if no kernel is known."""
 
 _SAVED_SIZE = 168
-"""sizeof(struct pt_regs) of x86-64."""
+"""sizeof(struct pt_regs) of x86-64, in bytes."""
 
 
 class TaskReader:
-    """The tasks on processors of a machine whose kernel is known by ``facts``."""
+    """Reader of the tasks on the processors of a machine whose kernel is described by ``facts``."""
 
     def __init__(self, target: MachineTarget, facts: KernelFacts, processors: int) -> None:
         self._target, self._facts, self._processors = target, facts, processors
 
     def cpu_of(self, thread: ThreadId | None, registers: Registers) -> int:
-        """Return the kernel's number of a processor: that whose own data one of its segments leads to."""
+        """Return the kernel's number of a processor: the CPU whose per-CPU data is at the base of its GS segment."""
         bases = {registers.value("gs_base"), registers.value("k_gs_base")}
         for cpu in range(self._processors):
             if self.offset_of(cpu) in bases:
@@ -485,16 +496,16 @@ class TaskReader:
         return 0 if thread is None else thread.thread - 1
 
     def offset_of(self, cpu: int) -> int:
-        """Return how far the data of a processor is from where its symbols say."""
+        """Return the distance of a processor's per-CPU data from the addresses of the symbols, in bytes."""
         return self._target.word(self._facts.cpu_offsets + cpu * _WORD, _WORD) or 0
 
     def current(self, cpu: int) -> Task:
-        """Return who runs on a processor, by the kernel's number of it."""
+        """Return the task that runs on a processor, by the kernel's number of the processor."""
         address = self._target.word(self.offset_of(cpu) + self._facts.current & (1 << 64) - 1, _WORD)
         return NOBODY if not address else self.task_at(address)
 
     def ancestors(self, address: int) -> Iterator[int]:
-        """Iterate over the process ids of a task and its parents, as far as these have not ended."""
+        """Iterate over the process ids of a task and of its ancestors that still run."""
         for _ in range(_ANCESTORS_MAX):
             yield self._target.word(address + self._facts.layout.tgid, 4) or 0
             parent = self._target.word(address + self._facts.layout.parent, _WORD)

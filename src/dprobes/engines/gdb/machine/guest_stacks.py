@@ -1,9 +1,9 @@
 """
-Call stacks of the kernel of a machine: up from a processor's registers, by the kernel's own tables (ORC).
+Call stacks in a machine: of the kernel by its own unwind tables (ORC), of programs by those of their files.
 
-What the kernel does itself for its traces (``arch/x86/kernel/unwind_orc.c``) is done here from outside. Code without an
-entry, as that of BPF programs, has frame pointers, and so has all code of a kernel without such tables. A walk ends
-where the kernel was entered from a program.
+The kernel's walk does from outside what the kernel does for its traces (``arch/x86/kernel/unwind_orc.c``). Code without
+an entry, such as that of BPF programs, is unwound by frame pointers, and so is all code of a kernel without such
+tables. The walk ends where the kernel was entered from a program.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _FRAMES_MAX = 127
 _RING = 3
 _KERNEL_HALF = 1 << 63
 _FRAME_POINTER = OrcEntry(OrcRegister.BP, 16, OrcRegister.PREV_SP, -16, OrcKind.CALL)
-"""How code with frame pointers is walked (``orc_fp_entry``)."""
+"""Entry for code with frame pointers (``orc_fp_entry``)."""
 _SAVED_BP, _SAVED_IP, _SAVED_CS, _SAVED_SP = 4 * _WORD, 16 * _WORD, 17 * _WORD, 19 * _WORD
-"""Where ``struct pt_regs`` has them; what the processor itself saves begins with the instruction pointer."""
+"""Offsets in ``struct pt_regs``; the processor itself saves the registers from the instruction pointer on."""
 _NAMES = {
     OrcRegister.DX: "rdx",
     OrcRegister.DI: "rdi",
@@ -52,7 +52,7 @@ _NAMES = {
 
 
 class _Frame(NamedTuple):
-    """A frame: its registers, and whether its address is that of an instruction to come."""
+    """A frame with its registers; ``is_exact`` is True if ``ip`` is the next instruction, not a return address."""
 
     ip: int
     sp: int
@@ -62,10 +62,10 @@ class _Frame(NamedTuple):
 
 class KernelStacks:
     """
-    The walk up stacks of the kernel.
+    Unwinder of kernel stacks.
 
-    ``word`` reads memory, and ``entry_at`` returns the entry for an address, None if there is none. ``is_entered`` is
-    whether an address is the first one of a function.
+    ``word`` reads memory, and ``entry_at`` returns the entry for an address, None if there is none. ``is_entered``
+    returns whether an address is the first one of a function.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class KernelStacks:
         self._read, self._entry_at, self._is_entered = word, entry_at, is_entered
 
     def stack(self, registers: Registers) -> list[int]:
-        """Return the addresses of the call stack of a processor, the innermost first; none outside of the kernel."""
+        """Return the addresses of a processor's call stack, the innermost first; none outside of the kernel."""
         if registers["cs"] & _RING:
             return []
         frame: _Frame | None = _Frame(registers["rip"], registers["rsp"], registers["rbp"], is_exact=True)
@@ -99,7 +99,7 @@ class KernelStacks:
         return value
 
     def _above(self, frame: _Frame, registers: Registers | None) -> _Frame | None:
-        """Return the caller's frame, or that of what was interrupted; ``registers`` are known of the innermost one."""
+        """Return the caller's frame, or the interrupted one; ``registers`` are given for the innermost frame only."""
         entry = self._entry_at(frame.ip if frame.is_exact else frame.ip - 1)
         if entry is None and frame.is_exact and registers is not None and self._is_entered(frame.ip):
             return _Frame(self._word(frame.sp), frame.sp + _WORD, frame.bp, is_exact=False)
@@ -153,7 +153,7 @@ _ARCHITECTURE = "x86_64"
 
 
 class _KnownFile:
-    """A file of this machine, and whether it is what is mapped."""
+    """A file of this machine, and the module by which mappings are compared with it."""
 
     def __init__(self, spaces: AddressSpaces, elf: ElfFile, name: str) -> None:
         self.module = MappedModule(spaces, elf, name)
@@ -161,7 +161,7 @@ class _KnownFile:
         self._moved: dict[int, MovedFrames] = {}
 
     def at(self, bias: int) -> MovedFrames:
-        """Return its tables for where it is mapped."""
+        """Return the unwind tables for a load bias."""
         if bias not in self._moved:
             self._moved[bias] = MovedFrames(self._frames, bias)
         return self._moved[bias]
@@ -169,12 +169,11 @@ class _KnownFile:
 
 class ProgramStacks:
     """
-    The walk up stacks of programs, by the unwind tables of files on this machine.
+    Unwinder of the stacks of programs, by the unwind tables of files on this machine.
 
-    Tables in a program's memory are seldom there: nothing reads them before an exception is thrown. A file of this
-    machine takes their place where it is the one that is mapped: it has the name, and the build-id in memory is its
-    own. ``names`` are the stub's of registers by our index, ``files`` those that are known besides what is found here
-    by name.
+    Tables are rarely present in a program's memory: nothing reads them before an exception is thrown. A file of this
+    machine is used instead if it is the mapped one: it has the name, and its build-id equals that in memory. ``names``
+    maps register indices to the stub's names. ``files`` are known files; others are found here by name.
     """
 
     word_size = 8
@@ -197,21 +196,21 @@ class ProgramStacks:
         self._space = 0
 
     def stack(self, registers: Mapping[str, int], space: int, frames: int) -> list[int]:
-        """Return up to so many addresses of the call stack of a program, as ``Context.user_stack`` has them."""
+        """Return up to ``frames`` addresses of a program's call stack, as ``Context.user_stack`` returns them."""
         self._space = space
         values = {number: registers[name] for number, name in self._names.items() if name in registers}
         found = walk(self, self._columns, values, frames)
         return [*found.addresses] if found.end in _UNSAID else [*found.addresses, found.end]
 
     def read(self, address: int, n: int) -> bytes:
-        """Return bytes of memory; raise ``TargetError`` if they are not all there."""
+        """Return bytes of memory; raise ``TargetError`` if some cannot be read."""
         data = self._spaces.read(self._space, address, n)
         if len(data) < n:
             raise TargetError(f"{n} bytes at {address:#x} cannot be read")
         return data
 
     def table_at(self, address: int) -> MovedFrames | None:
-        """Return the unwind table of the file that is mapped at an address; None if that is not known here."""
+        """Return the unwind table of the file that is mapped at an address; None if it is not known here."""
         mapped = self._spaces.file_at(self._space, address)
         if mapped is None:
             return None
@@ -232,14 +231,15 @@ class ProgramStacks:
 
 
 _MODULES_START = 0xFFFFFFFFC0000000
-"""Behind the kernel's image (Documentation/arch/x86/x86_64/mm.rst)."""
+"""End of the kernel's image, where modules begin (Documentation/arch/x86/x86_64/mm.rst)."""
 
 
 class UnwindTables:
     """
-    The tables of a kernel that is known by ``facts``, and of its modules.
+    Unwind tables of a kernel that is described by ``facts``, and of its modules.
 
-    A module is looked for when an address is in none that is known; it is taken for the same as long as code is there.
+    Modules are listed again when an address is in no known one. A known module is assumed to stay as long as addresses
+    are in it.
     """
 
     def __init__(self, target: MachineTarget, facts: KernelFacts) -> None:

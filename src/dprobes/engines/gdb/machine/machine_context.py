@@ -1,4 +1,4 @@
-"""The ``Context`` of a handler on a processor of a machine that stands still."""
+"""``Context`` of a handler on a processor of a stopped machine."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SAVED = (
     *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
     *("orig_rax", "rip", "cs", "eflags", "rsp", "ss"),
 )
-"""The registers of a program as the kernel saves them at the end of its stack (struct pt_regs)."""
+"""Registers of a program as the kernel saves them at the end of its stack (struct pt_regs)."""
 
 
 class MachineContext(StubContext):
     """
     The processor that ``select`` chose.
 
-    Who runs there is looked up when it is asked for. ``tasks`` finds that out, if the kernel is known.
+    The running task is looked up on demand by ``tasks``, if the kernel is known.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class MachineContext(StubContext):
         self._machine = target
         self.tasks: TaskReader | None = None
         self.privileged: Privileged | None = None
-        """What tells system registers and reaches ports, None if the stub has no monitor."""
+        """Access to system registers and ports, None if the stub has no monitor."""
         self.stacks_of_kernel: KernelStacks | None = None
-        """What walks up the stacks of the kernel, if it is known."""
+        """Unwinder of kernel stacks, None if the kernel is unknown."""
         self._own_names = {register.index: register.name for register in architecture.registers}
         self._cpu: int | None = None
         self._task: Task | None = None
 
     def select(self, thread: ThreadId | None, registers: Registers, process: int) -> None:
-        """Speak of a processor from now on."""
+        """Select a processor for all further calls."""
         super().select(thread, registers, process)
         self._cpu = self._task = None
         if self.privileged is not None:
             self.privileged.forget()
 
-    # Who runs
+    # The running task
 
     def cpu(self) -> int:
         if self._cpu is None:
@@ -75,7 +75,7 @@ class MachineContext(StubContext):
 
     @property
     def current(self) -> Task:
-        """The task that the kernel has on the processor."""
+        """The kernel's current task on the processor."""
         if self._task is None:
             self._task = NOBODY if self.tasks is None else self.tasks.current(self.cpu())
         return self._task
@@ -103,7 +103,7 @@ class MachineContext(StubContext):
 
     @property
     def is_in_kernel(self) -> bool:
-        """Whether the processor is in the kernel now."""
+        """True if the processor is in kernel mode now."""
         return not self._registers.value("cs") & _RING
 
     def register(self, index: int, *, user: bool) -> int:

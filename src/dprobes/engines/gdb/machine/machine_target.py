@@ -1,12 +1,12 @@
 """
-A machine behind QEMU's stub: physical memory besides that of addresses, and steps without interrupts.
+A machine behind QEMU's stub: physical as well as linear memory, and single steps without interrupts.
 
-QEMU has packets of its own for both (gdbstub.c): ``Qqemu.PhyMemMode:1`` makes addresses in ``m`` and ``M`` physical
-ones, and ``Qqemu.sstep`` says what is held while a processor executes a single instruction::
+QEMU has its own packets for both (gdbstub.c). ``Qqemu.PhyMemMode:1`` makes addresses in ``m`` and ``M`` physical ones.
+``Qqemu.sstep`` selects what is held off while a processor executes a single instruction::
 
     ENABLE=1    NOIRQ=2: no interrupts    NOTIMER=4: time stands still
 
-Both outlive the connection, so they are set back before anything goes on.
+Both settings outlive the connection, so they are reset before the machine resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GuestMemory", "MachineTarget", "Paging", "Region", "Translation", "paging_of", "regions", "translate"]
 
-# A walk through page tables of x86 begins at cr3, and takes 9 bits of the address a level (AMD64 APM, volume 2, 5)::
+# A walk through page tables of x86 begins at cr3, and takes 9 bits of the address per level (AMD64 APM, volume 2, 5)::
 #
 #     47..39      38..30      29..21      20..12      11..0
 #     PML4E   ─►  PDPE    ─►  PDE     ─►  PTE     ─►  byte of a page of 4 KiB
@@ -35,21 +35,21 @@ __all__ = ["GuestMemory", "MachineTarget", "Paging", "Region", "Translation", "p
 #
 #     entry: bit 0 present, 1 writable, 2 user, 7 page size (PS), 12-51 physical address, 63 not executable
 #
-# With cr4.LA57 there is one level more in front. Without paging, addresses are physical ones. Other forms of paging,
-# those of 32 bits, are not known here.
+# With cr4.LA57 there is one more level in front. Without paging, addresses are physical ones. Other forms of paging,
+# those of 32 bits, are not supported.
 
 
 _PAGING, _LONG_MODE_ACTIVE, _FIVE_LEVELS = 1 << 31, 1 << 10, 1 << 12
-"""cr0.PG, EFER.LMA and cr4.LA57."""
+"""Flags cr0.PG, EFER.LMA and cr4.LA57."""
 _PRESENT, _WRITABLE, _USER, _LARGE, _NOT_EXECUTABLE = 1 << 0, 1 << 1, 1 << 2, 1 << 7, 1 << 63
 _ADDRESS = 0x000F_FFFF_FFFF_F000
 _TABLE_ENTRY, _INDEX_BITS, _PAGE_BITS = 8, 9, 12
 _LARGE_LEVELS = (1, 2)
-"""The levels, counted from the last one, at which an entry may be a page."""
+"""Levels, counted from the last one, at which an entry may map a page."""
 
 
 class Paging(enum.Enum):
-    """The forms of paging, with how many levels of tables they have."""
+    """Forms of paging; the value is the number of levels of tables."""
 
     OFF = 0
     FOUR_LEVELS = 4
@@ -58,7 +58,7 @@ class Paging(enum.Enum):
 
 
 class Translation(NamedTuple):
-    """Where a byte is in physical memory, how many bytes the page has from there on, and what may be done with it."""
+    """Physical address of a byte, the number of bytes from there to the end of its page, and the access rights."""
 
     physical: int
     size: int
@@ -68,7 +68,7 @@ class Translation(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Linear addresses one after the other that the same may be done with."""
+    """A range of linear addresses with the same access rights."""
 
     start: int
     end: int
@@ -77,7 +77,7 @@ class Region(NamedTuple):
 
 
 def paging_of(cr0: int, cr4: int, efer: int) -> Paging:
-    """Return how a processor finds memory."""
+    """Return the form of paging of a processor."""
     if not cr0 & _PAGING:
         return Paging.OFF
     if not efer & _LONG_MODE_ACTIVE:
@@ -93,7 +93,7 @@ def _is_canonical(address: int, levels: int) -> bool:
 
 def translate(entry_at: Callable[[int], int | None], root: int, paging: Paging, address: int) -> Translation | None:
     """
-    Return where a linear address is, None if it is nowhere; ``root`` is cr3.
+    Return the translation of a linear address, None if it is not mapped; ``root`` is cr3.
 
     ``entry_at`` returns 8 bytes of physical memory, None if they cannot be read.
     """
@@ -123,7 +123,7 @@ def translate(entry_at: Callable[[int], int | None], root: int, paging: Paging, 
 def regions(
     entry_at: Callable[[int], int | None], root: int, paging: Paging, start: int, end: int, step: int
 ) -> Iterator[Region]:
-    """Iterate over what is mapped from ``start`` to ``end``; what is not is looked at in steps."""
+    """Iterate over mapped regions from ``start`` to ``end``; unmapped addresses are skipped in steps of ``step``."""
     at, begun = start, None
     while at < end:
         found = translate(entry_at, root, paging, at)
@@ -141,17 +141,17 @@ def regions(
 
 
 _FRAME: Final = 512
-"""Bytes of physical memory that are read at once: neighbours in page tables are asked for together."""
+"""Bytes of physical memory that are read at once, as adjacent entries of page tables are read together."""
 _KERNEL_HALF = 1 << 63
 _STEP_MASK = 7
-"""Steps, and holds interrupts and time meanwhile."""
+"""Single steps that hold off interrupts and stop the clock."""
 
 
 class MachineTarget(StubTarget):
     """
     A machine whose processors are the threads of its stub.
 
-    ``root`` is the register that leads to the page tables.
+    The register cr3 leads to the page tables.
     """
 
     def __init__(
@@ -164,22 +164,22 @@ class MachineTarget(StubTarget):
     ) -> None:
         super().__init__(stub, byte_order, default, breakpoint_, tell)
         self.has_physical = stub.is_machine
-        """Whether the stub shows physical memory."""
+        """True if the stub can access physical memory."""
         self._is_physical = False
         self._paged: tuple[int, Paging] | None = None
-        """The page tables of the processor that was asked for its registers last."""
+        """Page tables of the processor whose registers were read last."""
         self._spoken_of: ThreadId | None = None
-        """The processor whose memory is read."""
+        """Processor through which memory is read."""
         self._frames: dict[int, bytes] = {}
         self.kernel_tables: int | None = None
-        """Where the kernel's own page tables are, which show its memory while a program runs as well."""
+        """Physical address of the kernel's own page tables, which map its memory while a program runs as well."""
         self.kernel_paging = Paging.FOUR_LEVELS
         self._step_mask: bytes | None = None
-        """What was held during steps before we came, None if that need not be set back."""
+        """Previous step flags of the stub in hexadecimal, None if they need not be restored."""
 
     @property
     def can_walk(self) -> bool:
-        """Whether page tables can be read, which lie in physical memory."""
+        """True if page tables can be read, which requires physical memory."""
         return self.has_physical and "cr3" in self.description.registers
 
     def _be_physical(self, is_physical: bool) -> None:
@@ -195,7 +195,7 @@ class MachineTarget(StubTarget):
         return data
 
     def registers(self, thread: ThreadId | None) -> Registers:
-        """Return the registers of a processor, whose memory is spoken of from now on."""
+        """Return the registers of a processor, through which memory is accessed from now on."""
         registers = super().registers(thread)
         if thread != self._spoken_of:
             self._blocks.clear()  # another processor may have other memory at the same addresses
@@ -205,9 +205,9 @@ class MachineTarget(StubTarget):
 
     def write(self, address: int, data: bytes) -> bool:
         """
-        Change memory; return whether all of it could be.
+        Write memory; return whether all of it could be written.
 
-        The stub writes wherever there is a page. One that the processor could not write may be shared with others.
+        The stub writes to any present page. One that the processor cannot write to may be shared with other processes.
         """
         at = address
         while self._paged is not None and self._paged[1] is not Paging.OTHER and at < address + len(data):
@@ -228,7 +228,7 @@ class MachineTarget(StubTarget):
     # Physical memory
 
     def read_physical(self, address: int, size: int) -> bytes:
-        """Return bytes of physical memory; fewer if they cannot all be read."""
+        """Return bytes of physical memory; fewer if some cannot be read."""
         data = bytearray()
         while len(data) < size:
             at = address + len(data)
@@ -244,19 +244,19 @@ class MachineTarget(StubTarget):
         return bytes(data)
 
     def read_device(self, address: int, size: int) -> bytes:
-        """Return bytes of physical memory, none beside them: there may be a device, which notices what is read."""
+        """Return just these bytes of physical memory: a device may be there, where reads have side effects."""
         self._be_physical(True)
         return self.stub.read(address, size)
 
     def write_physical(self, address: int, data: bytes) -> bool:
-        """Change physical memory; return whether all of it could be."""
+        """Write physical memory; return whether all of it could be written."""
         self._blocks.clear()
         self._frames.clear()
         self._be_physical(True)
         return self.stub.write(address, data)
 
     def read_large(self, root: int, paging: Paging, address: int, size: int) -> bytes:
-        """Return many bytes, which are not kept, as page tables show them; fewer if they cannot all be read."""
+        """Return bytes that page tables map, uncached and in large pieces; fewer if some cannot be read."""
         data = bytearray()
         while len(data) < size:
             found = translate(self.entry_at, root, paging, address + len(data))
@@ -276,18 +276,18 @@ class MachineTarget(StubTarget):
         return int.from_bytes(data, self.byte_order) if len(data) == _TABLE_ENTRY else None
 
     def paging(self, registers: Registers) -> Paging:
-        """Return how a processor finds memory; OTHER if that is not known."""
+        """Return the form of paging of a processor; OTHER if it is unknown."""
         if not self.can_walk:
             return Paging.OTHER
         return paging_of(registers.value("cr0"), registers.value("cr4"), registers.value("efer"))
 
     def translate(self, registers: Registers, address: int) -> Translation | None:
-        """Return where an address of a processor is in physical memory, None if it is nowhere, or that is not known."""
+        """Return the translation of a processor's linear address, None if it is not mapped or paging is unknown."""
         paging = self.paging(registers)
         return None if paging is Paging.OTHER else translate(self.entry_at, registers["cr3"], paging, address)
 
     def write_back(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Let a processor have the registers that were changed, and no others: system registers do more when set."""
+        """Write only the changed registers to a processor: writes of system registers have side effects."""
         changed = sorted(registers.changed)
         registers.changed.clear()
         for name in changed:
@@ -297,7 +297,7 @@ class MachineTarget(StubTarget):
     # Steps
 
     def hold_interrupts(self) -> None:
-        """Have steps hold interrupts, until ``let_go``."""
+        """Prevent interrupts during steps, until ``let_go``."""
         before = self.stub.ask_if_known("qqemu.sstep")
         if before is None or (found := re.fullmatch(rb"(?:0x)?([0-9a-f]+)", before)) is None:
             return
@@ -307,7 +307,7 @@ class MachineTarget(StubTarget):
             self.stub.ask(f"Qqemu.sstep={_STEP_MASK:x}")
 
     def leave_standing(self) -> None:
-        """Take all breakpoints out, and let the machine stand still when the connection ends."""
+        """Remove all breakpoints, and leave the machine stopped when the connection ends."""
         self._set_back()
         self._watch_nothing()
         for address in sorted(self.inserted):
@@ -317,7 +317,7 @@ class MachineTarget(StubTarget):
         self.is_over = True
 
     def let_go(self) -> None:
-        """Take all breakpoints out, and let the machine go on without us."""
+        """Remove all breakpoints, and let the machine continue."""
         if self.is_running:
             self.stop()
         self._set_back()
@@ -334,25 +334,25 @@ _TEXT_MAX = 4096
 
 
 class GuestMemory:
-    """The memory of a machine that stands still as page tables at ``root`` show it, whatever its processors do."""
+    """Memory of a stopped machine as page tables at ``root`` map it, independent of its processors' state."""
 
     def __init__(self, target: MachineTarget, root: int, paging: Paging) -> None:
         self._target, self._root, self.paging = target, root, paging
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes; fewer if they cannot all be read."""
+        """Return bytes; fewer if some cannot be read."""
         return self._target.read_large(self._root, self.paging, address, size)
 
     def physical(self, address: int) -> int | None:
-        """Return where a byte is in physical memory, None if it is nowhere."""
+        """Return the physical address of a byte, None if it is not mapped."""
         found = translate(self._target.entry_at, self._root, self.paging, address)
         return None if found is None else found.physical
 
     def word(self, address: int, size: int = 8) -> int:
-        """Return an unsigned number, 0 where there is none."""
+        """Return an unsigned number, 0 if it cannot be read."""
         data = self.read(address, size)
         return int.from_bytes(data, self._target.byte_order) if len(data) == size else 0
 
     def string(self, address: int) -> bytes:
-        """Return what is up to the first zero."""
+        """Return the bytes up to the first zero, or to the end of the block of ``_TEXT_MAX`` bytes."""
         return self.read(address, _TEXT_MAX - address % _TEXT_MAX).partition(b"\0")[0]

@@ -1,12 +1,12 @@
 """
-The tables by which a kernel of x86-64 walks up its own stacks (ORC), read from the memory of a machine.
+Tables by which a kernel of x86-64 unwinds its own stacks (ORC), read from the memory of a machine.
 
-They are two arrays, sorted by address, for the kernel and for each module. An element of the first one is the distance
-from itself to the code, one of the second a ``struct orc_entry`` (``arch/x86/include/asm/orc_types.h``)::
+For the kernel and for each module there are two arrays, sorted by address. An element of the first one is the distance
+from the element itself to the code, one of the second a ``struct orc_entry`` (``arch/x86/include/asm/orc_types.h``)::
 
     s16 sp_offset │ s16 bp_offset │ u16 sp_reg:4 bp_reg:4 type … flags
 
-Which bits have the type, and which types there are, has changed: types (BTF) say so.
+The bits of the type and the set of types have changed between versions; the kernel's type information (BTF) shows them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 
 
 class OrcRegister(IntEnum):
-    """The registers that an entry names (ORC_REG_*)."""
+    """Registers that an entry names (ORC_REG_*)."""
 
     UNDEFINED = 0
     PREV_SP = 1
@@ -47,7 +47,7 @@ class OrcRegister(IntEnum):
 
 
 class OrcKind(IntEnum):
-    """What an entry describes, by the numbers since Linux 6.4."""
+    """Types of entries, numbered as since Linux 6.4."""
 
     UNDEFINED = 0
     END_OF_STACK = 1
@@ -58,14 +58,14 @@ class OrcKind(IntEnum):
 
 _FORMER_KINDS = (OrcKind.CALL, OrcKind.REGS, OrcKind.REGS_PARTIAL)
 """
-What the numbers meant when the end of a stack was a bit of its own.
+Types of entries, numbered as when the end of a stack was a separate bit.
 
 Linux kernel commit fb799447ae29 ("x86,objtool: Split UNWIND_HINT_EMPTY in two") (in v6.4).
 """
 
 
 class OrcEntry(NamedTuple):
-    """The way to the frame above that of some code."""
+    """Rule for finding the frame above that of some code."""
 
     sp_register: int
     sp_offset: int
@@ -76,7 +76,7 @@ class OrcEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OrcLayout:
-    """Where the type of an entry is, and the bit for the end of a stack, None where that is a type."""
+    """Position of the type in an entry, and of the bit for the end of a stack, None where that is a type."""
 
     type_place: int
     type_width: int
@@ -84,7 +84,7 @@ class OrcLayout:
 
     @classmethod
     def of(cls, types: Btf) -> OrcLayout | None:
-        """Return what a kernel's types say, None if it has no such tables."""
+        """Return the layout from a kernel's types, None if it has no such tables."""
         try:
             entry = types.find(Kind.STRUCT, "orc_entry")
         except TargetError:
@@ -95,7 +95,7 @@ class OrcLayout:
         return cls(kind.bits - 8 * _WORD, kind.width, None if end is None else end.bits - 8 * _WORD)
 
     def entry(self, data: bytes) -> OrcEntry | None:
-        """Return an entry by its bytes, None if there is none such."""
+        """Return an entry from its bytes, None if its type is unknown."""
         sp_offset, bp_offset, bits = _ENTRY.unpack(data)
         number = bits >> self.type_place & (1 << self.type_width) - 1
         if self.end_place is None:
@@ -111,9 +111,9 @@ class OrcLayout:
 
 class OrcTable:
     """
-    The table of some code: ``count`` elements at ``addresses``, and as many at ``entries``.
+    Unwind table of some code: ``count`` elements at ``addresses``, and as many at ``entries``.
 
-    ``read`` returns memory, less if it cannot all be read; what was read stays known, as the tables do not change.
+    ``read`` returns memory, fewer bytes if some cannot be read. What was read is cached, as the tables do not change.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """
-The registers that only the system sees, and segmented addresses: of a processor of a machine that stands still.
+System registers and segmented addresses of a processor of a stopped machine.
 
-Control registers are in the stub's description, tables, segments and debug registers in what its monitor says. For
-``msr`` and ``cpuid`` the processor executes the instruction, which is possible while it is in the kernel: elsewhere a
-few model-specific registers are those that the stub describes.
+Control registers are in the stub's description; tables, segments and debug registers are in the output of its monitor.
+For ``msr`` and ``cpuid`` the processor executes the instruction, which is possible while it is in the kernel.
+Elsewhere, only the few model-specific registers that the stub describes are available.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GATE = struct.Struct("<HHBBHII")
 _GATE_PRESENT = 0x80
 _EXCEPTIONS = 32
 _TRAPS = frozenset({1, 2, 3, 4, 18})
-"""What comes after an instruction, of it or of something else: debug traps, NMI, int3, into, machine checks."""
+"""Exceptions that may follow a completed instruction: debug traps, NMI, int3, into, machine checks."""
 
 
 def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> frozenset[int]:
@@ -60,21 +60,21 @@ def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> 
     return frozenset(found)
 
 
-# A processor executes instructions for us that tell what no stub does. Its registers are set to what the instruction
-# takes, and its program counter to where the kernel has such one; after one step they are what they were. If the
-# instruction faults, the step leads to the kernel's entry for that, of which nothing is executed: then there is no
-# result. Interrupts are held meanwhile.
+# A processor is made to execute instructions whose results no stub provides. Its registers are set to the instruction's
+# inputs, and its program counter to a place in the kernel that contains the instruction. After one step they are
+# restored. If the instruction faults, the step leads to the kernel's entry for that, of which nothing is executed; then
+# there is no result. Interrupts are held off meanwhile.
 
 
 RDMSR: Final = b"\x0f\x32"
 CPUID: Final = b"\x0f\xa2"
 _PIECE, _TEXT_MAX = 1 << 16, 1 << 25
 _RESTORED = ("rax", "rbx", "rcx", "rdx", "rsp", "eflags", "rip")
-"""What the instructions, or the entry of an exception, change."""
+"""Registers that the instructions, or the entry of an exception, change."""
 
 
 class Executor:
-    """The execution of single instructions on processors of a ``target``; the kernel's code begins at ``text``."""
+    """Executor of single instructions on processors of a ``target``; the kernel's code begins at ``text``."""
 
     def __init__(self, target: MachineTarget, text: int, tables: int, paging: Paging) -> None:
         self._target = target
@@ -84,7 +84,7 @@ class Executor:
     def execute(
         self, code: bytes, thread: ThreadId | None, inputs: Mapping[str, int], outputs: tuple[str, ...]
     ) -> tuple[int, ...] | None:
-        """Return the registers ``outputs`` after an instruction, None if it faults, or is nowhere in the kernel."""
+        """Return the registers ``outputs`` after an instruction, None if it faults or the kernel lacks it."""
         place = self._place_of(code)
         if place is None:
             return None
@@ -107,7 +107,7 @@ class Executor:
         return result if has_executed else None
 
     def _place_of(self, code: bytes) -> int | None:
-        """Return where the bytes are in the kernel's text, whatever they are a part of there."""
+        """Return the address of the bytes in the kernel's text, even as a part of other instructions."""
         if code not in self._places:
             self._places[code] = self._search(code)
         return self._places[code]
@@ -124,9 +124,10 @@ class Executor:
         return None
 
 
-# What QEMU's monitor says and does that the protocol has no packets for: system registers, I/O ports, and dumps.
+# QEMU's monitor provides what the protocol has no packets for: system registers, I/O ports, and dumps.
 #
-# It speaks of one processor at a time, which ``cpu`` chooses. ``info registers`` prints for x86-64 among others::
+# Its commands are about one processor at a time, which ``cpu`` chooses. For x86-64, ``info registers`` prints among
+# others::
 #
 #     LDT=0000 0000000000000000 0000ffff 00008200 DPL=0 LDT
 #     TR =0040 fffffe0000003000 00004087 00008b00 DPL=0 TSS64-busy
@@ -144,7 +145,7 @@ _DEBUG = re.compile(r"\b(DR[0-7])=([0-9a-f]+)")
 _PORT = re.compile(r"^port[bwl]\[0x[0-9a-f]+\] = 0x([0-9a-f]+)", re.MULTILINE)
 _WARNING = re.compile(r"(?:[\w.+-]+: )?warning: ", re.IGNORECASE)
 _DUMP_PATIENCE = 600.0
-"""Seconds that the memory of a large machine may take to be written."""
+"""Seconds to wait while the memory of a large machine is written."""
 _FORMATS = {1: "b", 2: "h", 4: "w"}
 
 
@@ -158,7 +159,7 @@ class Segment(NamedTuple):
 
 
 class SystemRegisters(NamedTuple):
-    """What a processor has besides its general registers: segments, tables as base and limit, debug registers."""
+    """System registers of a processor: segments, descriptor tables as base and limit, debug registers."""
 
     segments: Mapping[str, Segment]
     tables: Mapping[str, tuple[int, int]]
@@ -179,11 +180,11 @@ class Monitor:
 
     @property
     def is_there(self) -> bool:
-        """Whether the stub has a monitor that knows of processors."""
+        """True if the stub has a monitor that lists processors."""
         return "CPU #" in (self._stub.command("info cpus") or "")
 
     def system_registers(self, processor: int) -> SystemRegisters:
-        """Return the registers of a processor, by the monitor's number of it; raise ``EngineError`` if none come."""
+        """Return the registers of a processor, by the monitor's number; raise ``EngineError`` if there are none."""
         self._ask(f"cpu {processor}")
         said = self._ask("info registers")
         found = SystemRegisters(
@@ -196,7 +197,7 @@ class Monitor:
         return found
 
     def read_port(self, port: int, size: int) -> int:
-        """Return what an I/O port reads, which may change what is behind it; raise ``EngineError`` if nothing comes."""
+        """Read an I/O port, which may have side effects; raise ``EngineError`` if that fails."""
         said = self._ask(f"i /{_FORMATS[size]} {port:#x}")
         found = _PORT.search(said)
         if found is None:
@@ -204,16 +205,16 @@ class Monitor:
         return int(found[1], 16)
 
     def write_port(self, port: int, size: int, value: int) -> None:
-        """Write to an I/O port."""
+        """Write to an I/O port; raise ``EngineError`` if that fails."""
         _, problem = _warnings_and_problem(self._ask(f"o /{_FORMATS[size]} {port:#x} {value:#x}"))
         if problem:
             raise EngineError(f"the monitor behind the stub {self._stub.name} writes no port {port:#x}: {problem}")
 
     def dump(self, path: str) -> str:
         """
-        Write the machine's memory and registers to a new file; return what the monitor warns of, mostly nothing.
+        Write the machine's memory and registers to a new file; return the monitor's warnings, mostly none.
 
-        Raise ``EngineError`` if that cannot be done.
+        Raise ``EngineError`` if that fails.
         """
         said = self._stub.command(f'dump-guest-memory "{path}"', _DUMP_PATIENCE)
         warnings, problem = _warnings_and_problem(said or "")
@@ -224,9 +225,9 @@ class Monitor:
 
 def _warnings_and_problem(said: str) -> tuple[str, str]:
     """
-    Take apart what a command said that says nothing when it succeeds.
+    Return the warnings and the error in the output of a command that prints nothing when it succeeds.
 
-    QEMU begins a warning so (``warn_report`` in util/qemu-error.c), and carries the command out nevertheless.
+    A warning of QEMU begins as in ``warn_report`` (util/qemu-error.c); the command is carried out nevertheless.
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     warnings = [line for line in lines if _WARNING.match(line)]
@@ -234,12 +235,12 @@ def _warnings_and_problem(said: str) -> tuple[str, str]:
 
 
 MONITORED = ("tr", "ldtr", "dr0", "dr1", "dr2", "dr3", "dr6", "dr7")
-"""The registers of one value that the monitor tells."""
+"""Registers with one value that the monitor prints."""
 SELECTED = ("gdtr", "idtr", "msr", "cpuid")
-"""Those of several values, or with a selector."""
+"""Registers with several values, or with a selector."""
 
 _DESCRIBED = {0xC0000080: "efer", 0xC0000100: "fs_base", 0xC0000101: "gs_base", 0xC0000102: "k_gs_base"}
-"""Model-specific registers by their names in the stub's description."""
+"""Model-specific registers by number, with their names in the stub's description."""
 _LOW = (1 << 32) - 1
 _PROTECTED, _LONG_CODE = 1 << 0, 1 << 21
 """cr0.PE, and the flag L in the upper word of a descriptor."""
@@ -249,7 +250,7 @@ _DESCRIPTOR, _PAGE_BITS, _LEAST_SELECTOR = 8, 12, 4
 
 
 def _allows(flags: int, *, reads: bool, write: bool) -> bool:
-    """Return whether a segment with these flags may be accessed so."""
+    """Return whether a segment with these flags permits an access."""
     if not flags & _PRESENT or not flags & _IS_CODE_OR_DATA:
         return False
     if write:
@@ -258,14 +259,14 @@ def _allows(flags: int, *, reads: bool, write: bool) -> bool:
 
 
 class Privileged:
-    """What a processor of a ``target`` is asked for, by thread and registers; ``executor`` is None without a kernel."""
+    """Access to system registers and segments of a ``target``, by thread; ``executor`` is None without a kernel."""
 
     def __init__(self, target: MachineTarget, monitor: Monitor, executor: Executor | None) -> None:
         self._target, self.monitor, self._executor = target, monitor, executor
         self._told: tuple[int, SystemRegisters] | None = None
 
     def forget(self) -> None:
-        """Take notice that the machine has gone on."""
+        """Discard cached registers because the machine has resumed."""
         self._told = None
 
     def _system(self, thread: ThreadId | None) -> SystemRegisters:
@@ -286,7 +287,7 @@ class Privileged:
         return self._system(thread).tables[name]
 
     def selected(self, name: str, selector: int, thread: ThreadId | None, registers: Registers) -> tuple[int, ...]:
-        """Return the values of a register of ``SELECTED``, in the order of their pushes; zeros where there is none."""
+        """Return the values of a register of ``SELECTED``, in the order of their pushes; zeros if unavailable."""
         in_kernel = not registers.value("cs") & 3
         match name:
             case "gdtr" | "idtr":
@@ -307,14 +308,14 @@ class Privileged:
         return None if self._executor is None else self._executor.execute(code, thread, inputs, outputs)
 
     def code_base(self, thread: ThreadId | None) -> int:
-        """Return by how much linear addresses of code are above the program counter."""
+        """Return the base to which the program counter is relative: that of the code segment, 0 in long mode."""
         segment = self._system(thread).segments["cs"]
         return 0 if segment.flags & _LONG_CODE else segment.base
 
     def linear_address(
         self, selector: int, offset: int, size: int, thread: ThreadId | None, registers: Registers, *, write: bool
     ) -> int:
-        """Return the address of ``selector:offset``; raise ``SelectorFault`` if the segment does not allow that."""
+        """Return the address of ``selector:offset``; raise ``SelectorFault`` if the segment forbids the access."""
         number = selector & 0xFFFF
         if not registers.value("cr0") & _PROTECTED:
             return (number << 4) + (offset & 0xFFFF)

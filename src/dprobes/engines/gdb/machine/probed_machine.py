@@ -1,4 +1,4 @@
-"""A machine behind a stub as what a program is about: its processors are what stops, and what is probed runs on it."""
+"""A whole machine behind a stub as the target of a program: its processors stop, and the software on it is probed."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 __all__ = ["BareMachine", "MachinePlaces", "ProbedMachine", "SampleClocks"]
 
 _CRASH_DUMP = 2
-"""The operand of ``exit`` that asks for the memory of the machine."""
+"""Operand of ``exit`` that requests a dump of the machine's memory."""
 
 
 class SampleClocks:
     """
-    The clocks of those ``probes`` that are samplers; times are in seconds, of one clock that never goes back.
+    Clocks of the samplers among ``probes``; times are in seconds of a monotonic clock.
 
-    One stop is a sample on each processor. It takes milliseconds, so a clock that has become due several times
-    meanwhile is due once.
+    One stop is a sample on each processor. It takes milliseconds, so a clock that becomes due several times meanwhile
+    is due once.
     """
 
     def __init__(self, probes: Sequence[StubProbe], probepoints: Sequence[Probepoint]) -> None:
@@ -70,15 +70,15 @@ class SampleClocks:
         self._due: dict[StubProbe, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether there are samplers."""
+        """Return whether there are samplers."""
         return bool(self._periods)
 
     def next(self, now: float) -> float:
-        """Return when the next one is due, which may be past; infinity if none will ever be."""
+        """Return the time at which the next sampler is due, which may be past; infinity if none is active."""
         return min((self._due_at(probe, now) for probe in self._active()), default=math.inf)
 
     def take(self, now: float) -> list[StubProbe]:
-        """Return those that are due; they are so again a period later."""
+        """Return the samplers that are due; each is due again a period later."""
         due = [probe for probe in self._active() if self._due_at(probe, now) <= now]
         for probe in due:
             late = now - self._due[probe]
@@ -89,14 +89,14 @@ class SampleClocks:
         return [probe for probe in self._periods if probe.state is ProbeState.ACTIVE]
 
     def _due_at(self, probe: StubProbe, now: float) -> float:
-        """Return when a sampler is due: a period after it was looked at first."""
+        """Return the time at which a sampler is due: one period after this was first asked."""
         return self._due.setdefault(probe, now + self._periods[probe])
 
 
 class MachineStepper(Stepper):
-    """What executes the instructions of a machine, whose code may change as it runs."""
+    """Executor of the instructions of a machine, whose code may change while it runs."""
 
-    runs_ahead = False  # who runs is read from memory
+    runs_ahead = False  # the current process is read from memory
 
     def __init__(
         self, target: MachineTarget, processor: StubProcessor, architecture: Architecture, context: MachineContext
@@ -106,11 +106,11 @@ class MachineStepper(Stepper):
         if not isinstance(self._emulator, Emulator):
             self._emulator = None
         self.has_kernel = False
-        """Whether addresses are those of a kernel that is known, and count from no segment's base."""
+        """True if the kernel is known, so that addresses are the kernel's and no segment base is added."""
         self.fault_entries: frozenset[int] = frozenset()
-        """Where the kernel begins to see to the fault of an instruction."""
+        """Entry points of the kernel's fault handlers."""
         self._code_base = 0
-        """Where the code begins that the last processor which came to a breakpoint counts from."""
+        """Base of the code segment of the processor that last reached a breakpoint."""
 
     def place_of(self, registers: Registers) -> int:
         """Return the linear address of the instruction that a processor is at."""
@@ -121,9 +121,10 @@ class MachineStepper(Stepper):
 
     def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
         """
-        Return the breakpoint that a processor has come to; its program counter may count from a segment's base.
+        Return the breakpoint that a processor has reached; its program counter may be relative to a segment's base.
 
-        That is the last one as long as there is a breakpoint then: to ask the monitor takes longer than all else.
+        Try the last base first and query the monitor only if no breakpoint is there: a query takes longer than all
+        other steps.
         """
         if reply.signal != SIGTRAP:
             return None
@@ -137,7 +138,7 @@ class MachineStepper(Stepper):
         return at if at in known else None
 
     def carries_out(self, at: int, raw: bytes | None, registers: Registers) -> bool:
-        """Carry out an instruction here if it is still there: the kernel changes its code as it runs."""
+        """Emulate an instruction if memory still contains it: the kernel changes its code while it runs."""
         is_there = bool(raw) and self._target.read(at, len(raw or b"")) == raw
         return is_there and super().carries_out(at, raw, registers)
 
@@ -149,7 +150,7 @@ class MachineStepper(Stepper):
         registers: Registers,
         needed: Container[int],
     ) -> StopReply:
-        """Have the instruction at a breakpoint executed, with the breakpoint taken out for that long."""
+        """Execute the instruction at a breakpoint, with the breakpoint removed meanwhile."""
         self._target.write_back(thread, registers)
         pc = self.processor.pc
         self._target.remove(at)
@@ -159,12 +160,12 @@ class MachineStepper(Stepper):
         if self.fault_entries and isinstance(reply, Stopped):
             after = self._target.registers(thread)[pc]
             if after in self.fault_entries and at not in self.fault_entries:
-                return Stopped(SIGSEGV, thread, {})  # it is executed once more when that was seen to, or never
+                return Stopped(SIGSEGV, thread, {})  # it is executed again after the fault is handled, or never
         return reply
 
 
 def new_path(path: Path) -> Path:
-    """Return a path at which there is nothing: the one that is given, or that with a number after it."""
+    """Return a path that does not exist: the given one, or that with a number appended."""
     number = 0
     found = path
     while os.path.lexists(found):
@@ -174,7 +175,7 @@ def new_path(path: Path) -> Path:
 
 
 class _Processes(set[int]):
-    """The processes that a program is about, of which that one is asked for that runs."""
+    """Process ids in the scope of a program; membership is tested for the running process only."""
 
     def __init__(self, is_concerned: Callable[[], bool]) -> None:
         super().__init__()
@@ -186,9 +187,10 @@ class _Processes(set[int]):
 
 class ProbedMachine(StubMember):
     """
-    A machine; ``facts`` are None where no kernel is known beforehand.
+    A machine as a target; ``facts`` are None if no kernel is known in advance.
 
-    ``bare`` is the machine of a program about whatever runs there: it gets the names of the kernel, if there is one.
+    ``bare`` is the machine of a program about whatever runs there. It receives the kernel's symbols if there is a
+    kernel.
     """
 
     is_machine = True
@@ -222,7 +224,7 @@ class ProbedMachine(StubMember):
         return Inferior(target, context, HandlerRunner(context), stepper)
 
     def begin(self) -> None:
-        """Get to know the machine, and insert the breakpoints."""
+        """Identify the machine and insert the breakpoints."""
         target, stub = self._target, self._target.stub
         reply = target.reason()
         thread = (reply.thread if isinstance(reply, Stopped) else None) or stub.current_thread()
@@ -247,10 +249,10 @@ class ProbedMachine(StubMember):
         self.place_probes()
 
     def _learn(self, thread: ThreadId | None) -> None:
-        """Get to know what was not known before there was a connection."""
+        """Look for a kernel on the connection of the run, if the program did not need one before."""
         if self._bare is not None:
-            # Such a program needs no kernel to find its probepoints, so it asks on the connection of the run: many
-            # stubs serve but one.
+            # Such a program needs no kernel to find its probepoints. It asks on the connection of the run, because many
+            # stubs accept only one.
             try:
                 kernel = GuestKernel(self._target, self._target.registers(thread))
                 self._facts = KernelFacts.of(kernel)
@@ -259,7 +261,7 @@ class ProbedMachine(StubMember):
             self._bare.know(kernel)
 
     def _know(self, facts: KernelFacts) -> None:
-        """Use what is known of the kernel."""
+        """Set up access to tasks, stacks and programs from the facts about the kernel."""
         if facts.left_out:
             self.events.warn(facts.left_out)
         target = self._target
@@ -279,7 +281,7 @@ class ProbedMachine(StubMember):
             self.program.stacks_of_programs = ProgramStacks(spaces, self.architecture, names, self._files)
 
     def _find_monitor(self, thread: ThreadId | None) -> None:
-        """Find what tells system registers, and where the kernel sees to faults."""
+        """Find the monitor that reads system registers, and the kernel's fault handlers."""
         facts, monitor, context = self._facts, Monitor(self._target.stub), self._context
         self._stepper.has_kernel = facts is not None
         if self.architecture.name not in EMULATED or not monitor.is_there:
@@ -294,7 +296,7 @@ class ProbedMachine(StubMember):
             self._stepper.fault_entries = fault_entries(self._target.read, base, limit)
 
     def _warn_of_lost_accesses(self) -> None:
-        """Warn of watchpoints that may miss accesses; how many they miss is unknown."""
+        """Warn of watchpoints that may miss accesses; the number of missed accesses is unknown."""
         accesses = {each.watchpoint for each in self._job.program.definitions}
         if len(self._processors) > 1 and not accesses <= {None, Access.EXECUTE}:
             self.events.warn(
@@ -317,26 +319,26 @@ class ProbedMachine(StubMember):
         )
 
     def kernel(self) -> GuestKernel:
-        """Return the kernel of the machine, which stands still; raise ``EngineError`` if there is none."""
+        """Return the kernel of the stopped machine; raise ``EngineError`` if there is none."""
         return GuestKernel(self._target, self._target.registers(self._target.stub.current_thread()))
 
     @property
     def _files(self) -> tuple[ElfFile, ...]:
-        """The files that are known, of those that programs of the machine map."""
+        """Known files among those that programs of the machine map."""
         return ()
 
     def place_probes(self) -> None:
-        """Insert the probepoints, unless they are there: a kernel comes and goes as a whole."""
+        """Insert the probepoints, unless they are inserted: a kernel is mapped as a whole."""
         if self.placed.bias is None:
             self._returns.clear()
             self.events.report(self.placed.move(0), 0)
 
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Have handlers speak of a processor."""
+        """Select the processor that handlers refer to."""
         self._context.select(thread, registers, 0)
 
     def _is_concerned(self) -> bool:
-        """Return whether a process runs that the program is about, or one that it has started."""
+        """Return whether the running process is in scope: the program's process or, if followed, a descendant."""
         context = self._context
         if self._pid is None or context.pid() == self._pid:
             return True
@@ -344,9 +346,9 @@ class ProbedMachine(StubMember):
 
     def _caller(self, thread: ThreadId | None, at: int) -> ThreadId | None:
         """
-        Return who calls and returns, by its task, which may go on on another processor.
+        Return the key of a call: the current task, which may continue on another processor before it returns.
 
-        The idle tasks are one for each processor.
+        Idle tasks are distinct as well: there is one for each processor.
         """
         if at not in self.placed.entries and not self.awaits_return_at(at):
             return thread
@@ -356,16 +358,16 @@ class ProbedMachine(StubMember):
 
     @property
     def due(self) -> float:
-        """When a sampler will want the machine to stop."""
+        """Monotonic time at which a sampler next needs the machine to stop."""
         return self._clocks.next(time.monotonic())
 
     @property
     def wants_stop(self) -> bool:
-        """Whether the machine has to stop for what was asked, or for a sample."""
+        """True if the machine has to stop for a request or for a sample."""
         return super().wants_stop or self.due <= time.monotonic()
 
     def samples(self) -> Iterator[Sample]:
-        """Iterate over the processors that samplers are due on, each selected."""
+        """Iterate over the processors that due samplers sample, selecting each."""
         due = self._clocks.take(time.monotonic())
         for thread in self._processors if due else ():
             registers = self._target.registers(thread)
@@ -375,24 +377,24 @@ class ProbedMachine(StubMember):
                 yield Sample(thread, registers, [(probe, self.placed.points[probe]) for probe in wanted])
 
     def _is_sampled(self, at: int) -> bool:
-        """Return whether the instruction that a processor comes to is in what the program is about."""
+        """Return whether the instruction that a processor is at belongs to what the program samples."""
         if self._job.program.name in (ANYWHERE, MACHINE):
             return True
         return self._context.is_in_kernel and (self._code is None or at in self._code)
 
     @cached_property
     def _code(self) -> range | None:
-        """Where the code of the kernel's module is that the program is about; None if it is about the whole kernel."""
+        """Address range of the probed kernel module's code; None if the program is about the whole kernel."""
         resolved = self._resolved
         if not isinstance(resolved, ResolvedKernel) or not resolved.module.name:
             return None
         loaded = resolved.module.kernel.modules[resolved.module.name]
         return range(loaded.address, loaded.address + loaded.size)
 
-    # What handlers want to be done with the machine
+    # Requests of handlers about the machine
 
     def is_handed_over(self, handled: Sequence[Handled[StubProgram]]) -> bool:
-        """Return whether a handler leaves the machine to a debugger; write a dump if one wants that."""
+        """Return whether a handler leaves the machine to a debugger; write a dump if a handler requests one."""
         ended = [(each.probe, each.outcome.exit_code) for each in handled if each.outcome is not None]
         dumping = [probe for probe, code in ended if code == _CRASH_DUMP]
         if dumping:
@@ -402,21 +404,21 @@ class ProbedMachine(StubMember):
         return any(code == DEBUGGER for _, code in ended)
 
     def hand_over(self, at: int, where: str, registers: Registers) -> None:  # noqa: ARG002 - as its segment counts
-        """Leave the machine as it stands."""
+        """Leave the machine stopped for a debugger."""
         place, name = f"{self._stepper.place_of(registers):#x} ({where})", self._target.stub.name
         command = f"-ex 'target remote {name}'"
         if len(self._processors) > 1 and self._context.thread in self._processors:
             number = self._processors.index(self._context.thread)
             place = f"{place} on CPU {number}"
-            command = f"{command} -ex 'thread {number + 1}'"  # it shows the first one, whichever has stopped
+            command = f"{command} -ex 'thread {number + 1}'"  # gdb shows the first thread, whichever stopped
         self._target.leave_standing()
         self.events.warn(f"the machine stands still at {place}", f"gdb {command}")
 
     def write_core(self, at: int, registers: Registers) -> None:
-        """Do nothing: there are no cores of machines."""
+        """Do nothing: machines have no cores."""
 
     def _dump(self) -> None:
-        """Have QEMU write the machine's memory, as it is before the probed instruction."""
+        """Have QEMU write a dump of the machine's memory, in its state before the probed instruction."""
         path = new_path(Path("vmcore").absolute())
         privileged = self._context.privileged
         if privileged is None:
@@ -431,13 +433,13 @@ class ProbedMachine(StubMember):
             self.events.warn(error.message, error.hint)
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the variables of all CPUs."""
+        """Return the CPU variables of all processors."""
         return self.program.variables_of_cpus(len(self._processors))
 
 
 @dataclass(frozen=True, slots=True)
 class MachinePlaces:
-    """What a session is told of places that are in no module (``Resolved``)."""
+    """Probepoints at addresses that belong to no module (``Resolved``)."""
 
     architecture: Architecture
     image: CodeImage
@@ -449,10 +451,10 @@ class MachinePlaces:
 
 class BareMachine(RunningKernel):
     """
-    A machine as such, whatever runs on it: a kernel without symbols, in which each address is a place.
+    A machine regardless of what runs on it: a kernel without symbols, in which each address is a place.
 
     A program names it ``machine``, and writes addresses as numbers: in firmware, boot loaders, other systems, and
-    kernels that have not begun. What is at an address when a program is compiled says nothing of what will be there.
+    kernels that have not started. Memory at an address when a program is compiled may change until the program runs.
     """
 
     called = (MACHINE,)
@@ -463,7 +465,7 @@ class BareMachine(RunningKernel):
         super().__init__(_NoSymbols(b""), _NoText(), modules={})
 
     def know(self, kernel: RunningKernel) -> None:
-        """Have the names of a kernel that runs there after all."""
+        """Use the symbols of a kernel that was found on the machine."""
         self.symbols, self.modules = kernel.symbols, kernel.modules
 
     def base_of(self, module: str) -> int:
@@ -473,7 +475,7 @@ class BareMachine(RunningKernel):
         return 0
 
     def symbol(self, name: str, module: str, *, is_code: bool = False) -> KernelSymbol:  # noqa: ARG002 - none of any
-        """Raise ``TargetError``: there are none."""
+        """Raise ``TargetError``: there are no symbols."""
         raise TargetError(
             f"a machine as such has no symbol '{name}'",
             hint="write 'address =' and a number, or 'name = vmlinux' if a kernel of Linux runs there",
@@ -481,47 +483,47 @@ class BareMachine(RunningKernel):
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...]:
-        """Nothing: who stops the machine can probe whatever it executes."""
+        """Empty: a stub can probe whatever the machine executes."""
         return ()
 
     @cached_property
     def skippable(self) -> None:
-        """Return None: no functions are known."""
+        """None: no functions are known."""
         return
 
     def is_traceable(self, address: int) -> bool | None:  # noqa: ARG002 - nothing needs to be redirected
-        """Return None: there is no kernel to be asked."""
+        """Return None: there is no kernel to ask."""
         return None
 
 
 class _NoSymbols(Kallsyms):
-    """No names, but a place at each address."""
+    """Symbol table without names, in which each address is a place."""
 
     @property
     def is_hidden(self) -> bool:
-        """Return False: nothing is there to be hidden."""
+        """False: no symbols exist that could be hidden."""
         return False
 
     def covering(self, address: int) -> KernelSymbol | None:
-        """Return the address itself."""
+        """Return the address itself as a symbol."""
         return KernelSymbol(f"{address:#x}", address, "t")
 
 
 class _NoText:
-    """What stands in memory is another thing at each time."""
+    """Placeholder for code whose contents in memory are different at each time."""
 
     shift: int | None = None
 
     def read(self, _address: int, _size: int) -> bytes:
-        """Return nothing."""
+        """Return no bytes."""
         return b""
 
     def problem_at(self, _address: int) -> str | None:
-        """Return None: nothing is asked of it."""
+        """Return None: code is not checked."""
         return None
 
     def origin_of(self, _address: int) -> str:
-        """Return nothing."""
+        """Return an empty string."""
         return ""
 
     def is_patched(self, _instruction: DecodedInstruction) -> bool:

@@ -1,9 +1,9 @@
 """
-A module on a machine behind a stub as what a program is about: in all processes there, or one with what that starts.
+A module on a machine behind a stub as the target of a program, in all processes there or in one and its descendants.
 
-The kernel's own lists say who maps the module now, and a breakpoint in the kernel where it has mapped something says
-who does later. A breakpoint that somebody comes to counts if the module is mapped there at that moment, in memory, with
-the file's instruction; so whatever has become of processes since does no harm.
+The kernel's own lists show which processes map the module now. A breakpoint in the kernel, where it has created a
+mapping, shows which ones do later. A hit counts only if at that moment the module is mapped there, with the file's
+instruction in memory; so changes of processes in between do no harm.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["ProbedPrograms"]
 
 _HOOK = "perf_event_mmap"
-"""What the kernel calls with each mapping that it has made, or has let be executed (CONFIG_PERF_EVENTS)."""
+"""Function that the kernel calls for each new or newly executable mapping (CONFIG_PERF_EVENTS)."""
 _PLACES_SPARED = 32
-"""At how many more distances the module is placed until those are looked for that nobody needs any more."""
+"""Number of further load biases after which unneeded ones are searched for and removed."""
 _PROCESSOR = "x86_64"
 
 
 class MappedProbes(PlacedProbes):
     """
-    The probepoints at one distance above the link addresses; ``read`` returns the memory that they are placed for.
+    Probepoints at one load bias; ``read`` returns the memory that they are placed for.
 
-    QEMU's breakpoints are for an address in whatever address space, so processes that map the module at the same place
-    share them, and others may come to them by chance. What is not in memory yet is no obstacle: nobody has executed it.
+    QEMU's breakpoints are for an address in all address spaces. So processes that map the module at the same place
+    share them, and others may hit them by chance. Memory that is not present yet is no obstacle: it has not been
+    executed.
     """
 
     read: Callable[[int, int], bytes] | None = None
@@ -54,7 +55,7 @@ class MappedProbes(PlacedProbes):
 
 
 class ProbedPrograms(ProbedMachine):
-    """The programs of a machine that map a module."""
+    """Programs of a machine that map a module."""
 
     _resolved: ResolvedModule
     _module: MappedModule
@@ -63,14 +64,14 @@ class ProbedPrograms(ProbedMachine):
     def __init__(self, job: Job, resolved: ResolvedModule, program: StubProgram, events: RunEvents) -> None:
         super().__init__(job, resolved, program, events)
         self._nowhere: PlacedProbes
-        """The probepoints where the module is not mapped."""
+        """Probepoints for processors where the module is not mapped."""
         self._here: Registers | None = None
-        """The registers of the processor that stopped last."""
+        """Registers of the processor that stopped last."""
         self._hook: int | None = None
         self._places: dict[int, MappedProbes] = {}
-        """The probepoints by how far the module is above its link addresses."""
+        """Probepoints by load bias."""
         self._biases: dict[int, int] = {}
-        """What that is in address spaces in which a probepoint was hit."""
+        """Load bias of the module by address space, where a probepoint was hit."""
         self._room = _PLACES_SPARED
         self._named: set[int] = set()
 
@@ -103,17 +104,17 @@ class ProbedPrograms(ProbedMachine):
 
     @property
     def own_places(self) -> set[int]:
-        """Where the kernel tells of mappings."""
+        """Address at which the kernel reports mappings."""
         return set() if self._hook is None else {self._hook}
 
     @property
     def _files(self) -> tuple[ElfFile, ...]:
         return (self._resolved.module.elf,)
 
-    # Where the module is
+    # Places of the module
 
     def place_probes(self) -> None:
-        """Insert the probepoints where the module is mapped: by all at the beginning, by one at the breakpoint."""
+        """Insert the probepoints for all mappings of the module, or at the kernel's breakpoint for a new one."""
         if self._here is not None:
             mapped = self._spaces.mapped_file(self._here["rdi"])
             pid = self._context.pid()
@@ -135,13 +136,13 @@ class ProbedPrograms(ProbedMachine):
             self._forget_unneeded()
         placed = MappedProbes(self._target, self._job.program, self.program, self._resolved)
         self._places[place.bias] = placed
-        placed.points = self._nowhere.points  # those of calls that return are the same wherever that is
+        placed.points = self._nowhere.points  # points of returning calls are the same at any bias
         placed.read = lambda address, size: self._spaces.read(place.space, address, size)
         states = placed.move(place.bias)
         self.events.report(states, place.pid)
 
     def _forget_unneeded(self) -> None:
-        """Take out what was placed for processes that are no more."""
+        """Remove the probepoints of load biases that no process has any more."""
         present = {place.bias for place in self._module}
         for bias in self._places.keys() - present:
             self._places.pop(bias).watched.forget()
@@ -149,7 +150,7 @@ class ProbedPrograms(ProbedMachine):
 
     @property
     def needed(self) -> set[int]:
-        """Where breakpoints have to be for this program."""
+        """Addresses at which the program needs breakpoints."""
         needed = self._returns.addresses | self.own_places
         for placed in self._places.values():
             needed |= placed.at.keys() | placed.entries.keys()
@@ -162,7 +163,7 @@ class ProbedPrograms(ProbedMachine):
 
     @property
     def watches(self) -> bool:
-        """Whether some of the machine's memory is watched."""
+        """True if there are watchpoints on the machine's memory."""
         return any(placed.watched for placed in self._places.values())
 
     def _drop(self, gone: Sequence[StubProbe]) -> bool:
@@ -171,10 +172,10 @@ class ProbedPrograms(ProbedMachine):
                 placed.drop(probe)
         return super()._drop(gone)
 
-    # Whose hit it is
+    # The thread of a hit
 
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Have handlers speak of a processor; where the module is not mapped, it is at no probepoint."""
+        """Select the processor that handlers refer to; where the module is not mapped, no probepoint is hit."""
         super().select(thread, registers)
         self._here, self.placed = registers, self._nowhere
         if self._context.is_in_kernel:
@@ -199,7 +200,7 @@ class ProbedPrograms(ProbedMachine):
         return found == raw
 
     def _is_sampled(self, at: int) -> bool:
-        """Return whether the instruction that a processor comes to is one of the module's."""
+        """Return whether the instruction that a processor is at belongs to the module."""
         if self._context.is_in_kernel:
             return False
         space = self._context.current.space
@@ -209,7 +210,7 @@ class ProbedPrograms(ProbedMachine):
         return bias is not None
 
     def concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
-        """Return the probepoints whom an access to memory concerns, in the process that runs."""
+        """Return the probepoints whose watchpoints cover an access to memory, in the running process."""
         return [owner for owners in self._watchers(address, reason) for owner in owners]
 
     def _watchers(self, address: int, reason: str) -> Iterator[list[tuple[StubProbe, Point]]]:

@@ -1,8 +1,8 @@
 """
-The restoring of code from outside, when the tracer itself was killed.
+Restoring of code from outside, after the tracer itself was killed.
 
-The kernel detaches a dead tracer's threads at once, and they run on with our breakpoints in their code; who reaches
-one gets a SIGTRAP. So the client keeps a list, and puts the bytes back as soon as it learns of the death.
+The kernel detaches a dead tracer's threads at once, and they run on with breakpoints in their code; a thread that
+reaches one gets a SIGTRAP. So the client keeps a list, and restores the bytes as soon as it detects the death.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CrashRestorer", "unreported_children"]
 
-# Children of which a killed tracer has not said anything: copies of their parents, with all breakpoints.
+# Children that a killed tracer has not reported: copies of their parents, with all breakpoints.
 #
-# The kernel attaches the tracer to a child before that runs, and the child waits until it is let go on. So what a
-# tracer that is held at its end has not told of executes the same file as its parent, and stands still.
+# The kernel attaches the tracer to a child before the child runs, and the child is stopped until it is resumed. So a
+# child that a tracer, held at its exit, has not reported executes the same file as its parent, and is stopped.
 
 
 def unreported_children(known: Iterable[int], tracer: int) -> Iterator[tuple[int, int]]:
-    """Iterate over (child, parent): children of ``known`` processes that a tracer has, and that are not known."""
+    """Iterate over (child, parent) of unknown children of ``known`` processes that are traced by ``tracer``."""
     parents = tuple(known)
     for parent in parents:
         for child in sorted(_unknown_children(parent, set(parents))):
@@ -62,7 +62,7 @@ def _executes_the_same(child: int, parent: int) -> bool:
 
 
 class CrashRestorer:
-    """A list of a tracer's breakpoints and watchpoints, which is worked off when that was killed."""
+    """List of a tracer's breakpoints and watchpoints, which are removed after it was killed."""
 
     def __init__(self) -> None:
         self._breakpoints: dict[int, dict[int, int]] = {}
@@ -71,17 +71,17 @@ class CrashRestorer:
 
     @property
     def processes(self) -> set[int]:
-        """The processes that have breakpoints."""
+        """Processes that have breakpoints."""
         return set(self._breakpoints)
 
     def note_all(self, frames: list[tuple[Kind, bytes]]) -> None:
-        """Note what those of some frames say that are messages."""
+        """Record the messages among some frames."""
         for kind, payload in frames:
             if kind is Kind.MESSAGE:
                 self.note(load_message(payload))
 
     def note(self, message: object) -> None:
-        """Note what a message of the tracer says about breakpoints and watchpoints; others say nothing."""
+        """Record a tracer's message about breakpoints, semaphores or watchpoints; others are ignored."""
         match message:
             case Placed(pid, breakpoints):
                 self.placed(pid, breakpoints)
@@ -96,11 +96,11 @@ class CrashRestorer:
                 self.watched(pid, watches)
 
     def placed(self, pid: int, breakpoints: tuple[tuple[int, int], ...]) -> None:
-        """Note breakpoints (address, original byte) that the tracer is about to write."""
+        """Record breakpoints (address, original byte) that the tracer is about to write."""
         self._breakpoints.setdefault(pid, {}).update(breakpoints)
 
     def removed(self, pid: int, addresses: tuple[int, ...]) -> None:
-        """Note that the tracer took these breakpoints away; no addresses mean all of the process."""
+        """Record that the tracer removed these breakpoints; no addresses mean all of the process."""
         if not addresses:
             self._breakpoints.pop(pid, None)
             self._watches.pop(pid, None)
@@ -111,19 +111,19 @@ class CrashRestorer:
             known.pop(address, None)
 
     def raised(self, pid: int, semaphores: tuple[tuple[int, int], ...]) -> None:
-        """Note semaphores that the tracer is about to raise, each with a breakpoint that is there as long as it is."""
+        """Record semaphores that the tracer is about to raise, with breakpoints that exist while they are raised."""
         known = self._semaphores.setdefault(pid, {})
         for semaphore, breakpoint_ in semaphores:
             known.setdefault(semaphore, set()).add(breakpoint_)
 
     def watched(self, pid: int, watches: tuple[Watch, ...]) -> None:
-        """Note what the threads of a process are about to watch, instead of what they did."""
+        """Record the new watches of the threads of a process."""
         import dprobes.engines.ptrace.client.outside_removal  # noqa: F401 - now, because there will be no time for it later
 
         self._watches[pid] = watches
 
     def clear(self) -> tuple[int, int]:
-        """Take the watchpoints out of all threads; return how many threads had any, and how many may still."""
+        """Remove the watchpoints from all threads; return how many threads had any, and how many may keep some."""
         watches = {pid: some for pid, some in self._watches.items() if some}
         self._watches.clear()
         if not watches:
@@ -139,12 +139,12 @@ class CrashRestorer:
         adopt: Callable[[int, int], None] | None = None,
     ) -> int:
         """
-        Put the original bytes back wherever a breakpoint still is; return how many that were.
+        Restore the original bytes wherever a breakpoint still is; return the number of breakpoints.
 
-        ``jumps`` are those that stand in the place of breakpoints, by process; they stay. With a ``tracer``, which is
-        held at its end, what it has not said of children is found out, and ``adopt`` told of each and its parent.
+        ``jumps`` are the jumps that replace breakpoints, by process; they stay. If a ``tracer`` is held at its exit,
+        children that it has not reported are searched for, and ``adopt`` is called with each and its parent.
         """
-        # Somebody who waited for the tracer may be noting what it said last.
+        # Another thread that waited for the tracer may be recording its last messages.
         known, self._breakpoints = self._breakpoints, {}
         semaphores, self._semaphores = self._semaphores, {}
 
@@ -152,7 +152,7 @@ class CrashRestorer:
             return _restore(pid, known[origin], semaphores.get(origin, {}), None if jumps is None else jumps.get(pid))
 
         restored = sum(restored_in(pid, pid) for pid in known)
-        # A parent whose bytes are back has no more children that need this.
+        # A parent whose bytes are restored has no more children that need this.
         for child, parent in unreported_children(known, tracer) if tracer else ():
             if adopt is not None:
                 adopt(child, parent)
@@ -181,8 +181,8 @@ def _lower(memory: int, semaphores: Mapping[int, set[int]], jumps: Patches | Non
     """
     Lower the semaphores in a process's memory that are raised for a breakpoint that is still there, or its jump.
 
-    A breakpoint is written before its semaphore is raised, and goes after that was lowered: between the two the tracer
-    was killed where a semaphore is 0.
+    A breakpoint is written before its semaphore is raised, and removed after that was lowered. If a semaphore is 0, the
+    tracer was killed between the two.
     """
     for semaphore, breakpoints in semaphores.items():
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """
-What a killed tracer may have left in processes, and its removal: breakpoints, watchpoints, jumps, and their memory.
+Removal of what a killed tracer may have left in processes: breakpoints, watchpoints, jumps, and their memory.
 
-The list is kept by a process that outlives tracer and client (``restorer_process``). Nothing is written where memory
-does not show what the tracer has written.
+The list is kept by a process that outlives tracer and client (``restorer_process``). Bytes are restored only where
+memory has the bytes that the tracer wrote.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 __all__ = ["Restored", "RestorerList", "left_notice", "remove_all_left", "remove_left"]
 
 _SLOTS = -1
-"""What pages for copies of instructions are noted by, which belong to no region."""
+"""Key of pages for copies of instructions, which belong to no region."""
 
 
 class Restored(NamedTuple):
     """
-    What was restored: places of breakpoints and jumps.
+    Restored places of breakpoints and jumps.
 
-    ``cleared`` are the threads whose debug registers were cleared, ``left`` those for which that was not possible.
+    ``cleared`` is the number of threads whose debug registers were cleared, ``left`` of those for which that failed.
     """
 
     places: int = 0
@@ -63,20 +63,20 @@ class Restored(NamedTuple):
 
 
 class RestorerList:
-    """The list; ``restored`` is what has been restored so far."""
+    """List of bytes and registers to be restored; ``restored`` counts those restored so far."""
 
     def __init__(self) -> None:
         self.restored = Restored()
         self._restorer = CrashRestorer()
         self._jumps: dict[int, Patches] = {}
-        """By process; what belongs together in it is known by its region."""
+        """Jumps by process; the number in ``Patches`` is the region."""
         self._planned: dict[int, dict[int, list[SitePatch]]] = {}
-        """The jumps, by process and region."""
+        """Jumps by process and region."""
         self._files: dict[int, FilesShared] = {}
-        """The files that a process was about to map, as long as nobody has said where it has them."""
+        """Files that a process was about to map, until their addresses are reported."""
 
     def note(self, message: object) -> None:
-        """Note what a message of the tracer says; most say nothing that matters here."""
+        """Record a message of the tracer; messages that do not matter here are ignored."""
         match message:
             case FilesShared(pid):
                 self._files[pid] = message
@@ -102,7 +102,7 @@ class RestorerList:
                 self._restorer.note(message)
 
     def _copy_jumps(self, pid: int, parent: int) -> None:
-        """Note that a process has a copy of its parent's memory."""
+        """Record that a process has a copy of its parent's memory."""
         if parent in self._jumps:
             former = self._jumps[parent]
             code = {region: list(ranges) for region, ranges in former.code.items()}
@@ -111,30 +111,30 @@ class RestorerList:
             self._planned[pid] = {region: list(patches) for region, patches in planned.items()}
 
     def _forget_memory(self, pid: int, region: int) -> None:
-        """Note that a region is not mapped in a process any more, nor what belonged to it, and has no jumps."""
+        """Record that a process has unmapped a region and the pages that belonged to it, and has no jumps to it."""
         gone = set(self._planned.get(pid, {}).pop(region, ()))
         if (mine := self._jumps.get(pid)) is not None:
             mine.forget_program(region)
             mine.by_site = {address: patch for address, patch in mine.by_site.items() if patch not in gone}
 
     def restore_breakpoints(self, tracer: int = 0) -> None:
-        """Put bytes back, and let no handler begin any more; the dying ``tracer``, if it is held, has its threads."""
+        """Restore bytes, and disable all handlers; ``tracer``, if it is held at its exit, still traces its threads."""
         for pid, patches in self._jumps.items():
             _disable(pid, patches)
         self._count(self._restorer.restore(self._jumps, tracer, self._copy_jumps), 0, 0)
 
     def remove_the_rest(self) -> None:
-        """Take out what needs threads that stand still, once the tracer has let go of them."""
+        """Remove jumps and watchpoints, which requires stopped threads, once the tracer has released them."""
         cleared, left = self._restorer.clear()
         places = 0
         for pid, planned in self._planned.items():
-            with contextlib.suppress(OSError):  # its threads cannot be stopped: another tracer was quicker
+            with contextlib.suppress(OSError):  # its threads cannot be stopped: another tracer has attached first
                 places += remove_jumps(pid, [patch for patches in planned.values() for patch in patches])
         self._count(places, cleared, left)
 
     def unmap(self) -> None:
-        """Unmap what nobody is in any more: a tracer that comes to its end in peace may find a thread in it."""
-        until = time.monotonic() + UNMAPPING_PATIENCE  # for all of them: the client waits
+        """Unmap memory that no thread uses; even a tracer that ends normally leaves it if a thread was in it."""
+        until = time.monotonic() + UNMAPPING_PATIENCE  # one deadline for all processes, because the client waits
         for pid in self._jumps.keys() | self._files.keys():
             with contextlib.suppress(OSError):
                 unmap_left_memory(pid, self._jumps.get(pid) or Patches(), until, self._files.get(pid))
@@ -146,9 +146,10 @@ class RestorerList:
 
 def _disable(pid: int, patches: Patches) -> None:
     """
-    Write the mark of the end, with which the shared memory begins (``engines.inline.handler_hits``).
+    Write the end mark with which the shared memory begins (``engines.inline.handler_hits``).
 
-    It may be unmapped already, and the process have something of its own there: the tracer says nothing at its end.
+    The tracer does not report its end. The memory may thus be unmapped already, and something else mapped at its
+    address.
     """
     with contextlib.suppress(OSError, DprobesError):
         mapped = {each.start for each in mappings_of(pid) if each.path.startswith(SHARED_MEMORY)}
@@ -161,25 +162,25 @@ def _disable(pid: int, patches: Patches) -> None:
             os.close(memory)
 
 
-# The removal of what killed runs have left in a process: jumps, breakpoints beside them, and their memory.
+# Removal of what killed runs have left in a process: jumps, breakpoints beside them, and their memory.
 #
-# It is listed in the process's memory (``restorer_messages``). What is listed by a run that lives is left alone: the
-# mark in its shared memory says so (``native.process_page``).
+# It is listed in the process's memory (``restorer_messages``). Entries of a live run are left alone: the mark in the
+# shared memory shows whether a run has ended (``native.process_page``).
 
 
 _MAPPING = f"/memfd:{MANIFEST_FILE_NAME}"
 
 
 _LISTS_MAX = 64
-"""How many lists of a process are read, each of megabytes: it could map as many as it likes, of its own making."""
+"""Maximum number of lists of a process that are read, each of megabytes: the process could map any number itself."""
 
 
 def remove_left(pid: int) -> LeftThings | None:
-    """Take out what killed runs have left in a process; None if there is nothing, or it may not be looked at."""
+    """Remove what killed runs have left in a process; return None if there is nothing, or access is denied."""
     found = _left_in(pid)
     if not found or int(process_field(pid, "TracerPid") or 0):
         return None
-    # What could not be written at once was entered again.
+    # A write that failed at first was entered again.
     patches = list({(patch.writes, patch.originals): patch for entry in found for patch in entry.writes}.values())
     left = Patches({entry.memory.region: entry.memory for entry in found})
     for entry in found:
@@ -189,19 +190,19 @@ def remove_left(pid: int) -> LeftThings | None:
 
 
 def remove_all_left() -> Iterator[LeftThings]:
-    """Do so in all processes that may be looked at; give what was taken out of each that had something."""
+    """Call ``remove_left`` for all processes; iterate over the results of those that had something."""
     for name in os.listdir("/proc"):
         if name.isdigit() and (left := remove_left(int(name))) is not None:
             yield left
 
 
 def left_notice(left: LeftThings) -> Notice:
-    """Return the notice of what was taken out."""
+    """Return the notice about what was removed."""
     return Notice(f"killed runs had left something in process {left.pid}: {left.said}", is_warning=False)
 
 
 def _left_in(pid: int) -> list[LeftEntry]:
-    """Return what is listed in the memory of a process by runs that have ended."""
+    """Return the entries of ended runs in the memory of a process."""
     try:
         mappings = mappings_of(pid)
     except DprobesError:
@@ -226,9 +227,10 @@ def _left_in(pid: int) -> list[LeftEntry]:
 
 def _has_ended(memory: int, entry: LeftEntry, shared: Collection[int]) -> bool:
     """
-    Return whether the run has ended that shares memory with a process: that begins with its mark.
+    Return whether the run of an entry has ended, by the mark at the beginning of its shared memory.
 
-    Where it is not among the ``shared`` addresses any more, and its list is still there, its return was cut short.
+    If that memory is not among the ``shared`` addresses but the list still exists, the run was killed while it
+    unmapped.
     """
     if entry.memory.region not in shared:
         return True

@@ -1,9 +1,9 @@
 """
-The unmapping of memory that handlers ran in, from outside, when the tracer was killed before it could.
+Cleanup of processes from outside, after the tracer was killed: debug registers, jumps, and memory of handlers.
 
-A thread of the process does that for us (``call_injection``), while all of them stand still and none can come back
-into the memory. It is given back only if it still is what was mapped: the file in memory that was shared with it. Some
-of it may be gone already, in the order of ``thread_places``, if the tracer was killed in the middle.
+Memory is unmapped by a thread of the process (``call_injection``), while all threads are stopped and none can return
+into it. It is unmapped only if it is still a mapping of the shared memory file. Some of it may be unmapped already, in
+the order of ``thread_places``, if the tracer was killed meanwhile.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARED_MEMORY", "UNMAPPING_PATIENCE", "clear_processes", "remove_jumps", "unmap_left_memory"]
 
-# The removal of watchpoints from debug registers from outside, when the tracer itself was killed.
+# Removal of watchpoints from debug registers from outside, after the tracer itself was killed.
 #
-# The kernel lets a dead tracer's threads run on with their debug registers set, and an access would end the program by
-# a SIGTRAP. So every thread is seized once more, stopped, cleared, and let go. Threads that are born meanwhile need
+# The kernel resumes a dead tracer's threads with their debug registers set, and an access would end the program by a
+# SIGTRAP. So every thread is seized again, stopped, cleared, and detached. Threads that are created meanwhile need
 # nothing: the kernel gives them empty registers.
 
 
 PATIENCE = 2.0
-"""Seconds to wait for the kernel to let go of a dead tracer's threads, and for a thread that cannot stop now."""
+"""Seconds to wait for the kernel to release a dead tracer's threads, and for a thread that cannot stop now."""
 
 _PAUSE = 0.0002
 
 
 def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]:
     """
-    Take the watches of each process out of the registers of all its threads.
+    Clear the watches of each process in the registers of all its threads.
 
     Return how many threads were cleared, and how many may still have them because they could not be stopped.
     """
@@ -91,7 +91,7 @@ def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]
 
 
 def seize_again(tid: int, until: float) -> bool:
-    """Seize a thread as soon as its dead tracer has let go of it; return False if it has ended."""
+    """Seize a thread as soon as its dead tracer has released it; return False if it has ended."""
     while True:
         try:
             ptrace_calls.seize(tid, follow=False)
@@ -106,7 +106,7 @@ def seize_again(tid: int, until: float) -> bool:
 
 
 def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
-    """Clear the registers of a thread that stopped because we asked for it, and detach it; return if any was set."""
+    """Clear the registers of a thread that stopped on request, and detach it; return whether any was set."""
     was_set, hit = _clear(thread.tid, watches)
     if hit and _has_pending_trap(thread.tid):
         # The trap comes before the thread runs any code.
@@ -119,7 +119,7 @@ def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> boo
 
 
 def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
-    """Clear the registers of a thread that stopped for a reason of its own, and detach it; return if any was set."""
+    """Clear the registers of a thread that stopped for another reason, and detach it; return whether any was set."""
     kind, number = classify_stop(status)
     if kind is StopKind.EXITED:
         return False
@@ -135,7 +135,7 @@ def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper:
 
 
 def _clear(tid: int, watches: tuple[Watch, ...]) -> tuple[bool, bool]:
-    """Clear our slots; return whether there were any, and whether one of them was hit."""
+    """Clear the slots with some watches; return whether there were any, and whether one of them was hit."""
     control = before = ptrace_calls.get_debug_register(tid, CONTROL)
     mine = [s for s in SLOTS if decode(control, s, ptrace_calls.get_debug_register(tid, s)) in watches]
     for slot in mine:
@@ -151,14 +151,14 @@ def _has_pending_trap(tid: int) -> bool:
     return bool(pending) and bool(int(pending, 16) & 1 << (signal.SIGTRAP - 1))
 
 
-# The removal of jumps from code from outside, when the tracer itself was killed.
+# Removal of jumps from code from outside, after the tracer itself was killed.
 #
-# Handlers in the process do no harm without a tracer, but nobody wants them any more. Code is changed while no thread
-# of the process runs: so each is seized once more, and stopped, until the bytes of the file are back.
+# Handlers in the process do no harm without a tracer, but are useless. Code is changed while no thread of the process
+# runs: so each is seized again, and stopped, until the file's bytes are restored.
 
 
 def remove_jumps(pid: int, patches: Sequence[SitePatch]) -> int:
-    """Put the bytes of the file back wherever a jump is in the memory of a process; return how many there were."""
+    """Restore the file's bytes wherever a jump is in the memory of a process; return the number of jumps."""
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -172,9 +172,9 @@ def remove_jumps(pid: int, patches: Sequence[SitePatch]) -> int:
 
 def _pieces_there(memory: int, patch: SitePatch) -> list[tuple[int, bytes]]:
     """
-    Return what is to be written to take a jump out: address and bytes of each piece of it that is there.
+    Return the bytes to be written to remove a jump: address and bytes of each piece of it that is in memory.
 
-    A jump that lies in two pages may have been written in part.
+    A jump across two pages may have been written in part.
     """
     found = []
     for (address, data), original in zip(reversed(patch.writes), reversed(patch.originals), strict=True):
@@ -198,10 +198,10 @@ def _remove(pid: int, memory: int, jumps: Sequence[list[tuple[int, bytes]]]) -> 
 @contextlib.contextmanager
 def _stopped_again(pid: int, space: AddressSpace, withheld: int = 0) -> Iterator[tuple[ThreadTable, list[Thread]]]:
     """
-    Seize and stop the threads of a process as soon as its dead tracer has let go of them; afterwards let them go.
+    Seize and stop the threads of a process as soon as its dead tracer has released them; detach them afterwards.
 
-    Give them, and those that stopped for no other reason. They get the signals that they have stopped for, but for the
-    one that is ``withheld``.
+    Yield the threads, and those that stopped for no other reason. They receive the signals for which they have stopped,
+    except the one that is ``withheld``.
     """
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
@@ -227,34 +227,34 @@ def _stopped_again(pid: int, space: AddressSpace, withheld: int = 0) -> Iterator
 
 
 UNMAPPING_PATIENCE = 2.0
-"""Seconds for which threads are let leave the memory: one may have to wait for a processor."""
+"""Seconds to wait for threads to leave the memory: one may have to wait for a processor."""
 _PAUSE_AT_FIRST, _PAUSE_MAX = 0.02, 0.2
-"""Seconds until it is looked again whether a thread is in it: at first, and at most."""
+"""Seconds between two checks for threads in it: the first pause, and the maximum."""
 
 SHARED_MEMORY = "/memfd:dprobes"
-"""How the names of files in memory begin that are shared with processes."""
+"""Prefix of the names of memory files that are shared with processes."""
 
 
 def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, begun: FilesShared | None = None) -> bool:
     """
-    Unmap in a process what is mapped for handlers; return False if that is not possible, and it stays.
+    Unmap the memory of handlers in a process; return False if that is not possible, and it stays.
 
-    What was ``begun`` to be mapped is unmapped wherever it is. It is tried once, and again ``until`` a time of the
-    monotonic clock.
+    Files of ``begun`` are unmapped wherever they are. There is one attempt, and more ``until`` a time of the monotonic
+    clock.
     """
     until = time.monotonic() + UNMAPPING_PATIENCE if until is None else until
     pause = _PAUSE_AT_FIRST
     while not _unmap(pid, patches, begun):
         if time.monotonic() > until:
             return False
-        # A thread gets nowhere if it is stopped whenever it has a processor.
+        # A thread makes no progress if it is stopped whenever it gets a processor.
         time.sleep(pause)
         pause = min(2 * pause, _PAUSE_MAX)
     return True
 
 
 def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches | None:
-    """Return what of some memory is mapped as it was, or was begun; None if there is nothing of ours any more."""
+    """Return the part of some memory that is still mapped, or whose mapping was begun; None if there is none."""
     try:
         mappings = mappings_of(pid)
     except DprobesError:
@@ -278,7 +278,7 @@ def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches |
 
 
 def _has_page(pid: int, start: int, size: int) -> bool:
-    """Return whether memory is there of which a child would not inherit the contents (``wf`` in smaps, proc(5))."""
+    """Return whether memory is mapped whose contents a child does not inherit (``wf`` in smaps, proc(5))."""
     is_it = False
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as file:
         for line in file if size else ():
@@ -291,7 +291,7 @@ def _has_page(pid: int, start: int, size: int) -> bool:
 
 
 def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | None:
-    """Return what of the memory of handlers is still there, where files in memory are mapped at ``shared``."""
+    """Return the part of the memory of handlers that is still mapped; ``shared`` are the addresses of memory files."""
     size, own = (memory.size, memory.own) if memory.region in shared else (0, 0)
     others = tuple(each for each in memory.others if each[0] in shared)
     manifest = memory.manifest if memory.manifest is not None and memory.manifest[0] in shared else None

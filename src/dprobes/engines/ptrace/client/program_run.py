@@ -1,4 +1,4 @@
-"""What the client knows of one program in a tracer, and the events and words for what the tracer reports."""
+"""Client side of one program in a tracer: its events and counts, and the wording of the tracer's reports."""
 
 from __future__ import annotations
 
@@ -39,105 +39,106 @@ if TYPE_CHECKING:
 
 class NativeSide(Protocol):
     """
-    The handlers of one program; all but ``take`` and ``counts`` are called in the order in which things happen.
+    The handlers of one program that run in processes.
 
-    A breakpoint is placed first, though not always written (``engines.ptrace.tracer.breakpoint_placement``). When it
-    is, the process maps memory for handlers, and jumps take the place of those breakpoints for which there are any.
+    All methods except ``take`` and ``add_counts`` are called in the order of events. A breakpoint is placed first,
+    though not always written (``engines.ptrace.tracer.breakpoint_placement``). Then the process maps memory for
+    handlers, and jumps replace those breakpoints for which there are any.
     """
 
     @property
     def state(self) -> NativeState | None:
-        """What they have in common with handlers that the tracer interprets; None if there are no such handlers."""
+        """State that they share with handlers that the tracer interprets; None if there are no such handlers."""
 
     @property
     def plan(self) -> NativeStatePlan | None:
-        """The same, to be sent to the tracer."""
+        """Description of the state, to be sent to the tracer."""
 
     def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
-        """Take notice of the place in the order of programs, and of who gives those beside this one."""
+        """Set the place in the order of programs, and the function that returns the native sides of its neighbours."""
 
     def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
-        """Return those of some probepoints for which jumps will be asked for when they are placed."""
+        """Return those of some probepoints for which jumps will be requested when they are placed."""
 
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:
-        """Take notice of breakpoints in a process; return what to ask of the tracer."""
+        """Record breakpoints placed in a process; return the next request to the tracer."""
 
     def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
-        """Take notice of memory that a process has mapped; return what to ask next."""
+        """Record memory that a process has mapped; return the next request to the tracer."""
 
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
-        """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
+        """Record jumps that were written; return a request if jumps must be planned again."""
 
     def copied(self, pid: int, parent: int) -> None:
-        """Take notice that a process has a copy of its parent's memory, jumps and all."""
+        """Record that a process has a copy of its parent's memory, including jumps."""
 
     def left(self, pid: int) -> None:
-        """Take notice that a process has ended, or executes another program: nothing of it is needed any more."""
+        """Record that a process has ended or executes another program, and drop its data."""
 
     @property
     def is_due(self) -> bool:
-        """Whether something is to be asked of the tracer because it is time to."""
+        """True if a request to the tracer is due."""
 
     def due(self, answers: Answers) -> ShareMemory | PatchSites | None:
-        """Return what is to be asked of the tracer because it is time to."""
+        """Return the request to the tracer that is due, if there is one."""
 
     def told(self, identity: ThreadIdentity) -> None:
-        """Take notice of what a thread is called, and whose it is."""
+        """Record the name and owner of a thread."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much has come that there is more already."""
+        """True if records arrive so fast that more are available already."""
 
     def to_be_released(self, program: int) -> ReleaseMemory | None:
-        """Return what to ask of the tracer if handlers seem to have left something that others wait for."""
+        """Return a request to the tracer if handlers seem to have ended without releasing what others wait for."""
 
     def released(self, message: MemoryReleased) -> None:
-        """Take notice of the answer."""
+        """Record the answer to a ``ReleaseMemory``."""
 
     def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """
-        Return the records that have come, each with its probepoint, and the probepoints that have had their last hit.
+        Return the records that have arrived, with their probepoints, and the probepoints that had their last hit.
 
-        With ``is_over`` nothing comes any more.
+        ``is_over`` is True when no more records can arrive.
         """
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
-        """Add what happened without the tracer."""
+        """Add the counts of handlers that ran in processes."""
 
     def notices(self) -> Iterator[Notice]:
-        """Iterate over what a user should hear at the end."""
+        """Iterate over notices for the user at the end."""
 
     def disable(self) -> None:
-        """Let no handler run any more, as the tracer is gone that sees to their faults."""
+        """Disable all handlers, because the tracer that handles their faults is gone."""
 
     def remove(self, pids: Iterable[int]) -> int:
-        """Put the bytes of files back wherever a jump is in the memory of processes; return how many there were."""
+        """Restore the bytes of files wherever a jump is in the memory of processes; return the number of jumps."""
 
     def close(self) -> None:
-        """Give up what is not looked at after the end; may be called more than once."""
+        """Release resources that are not used after the end; may be called more than once."""
 
 
 _BACKLOG = 64 << 20
-"""Bytes of records that may wait to be given out, where somebody else reads them from the tracer."""
+"""Maximum size in bytes of the records that wait to be consumed."""
 
 _TOGETHER = 1024
-"""Records that are given out at once at most."""
+"""Maximum number of records in a batch."""
 
 Item = Event | Done | Ended | Exception
-"""What is to be given out, or raised."""
+"""An event to be returned, or an exception to be raised."""
 
 
 class _Record(NamedTuple):
-    """A record and its probepoint, to be given out in a batch."""
+    """A record and its probepoint, to be returned in a batch."""
 
     probe: int
     data: bytes
 
 
 class ProgramRun:
-    """One program; ``items`` are to be given out by who follows it, whom ``wake`` wakes up."""
+    """One program; ``items`` are consumed by its follower, which ``wake`` wakes up."""
 
     def __init__(
         self,
@@ -153,15 +154,15 @@ class ProgramRun:
         self.counters = counters
         self.debuggers = debuggers
         self.native: NativeSide | None = None
-        """The handlers that run in the probed processes."""
+        """Handlers that run in the probed processes; None if there are none."""
         self.number = 0
         self.rank = 0
-        """Its place in the order of insertion: that of the program which it has replaced."""
+        """Place in the order of insertion: that of the program which it has replaced."""
         self.items: deque[Item | _Record] = deque()
         self.is_stopping = False
-        """Whether its end was asked for."""
+        """True if its end was requested."""
         self.is_over = False
-        """Whether no more items will come."""
+        """True if no more items will come."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.bell)
         self._backlog = 0
@@ -170,7 +171,7 @@ class ProgramRun:
         self._dropped: dict[int, int] = {}
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far."""
+        """Return the counts so far."""
         counts = self.counters.counts(len(self.answers.probes))
         for probe, dropped in list(self._dropped.items()):
             counts[probe].records -= dropped
@@ -180,7 +181,7 @@ class ProgramRun:
         return counts
 
     def take_native(self, *, is_over: bool = False) -> list[tuple[int, ProbeState]]:
-        """Keep the records of handlers in processes to be given out; return the probepoints that are over."""
+        """Queue the records of handlers in processes; return the probepoints that have had their last hit."""
         if self.native is None:
             return []
         batches, ended = self.native.take(is_over=is_over)
@@ -188,12 +189,12 @@ class ProgramRun:
         return ended
 
     def counts_of_received(self) -> tuple[Counts, ...]:
-        """Return what is known for certain when the tracer was killed."""
+        """Return the counts that are certain after the tracer was killed: those of the received records."""
         numbers = [self._received.get(probe, 0) for probe in range(len(self.answers.probes))]
         return tuple(Counts(hits=number, records=number) for number in numbers)
 
     def take_record(self, probe: int, record: bytes) -> None:
-        """Keep a record to be given out, or count it as lost if nobody takes them."""
+        """Queue a record, or count it as lost if too many bytes wait to be consumed."""
         if self._backlog + len(record) > self._backlog_max:
             self._dropped[probe] = self._dropped.get(probe, 0) + 1
             return
@@ -202,7 +203,7 @@ class ProgramRun:
         self.items.append(_Record(probe, record))
 
     def take_overload(self, message: Overloaded) -> None:
-        """Announce that hits took too much of a CPU, and what was done about it."""
+        """Queue the notices of an overload, and of the measures that were taken."""
         assert self._overload is not None, "a program with a budget has words for it"
         verdict, rates = message.verdict, message.rates
         for number in verdict.disabled:
@@ -211,7 +212,7 @@ class ProgramRun:
         self.items += self._overload.of(verdict, rates)
 
     def next_item(self) -> Item:
-        """Take the next one of the items; records come many at once, which are written faster."""
+        """Remove and return the next item; records are returned in batches, which are written faster."""
         item = self.items.popleft()
         if not isinstance(item, _Record):
             return item
@@ -223,28 +224,28 @@ class ProgramRun:
         return RecordBatch(records)
 
     def take_all(self) -> list[Item]:
-        """Take all items that there are."""
+        """Remove and return all items."""
         items = []
         while self.items:
             items.append(self.next_item())
         return items
 
     def wake(self) -> None:
-        """Wake up who waits."""
+        """Wake up the follower."""
         os.eventfd_write(self.bell, 1)
 
     def end(self, item: Item) -> None:
-        """Give out one more item, the last one."""
+        """Queue the last item."""
         self.items.append(item)
         self.is_over = True
 
     def replaced(self) -> None:
-        """Come to the end because another program has taken the place of this one."""
+        """End because another program has taken the place of this one."""
         self.end(Finished(self.counts()))
 
 
 def _state_event(message: ProbeStatus) -> StateEvent:
-    """Return the event for the state of probepoints."""
+    """Return the event for a state of probepoints."""
     state = message.state
     detail = ""
     if state is ProbeState.CONFLICT:
@@ -260,13 +261,13 @@ def _state_event(message: ProbeStatus) -> StateEvent:
 
 
 def obstacle_text(obstacle: ProbeStatus) -> str:
-    """Return why a program cannot take the place of another one."""
+    """Return the reason why a program cannot take the place of another one, as a line for the user."""
     event = _state_event(obstacle)
     return event.state.line(event.detail, f"in process {event.pid}", "the old program continues")
 
 
 def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
-    """Return the event for what a tracer reports of a program."""
+    """Return the event for a tracer's report about a program."""
     match message:
         case ProbeStatus():
             return _state_event(message)
@@ -277,7 +278,7 @@ def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
 
 
 def _dump_notice(dumped: Dumped) -> Notice:
-    """Return the notice of what became of a core file."""
+    """Return the notice about a core file."""
     from dprobes.engines.engine_interface import no_core_notice, written_notice
 
     if dumped.problem:
@@ -286,7 +287,7 @@ def _dump_notice(dumped: Dumped) -> Notice:
 
 
 def death_notices(status: int, restored: int, cleared: int, left: int) -> list[Notice]:
-    """Return the notices of what was done when the tracer ended by itself with a status; see ``CrashRestorer``."""
+    """Return the notices about the cleanup after the tracer ended with a status; see ``CrashRestorer``."""
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     notices = [
         Notice(

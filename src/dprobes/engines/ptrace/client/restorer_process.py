@@ -1,9 +1,9 @@
 """
-A process that restores what a killed tracer leaves, also where the client was killed together with it.
+Process that restores code after the tracer was killed, even if the client was killed together with it.
 
-It is told of breakpoints and jumps before they are written, and holds the dying tracer until the bytes of breakpoints
-are back (``tracer_link``); jumps are taken out when it has let go of its threads. It ends with the tracer, in a session
-of its own: what a terminal kills leaves it alone.
+It receives reports of breakpoints and jumps before they are written. It holds the dying tracer until the bytes of
+breakpoints are restored (``tracer_link``); jumps are removed when the tracer has released its threads. It ends with the
+tracer, and runs in a separate session, so that signals of a terminal do not reach it.
 
 It runs as ``python -m dprobes.engines.ptrace.client.restorer_process PIPE REPORT``, two descriptors.
 """
@@ -34,28 +34,27 @@ if TYPE_CHECKING:
 __all__ = ["RestorerProcess", "main"]
 
 _PATIENCE = 10.0
-"""Seconds for which its report is waited for."""
+"""Seconds to wait for its report."""
 _PATIENCE_AT_FIRST = 30.0
-"""Seconds for which it is waited for until it holds the tracer at its end."""
+"""Seconds to wait until it is ready to hold the tracer at its exit."""
 
 _CHUNK = 1 << 16
 
 _WATCHES = b"w"
-"""The first byte of its report: the tracer will be held at its end, unless that cannot be traced."""
+"""First byte of its report: the tracer will be held at its exit, unless it cannot be traced."""
 _REPORT = struct.Struct("=III")
-"""The rest of it, at the end: the numbers of ``Restored``."""
+"""Rest of its report, sent at the end: the numbers of ``Restored``."""
 
 
 class RestorerProcess:
     """
-    The process, from the client's side.
+    Client's side of the process.
 
-    ``begun`` is to be called when a tracer has been started that was told the ``address``, and ``await_watch`` before
-    that writes anything.
+    Call ``begun`` when a tracer has been started with the ``address``, and ``await_watch`` before that writes anything.
     """
 
     def __init__(self) -> None:
-        """Start it; OSError if that cannot be."""
+        """Start the process; raise OSError if that is not possible."""
         theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
         self._report, their_report = os.pipe2(os.O_CLOEXEC)
         self._watch: threading.Thread | None = None
@@ -86,20 +85,20 @@ class RestorerProcess:
 
     @property
     def address(self) -> tuple[int, int]:
-        """The descriptor of the pipe to it, and its process id."""
+        """Descriptor of the pipe to it, and its process id."""
         return self._pipe, self._process.pid
 
     def begun(self) -> None:
-        """Leave the pipe to the tracer."""
+        """Close the client's end of the pipe, which the tracer uses."""
         os.close(self._pipe)
 
     def await_watch(self) -> None:
-        """Wait until it holds the tracer at its end, should that be killed: on a busy machine it may be late."""
+        """Wait until it is ready to hold the tracer at its exit: on a busy machine this may take some time."""
         if readable([self._report], _PATIENCE_AT_FIRST):
             self._watches = os.read(self._report, len(_WATCHES))
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Have ``gone`` called by a thread when it ends, which should not be before the tracer."""
+        """Call ``gone`` in a thread when the process ends, which should not be before the tracer."""
         self._watch = threading.Thread(
             target=_call_after, args=(self._process.pid, gone), name="dprobes-watch", daemon=True
         )
@@ -107,7 +106,7 @@ class RestorerProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it has ended in another way than by itself."""
+        """True if it has ended abnormally."""
         return self._process.poll() not in (None, 0)
 
     def result(self) -> Restored:
@@ -119,7 +118,7 @@ class RestorerProcess:
         return Restored(*_REPORT.unpack(report)) if len(report) == _REPORT.size else Restored()
 
     def close(self) -> None:
-        """Wait for its end, which is that of the tracer."""
+        """Wait for its end, which follows that of the tracer."""
         os.close(self._report)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
@@ -128,7 +127,7 @@ class RestorerProcess:
 
 
 class _Reader:
-    """What the tracer says, read by one thread, and at the end by another one."""
+    """Reader of the tracer's messages, used by one thread, and at the end by another one."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -139,13 +138,13 @@ class _Reader:
         self.tracer = 0
 
     def follow(self) -> None:
-        """Take note of all that comes."""
+        """Record all messages until the end of the stream."""
         while not self._is_over:
             readable([self._pipe], None)
             self.drain()
 
     def drain(self) -> None:
-        """Take note of what has come by now."""
+        """Record the messages that have arrived."""
         with self._lock:
             while not self._is_over and readable([self._pipe], 0):
                 data = os.read(self._pipe, _CHUNK)
@@ -157,7 +156,7 @@ class _Reader:
                     self.known.note(message)
 
     def await_tracer(self) -> bool:
-        """Wait until the tracer has said who it is; return False if it never does."""
+        """Wait until the tracer has sent its process id; return False if the stream ends before."""
         while not self.tracer and not self._is_over:
             readable([self._pipe], None)
             self.drain()
@@ -165,7 +164,7 @@ class _Reader:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process; the arguments are the descriptors to read from, and to report to."""
+    """Run the process; the arguments are the descriptors to read messages from, and to write the report to."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     process_calls.set_process_name("dprobes-restore")

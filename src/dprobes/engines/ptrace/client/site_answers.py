@@ -1,8 +1,8 @@
 """
-What the tracer wants to know of files: which sites a file has that a process maps.
+Answers to the tracer's questions which sites are in a file that a process maps.
 
-Each place that is found becomes a probepoint with a number of its own, so that the copies of a module, for another
-processor or at another path, are counted apart.
+Each place becomes a separate probepoint. Copies of a module, for another processor or at another path, are thus counted
+separately.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ __all__ = ["Answers", "reachable"]
 
 _LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
 _LINKER_HOOK = "_dl_debug_state"
-"""The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
+"""Function that dynamic linkers call after they have mapped or unmapped a file (``r_brk`` in ``<link.h>``)."""
 
 _UNWINDER = re.compile(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+)*|(libc|ld)\.musl-.*|ld-musl-.*")
 _UNWINDING = (
     "longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "_Unwind_RaiseException", "_Unwind_ForcedUnwind",
 )  # fmt: skip
-"""The functions that leave other functions without their return, and the files where they are."""
+"""Functions that leave other functions without their return; ``_UNWINDER`` matches the files that contain them."""
 
 
 _NAMES_MAX = 4096
-"""How many names of mapped files are kept: a program may map any number."""
+"""Maximum number of names of mapped files that are kept: a program may map any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledSite:
-    """What the handler of a probepoint was compiled from; ``file`` is its device and inode."""
+    """Origin of a probepoint's handler; ``file`` is its device and inode."""
 
     resolved: ResolvedModule
     point: Point
@@ -81,9 +81,9 @@ class CompiledSite:
 
 class Answers:
     """
-    The answers to a tracer's questions about one program.
+    Answers to a tracer's questions about one program.
 
-    ``symbols`` knows those of the program's modules, ``resolved`` is what is known already of one of these.
+    ``symbols`` provides the symbols of the program's modules; ``resolved`` is one of these that was resolved before.
     """
 
     def __init__(
@@ -102,17 +102,17 @@ class Answers:
         self._given: dict[tuple[int, int], Sites] = {}
         self._users = ForeignUsers(program.name)
         self.is_stopping = False
-        """Whether nobody waits for an answer any more."""
+        """True if answers are not awaited any more."""
         self.probes: list[Probepoint] = []
-        """The probepoints in the order of their numbers."""
+        """Probepoints in the order of their numbers."""
         self.compiled: dict[int, CompiledSite] = {}
-        """What is known of the probepoints at instructions, by their numbers."""
+        """Probepoints at instructions, by their numbers."""
         self.left_out: list[LeftOutProbe] = []
         self.mapped_files: dict[str, str] = {}
-        """The names of the files that were asked about, in the order in which they were mapped."""
+        """Paths of the files that the tracer asked about, by name, in the order in which they were mapped."""
 
     def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
-        """Return the sites in a file that a process has mapped, and what the user should hear of it."""
+        """Return the sites in a file that a process has mapped, and the events for the user."""
         try:
             return self._find(mapped, reachable(mapped)) if self._is_wanted(mapped) else (Sites(), [])
         except TargetError as error:
@@ -122,7 +122,7 @@ class Answers:
 
     def prepare(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]] | None:
         """
-        Do as ``sites`` for a file that was asked about before; return None if it cannot be found any more.
+        Return the same as ``sites`` for a file that was asked about before; None if it cannot be found any more.
 
         Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into the file.
         """
@@ -135,9 +135,9 @@ class Answers:
         return self._find(mapped, path)
 
     def _is_wanted(self, mapped: ModuleMapped) -> bool:
-        """Return whether there may be anything in a file; false for most without opening them."""
+        """Return whether a file may contain sites; most files are excluded without opening them."""
         if space_of(self._program) is not Space.MODULE:
-            return False  # nothing in it is about files
+            return False  # the program probes no files
         if len(self.mapped_files) < _NAMES_MAX:
             self.mapped_files[mapped.path.rpartition("/")[2]] = mapped.path
         return _is_linker(mapped) or self._unwinds(mapped) or self._may_match(mapped)
@@ -156,7 +156,7 @@ class Answers:
             own += _own_sites(elf, _UNWINDING, Role.UNWINDING)
         if not is_probed:
             return Sites(own), []
-        # The same file by another path, as in a container, has the same probepoints.
+        # The same file at another path, as in a container, has the same probepoints.
         key = (mapped.device, mapped.inode)
         if key in self._given:
             return self._given[key], []
@@ -165,7 +165,11 @@ class Answers:
         return self._given[key], self._doubts(resolved, mapped.path)
 
     def _find_foreign(self, mapped: ModuleMapped, path: Path, owner: str) -> tuple[Sites, list[Event]]:
-        """Do as ``_find`` for a file that another user can change: another process reads it, within limits."""
+        """
+        Return the same as ``_find`` for a file that another user can change; the examiner reads it.
+
+        The examiner is another process, which reads the file within limits.
+        """
         from dprobes.platform.foreign.foreign_outlines import Question
 
         key = (mapped.device, mapped.inode)
@@ -217,12 +221,12 @@ class Answers:
         return Examiner()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Close the examiner; no more questions are answered."""
         if "_examiner" in self.__dict__:
             self._examiner.close()
 
     def everywhere(self) -> dict[int, Sites | str]:
-        """Return what is watched in every process by word size, or why it cannot be; may be called once."""
+        """Return the watchpoints of every process by word size, or the reason why there are none; call it only once."""
         if space_of(self._program) is not Space.PROCESSES:
             return {}
         found: dict[int, Sites | str] = {}
@@ -236,14 +240,14 @@ class Answers:
             except SourceError as error:
                 found[arch.word_size] = error.message
                 continue
-            # It is one probepoint, whatever the processor.
+            # It is the same probepoint on each architecture.
             self.probes = self.probes or list(watchpoints)
             code = Code(arch.name, _bytes_only(encode(self._program, arch)))
             found[arch.word_size] = Sites(code=code, watches=self._watch_sites(watchpoints, 0))
         return found
 
     def _watch_sites(self, watchpoints: tuple[Probepoint, ...], first: int) -> tuple[WatchSite, ...]:
-        """Return what is to be watched; the watchpoints become probepoints that are numbered from ``first`` on."""
+        """Return the watch sites of the compiled watchpoints; their probepoints are numbered from ``first`` on."""
         return tuple(
             WatchSite(
                 number,
@@ -258,7 +262,7 @@ class Answers:
 
     def _known(self, path: Path) -> Module | None:
         """Return the module that was resolved before, if ``path`` is its file."""
-        with contextlib.suppress(OSError):  # the process is gone that has led to the file
+        with contextlib.suppress(OSError):  # the process has ended whose /proc entry led to the file
             if self._resolved is not None and path.samefile(self._resolved.module.path):
                 return self._resolved.module
         return None
@@ -272,7 +276,7 @@ class Answers:
 
     def _doubts(self, resolved: ResolvedModule, path: str) -> list[Event]:
         if resolved is self._resolved or not resolved.warnings:
-            return []  # what was resolved before has been spoken of
+            return []  # warnings about the module resolved before have been reported
         text = "\n".join(warning.render() for warning in resolved.warnings)
         return [Notice(f"{path}: not everything in this file is as the program says", details=text)]
 
@@ -291,11 +295,11 @@ class Answers:
         return False
 
     def _may_match(self, mapped: ModuleMapped) -> bool:
-        """Return whether a file may be the program's module; false for most without opening them."""
+        """Return whether a file may be the program's module; most are excluded without opening them."""
         wanted, path = self._program.name, mapped.path
         if self._is_named(mapped):
             return True
-        # A library's file may be called otherwise than its soname, but hardly begins otherwise.
+        # A library's file name may differ from its soname, but usually begins with the same letters.
         stem = re.split(r"[-.]", Path(wanted).name)[0]
         return "/" not in wanted and ".so" in Path(path).name and Path(path).name.startswith(stem)
 
@@ -306,7 +310,7 @@ class Answers:
                 point = Point.of(self._program, probe.definition, probe.offset, probe.arguments)
                 sites += _sites_of(len(self.probes), probe, point, self._program, resolved.architecture)
                 self.compiled[len(self.probes)] = CompiledSite(resolved, point, (mapped.device, mapped.inode))
-            # The path as the process knows it: ours may lead through /proc.
+            # Use the path as the process sees it: the one used here may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
         self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
         watchpoints = resolved.of(ProbeKind.WATCHPOINT)
@@ -328,7 +332,7 @@ def _is_linker(mapped: ModuleMapped) -> bool:
 
 
 def _bytes_only(image: CodeImage) -> CodeImage:
-    """Return an image without its instructions, which are for people: the tracer runs the bytes."""
+    """Return an image without its instructions, which are only for display: the tracer runs the bytes."""
     return dataclasses.replace(image, instructions=(), labels={})
 
 
@@ -368,8 +372,8 @@ def _sites_of(
 
 
 def _own_sites(elf: ElfFile, names: tuple[str, ...], role: Role) -> tuple[Site, ...]:
-    """Return the engine's own breakpoints at functions of a file, those of them that it has."""
-    # By the file's own symbols: a provider may know none but those that the program names.
+    """Return the engine's own breakpoints at those of some functions that a file has."""
+    # Use the file's own symbols: a provider may have only those that the program names.
     module = OWN_SYMBOLS.module_of(elf)
     sites: dict[int, Site] = {}
     for name in names:
@@ -386,13 +390,13 @@ def _own_site(module: Module, offset: int, role: Role) -> Site:
 
 
 def _padding(module: Module) -> tuple[tuple[int, int], ...]:
-    """Return what lies unused between the ends of code segments and those of their last pages."""
+    """Return (file offset, size) of the unused bytes between the ends of code segments and of their last pages."""
     ends = [s.offset + s.filesz for s in module.elf.load_segments if s.executable and s.memsz == s.filesz]
     return tuple((end, -end % PAGE_SIZE) for end in ends)
 
 
 def reachable(mapped: ModuleMapped) -> Path:
-    """Return a path that leads to the very file that is mapped; raise ``TargetError`` if none does."""
+    """Return a path to exactly the file that is mapped; raise ``TargetError`` if there is none."""
     candidates = [
         Path(mapped.path),
         Path(f"/proc/{mapped.pid}/root{mapped.path}"),
@@ -417,8 +421,8 @@ def _is_mapped_file(path: Path, mapped: ModuleMapped) -> bool:
     """
     Return whether ``path`` is the file with the device and inode that a process's memory map shows.
 
-    Some file systems (btrfs, overlayfs) have other device numbers there than in ``stat``: so the file is mapped by us,
-    to see how the kernel shows it.
+    On some file systems (btrfs, overlayfs) these device numbers differ from those of ``stat``: so map the file in this
+    process, to see what the kernel shows.
     """
     status = path.stat()
     if status.st_ino != mapped.inode:

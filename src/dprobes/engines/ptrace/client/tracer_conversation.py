@@ -1,11 +1,11 @@
 """
-The client's side of a tracer: its start, the answers to its questions, and what it sends, sorted by program.
+The client's side of a tracer: its start, the answers to its questions, and its messages, sorted by program.
 
-A tracer may have several programs, and outlives those that end before others. So there is one conversation for a
-tracer, and a ``ProgramRun`` for each program. One of the threads that ``wait`` reads from the tracer, and sees to all
-that has arrived; the others sleep until they are woken up. Whoever stops waiting lets another one read.
+A tracer may have several programs, and runs until the last one ends. So there is one conversation for each tracer, and
+a ``ProgramRun`` for each program. One of the threads in ``wait`` reads from the tracer, and handles all messages; the
+others sleep until they are woken up. A thread that leaves ``wait`` lets another one read.
 
-The client holds the crash restorer as well: when the tracer dies, the original bytes are put back at once.
+The client contains the crash restorer as well: when the tracer dies, the original bytes are restored at once.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ if TYPE_CHECKING:
 __all__ = ["Conversation", "NotFollowedError"]
 
 _PATIENCE = 10
-"""Seconds that a tracer may take to end."""
+"""Seconds to wait for the end of a tracer."""
 
 _PATIENCE_AT_DEATH = 0.5
-"""Seconds for which a dying tracer waits for what it has sent to be read."""
+"""Seconds for which a dying tracer waits until its last messages are read."""
 
 _LOOK_AT_RINGS = 0.01
-"""Seconds until who waits looks for records that no message announces."""
+"""Seconds between checks for records of handlers in processes, which no message announces."""
 
 _LONG = 1.0
-"""Seconds until who waits for a bell looks again: where two follow one program, the other one may have taken it."""
+"""Seconds between checks of a run without a notification, which another follower of the run may have consumed."""
 
 _ENDED = "the program that is to be replaced has ended"
 
@@ -90,26 +90,26 @@ _Known = dict[tuple[int, int, str], "Sites"]
 
 
 class NotFollowedError(EngineError):
-    """Report that a tracer takes no program for a process: it is at its end, or has let the process go."""
+    """Error: a tracer accepts no program for a process, because it is about to end or has detached the process."""
 
 
 class Conversation:
     """
-    The exchange of messages with a tracer, which is started for the program of ``run``.
+    Exchange of messages with a tracer, which is started for the program of ``run``.
 
-    ``start`` describes the program, which is for ``module``; ``variables`` are the global variables, if others share
-    them. Raise ``EngineError`` if the tracer cannot be started.
+    ``start`` describes the program; ``module`` is the name of its module. ``variables`` are the global variables if
+    they are shared with other programs. Raise ``EngineError`` if the tracer cannot be started.
     """
 
     def __init__(self, run: ProgramRun, start: Start, module: str, variables: GlobalVariables | None) -> None:
         self.globals = variables
         self._runs: dict[int, ProgramRun] = {run.number: run}
-        """The programs of which something may be heard still."""
+        """Programs that may still receive messages."""
         self._members = {run}
-        """Those that a session holds still."""
+        """Programs that a session has not left yet."""
         self._programs = 1
         self._candidate: ProgramRun | None = None
-        """The program that is about to be inserted, and that which it replaces."""
+        """Program that is about to be inserted; ``_replaces`` is the one that it replaces."""
         self._replaces: ProgramRun | None = None
         self._refusal: EngineError | None = None
         self._asked: dict[tuple[int, int, str], ModuleMapped] = {}
@@ -120,11 +120,11 @@ class Conversation:
         self._known_processes: set[int] = set()
         self._is_over = False
         self._inserting = threading.Lock()
-        """Taken by who inserts a program: one at a time."""
+        """Held by the thread that inserts a program: one at a time."""
         self._lock = threading.Lock()
-        """Taken by who sees to what has arrived, or looks at the programs."""
+        """Held by a thread that handles messages, or accesses the programs."""
         self._reading = threading.Lock()
-        """Taken by who waits for the tracer."""
+        """Held by the thread that waits for the tracer."""
         self._waiting: set[ProgramRun] = set()
         self._join(run)
         self._restorer_process = _restorer_process() if run.native is not None else None
@@ -138,25 +138,25 @@ class Conversation:
         self._inbox = Inbox(from_tracer)
         self._guard: TracerGuard | None = None
         self._guarding = threading.Lock()
-        """Taken by who makes a guard, or decides to wait for the tracer without one."""
+        """Held by a thread that creates a guard, or decides to wait for the tracer without one."""
         self._is_awaited = False
-        """Whether nobody may make a guard any more."""
+        """True if no guard may be created any more."""
         self._with_memory: set[int] = set()
-        """The processes that have had memory for handlers."""
+        """Processes that have had memory for handlers."""
         self.outbox = Outbox(to_tracer)
         self.outbox.send(start)
 
     @property
     def tracer(self) -> int:
-        """The process id of the tracer."""
+        """Process id of the tracer."""
         return self._tracer.pid
 
     def attach(self, scope: Scope) -> None:
-        """Let the tracer take over a process, or a command that is started for that."""
+        """Attach the tracer to a process, or start a command and attach it to that."""
         if scope.pid is None:
-            # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
+            # The Yama module extends this permission to descendants: the tracer, and a debugger after ``exit 1``.
             self._command = Command(scope.command, allow_tracer, scope.output)
-        # Not before: a process that is forked has no threads but one.
+        # Not earlier: a process that is forked must have only one thread.
         if self._restorer_process is None:
             self._begin_guard()
         else:
@@ -167,7 +167,7 @@ class Conversation:
         self.outbox.send(Attach(pid or 0, launching=is_launching))
 
     def _begin_guard(self) -> None:
-        """Guard the tracer ourselves, as the process that does so is not there, or was killed."""
+        """Guard the tracer in the client, because there is no restorer process, or it was killed."""
         with self._guarding:
             if not self._is_awaited:
                 self._guard = TracerGuard(self._tracer, self._restore, self._clear)
@@ -181,10 +181,10 @@ class Conversation:
         return None if self._command is None else self._command.end()
 
     def leave(self, run: ProgramRun) -> None:
-        """Note that a session is done with a program; with the last one the conversation is over."""
+        """Record that a session is done with a program; after the last one close the conversation."""
         with self._lock:
             if run.native is not None:
-                run.native.close()  # here, where nobody sees to a message for it
+                run.native.close()  # under the lock, so that no message for it is being handled
             if run not in self._members:
                 return
             self._members.discard(run)
@@ -193,7 +193,7 @@ class Conversation:
         self.close()
 
     def close(self) -> None:
-        """Give the pipes up, with whose end the tracer ends, and wait for that."""
+        """Close the pipes, so that the tracer ends, and wait for that."""
         self._members.clear()
         self.outbox.close()
         self.await_end()
@@ -213,7 +213,7 @@ class Conversation:
             self._wait_for_tracer(_PATIENCE)
 
     def _remove_left(self) -> None:
-        """Have memory unmapped that threads were in at the end: what the process would have done that was killed."""
+        """Unmap memory that threads were in at the end, in place of the restorer process, which was killed."""
         from dprobes.engines.ptrace.client.left_removal import remove_left
 
         for pid in self._with_memory:
@@ -225,17 +225,18 @@ class Conversation:
             self._is_awaited = True
         return self._tracer.wait(seconds) if self._guard is None else self._guard.wait(seconds)
 
-    # Other programs
+    # Insertion and replacement of programs
 
     def insert(self, run: ProgramRun, start: Start, pid: int) -> None:
         """
-        Insert one more program, into a process of those that are traced, and into what that has started.
+        Insert one more program into a traced process, and into the processes that it has started.
 
-        Raise ``EngineError`` if that is not possible, and ``NotFollowedError`` if it is here only.
+        Raise ``EngineError`` if that is not possible, and ``NotFollowedError`` if it is possible elsewhere, with
+        another tracer.
         """
         known: _Known = {}
         with self._inserting:
-            # It may take its time: nobody is to wait for that. What is wrong shows when the tracer asks.
+            # Do this without the lock, because it may take some time. Errors are reported when the tracer asks.
             with contextlib.suppress(SourceError, TargetError):
                 _prepare(run, dict(self._asked), known)
             with self._lock:
@@ -247,9 +248,9 @@ class Conversation:
 
     def replace(self, former: ProgramRun, run: ProgramRun, start: Start) -> None:
         """
-        Put a program in the place of ``former``, which comes to its end.
+        Put a program in the place of ``former``, which ends.
 
-        Raise ``EngineError`` or ``SourceError`` if that is not possible; then the former one goes on.
+        Raise ``EngineError`` or ``SourceError`` if that is not possible; then the former one continues.
         """
         known: _Known = {}
         with self._inserting:
@@ -273,7 +274,7 @@ class Conversation:
         self._members.add(run)
 
     def _join(self, run: ProgramRun, former: ProgramRun | None = None) -> None:
-        """Let the handlers of a program know of those of others."""
+        """Set the rank of a program, and connect its native side with those of other programs."""
         run.rank = run.number if former is None else former.rank
         if (native := run.native) is not None:
             native.join(run.rank, lambda: [r.native for r in self._runs.values() if r.native not in (None, native)])
@@ -294,7 +295,7 @@ class Conversation:
     def _on_replaced(self) -> None:
         former = self._replaces
         assert former is not None
-        # The debuggers stay those of the program before, with which their processes were begun.
+        # Keep the debuggers of the former program, with which their processes were started.
         run = self._settle_candidate(None)
         run.debuggers = former.debuggers
         del self._runs[former.number]
@@ -313,14 +314,14 @@ class Conversation:
         run.wake()
         return run
 
-    # What arrives
+    # Messages from the tracer
 
     def wait(self, run: ProgramRun) -> None:
-        """Wait until something may have arrived for ``run``, and see to all that has."""
+        """Wait until something may have arrived for ``run``, and handle all messages that have."""
         seconds = None if run.debuggers.is_idle else LOOK
         if run.native is not None:
             seconds = 0 if run.native.is_busy else _LOOK_AT_RINGS
-        # In this order: who gives up reading looks for one who waits.
+        # In this order: a thread that stops reading looks for another one that waits.
         self._waiting.add(run)
         try:
             if self._reading.acquire(blocking=False):
@@ -339,14 +340,14 @@ class Conversation:
             os.eventfd_read(run.bell)
         if run.native is not None and not run.is_over:
             if run.native.is_due:
-                with self._lock:  # others plan with what it has
+                with self._lock:  # others use its data in their plans
                     request = run.native.due(run.answers)
                 if request is not None:
                     self.outbox.send(request)
             if (release := run.native.to_be_released(run.number)) is not None:
                 self.outbox.send(release)
         if seconds is not None and not run.is_over:
-            # Not for a process that was handed over just now: what came before that is given out first.
+            # Skip a process that was handed to the debugger just now: earlier items are consumed first.
             run.items += run.debuggers.look()
 
     def _let_another_read(self) -> None:
@@ -404,7 +405,7 @@ class Conversation:
                 self._restorer.note(message)
 
     def _on_process(self, message: Mapped | Forked | ThreadIdentity | MemoryShared | SitesPatched | Removed) -> None:
-        """Let all who have something in processes know what these have by now."""
+        """Forward a report about a process to all programs that have handlers in processes."""
         match message:
             case Mapped():
                 self._remember(message)
@@ -428,7 +429,7 @@ class Conversation:
                 assert_never(message)
 
     def _on_program(self, message: Overloaded | Left | MemoryReleased) -> None:
-        """Let the run of one program take notice of something."""
+        """Forward a report about one program to its run."""
         if (run := self._runs.get(message.program)) is None:
             return
         match message:
@@ -443,7 +444,7 @@ class Conversation:
                 assert_never(message)
 
     def _on_candidate(self, message: Replaced | InPlace | NotInserted) -> None:
-        """Take notice of what has become of a program that was to be inserted."""
+        """Handle the result of an insertion or replacement."""
         match message:
             case Replaced():
                 self._on_replaced()
@@ -459,7 +460,7 @@ class Conversation:
                 assert_never(message)
 
     def _on_ending(self, message: Ended | Refused | Failed | Done) -> None:
-        """Take notice of the end of a program, or of all."""
+        """Handle the end of one program, or of all programs."""
         match message:
             case Ended(number):
                 if (ended := self._runs.pop(number, None)) is not None:
@@ -475,11 +476,11 @@ class Conversation:
                 assert_never(message)
 
     def _natives(self) -> list[NativeSide]:
-        """Return what programs have in processes."""
+        """Return the native sides of all programs that have one."""
         return [run.native for run in self._runs.values() if run.native is not None]
 
     def _on_placed(self, message: ProbeStatus) -> None:
-        """Let jumps take the place of breakpoints that are there now."""
+        """Request jumps in the place of breakpoints that were placed."""
         run = self._runs.get(message.program)
         if run is None or run.native is None or message.state is not ProbeState.ACTIVE:
             return
@@ -501,7 +502,7 @@ class Conversation:
                 self.outbox.send(request)
 
     def _remember(self, message: Mapped | Forked) -> None:
-        """Tell the runs that want to know it what processes map."""
+        """Report the mappings of processes to the runs that want them."""
         for images in dict.fromkeys(run.images for run in self._runs.values() if run.images is not None):
             match message:
                 case Mapped(pid, 0, mappings):
@@ -513,7 +514,7 @@ class Conversation:
                     images.forked(pid, parent, when)
 
     def _give(self, item: Item, program: int | None) -> None:
-        """Let a program's run give something out, or with None those of all."""
+        """Queue an item for a program's run, or with None for all runs."""
         for number, run in self._runs.items():
             if program is None or number == program:
                 run.items.append(item)
@@ -534,7 +535,7 @@ class Conversation:
             run.end(item_for(run))
 
     def _restore(self) -> None:
-        """Put the original bytes back; who has the lock may wait for a tracer that cannot answer any more."""
+        """Restore the original bytes; the lock's holder may be waiting for a tracer that cannot answer any more."""
         for native in self._natives():
             native.disable()
         self._known_processes |= self._restorer.processes
@@ -555,14 +556,14 @@ class Conversation:
             self._restored += native.remove(processes)
 
     def _on_death(self) -> None:
-        """Announce what happened, and do what the guard could not do."""
+        """Report the tracer's death, and clean up if the guard could not."""
         if self._restorer_process is not None:
             done = self._restorer_process.result()
             self._restored, self._cleared = done.places, (done.cleared, done.left)
         processes = self._restorer.processes
         self._restored += self._restorer.restore()
         if self._restorer_process is not None:
-            self._remove_jumps(processes)  # should that process have been killed as well
+            self._remove_jumps(processes)  # in case that process was killed as well
         status = self._wait_for_tracer()
         cleared, left = (sum(pair) for pair in zip(self._cleared, self._restorer.clear(), strict=True))
         notices = death_notices(status, self._restored, cleared, left)
@@ -572,7 +573,7 @@ class Conversation:
 
 
 def _restorer_process() -> RestorerProcess | None:
-    """Start the process that restores what a killed tracer leaves, if that is possible."""
+    """Start the process that restores what a killed tracer leaves; None if that is not possible."""
     from dprobes.engines.ptrace.client.restorer_process import RestorerProcess
 
     with contextlib.suppress(OSError):
@@ -582,9 +583,10 @@ def _restorer_process() -> RestorerProcess | None:
 
 def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], known: _Known) -> None:
     """
-    Answer for a program what was asked about another one; what cannot be found any more is asked again.
+    Answer, for a new program, the questions that were asked about other ones.
 
-    Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into a file.
+    Files that cannot be found any more are skipped, so that the tracer asks again. Raise ``TargetError`` or
+    ``SourceError`` if the program cannot be inserted into a file.
     """
     for key in asked.keys() - known.keys():
         prepared = run.answers.prepare(asked[key])
@@ -595,7 +597,7 @@ def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], k
 
 
 def _with_native(sites: Sites, run: ProgramRun) -> Sites:
-    """Let sites say for which probepoints jumps will be asked for."""
+    """Add to sites the probepoints for which jumps will be requested."""
     if run.native is None:
         return sites
     probes = {site.probe for site in sites.sites if site.probe >= 0}

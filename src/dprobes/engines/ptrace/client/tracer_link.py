@@ -1,10 +1,11 @@
 """
-The client's link to a tracer: the process, the two pipes, and the guard that is asked before the tracer dies.
+The client's link to a tracer: the process, the two pipes, and the guard that runs before the tracer dies.
 
-The kernel lets the threads of a dead tracer run at once, and they come to breakpoints before anyone outside can know
-(measured: 3 to 70 ms). So the client traces the tracer, for one thing: PTRACE_O_TRACEEXIT holds a process that is about
-to end, killed by SIGKILL as well, until its own tracer lets it go on; ``do_exit`` does so before it gives anything up.
-Meanwhile the code is restored at leisure. Where the tracer cannot be traced, its end shows only afterwards.
+The kernel resumes the threads of a dead tracer at once, and they reach breakpoints before another process can detect
+its death (measured: 3 to 70 ms). So the client traces the tracer, only for PTRACE_O_TRACEEXIT. This option stops a
+process that is about to end, even by SIGKILL, until its own tracer resumes it. The stop in ``do_exit`` comes before
+anything is released. The code is restored during that stop. If the tracer cannot be traced, its end is detected only
+afterwards.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ if TYPE_CHECKING:
 __all__ = ["Inbox", "Outbox", "TracerGuard", "readable", "start_tracer", "watch_for_death"]
 
 _PATIENCE = 10.0
-"""Seconds for which a guard is waited for."""
+"""Seconds to wait for a guard."""
 
 _PIPE_SIZE = 1 << 20
-"""What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
+"""Size in bytes of the pipe for records; the maximum for an ordinary user (pipe(7))."""
 
 
 def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], int, int]:
     """
-    Start a tracer whose first program ``start`` describes, and which is for ``module``.
+    Start a tracer whose first program ``start`` describes; ``module`` is the name of its module, shown by ps(1).
 
-    Return it with two descriptors: what it sends is read from the first one, what it is sent goes into the second one.
-    Raise ``EngineError`` if it cannot be started.
+    Return it with two descriptors: the first one is for reading its messages, the second one for writing messages to
+    it. Raise ``EngineError`` if it cannot be started.
     """
     their_input, to_tracer = os.pipe2(os.O_CLOEXEC)
     from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
@@ -54,7 +55,7 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
     if start.native is not None:
         shared.append(start.native.descriptor)
     try:
-        # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
+        # A separate session: neither the terminal's signals nor the end of the client's session reach the tracer.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", refusals.TRACER, str(their_input), str(their_output), module],
             pass_fds=[their_input, their_output, *shared],
@@ -77,7 +78,7 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
 
 
 def readable(descriptors: list[int], seconds: float | None) -> list[int]:
-    """Wait until one of some descriptors can be read, and return those that can; None is for ever."""
+    """Wait until one of some descriptors is readable, and return those that are; with None there is no time limit."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -90,7 +91,7 @@ _CHUNK = 1 << 16
 
 
 class Inbox:
-    """The frames that arrive at ``descriptor``."""
+    """Frames that arrive at ``descriptor``."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -98,13 +99,13 @@ class Inbox:
         self._kept: list[_Frame] = []
 
     def read(self) -> tuple[list[_Frame], bool]:
-        """Wait for frames; return them, those that were read ahead first, and whether that was the end."""
+        """Wait for frames; return them, those that were read ahead first, and whether the stream has ended."""
         data = os.read(self.descriptor, _CHUNK)
         kept, self._kept = self._kept, []
         return kept + list(self._reader.feed(data)), not data
 
     def read_ahead(self) -> list[_Frame]:
-        """Return what has arrived by now, and keep it for ``read``."""
+        """Return the frames that have arrived by now, and keep them for ``read``."""
         ahead: list[_Frame] = []
         while readable([self.descriptor], 0) and (data := os.read(self.descriptor, _CHUNK)):
             ahead += self._reader.feed(data)
@@ -112,12 +113,12 @@ class Inbox:
         return ahead
 
     def close(self) -> None:
-        """Give the pipe up."""
+        """Close the pipe."""
         os.close(self.descriptor)
 
 
 class Outbox:
-    """The way of whole messages to the tracer through ``descriptor``; that the tracer is gone shows elsewhere."""
+    """Channel for whole messages to the tracer through ``descriptor``; the tracer's end is detected elsewhere."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -126,27 +127,27 @@ class Outbox:
         self._ended: set[int] = set()
 
     def send(self, message: object) -> None:
-        """Send a message; after ``close`` it goes nowhere."""
+        """Send a message; after ``close`` it is discarded."""
         with self._lock:
             self._write(message)
         self._send_ends()
 
     def end(self, program: int) -> None:
-        """Ask once for the end of a program; may be called by a signal handler, which may have interrupted ``send``."""
+        """Request the end of a program once; usable in a signal handler, which may have interrupted ``send``."""
         if program not in self._ended:
             self._ended.add(program)
             self._ends.append(End(program))
         self._send_ends()
 
     def close(self) -> None:
-        """Give the pipe up."""
+        """Close the pipe."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor = -1
 
     def _send_ends(self) -> None:
-        # A signal handler cannot wait for whom it has interrupted: that one will come here when it is done.
+        # A signal handler cannot wait for the code that it has interrupted: that will call this when it is done.
         while self._ends and self._lock.acquire(blocking=False):
             try:
                 while self._ends:
@@ -166,16 +167,16 @@ _STOPS = (os.CLD_TRAPPED, os.CLD_STOPPED)
 
 class TracerGuard:
     """
-    The guard of a tracer that is a child of this process.
+    Guard of a tracer that is a child of this process.
 
-    Should it be killed, ``before`` is called while it still holds its threads, and ``after`` when it lets go of them,
-    both by a thread of the guard. Once it is made, the tracer is guarded, unless it cannot be traced.
+    If the tracer is killed, ``before`` is called while it still holds its threads, and ``after`` when it has released
+    them, both in the guard's thread. When the constructor returns, the tracer is guarded, unless it cannot be traced.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], before: Callable[[], None], after: Callable[[], None]) -> None:
         self._process = process
-        # A request of ptrace(2) must come from the thread that began it. Only the thread knows whom to call: else who
-        # made the guard would live on in a cycle of references, with descriptors.
+        # Requests of ptrace(2) must come from the thread that began tracing. Only that thread refers to the callbacks:
+        # otherwise their owner would stay alive in a cycle of references, with its descriptors.
         is_guarded = threading.Event()
         watched = process.pid, before, after, is_guarded.set
         self._thread = threading.Thread(target=watch_for_death, args=watched, name="dprobes-guard", daemon=True)
@@ -184,7 +185,7 @@ class TracerGuard:
 
     def wait(self, seconds: float | None = None) -> int:
         """Wait for the end of the tracer and return its exit code; raise ``subprocess.TimeoutExpired``."""
-        # Who waits for the process itself would take the stops that are for the guard.
+        # Waiting for the process itself would take the stops that are for the guard.
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise subprocess.TimeoutExpired(self._process.args, seconds or 0)
@@ -193,9 +194,9 @@ class TracerGuard:
 
 def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], None], begun: Callable[[], None]) -> bool:
     """
-    Wait for the end of a tracer; should it be killed, call ``before`` while it still holds its threads, then ``after``.
+    Wait for the end of a tracer; if it is killed, call ``before`` while it still holds its threads, then ``after``.
 
-    Call ``begun`` as soon as it will be held at its end, or cannot be traced: then return False.
+    Call ``begun`` as soon as it will be held at its exit, or cannot be traced: then return False.
     """
     try:
         ptrace_calls.seize_for_exit(pid)
@@ -207,7 +208,7 @@ def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], No
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | ptrace_calls.WALL)
         if found is None or found.si_code not in _STOPS:
             return True
-        with contextlib.suppress(OSError):  # killed once more
+        with contextlib.suppress(OSError):  # killed again
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | ptrace_calls.WALL)
             kind, number = classify_stop(found.si_status << 8 | 0x7F)
             if kind is StopKind.GROUP_STOP:

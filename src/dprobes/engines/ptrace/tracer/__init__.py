@@ -1,1 +1,1 @@
-"""The tracer process: threads, breakpoints, and what happens at a hit."""
+"""The tracer process: threads, breakpoints, and the handling of hits."""

@@ -1,7 +1,7 @@
 """
-Address spaces: the memory that processes run in, and which breakpoints, watchpoints and slots are in it.
+Address spaces: the memory of processes, with its breakpoints, watchpoints and slots.
 
-Data and look-ups, and the bytes of breakpoints; who may run meanwhile is decided by the callers.
+This module contains data and look-ups, and writes the bytes of breakpoints; callers decide which threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ __all__ = ["AddressSpace", "LocalIds", "PageReader"]
 @dataclass(slots=True, eq=False)
 class LocalIds:
     """
-    The threads of a process in a nested namespace: the local ids of those that its handlers know, by our ids.
+    Thread ids in a nested PID namespace: the local ids of a process's threads that its handlers know, by global id.
 
-    Other processes that run in its memory, after vfork, are not among them.
+    Other processes that run in its memory, after vfork, are not included.
     """
 
     pid: int
     by_thread: dict[int, int] = field(default_factory=dict)
     is_full: bool = False
-    """Whether there was a thread that had no room: handlers would not know it."""
+    """True if there was a thread without room in the table: handlers would not recognize it."""
 
     @classmethod
     def of(cls, pid: int) -> LocalIds | None:
-        """Return room for the threads of a process, None if they have the same ids there as here."""
+        """Return an empty table for the threads of a process, None if they have the same ids in both namespaces."""
         return cls(pid) if len(ids_of(pid)) > 1 else None
 
     def local_of(self, tid: int) -> int | None:
-        """Return the id that a thread of the process has in its own namespace, None if it is gone."""
+        """Return the id of a thread in the namespace of its process, None if the thread has ended."""
         local = self.by_thread.get(tid)
         if local is None and (found := ids_of(tid)):
             local = self.by_thread[tid] = found[-1]
@@ -58,14 +58,14 @@ class LocalIds:
 
 
 _JUMP_SIZE = 5
-"""Bytes of a jump with a distance of 32 bits."""
+"""Size in bytes of a jump with a distance of 32 bits."""
 
 
 class PageReader:
     """
-    A reader of many places in a process's memory that are close to each other: each page by one system call.
+    Reader of nearby places in a process's memory, with one system call for each page.
 
-    What it gives may be as old as the reader, so one is made for each purpose.
+    Its data may be as old as the reader, so create a new one for each purpose.
     """
 
     def __init__(self, memory: int) -> None:
@@ -73,7 +73,7 @@ class PageReader:
         self._pages: dict[int, bytes] = {}
 
     def read(self, address: int, size: int) -> bytes:
-        """Return ``size`` bytes at ``address``; raise OSError if they are not there."""
+        """Return ``size`` bytes at ``address``; raise OSError if they are not mapped."""
         start = address & -PAGE_SIZE
         page = self._pages.get(start)
         if page is None:
@@ -84,14 +84,14 @@ class PageReader:
         return page[offset : offset + size]
 
     def has(self, address: int) -> bool:
-        """Return whether there is memory at ``address``."""
+        """Return whether ``address`` is mapped."""
         try:
             return bool(self.read(address, 1))
         except OSError:
             return False
 
     def reads_as(self, other: PageReader, start: int, end: int) -> bool:
-        """Return whether memory from ``start`` to ``end`` (excluded) is there, and the same as ``other`` reads."""
+        """Return whether memory from ``start`` to ``end`` (excluded) is mapped and the same as ``other`` reads."""
         try:
             return self.read(start, end - start) == other.read(start, end - start)
         except OSError:
@@ -101,12 +101,12 @@ class PageReader:
 @dataclass(slots=True, eq=False)
 class AddressSpace:
     """
-    The memory that one or (after vfork) several processes run in.
+    The memory that one process or (after vfork) several processes run in.
 
-    ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
-    ``files`` says at which addresses, (start, end, file offset), each file was found. ``symbols`` are the addresses of
-    what handlers push, by the number of the program and the probed file (device, inode). ``shared_with`` names
-    processes that are not traced any more but may still run in this memory: meanwhile it has no breakpoints.
+    ``former`` contains breakpoints that were removed: a thread may have run into one just before. ``files`` contains
+    the address ranges, (start, end, file offset), of each file. ``symbols`` are the addresses of symbols that handlers
+    push, by the number of the program and the probed file (device, inode). ``shared_with`` are processes that are not
+    traced any more but may still run in this memory: meanwhile it has no breakpoints.
     """
 
     memory: int
@@ -119,43 +119,43 @@ class AddressSpace:
     symbols: dict[tuple[int, tuple[int, int]], dict[str, int]] = field(default_factory=dict)
     shared_with: set[int] = field(default_factory=set)
     has_sharers: bool = False
-    """Whether several processes have run in it at once, but for a child of vfork, for which its parent waits."""
+    """True if several processes have run in it at once, apart from a vfork child while its parent waits."""
     by_probe: dict[Probe, dict[Breakpoint, None]] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
     patches: Patches = field(default_factory=Patches)
-    """The jumps that stand in the place of breakpoints."""
+    """Jumps that replace breakpoints."""
     local_ids: LocalIds | None = None
-    """What its threads are called in a PID namespace of the process's own, where there are handlers in memory."""
+    """Thread ids in the PID namespace of the process, if that is nested and there are handlers in memory."""
     entries: Entries = field(default_factory=Entries)
     gadgets: tuple[int, int] | None = None
-    """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
+    """Addresses of a system call instruction and of a return from a signal (0: not found); None before the search."""
     made_gadgets: tuple[int, bytes] | None = None
-    """Where we have put them, and what was there, if the program has none."""
+    """Address of such instructions written by the tracer, and the bytes there before, if the program has none."""
     watchpoints: tuple[Watchpoint, ...] = ()
     unwinding: ProcessSpace | None = None
-    """What is known of its unwind tables; None before a stack is asked for, and when its mappings have changed."""
+    """Unwind tables; None before a stack is requested, and after its mappings have changed."""
     told_mappings: tuple[Mapping, ...] = ()
-    """What the client knows of its mappings of code, if it wants to."""
+    """Mappings of code that were reported to the client, if it wants such reports."""
     semaphores: dict[int, int] = field(default_factory=dict)
-    """The semaphores that are raised here, each with the address of a breakpoint that needs it."""
+    """Semaphores that are raised here, each with the address of a breakpoint that needs it."""
     lowered: list[int] = field(default_factory=list)
-    """Those that were lowered again, of which the client is still to hear."""
+    """Semaphores that were lowered again, which is not yet reported to the client."""
     unwritten: set[int] = field(default_factory=set)
-    """The addresses of breakpoints that are not in memory, because jumps are about to take their place."""
+    """Addresses of breakpoints that are not in memory, because jumps are about to take their place."""
     postponed: set[tuple[int, int]] = field(default_factory=set)
-    """The probepoints, (program, probepoint) each, whose jumps wait for what is yet to be mapped."""
+    """Probepoints, (program, probepoint) each, whose jumps wait for memory that is not mapped yet."""
     copied_from: int = 0
-    """The process whose memory was copied, as long as jumps are awaited that are about to be written there."""
+    """Process whose memory was copied, while jumps are awaited that are about to be written there."""
     joining: dict[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
     """
-    The probepoints, (program, probepoint) each, of a program that is about to be in place where others have jumps.
+    Probepoints, (program, probepoint) each, that a program is about to add where other programs have jumps.
 
-    They are by the addresses of breakpoints. The jumps stay without them until others take their place.
+    The keys are addresses of breakpoints. The jumps stay without them until others take their place.
     """
     served: ServedPages | None = None
-    """What may be read of another user's process."""
+    """Look-up of pages that only a server can deliver, for another user's process; None for this user's."""
     awaited: tuple[Breakpoint, ...] = ()
-    """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
+    """Breakpoints at return addresses that are absent only because the memory is shared with a vfork child."""
 
     @classmethod
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
@@ -165,24 +165,25 @@ class AddressSpace:
 
     @classmethod
     def closed(cls, word_size: Literal[4, 8]) -> AddressSpace:
-        """Return the space of a program whose memory we may not touch."""
+        """Return the space of a program whose memory must not be accessed."""
         return cls(-1, word_size, has_shadow_stack=False)
 
     @property
     def is_one_process(self) -> bool:
-        """Whether it belongs to one process, as handlers in memory need it."""
+        """True if it belongs to one process, which handlers in memory require."""
         return not self.has_sharers or len(self.pids) == 1
 
     @property
     def is_open(self) -> bool:
-        """Whether breakpoints can be written."""
+        """True if breakpoints can be written."""
         return self.memory >= 0
 
     def copy_for_child(self, tid: int) -> AddressSpace:
         """
         Return the address space of a forked child, which has a copy of all breakpoints.
 
-        The kernel copied the memory some time before we hear of it: what changed in between is put right here.
+        The kernel copied the memory some time before the tracer is notified: changes made in between are applied to the
+        copy here.
         """
         breakpoints = {address: breakpoint_.copy() for address, breakpoint_ in self.breakpoints.items()}
         space = AddressSpace(
@@ -205,7 +206,7 @@ class AddressSpace:
         )
         reader = PageReader(space.memory)
         space.patches = self.patches.copy_for_child(space.memory, reader.read, reader.has)
-        space.patches.restore(space.memory, space.patches.bound_to(self.joining))  # no others will come there
+        space.patches.restore(space.memory, space.patches.bound_to(self.joining))  # the child gets no others
         if self.patches.displaced:
             self._mend_code_of(space)
         space.renew()
@@ -218,9 +219,9 @@ class AddressSpace:
 
     def _mend_code_of(self, child: AddressSpace) -> None:
         """
-        Give a forked child the code that there is here where it has the rest of a jump that nobody knows any more.
+        Overwrite the rest of unknown jumps in a forked child by the code that this space has there.
 
-        A jump may have been taken out, and another one have got its trampoline, since the kernel copied the memory.
+        A jump may have been removed, and its trampoline reused for another one, since the kernel copied the memory.
         """
         reader = PageReader(child.memory)
         parent = PageReader(self.memory)
@@ -241,7 +242,7 @@ class AddressSpace:
         return os.pread(self.memory, 1, address) == INT3
 
     def _code_at(self, address: int, reader: PageReader) -> bytes:
-        """Return the code of the file at a breakpoint, as long as a jump there would be."""
+        """Return the file's code at a breakpoint, of the size of a jump."""
         code = bytearray(reader.read(address, _JUMP_SIZE))
         self.patches.hide(address, code)
         for place, byte in enumerate(code):
@@ -250,7 +251,7 @@ class AddressSpace:
         return bytes(code)
 
     def unwind_space(self, tid: int) -> ProcessSpace:
-        """Return the memory as the walk up a stack sees it; ``tid`` is a thread in it."""
+        """Return the memory as a stack walk reads it; ``tid`` is a thread in it."""
         if self.unwinding is None:
             from dprobes.platform.linux.thread_stack import space_of
 
@@ -258,12 +259,12 @@ class AddressSpace:
         return self.unwinding
 
     def served_page(self, address: int, size: int) -> int | None:
-        """Return the first address of some memory that only a server can deliver (``ServedPages``); None if none is."""
+        """Return the first address in a range that only a server can deliver (``ServedPages``); None if none is."""
         page = None if self.served is None else self.served.first(self.memory, address, size)
         return None if page is None else max(page, address)
 
     def renew(self) -> None:
-        """Write every breakpoint again that memory does not show any more."""
+        """Write every breakpoint again that is missing from memory."""
         reader = PageReader(self.memory)
         for address, breakpoint_ in self.breakpoints.items():
             if address in self.patches.by_site or address in self.unwritten:
@@ -276,14 +277,14 @@ class AddressSpace:
         """Write the breakpoints for which no jumps have come, ``but`` those at some addresses, and return them."""
         late = [b for address in self.unwritten if address not in but and (b := self.breakpoints.get(address))]
         if self.unwritten:
-            self.unwritten.intersection_update(but)  # what has a jump now needs none
+            self.unwritten.intersection_update(but)  # those that have a jump now need none
             self.renew()
         if not self.unwritten:
             self.copied_from = 0
         return [breakpoint_ for breakpoint_ in late if breakpoint_.address not in self.patches.by_site]
 
     def close(self) -> None:
-        """Close the memory; the breakpoints in it are no longer ours to restore."""
+        """Close the memory; the breakpoints in it no longer belong to this space."""
         if self.memory >= 0:
             os.close(self.memory)
             self.memory = -1
@@ -295,14 +296,14 @@ class AddressSpace:
 
     def read(self, address: int, size: int) -> bytes:
         """
-        Return up to ``size`` bytes at any address; raise OSError if there is no memory.
+        Return up to ``size`` bytes at any address; raise OSError if it is not mapped.
 
-        Breakpoints that are not written show as if they were.
+        Breakpoints that are not written yet are shown as if they were.
         """
         if address >> 63:
-            raise system_error(errno.EFAULT)  # what no file offset can say
+            raise system_error(errno.EFAULT)  # larger than any file offset
         if self.served_page(address, size) is not None:
-            raise system_error(errno.EFAULT)  # it might never come
+            raise system_error(errno.EFAULT)  # the server might never deliver it
         data = os.pread(self.memory, size, address)
         if not self.unwritten:
             return data
@@ -313,28 +314,28 @@ class AddressSpace:
         return bytes(shown)
 
     def write(self, address: int, data: bytes) -> int:
-        """Write bytes at any address, and return how many; raise OSError if there is no memory."""
+        """Write bytes at any address, and return their number; raise OSError if it is not mapped."""
         if address >> 63:
             raise system_error(errno.EFAULT)
         return os.pwrite(self.memory, data, address)
 
     def place(self, breakpoint_: Breakpoint, *, is_written: bool = True) -> None:
-        """Write the breakpoint byte; raise OSError if that is not possible."""
+        """Register a breakpoint, and write its byte if ``is_written``; raise OSError if that is not possible."""
         if not is_written:
             self.unwritten.add(breakpoint_.address)
         elif not os.pwrite(self.memory, INT3, breakpoint_.address):
-            raise system_error(errno.ESRCH)  # what old kernels say of memory that is gone
+            raise system_error(errno.ESRCH)  # old kernels report memory that is gone by a count of 0
         self.breakpoints[breakpoint_.address] = breakpoint_
         self.former.pop(breakpoint_.address, None)
         self.register(breakpoint_)
 
     def register(self, breakpoint_: Breakpoint) -> None:
-        """Note which probes a breakpoint is for."""
+        """Record which probes a breakpoint serves."""
         for probe in breakpoint_.probes():
             self.by_probe.setdefault(probe, {})[breakpoint_] = None
 
     def end_joining(self, served: dict[int, set[tuple[int, int]]]) -> None:
-        """Wait for jumps no longer for probepoints, by the addresses of breakpoints."""
+        """Remove probepoints, by the addresses of breakpoints, from those that wait for jumps."""
         for address in [address for address in served if address in self.joining]:
             left = self.joining[address] - served[address]
             if left:
@@ -343,7 +344,7 @@ class AddressSpace:
                 del self.joining[address]
 
     def drop(self, probe: Probe) -> list[Breakpoint]:
-        """Use no breakpoint for a probe any more; return those that were withdrawn, because nothing needs them."""
+        """Remove a probe from all breakpoints; return those that were withdrawn because they have no purpose left."""
         mine = self.by_probe.pop(probe, ())
         self.end_joining({each.address: {(probe.program.number, probe.number)} for each in mine})
         is_guarded = any(breakpoint_.semaphores for breakpoint_ in mine)
@@ -358,7 +359,7 @@ class AddressSpace:
         return gone
 
     def drop_program(self, program: InsertedProgram) -> list[Breakpoint]:
-        """Do as ``drop`` for all of a program's probes, and for what the engine itself needs because of it."""
+        """Remove all of a program's probes as ``drop`` does, and breakpoints that the engine needs because of it."""
         for probe in [probe for probe in self.by_probe if probe.program is program]:
             del self.by_probe[probe]
             self.entries.drop(probe)
@@ -381,9 +382,9 @@ class AddressSpace:
         return gone
 
     def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:
-        """Put the original bytes back, if our breakpoint is what is there, and forget the breakpoint."""
+        """Restore the original bytes, if memory has the breakpoint or its jump, and forget the breakpoint."""
         for site in self.patches.restore(self.memory, [breakpoint_.address]):
-            if site != breakpoint_.address and site in self.breakpoints:  # it was in the same jump
+            if site != breakpoint_.address and site in self.breakpoints:  # it was served by the same jump
                 with contextlib.suppress(OSError):
                     os.pwrite(self.memory, INT3, site)
         self.restore_byte(breakpoint_.address, breakpoint_.original, reader)
@@ -391,7 +392,7 @@ class AddressSpace:
         self.former[breakpoint_.address] = breakpoint_.original
 
     def withdraw_all(self) -> None:
-        """Withdraw every breakpoint, and what stands in its place; no thread may run in the space then."""
+        """Withdraw every breakpoint and jump; no thread of the space may run meanwhile."""
         for address in list(self.semaphores):
             self._lower(address)
         self.patches.restore(self.memory, self.patches.by_site)
@@ -400,7 +401,7 @@ class AddressSpace:
             self.withdraw(breakpoint_, reader)
 
     def forget(self, breakpoint_: Breakpoint) -> None:
-        """Forget a breakpoint that is not in memory any more."""
+        """Forget a breakpoint whose byte is no longer in memory."""
         self.unwritten.discard(breakpoint_.address)
         self.joining.pop(breakpoint_.address, None)
         self.patches.forget(breakpoint_.address, breakpoint_.address + 1)
@@ -415,7 +416,7 @@ class AddressSpace:
     # Semaphores of USDT probes
 
     def needed_semaphores(self) -> dict[int, list[int]]:
-        """Return the semaphores that breakpoints need to be raised, each with the addresses of these."""
+        """Return the semaphores that breakpoints need to be raised, each with the addresses of these breakpoints."""
         needed: dict[int, list[int]] = {}
         for breakpoint_ in self.breakpoints.values():
             for semaphore in set(breakpoint_.semaphores.values()):
@@ -423,12 +424,12 @@ class AddressSpace:
         return needed
 
     def raise_semaphore(self, semaphore: int, breakpoint_: int) -> None:
-        """Add one to a semaphore that a breakpoint needs; raise OSError if there is no memory."""
+        """Increment a semaphore that a breakpoint needs; raise OSError if it is not mapped."""
         self._add(semaphore, 1)
         self.semaphores[semaphore] = breakpoint_
 
     def lower_unneeded(self) -> None:
-        """Lower what no breakpoint needs any more; to be called before the last one that did is withdrawn."""
+        """Lower the semaphores that no breakpoint needs; call it before the last breakpoint that did is withdrawn."""
         if not self.semaphores:
             return
         needed = self.needed_semaphores()
@@ -439,7 +440,7 @@ class AddressSpace:
                 self._lower(semaphore)
 
     def forget_semaphores(self) -> None:
-        """Forget what no breakpoint needs any more, because what is there is no semaphore now."""
+        """Forget semaphores that no breakpoint needs, without lowering them: their memory has other content now."""
         needed = self.needed_semaphores() if self.semaphores else {}
         gone = [semaphore for semaphore in self.semaphores if semaphore not in needed]
         for semaphore in gone:
@@ -447,7 +448,7 @@ class AddressSpace:
         self.lowered += gone
 
     def take_lowered(self) -> tuple[int, ...]:
-        """Return what the client is to hear of."""
+        """Return the lowered semaphores that are not reported to the client yet, and forget them."""
         lowered, self.lowered = tuple(self.lowered), []
         return lowered
 
@@ -455,7 +456,7 @@ class AddressSpace:
         breakpoint_ = self.semaphores.pop(semaphore)
         self.lowered.append(semaphore)
         with contextlib.suppress(OSError):
-            # If the breakpoint is there, or its jump, so is the file, and this is its semaphore.
+            # If the breakpoint or its jump is still there, the file is still mapped, and this is its semaphore.
             if os.pread(self.memory, 1, breakpoint_) == INT3 or self.patches.is_there(self.memory, breakpoint_):
                 self._add(semaphore, -1)
 
@@ -466,9 +467,9 @@ class AddressSpace:
 
     def restore_byte(self, address: int, original: int, reader: PageReader | None = None) -> None:
         """
-        Put an original byte back if a breakpoint byte is there; memory that is gone needs nothing.
+        Restore an original byte if a breakpoint byte is there; memory that is not mapped is skipped.
 
-        ``reader`` knows what memory holds, where many bytes are restored at once.
+        ``reader`` is used to read memory when many bytes are restored at once.
         """
         with contextlib.suppress(OSError):
             found = os.pread(self.memory, 1, address) if reader is None else reader.read(address, 1)

@@ -1,8 +1,7 @@
 """
-The placement of a program's breakpoints in an address space, where memory holds what its file holds.
+Placement of a program's breakpoints in an address space, where memory has the same bytes as the file.
 
-A place that has a breakpoint already, of another program or of the engine, gets no second one: what it is for is a
-list.
+If a place already has a breakpoint, of another program or of the engine, that breakpoint is used for both.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ __all__ = [
     "write_unwritten",
 ]
 
-_LONGEST = 15  # bytes of an instruction
+_LONGEST = 15  # maximum size of an instruction in bytes
 
 
 def write_memory(memory: RemoteMemory, thread: Thread, address: int, data: bytes) -> list[Breakpoint]:
     """
-    Write at most 4096 bytes, and return our breakpoints whose instructions were changed by that.
+    Write at most 4096 bytes, and return the tracer's breakpoints whose instructions were changed.
 
     Raise ``AddressFault`` for the first byte that the program itself could not write; nothing is changed then.
     """
@@ -82,7 +81,7 @@ def write_memory(memory: RemoteMemory, thread: Thread, address: int, data: bytes
 
 
 def _breakpoints_near(thread: Thread, address: int, end: int) -> list[Breakpoint]:
-    """Return our breakpoints whose instructions may have bytes from ``address`` to ``end`` (excluded)."""
+    """Return the tracer's breakpoints whose instructions may have bytes from ``address`` to ``end`` (excluded)."""
     breakpoints, first = thread.space.breakpoints, address - _LONGEST + 1
     if end - first < len(breakpoints):
         return [breakpoints[place] for place in range(first, end) if place in breakpoints]
@@ -90,7 +89,7 @@ def _breakpoints_near(thread: Thread, address: int, end: int) -> list[Breakpoint
 
 
 def _write_pages(memory: RemoteMemory, thread: Thread, address: int, data: bytes) -> None:
-    """Write across pages: the mappings are looked at first, so that other threads hardly ever see a part of it."""
+    """Write across pages, checking the mappings first, so that other threads rarely see an incomplete write."""
     pages = [address, *range((address // PAGE_SIZE + 1) * PAGE_SIZE, address + len(data), PAGE_SIZE)]
     for page in pages:
         if not is_mapped_writable(thread, page):
@@ -99,7 +98,7 @@ def _write_pages(memory: RemoteMemory, thread: Thread, address: int, data: bytes
     for number, page in enumerate(pages):
         start, end = page - address, min(len(data), (page // PAGE_SIZE + 1) * PAGE_SIZE - address)
         if len(before) < end or not memory.write(thread.tid, page, data[start:end]):
-            # A file that is shorter than its mapping, for one. What was written is taken back.
+            # For example, a file may be shorter than its mapping. Undo the completed writes.
             for done in pages[:number]:
                 first, last = done - address, (done // PAGE_SIZE + 1) * PAGE_SIZE - address
                 memory.write(thread.tid, done, before[first:last])
@@ -117,7 +116,7 @@ def is_mapped_writable(thread: Thread, address: int) -> bool:
 
 _PLACES_MAX = 1 << 12
 _COPIES = 4
-"""Breakpoints in a file's mappings, at most: so many, or so many for each site."""
+"""Maximum number of breakpoints in a file's mappings: ``_PLACES_MAX``, or ``_COPIES`` for each site if that is more."""
 _offset_of = attrgetter("offset")
 
 _Use = tuple["Site", int, "Probe | None", str]
@@ -125,12 +124,12 @@ _Use = tuple["Site", int, "Probe | None", str]
 
 
 class BreakpointPlacer:
-    """The placement of breakpoints, of which the client is told."""
+    """Placement of breakpoints, which is reported to the client."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.native: frozenset[int] | None = None
-        """The probepoints whose breakpoints are not written at first, because jumps come in their place."""
+        """Probepoints whose breakpoints are not written at first, because jumps will replace them; None for none."""
 
     def place(
         self,
@@ -145,7 +144,7 @@ class BreakpointPlacer:
         """
         Place those breakpoints of a program that are missing in a file with these mappings.
 
-        In ``inherited`` memory there may be breakpoints of ours of which nobody knows.
+        ``inherited`` memory may contain breakpoints of the tracer that are not recorded.
         """
         path = mappings[0].path if mappings else ""
         ranges = [(each.start, each.end, each.offset) for each in mappings]
@@ -162,7 +161,7 @@ class BreakpointPlacer:
             self.raise_semaphores(space, thread)
 
     def raise_semaphores(self, space: AddressSpace, thread: Thread) -> None:
-        """Raise the semaphores that breakpoints need, as far as they are in memory already."""
+        """Raise the semaphores that breakpoints need, if they are mapped already."""
         needed = {s: places for s, places in space.needed_semaphores().items() if s not in space.semaphores}
         ready = {s: places for s, places in needed.items() if is_mapped_writable(thread, s)}
         if ready:
@@ -198,7 +197,7 @@ class BreakpointPlacer:
     def _verified(
         self, space: AddressSpace, thread: Thread, program: InsertedProgram, places: list[tuple[Site, int, str]]
     ) -> list[_Use]:
-        """Return what is missing and can be placed; report what cannot."""
+        """Return the uses that are missing and possible; report those that are not possible."""
         reader = PageReader(space.memory)
         found: list[_Use] = []
         refused: set[Probe] = set()
@@ -212,7 +211,7 @@ class BreakpointPlacer:
             if self._verify(reader, thread, program, site, address, path, breakpoint_):
                 found.append((site, address, probe, path))
             elif probe is not None and site.role is not Role.PROBE:
-                refused.add(probe)  # a function of which not every exit is known for certain has no probe
+                refused.add(probe)  # a function some of whose exits are uncertain gets no probe
         return [use for use in found if use[2] not in refused]
 
     def _verify(
@@ -225,11 +224,11 @@ class BreakpointPlacer:
         path: str,
         present: Breakpoint | None,
     ) -> bool:
-        """Return whether memory holds what the file holds there, a breakpoint of ours apart."""
+        """Return whether memory has the file's bytes there, apart from a breakpoint of the tracer."""
         try:
             found = reader.read(address, len(site.original))
         except OSError:
-            return False  # a mapping behind the end of the file, or memory that is gone
+            return False  # a mapping beyond the end of the file, or memory that is unmapped
         if present is not None:
             found = bytes([present.original]) + found[1:]
         if found == site.original:
@@ -253,7 +252,7 @@ class BreakpointPlacer:
     def _write(
         self, space: AddressSpace, thread: Thread, program: InsertedProgram, wanted: list[Breakpoint], path: str
     ) -> set[Probe]:
-        # The crash restorer hears of a breakpoint before it exists, so that it never misses one.
+        # Report a breakpoint before it is written, so that the crash restorer never misses one.
         self._connection.send(Placed(thread.pid, tuple((b.address, b.original) for b in wanted)))
         active: set[Probe] = set()
         reported: set[Probe] = set()
@@ -297,9 +296,10 @@ class BreakpointPlacer:
 
 def places_in(sites: Sequence[Site], ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[Site, int]]:
     """
-    Give the sites in mappings of their file (start, end, offset), with their addresses.
+    Iterate over the sites in mappings of their file, (start, end, offset) each, with their addresses.
 
-    A process can map code as often as it likes: who places something takes as many as ``BreakpointPlacer`` does.
+    A process can map code any number of times: callers that place something limit the number as ``BreakpointPlacer``
+    does.
     """
     in_order = sorted(sites, key=_offset_of)
     for start, end, offset in ranges:
@@ -314,9 +314,9 @@ def _places_max(sites: Sequence[Site]) -> int:
 
 def awaits_jump(breakpoint_: Breakpoint, native: Collection[int] | None, mine: Iterable[Probe] | None = None) -> bool:
     """
-    Return whether a breakpoint is for nothing but ``native`` probepoints of a program, for which jumps come.
+    Return whether a breakpoint is only for ``native`` probepoints of a program, for which jumps come.
 
-    With ``mine``, those of the program, others' may be there as well.
+    With ``mine``, the probes of the program, it may also have probes of other programs.
     """
     if not native or not _may_be_jump(breakpoint_):
         return False
@@ -325,9 +325,10 @@ def awaits_jump(breakpoint_: Breakpoint, native: Collection[int] | None, mine: I
 
 def awaits_list(breakpoint_: Breakpoint) -> bool:
     """
-    Return whether a breakpoint is for nothing but the loader's words, and can be listed in the process beforehand.
+    Return whether a breakpoint is only for the loader's reports, and can be listed in the process beforehand.
 
-    There is a list with the memory for handlers: who finds it takes the breakpoint out if nobody of us is left.
+    The list is created with the memory for handlers: ``remove_left`` removes the breakpoint after all processes of the
+    run were killed.
     """
     return not breakpoint_.probes() and breakpoint_.own.keys() == {Role.LINKER}
 
@@ -337,7 +338,7 @@ def _may_be_jump(breakpoint_: Breakpoint) -> bool:
 
 
 def _is_postponed(breakpoint_: Breakpoint, postponed: Collection[tuple[int, int]]) -> bool:
-    """Return whether a breakpoint is for nothing but probepoints whose jumps have to wait, (program, probepoint)."""
+    """Return whether a breakpoint is only for ``postponed`` probepoints, (program, probepoint) each."""
     if not postponed or not _may_be_jump(breakpoint_):
         return False
     return all((probe.program.number, probe.number) in postponed for probe in breakpoint_.probes())
@@ -345,7 +346,7 @@ def _is_postponed(breakpoint_: Breakpoint, postponed: Collection[tuple[int, int]
 
 def await_postponed(space: AddressSpace) -> set[Probe]:
     """
-    Take out the breakpoints whose jumps had to wait for what is mapped now, and return their probepoints.
+    Remove the breakpoints whose jumps had to wait for the new mappings, and return their probepoints.
 
     No thread may run in the space until it is known whether jumps come.
     """
@@ -360,7 +361,7 @@ def await_postponed(space: AddressSpace) -> set[Probe]:
 
 
 def tell_placed(connection: Connection, pid: int, probes: Iterable[Probe]) -> None:
-    """Tell the client that probepoints are placed in a process, so that it can ask for their jumps."""
+    """Report to the client that probepoints are placed in a process, so that it can request their jumps."""
     numbers: dict[int, list[int]] = {}
     for probe in probes:
         numbers.setdefault(probe.program.number, []).append(probe.number)
@@ -369,7 +370,7 @@ def tell_placed(connection: Connection, pid: int, probes: Iterable[Probe]) -> No
 
 
 def join_jumps(space: AddressSpace, program: InsertedProgram, native: frozenset[int]) -> None:
-    """Let jumps that others have stay until those come that are for ``native`` probepoints of a program as well."""
+    """Keep jumps of other programs until new jumps include ``native`` probepoints of this program."""
     for breakpoint_ in space.breakpoints.values():
         probes = breakpoint_.probes()
         mine = {probe for probe in probes if probe.program is program}
@@ -379,14 +380,14 @@ def join_jumps(space: AddressSpace, program: InsertedProgram, native: frozenset[
 
 
 def note_written(space: AddressSpace, program: InsertedProgram) -> None:
-    """Note it of all probepoints of a program that is in place now, and has no jumps for them."""
+    """Record placements for a program's probepoints that have breakpoints in memory instead of jumps."""
     for breakpoint_ in space.breakpoints.values():
         if breakpoint_.address not in space.patches.by_site and breakpoint_.address not in space.unwritten:
             note_placement(space, breakpoint_, [each for each in breakpoint_.probes() if each.program is program])
 
 
 def end_joining(space: AddressSpace, sites: Iterable[int]) -> None:
-    """Wait no longer for jumps in the place of some breakpoints."""
+    """Stop waiting for jumps in the place of some breakpoints."""
     for site in sites:
         joining = space.joining.pop(site, frozenset())
         breakpoint_ = space.breakpoints[site]
@@ -398,18 +399,18 @@ def write_unwritten(space: AddressSpace, but: Collection[int] = ()) -> None:
     """Write the breakpoints of a space for which no jumps have come, ``but`` those at some addresses."""
     for breakpoint_ in space.write_unwritten(but):
         if _is_postponed(breakpoint_, space.postponed):
-            breakpoint_.is_noted = False  # jumps will take its place before anybody comes there
+            breakpoint_.is_noted = False  # jumps will replace it before a thread arrives there
         else:
             note_placement(space, breakpoint_, breakpoint_.probes())
 
 
 def why_not(found: bytes) -> ProbeState:
-    """Return the state of a probepoint where memory holds something else than the file."""
+    """Return the state of a probepoint where memory differs from the file."""
     return ProbeState.CONFLICT if found[:1] == INT3 else ProbeState.MISMATCH
 
 
 def note_placement(space: AddressSpace, breakpoint_: Breakpoint, probes: Iterable[Probe]) -> None:
-    """Note for probepoints where the instruction of a breakpoint is executed, as far as that is known."""
+    """Record where the instruction of a breakpoint is executed, if that is known, for some probepoints."""
     slot = space.slots.by_site.get((breakpoint_.address, breakpoint_.site.original))
     placement = slot.placement if slot is not None else None
     if is_emulated(breakpoint_.site.emulation):

@@ -1,14 +1,15 @@
 """
-System calls that a stopped thread makes for us, and does not notice.
+System calls that a stopped thread executes for the tracer, transparently to the program.
 
-* The thread runs a ``syscall; ret`` that its memory holds anyway, or that we put into the unused end of a page of code
-  (static programs may hold no return from a signal), between the stops of PTRACE_SYSCALL. It is never
-  single-stepped: the SIGTRAP of a step is forced, and costs a program that blocks or ignores it its disposition.
-* Should we die meanwhile, the thread returns into a signal frame as the kernel builds it for a handler: it executes
-  rt_sigreturn(2) and has its registers, signal mask and FPU state back.
-* Its registers are given back at an event stop: there the kernel still restarts a system call that it was in.
-* Signals wait until it is over; all other threads of the address space stand still, since the frame may lie in memory
-  that is not really free (a small stack of a coroutine), which is why it is restored.
+* The thread runs a ``syscall; ret`` that is in its memory anyway, between the stops of PTRACE_SYSCALL. Static programs
+  may contain no return from a signal; then the tracer writes the instructions into the unused end of a page of code.
+  The thread is never single-stepped: the SIGTRAP of a step is forced, and resets its disposition in a program that
+  blocks or ignores it.
+* If the tracer dies meanwhile, the thread returns into a signal frame as the kernel builds it for a handler. It
+  executes rt_sigreturn(2), which restores its registers, signal mask and FPU state.
+* Its registers are restored at an event stop: there the kernel still restarts a system call that it was in.
+* Signals are held until the call is over. All other threads of the address space are stopped, since the frame may be in
+  memory that is not really free (a small stack of a coroutine). That memory is restored afterwards.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ __all__ = [
     "take_out_gadgets",
 ]
 
-# The numbers of system calls by word size; with 4 bytes MMAP is mmap2.
+# Numbers of system calls by word size; with 4 bytes MMAP is mmap2.
 MMAP = {8: 9, 4: 192}
 MUNMAP = {8: 11, 4: 91}
 MADVISE = {8: 28, 4: 219}
@@ -62,32 +63,32 @@ MODIFY_LDT = {8: 154, 4: 123}
 _ALL_SIGNALS = (1 << 64) - 1
 _MASKS = {8: (1 << 64) - 1, 4: (1 << 32) - 1}
 
-# For each word size: the instructions that make a system call and return, and those that return from a signal. The
-# latter are __restore_rt of glibc, Go and musl, and __kernel_rt_sigreturn of the 32-bit vDSO.
+# By word size: the instructions that make a system call and return, and those that return from a signal. The latter are
+# __restore_rt of glibc, Go and musl, and __kernel_rt_sigreturn of the 32-bit vDSO.
 _CALL_GADGETS = {8: (b"\x0f\x05\xc3",), 4: (b"\xcd\x80\x5d\x5a\x59\xc3",)}
 _RETURN_GADGETS = {
     8: (b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05", b"\xb8\x0f\x00\x00\x00\x0f\x05"),
     4: (b"\xb8\xad\x00\x00\x00\xcd\x80",),
 }
 _CALL_SIZE = 2
-"""Bytes of ``syscall`` and of ``int $0x80``."""
+"""Size of ``syscall`` and of ``int $0x80`` in bytes."""
 _ENOSYS = (1 << 64) - errno.ENOSYS
-"""What the register for the result holds while a system call is under way."""
+"""Value of the result register while a system call is executed."""
 
 _SEARCHED = 1 << 20
 """Bytes of code that are read at once in the search for gadgets."""
 _SEARCHED_MAX = 1 << 30
 _SEARCHED_MAPPINGS = 1 << 13
-"""Bytes and mappings that are searched at most: a process can map any number of pages that hold nothing."""
+"""Maximum bytes and mappings that are searched: a process can map any number of pages without gadgets."""
 
 _XSAVE_LEAF = 0xD
-"""The leaf of ``cpuid`` that says for each XSAVE component how long it is (eax) and where (ebx)."""
+"""Leaf of ``cpuid`` with the size (eax) and offset (ebx) of each XSAVE component."""
 
 _FRAME_SIZE = 4096
-"""More than a signal frame takes besides the state of the floating-point unit."""
+"""Upper limit in bytes of the size of a signal frame without the state of the floating-point unit."""
 
 _PATIENCE = 2.0
-"""Seconds that a system call may sleep: none of ours waits for anything."""
+"""Seconds that an injected system call may sleep: none of them waits for anything."""
 
 _NO_ROOM = "the stack has no room for a signal frame"
 
@@ -95,19 +96,19 @@ _REST = (StopKind.EVENT, int(Event.STOP))
 
 
 class InjectionError(Exception):
-    """Report that no system call can be made in a process; it has not been changed."""
+    """Error: no system call can be made in a process, which has not been changed."""
 
 
 class ThreadBusyError(InjectionError):
-    """Report that a thread can make no system call just now."""
+    """Error: a thread cannot make a system call at the moment."""
 
 
 class OccupiedError(InjectionError):
-    """Report that the process itself has something where memory was to be mapped."""
+    """Error: the process already has a mapping at the requested address."""
 
 
 class Call(Protocol):
-    """A function that makes a system call in a thread."""
+    """Function that makes a system call in a thread."""
 
     def __call__(self, number: int, *arguments: int) -> int:
         """Make the call and return its result, a negative errno if it failed."""
@@ -115,10 +116,10 @@ class Call(Protocol):
 
 def may_inject(thread: Thread) -> bool:
     """
-    Return whether a process may be made to do a system call at all.
+    Return whether a process may be made to execute a system call at all.
 
-    A seccomp filter may end the process for a call that it does not expect, and a thread with a shadow stack cannot
-    return into a frame that is not on it.
+    A seccomp filter may end the process for a call that it does not expect. A thread with a shadow stack cannot return
+    into a frame that is not on that stack.
     """
     return not thread.space.has_shadow_stack and process_field(thread.tid, "Seccomp") in ("", "0")
 
@@ -129,26 +130,27 @@ def injecting(thread: Thread) -> Iterator[Call]:
     Make system calls in a thread that has stopped without a signal to be delivered; the others must be stopped.
 
     Raise ``InjectionError`` if that is not possible here. If the thread is killed, raise ``ThreadGoneError`` with its
-    end, or ``ProcessLookupError`` if that is still to be reported. Else it is as it was, and at an event stop.
+    end, or ``ProcessLookupError`` if the end is not reported yet. Otherwise the thread's state is restored, and it is
+    at an event stop.
     """
     space = thread.space
     gadgets = _gadgets(thread)
     registers = ptrace_calls.Registers()
     ptrace_calls.get_registers(thread.tid, registers)
     if registers[Register.ORIG_RAX] < ptrace_calls.NO_SYSTEM_CALL and registers[Register.RAX] == _ENOSYS:
-        # Until that is done, the kernel would overwrite our registers with its result.
+        # Until the call is finished, the kernel would overwrite the registers with its result.
         raise ThreadBusyError("the thread is in the middle of a system call")
     mask = ptrace_calls.get_signal_mask(thread.tid)
     frame = _frame(thread, registers, mask, gadgets[1])
     overwritten = _exchange(space, frame)
     session = _Session(thread, registers, frame, gadgets[0])
-    session.lead_back()  # before anything else: it could be left with a mask that is not its own
+    session.lead_back()  # before anything else: it could be left with a wrong signal mask
     ptrace_calls.set_signal_mask(thread.tid, _ALL_SIGNALS)
     try:
         yield session.call
     finally:
-        # A thread that was killed has nothing to be given back, and its end has been reported already. One that does
-        # not come back from a call gives it back itself.
+        # A thread that was killed needs no restoring, and its end has been reported already. A thread that does not
+        # return from a call is restored by its signal frame.
         if not session.has_ended:
             session.come_to_rest()
             ptrace_calls.set_signal_mask(thread.tid, mask)
@@ -166,7 +168,7 @@ def _frame(thread: Thread, registers: RegisterWords, mask: int, return_to: int) 
         xstate = restorable(xstate, cpuid_of_leaf(_XSAVE_LEAF, TILE_DATA)[1])
     values = list(registers)
     if values[Register.RSP] & _MASKS[thread.space.word_size] < len(xstate) + _FRAME_SIZE:
-        raise InjectionError(_NO_ROOM)  # there is nothing below: the program uses the register for something else
+        raise InjectionError(_NO_ROOM)  # there is no memory below: the program uses the register for something else
     if is_restarted(registers, thread.space):
         values[Register.RAX] = RESTART_NO_HANDLER
     if thread.space.word_size == 8:
@@ -176,7 +178,7 @@ def _frame(thread: Thread, registers: RegisterWords, mask: int, return_to: int) 
 
 
 def _exchange(space: AddressSpace, frame: SignalFrame) -> bytes:
-    """Write a frame, and return what was there."""
+    """Write a frame, and return the bytes that were there."""
     try:
         former = space.read(frame.address, len(frame.data))
         if len(former) < len(frame.data) or space.write(frame.address, frame.data) < len(frame.data):
@@ -187,7 +189,7 @@ def _exchange(space: AddressSpace, frame: SignalFrame) -> bytes:
 
 
 def _gadgets(thread: Thread) -> tuple[int, int]:
-    """Return where in the thread's code a system call instruction and a return from a signal are."""
+    """Return the addresses of a system call instruction and of a return from a signal in the thread's code."""
     space = thread.space
     if space.gadgets is None:
         call = back = 0
@@ -204,9 +206,9 @@ def _gadgets(thread: Thread) -> tuple[int, int]:
 
 def _code_of(tid: int) -> Iterator[Mapping]:
     """
-    Iterate over the mappings of a process that are searched for gadgets, each piece of a file once.
+    Iterate over the mappings of a process that are searched for gadgets, each part of a file once.
 
-    Code of files comes first: its pages are there, and what a program generates may change.
+    Code of files comes first: its pages are present, whereas code that a program generates may change.
     """
     try:
         files, _ = code_mappings(tid)
@@ -221,14 +223,14 @@ def _code_of(tid: int) -> Iterator[Mapping]:
 
 
 def _made_code_of(tid: int) -> Iterator[Mapping]:
-    """Iterate over the mappings of code that are of no file, but for the kernel's own page, which cannot be read."""
-    with contextlib.suppress(TargetError):  # it has ended, or has more of them than are looked at
+    """Iterate over the mappings of code without a file, except the kernel's own page, which cannot be read."""
+    with contextlib.suppress(TargetError):  # it has ended, or has more mappings than are read
         made = (each for each in mappings_of(tid) if each.executable and not each.is_file and each.path != "[vsyscall]")
         yield from sorted(made, key=lambda each: not each.path)
 
 
 def _made_gadgets(space: AddressSpace) -> tuple[int, int]:
-    """Write the instructions into padding, and return where they are; zeros if there is none."""
+    """Write the instructions into padding, and return their addresses; zeros if there is no padding."""
     call, back = _CALL_GADGETS[space.word_size][0], _RETURN_GADGETS[space.word_size][0]
     size = len(call) + len(back)
     for number, (start, end) in enumerate(space.slots.padding):
@@ -245,7 +247,7 @@ def _made_gadgets(space: AddressSpace) -> tuple[int, int]:
 
 
 def take_out_gadgets(space: AddressSpace) -> None:
-    """Give padding back in which the instructions are, if they were put there; no thread may be in them."""
+    """Restore the padding that contains the instructions, if they were written there; no thread may be in them."""
     if space.made_gadgets is not None:
         address, former = space.made_gadgets
         with contextlib.suppress(OSError):
@@ -265,7 +267,7 @@ def _find(space: AddressSpace, start: int, end: int, patterns: tuple[bytes, ...]
 
 
 class _Session:
-    """A thread between its first and its last injected call."""
+    """State of a thread between its first and its last injected call."""
 
     def __init__(self, thread: Thread, registers: RegisterWords, frame: SignalFrame, instruction: int) -> None:
         self._thread = thread
@@ -276,7 +278,7 @@ class _Session:
         self.has_ended = False
 
     def lead_back(self) -> None:
-        """Let the thread stand where it returns from the signal, should nobody ask it for a call."""
+        """Move the thread to the return from the signal, for the case that no call follows."""
         registers = self._registers_at(self._instruction + _CALL_SIZE)
         ptrace_calls.set_registers(self._thread.tid, registers)
 
@@ -308,13 +310,13 @@ class _Session:
         self._advance(StopKind.EVENT)
 
     def send_stops(self) -> None:
-        """Send the stop signals again that came meanwhile: they cannot be blocked."""
+        """Send the stop signals again that arrived meanwhile: they cannot be blocked."""
         for number in self._stops:
             with contextlib.suppress(OSError):
                 process_calls.send_signal(self._thread.pid, self._thread.tid, number)
 
     def _advance(self, expected: StopKind) -> None:
-        """Let the thread run to the next stop of the expected kind."""
+        """Resume the thread until the next stop of the expected kind."""
         tid = self._thread.tid
         while True:
             if expected is StopKind.SYSCALL:
@@ -337,8 +339,9 @@ class _Session:
         """
         Wait for the next stop of the thread, and return its wait status.
 
-        A call that sleeps for long is interrupted. If that does not help either, the thread is left to itself: it comes
-        back by its signal frame, as if we had died. Somebody who shares its files or memory can bring that about.
+        A call that sleeps too long is interrupted. If that does not help either, the thread is no longer waited for: it
+        returns by its signal frame, as after the tracer's death. Another process that shares its files or memory can
+        cause this.
         """
         thread = self._thread
         try:

@@ -1,8 +1,8 @@
 """
 The tracer's end of the two pipes to the client.
 
-Nothing that the client does or fails to do may hold up the target: frames wait in a bounded buffer, and records that do
-not fit are refused (the caller counts them as lost). Only a question waits for its answer, and not if the client is
+The client must never delay the target: frames are kept in a bounded buffer, and records that do not fit are refused
+(the caller counts them as lost). Only a question is waited for until its answer arrives, and not while the client is
 stopped.
 """
 
@@ -35,33 +35,33 @@ if TYPE_CHECKING:
 __all__ = ["ClientGoneError", "Connection"]
 
 _BUFFER_LIMIT = 16 << 20
-"""Bytes of records that may wait for the client."""
+"""Maximum size in bytes of the records that wait for the client."""
 
 _CHUNK = 1 << 16
 _DELAY = 0.005
-"""Seconds that a record may wait for others to be sent with."""
+"""Seconds that a record may wait to be sent together with others."""
 
 _RETRY = 5
-"""Milliseconds after which a full pipe is tried again."""
+"""Milliseconds until writing to a full pipe is retried."""
 
 _LOOK = 100
-"""Milliseconds without an answer after which to look whether the client is stopped."""
+"""Milliseconds without an answer after which the client is checked for being stopped."""
 
 
 _RESTORER_PATIENCE = 1000
-"""Milliseconds that the process may take to read which restores what a killed tracer leaves."""
+"""Milliseconds that the restorer may take to read a message."""
 
 
 class ClientGoneError(Exception):
-    """Report that the client closed its end or died."""
+    """Error: the client closed its end or died."""
 
 
 class Connection:
     """
-    The exchange of frames with the client.
+    Exchange of frames with the client.
 
-    ``incoming`` and ``outgoing`` are the descriptors of two pipes: SIGIO is sent to this process when something
-    arrives, and must not be sent when the client merely makes room for more.
+    ``incoming`` and ``outgoing`` are descriptors of two pipes. SIGIO is sent to this process when data arrives; it must
+    not be sent when the client only makes room for more.
     """
 
     def __init__(self, incoming: int, outgoing: int) -> None:
@@ -73,7 +73,7 @@ class Connection:
         self._due = 0.0
         self._reader = FrameReader()
         self.client = os.getppid()
-        """The process id of the client."""
+        """Process id of the client."""
         self._messages: deque[object] = deque()
         self._warned: set[tuple[int | None, str]] = set()
         self._restorer = -1
@@ -82,11 +82,11 @@ class Connection:
 
     @property
     def has_messages(self) -> bool:
-        """Whether a message waits to be taken."""
+        """True if a message has been received and not yet taken."""
         return bool(self._messages)
 
     def flush_if_due(self) -> float | None:
-        """Send what has waited long enough; return in how many seconds to ask again, None if nothing waits."""
+        """Send frames that have waited long enough; return the seconds until the next call, None if none waits."""
         if not self._waiting:
             return None
         remaining = self._due - time.monotonic()
@@ -96,7 +96,7 @@ class Connection:
         return _RETRY / 1000 if self._waiting else None
 
     def use_restorer(self, descriptor: int, pid: int) -> None:
-        """From now on tell the process ``pid`` through a pipe what it is to restore should we be killed."""
+        """Report to the process ``pid`` through a pipe, from now on, what it must restore if the tracer is killed."""
         if descriptor >= 0:
             process_calls.allow_tracer(pid)
             os.set_blocking(descriptor, False)
@@ -104,7 +104,7 @@ class Connection:
             self.tell_restorer(TracerBegun(os.getpid()))
 
     def tell_restorer(self, message: object) -> None:
-        """Tell that process something, before it is so; one that does not read any more is given up."""
+        """Send a message to the restorer, before the event that it reports; close the pipe if it is no longer read."""
         if self._restorer < 0:
             return
         frame = memoryview(pack_message(message))
@@ -131,16 +131,16 @@ class Connection:
         self.flush()
 
     def warn_once(self, message: str, hint: str | None, program: int | None = None) -> None:
-        """Tell the user of a program something, or of all; the same thing once."""
+        """Send a warning to the user of a program, or of all programs; the same warning is sent only once."""
         if (program, message) not in self._warned:
             self._warned.add((program, message))
             self.send(Warned(message, hint, program))
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:
         """
-        Keep a record to be sent some milliseconds later; return False if too many wait already.
+        Queue a record, to be sent some milliseconds later; return False if too many wait already.
 
-        To wake the client for every single record costs more than a hit.
+        Waking the client for every single record would cost more than a hit.
         """
         if not self._waiting:
             self._due = time.monotonic() + _DELAY
@@ -154,7 +154,7 @@ class Connection:
         return True
 
     def flush(self) -> None:
-        """Send as much of what waits as the pipe takes."""
+        """Send as much of the queue as the pipe takes."""
         waiting = self._waiting
         try:
             while waiting:
@@ -163,7 +163,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError:
-            waiting.clear()  # the client is gone; receiving tells the tracer so
+            waiting.clear()  # the client is gone; the next read reports that
 
     def receive(self) -> object | None:
         """Return the next message that has arrived, or None; raise ``ClientGoneError`` at the end of the stream."""
@@ -173,11 +173,11 @@ class Connection:
 
     def await_answer(self, number: int, is_the_end: Callable[[object], bool]) -> Sites | None:
         """
-        Wait for the answer to a question that was sent; raise ``ClientGoneError`` if none will come.
+        Wait for the answer to the question ``number``; raise ``ClientGoneError`` if there will be none.
 
-        ``is_the_end`` says which messages ask for the end of everything, so that nothing is to be waited for.
+        ``is_the_end`` returns whether a message asks the tracer to end; then the answer is not waited for.
 
-        A client that is stopped (Ctrl-Z) answers when it goes on: then the result is None.
+        Return None if the client is stopped (Ctrl-Z): it answers when it is continued.
         """
         poll = select.poll()
         poll.register(self._incoming, select.POLLIN)
@@ -194,24 +194,24 @@ class Connection:
             self._fill()
 
     def open(self, descriptor: int) -> int:
-        """Open a file of the client's by its number there; raise OSError if we may not."""
+        """Open a file of the client's by its descriptor there; raise OSError if access is denied."""
         return os.open(f"/proc/{self.client}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
     def _client_is_stopped(self) -> bool:
         return thread_state(self.client) in ("T", "t")
 
     def close(self) -> None:
-        """Deliver what still waits, however long the client takes (the targets are free by now), and close."""
+        """Send all queued frames, regardless of the time (the targets are released already), and close."""
         poll = select.poll()
         poll.register(self._outgoing, select.POLLOUT)
         while self._waiting:
             poll.poll()
-            self.flush()  # forgets everything if the client is gone
+            self.flush()  # discards everything if the client is gone
         os.close(self._outgoing)
         os.close(self._incoming)
 
     def close_in_child(self) -> None:
-        """Close our ends in a child of this process, so that the client learns of the end of this one."""
+        """Close the pipes in a child of this process, so that the client detects the end of this process."""
         os.close(self._outgoing)
         os.close(self._incoming)
         if self._restorer >= 0:

@@ -1,16 +1,16 @@
 """
-Detaching: every way out of the tracer leads through ``Detacher``, for all processes or for one.
+Detaching: processes are released only by ``Detacher``, all of them or one.
 
-All threads are stopped first, and the children that they were just making are taken in. Then the original bytes go
-back, the threads that executed a breakpoint whose trap has not been delivered are set back onto the original
-instruction, and everything is detached, each thread with the signal that it was about to receive.
+All threads are stopped first, and the children that they were just creating are registered. Then the original bytes are
+restored. Threads that executed a breakpoint whose trap has not been delivered are moved back to the original
+instruction. All threads are detached, each with the signal that it was about to receive.
 
 A process can be handed to a debugger (``exit 1``), stopped at the probed instruction. It has one tracer at a time, so
-all its threads are detached before the debugger attaches. A SIGSTOP that waits for them keeps them from running code of
-their own in between.
+all its threads are detached before the debugger attaches. A pending SIGSTOP keeps them from running program code in
+between.
 
-For its core (``exit 3``) all threads of a process are held while a child of ours writes the file. The tracer goes on
-with all other processes meanwhile. What the held threads stopped for is kept, and handled then.
+For its core (``exit 3``) all threads of a process are held while a child of the tracer writes the file. The tracer
+continues with all other processes meanwhile. Stops of the held threads are kept, and handled afterwards.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
 __all__ = ["CoreDumps", "Detacher"]
 
 _ATTEMPTS = 100
-"""How many stops a thread may report before its queued trap, which comes before other signals."""
+"""Maximum number of stops that a thread may report before its queued trap, which comes before other signals."""
 
 _INIT = 1
 
 
 class Detacher:
-    """The way out: threads are put where the program itself would be, and detached."""
+    """Detaching of threads, after moving them to where the program itself would be."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class Detacher:
         self._registers = ptrace_calls.Registers()
         self._info = ptrace_calls.SignalInfo()
         self._signals: dict[int, int] = {}
-        """For each thread that has stopped for a signal, that signal."""
+        """Signal of each thread that has stopped for one."""
         self._leaving: dict[int, Thread] = {}
-        """Threads of a process that was let go, which could not stop yet."""
+        """Threads of a released process that could not stop yet."""
 
     def detach_all(self) -> None:
-        """Leave every target as it would be without us."""
+        """Detach all processes, leaving them as they would be without the tracer."""
         self._stop(None)
         for space in self._threads.spaces():
             space.withdraw_all()
@@ -98,11 +98,11 @@ class Detacher:
 
     def detach_process(self, pid: int, *, halted: bool = False) -> bool:
         """
-        Let one process go on without probepoints; all others stay as they are.
+        Detach one process without probepoints; all others stay as they are.
 
-        A ``halted`` process gets a SIGSTOP first: none of its threads runs code of its own before a SIGCONT or a
-        debugger lets it. Processes that share its memory lose their breakpoints with it; the parent that a vfork child
-        holds up gets them back when that ends. Return False, with nothing changed, if the process is just executing
+        A ``halted`` process gets a SIGSTOP first: none of its threads runs program code before a SIGCONT or a debugger
+        resumes it. Processes that share its memory lose their breakpoints with it; the parent that waits for a vfork
+        child gets them back when that ends. Return False, with nothing changed, if the process is just executing
         another program.
         """
         if not self._stop(pid):
@@ -123,9 +123,9 @@ class Detacher:
 
     def hand_to_debugger(self, thread: Thread, program: InsertedProgram) -> bool:
         """
-        Let go of the process of a thread, which has stopped at the probed instruction; the client sees to the debugger.
+        Detach the process of a thread, which has stopped at the probed instruction; the client starts the debugger.
 
-        Return False, with a word to the user, if that is not possible and the thread is to go on.
+        Return False, with a warning to the user, if that is not possible and the thread must be resumed.
         """
         if thread.pid == _INIT:
             # The kernel does not let process 1 be stopped: it would run away from the probed instruction.
@@ -142,7 +142,7 @@ class Detacher:
         return False
 
     def let_go(self, tid: int, status: int) -> bool:
-        """Detach a thread of a process that was let go before it could stop; return False if it is none of those."""
+        """Detach a thread of a process that was released before it could stop; return False for any other thread."""
         thread = self._leaving.get(tid)
         if thread is None:
             return False
@@ -161,9 +161,9 @@ class Detacher:
 
     def _stop(self, pid: int | None) -> bool:
         """
-        Stop every thread, or those of one process; one that reports a new child has stopped, and so will its child.
+        Stop every thread, or those of one process; creators of children are stopped, and so are the children.
 
-        Return False if the process executes another program: the report of that is left in ``deferred``.
+        Return False if the process executes another program: the report of that stays in ``deferred``.
         """
         deferred = self._stopper.deferred
         while True:
@@ -208,7 +208,7 @@ class Detacher:
                     self._let_finish(thread, number)
 
     def _let_finish(self, thread: Thread, event: int) -> None:
-        """Let a thread finish the system call in which it has stopped: until then it can make no other one for us."""
+        """Let a thread finish the system call in which it has stopped: before that no other one can be injected."""
         if event in NEW_TASK_EVENTS:
             self._tree.add_child(thread, Event(event), ptrace_calls.event_message(thread.tid))
         elif event == Event.EXEC:
@@ -226,7 +226,7 @@ class Detacher:
                 ptrace_calls.detach(thread.tid, number)
 
     def _settle_all(self, threads: list[Thread], *, give_back: bool = False) -> dict[Thread, int]:
-        """Put stopped threads where the program itself would be; return the signals with which they are to go on."""
+        """Move stopped threads to where the program itself would be; return the signals to resume them with."""
         signals: dict[Thread, int] = {}
         for thread in threads:
             number = self._signals.get(thread.tid, 0)
@@ -235,7 +235,7 @@ class Detacher:
             except (ProcessLookupError, ThreadGoneError):
                 pass
             except STRANGE:
-                # All others are still to be settled, and none may stay behind.
+                # All others must still be settled, and none may be left.
                 signals[thread] = 0 if number == signal.SIGTRAP else number
         if give_back:
             for space in {id(t.space): t.space for t in threads}.values():
@@ -244,9 +244,9 @@ class Detacher:
 
     def _give_back(self, space: AddressSpace, signals: dict[Thread, int]) -> None:
         """
-        Let a thread drop what we changed in its address space, if all threads of that stand still.
+        Undo the changes in an address space by system calls of a thread, if all threads of the space are stopped.
 
-        One that waits in the kernel for its vfork child does, and does not come back into a slot.
+        A thread that waits in the kernel for its vfork child counts as stopped, and does not return into a slot.
         """
         still = (ThreadState.VFORKING, ThreadState.ENDED)
         mine = [t for t in self._threads.in_space(space) if t.state not in still]
@@ -260,10 +260,10 @@ class Detacher:
 
     def _delivered(self, threads: list[Thread], signals: dict[Thread, int]) -> Iterator[Thread]:
         """
-        Let threads that are about to receive signals come to the beginnings of the handlers of these, one by one.
+        Step threads that are about to receive signals to the beginnings of the signal handlers, and yield each.
 
-        A thread cannot make a system call for us before. The kernel stops one that is stepped when it has prepared the
-        call of the handler (``signal_setup_done`` in ``kernel/signal.c``).
+        A thread cannot make injected system calls before that. The kernel stops a single-stepped thread when it has
+        prepared the call of the handler (``signal_setup_done`` in ``kernel/signal.c``).
         """
         for thread in threads:
             number = signals[thread]
@@ -278,7 +278,7 @@ class Detacher:
                     yield thread
 
     def _settle(self, thread: Thread) -> int:
-        """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""
+        """Move a stopped thread to where the program itself would be; return the signal to resume it with."""
         self._debug_registers.clear(thread)
         number = self._signals.pop(thread.tid, 0)
         self._counter.before_detachment(thread)
@@ -296,7 +296,7 @@ class Detacher:
         return self._stepper.leave_slot(thread, self._registers, number)
 
     def _trap_is_queued(self, thread: Thread) -> bool:
-        """Return whether a thread ran into something of ours, and the signal for it still waits."""
+        """Return whether a thread has caused a trap of the tracer whose signal is still pending."""
         ptrace_calls.get_registers(thread.tid, self._registers)
         pc, awaited = self._registers[Register.RIP], set[int]()
         if pc - 1 in thread.space.former or thread.debug.superseded:
@@ -307,7 +307,7 @@ class Detacher:
         return bool(pending) and any(int(pending, 16) & 1 << (number - 1) for number in awaited)
 
     def _await_trap(self, thread: Thread) -> int:
-        """Let a trap come before which the kernel reported our interrupt; return the signal to go on with."""
+        """Wait for a trap that the kernel has postponed in favour of an interrupt; return the signal to resume with."""
         for _ in range(_ATTEMPTS):
             ptrace_calls.resume(thread.tid)
             kind, number = classify_stop(self._stopper.await_stop(thread))
@@ -319,14 +319,14 @@ class Detacher:
         return 0
 
     def _set_back(self, thread: Thread) -> bool:
-        """Put a thread that trapped onto the original instruction; return False if the trap is the program's own."""
+        """Move a thread that trapped to the original instruction; return False if the trap is the program's own."""
         if thread.trapped:
             ptrace_calls.set_instruction_pointer(thread.tid, thread.trapped)
             thread.trapped, thread.is_left_to_us, thread.parked = 0, False, None
             return True
         code = ptrace_calls.get_signal_info(thread.tid, self._info)
         if code == ptrace_calls.TRAP_TRACE and thread.hit.is_late:
-            # The end of a step of ours.
+            # End of a step of the tracer.
             self._stepper.settle_late(thread, thread.hit.breakpoint, self._registers)
             return True
         if code == ptrace_calls.TRAP_HWBKPT:
@@ -356,20 +356,20 @@ def _command_name(tid: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Dump:
-    """A core file that is being written, for ``program``, of the process of ``thread``."""
+    """A core file of the process of ``thread`` that is being written for ``program``."""
 
     thread: Thread
     program: InsertedProgram
     path: str
     result: int
-    """The end of a pipe from which the writer's answer is read: the size, or what went wrong."""
+    """End of a pipe from which the writer's answer is read: the size, or the error."""
     held: list[Thread]
     parked: dict[int, tuple[ThreadState, int]] = field(default_factory=dict)
-    """What threads have stopped for, with their state before."""
+    """Stops of threads that arrived meanwhile, with the threads' states before."""
 
 
 class CoreDumps:
-    """The core files that are being written; ``busy`` are the processes, by process id."""
+    """Core files that are being written; ``busy`` contains them by process id."""
 
     def __init__(self, state: TracerState, stopper: Stopper) -> None:
         self._connection = state.connection
@@ -380,9 +380,9 @@ class CoreDumps:
 
     def start(self, thread: Thread, program: InsertedProgram) -> bool:
         """
-        Begin with the process of a stopped thread, whose registers are already set to the probed instruction.
+        Begin to write the core of a stopped thread's process; its registers are set to the probed instruction.
 
-        Return False, with a word to the user, if no file can be written; the thread is then to go on.
+        Return False, with a report to the user, if no file can be written; the thread must then be resumed.
         """
         path = os.path.join(program.core_directory, f"core.dprobes.{thread.pid}")
         try:
@@ -410,7 +410,7 @@ class CoreDumps:
         return True
 
     def take(self, tid: int, status: int) -> bool:
-        """Take a report that concerns us: a writer's end, or a stop in a process that is being written."""
+        """Handle a report about a core file: a writer's end, or a stop in a process whose core is being written."""
         dump = self._writers.get(tid)
         if dump is not None:
             del self._writers[tid]
@@ -423,7 +423,7 @@ class CoreDumps:
         return True
 
     def abandon(self, program: InsertedProgram | None = None) -> None:
-        """Give up what is not finished: the run ends now, or that of one program, while the processes go on."""
+        """Abort unfinished core files, of all programs or of one that ends, while the processes continue."""
         for writer, dump in list(self._writers.items()):
             if program is None or dump.program is program:
                 os.kill(writer, signal.SIGKILL)
@@ -515,7 +515,7 @@ def _state(thread: Thread, dump: _Dump, word_size: int) -> HeldThread:
 
 
 def _visible(address: int, thread: Thread, dump: _Dump) -> int:
-    """Return where a thread would be without us: neither behind a breakpoint nor in a slot."""
+    """Return the address where a thread would be without the tracer: not after a breakpoint's byte nor in a slot."""
     space = thread.space
     if (address - 1 in space.breakpoints or address - 1 in space.former) and _is_trapped(thread, dump):
         return address - 1

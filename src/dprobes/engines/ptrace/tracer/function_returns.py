@@ -1,12 +1,12 @@
 """
-Returns of functions: which probes are hit when an instruction that leaves their function was carried out.
+Returns of functions: the probes that are hit when an instruction that leaves their function was carried out.
 
 A return instruction is a hit at once. After a tail call the function has not returned yet: its return address, still on
-top of the stack, gets a breakpoint, and the hit comes when the same thread arrives there with the stack as high as the
-return leaves it. No return address is ever rewritten.
+top of the stack, gets a breakpoint. The hit occurs when the same thread arrives there with the stack pointer that the
+return leaves. No return address is ever rewritten.
 
-A ``longjmp`` or an exception leaves such functions without a return. Nothing tells which they are, so what waits is
-only marked, and given up when the thread is seen above it on the stack.
+A ``longjmp`` or an exception leaves such functions without a return. It is not known which functions these are, so
+pending returns are only marked, and given up when the thread is seen above them on the stack.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ReturnHit", "Returns", "functions_of"]
 
-_LONGEST = 15  # bytes of an instruction; Intel SDM, volume 2, 2.3.11
+_LONGEST = 15  # maximum size of an instruction in bytes; Intel SDM, volume 2, 2.3.11
 _LONGEST_CALL = 10
-"""A call through memory with two prefixes, REX, ModRM, SIB and a displacement; more prefixes say nothing new."""
+"""
+Size in bytes of a call through memory with two prefixes, REX, ModRM, SIB and a displacement.
+
+More prefixes give no additional information.
+"""
 
 _SIGNAL_RETURNS = (
     bytes.fromhex("48c7c00f0000000f05"),  # mov $__NR_rt_sigreturn, %rax; syscall
@@ -46,10 +50,10 @@ _SIGNAL_RETURNS = (
     bytes.fromhex("b8ad000000cd80"),  # i386: mov $__NR_rt_sigreturn, %eax; int $0x80
     bytes.fromhex("58b877000000cd80"),  # i386: pop %eax; mov $__NR_sigreturn, %eax; int $0x80
 )
-"""Where signal handlers return to: no call stands before it. GDB knows them by their bytes, too."""
+"""Instructions that signal handlers return to: no call precedes them. GDB recognizes them by their bytes, too."""
 
 _ARGUMENTS = 255
-"""Bytes of arguments that an i386 function that was tail-called may drop (``ret n``)."""
+"""Maximum size in bytes of the arguments that a tail-called i386 function may drop (``ret n``)."""
 
 _RET_IMMEDIATE = b"\xc2"
 
@@ -57,7 +61,7 @@ _RIP, _RSP = int(Register.RIP), int(Register.RSP)
 
 
 class ReturnHit(NamedTuple):
-    """A return: the probepoint, where its function was left, and how the call began, if that is known."""
+    """A return: the probepoint, the instruction that left its function, and the entry of the call, if known."""
 
     probe: Probe
     site: Site
@@ -65,7 +69,7 @@ class ReturnHit(NamedTuple):
 
 
 class Returns:
-    """The returns of threads from functions; ``context`` speaks of the thread at hand."""
+    """Returns of threads from functions; ``context`` is that of the current thread."""
 
     def __init__(self, state: TracerState, context: ThreadContext, patcher: Patcher) -> None:
         self._connection = state.connection
@@ -74,7 +78,7 @@ class Returns:
         self._patcher = patcher
 
     def entered(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
-        """Keep what the returns of functions want to know of their entry, at which a thread stands."""
+        """Store the data that return handlers need from a function's entry, at which a thread stands."""
         context, frame = self._context, registers[_RSP]
         now = context.time()
         for probe, site in breakpoint_.entries:
@@ -112,7 +116,7 @@ class Returns:
             stays = distance == len(site.original) or any(start <= distance < end for start, end in site.inside)
             if not stays:
                 jumps.append((probe, site))
-        for probe, site in reversed(jumps):  # as they are hit from the last one backwards
+        for probe, site in reversed(jumps):  # because they are hit from the last one backwards
             self._await_return(thread, probe, site, top)
         return hits
 
@@ -122,14 +126,14 @@ class Returns:
         slack = 0 if thread.space.word_size == 8 else _ARGUMENTS
         found = _returned(thread, breakpoint_.address, top, slack)
         if not found:
-            # The stack of a coroutine, which has made the tail call on another thread.
+            # It may be the stack of a coroutine that has made the tail call on another thread.
             others = (t for t in self._threads.in_space(thread.space) if t.returns and t is not thread)
             found = next(filter(None, (_returned(other, breakpoint_.address, top, slack) for other in others)), [])
         _give_up(thread, top)
         return [ReturnHit(p.probe, p.site, p.entry) for p in reversed(found) if p.probe.concerns(thread.pid)]
 
     def unwinding(self, thread: Thread) -> None:
-        """Note that functions are about to be left without a return."""
+        """Mark pending returns as doubtful, because functions are about to be left without a return."""
         for pending in thread.returns:
             pending.doubtful = True
 
@@ -139,7 +143,7 @@ class Returns:
         try:
             address = self._context.read_word(top, size)
         except OSError:
-            return  # who was jumped to cannot return either
+            return  # the function that was jumped to cannot return either
         placed = self._place(thread, probe, address)
         if placed:
             _give_up(thread, top + size)
@@ -149,9 +153,9 @@ class Returns:
 
     def _place(self, thread: Thread, probe: Probe, address: int) -> bool | None:
         """
-        See to it that there is a breakpoint at a return address; return False if it cannot be one.
+        Place a breakpoint at a return address, or use the present one; return False if that is not possible.
 
-        Return None if no code is there: that is after a jump to another stack, whose top holds anything.
+        Return None if there is no code: after a jump to another stack, whose top may hold any value.
         """
         space = thread.space
         breakpoint_ = space.breakpoints.get(address)
@@ -180,7 +184,7 @@ class Returns:
         return True
 
     def _site(self, thread: Thread, address: int) -> Site | None:
-        """Describe the instruction at a return address; None if nothing says that an instruction begins there."""
+        """Return the site of the instruction at a return address; None if no instruction is known to begin there."""
         from iced_x86 import Decoder
 
         word_size = thread.space.word_size
@@ -197,7 +201,7 @@ class Returns:
         return Site(-1, -1, 0, raw, plan(raw, word_size), copy_of(raw, word_size))
 
     def _code_around(self, address: int) -> tuple[bytes, bytes]:
-        """Return the bytes before and from an address on, of its page alone if the one next to it cannot be read."""
+        """Return the bytes before and from an address on; omit the adjoining page if it cannot be read."""
         page = address - address % PAGE_SIZE
         try:
             before = self._context.read(address - _LONGEST_CALL, _LONGEST_CALL)
@@ -211,7 +215,7 @@ class Returns:
 
 
 def _returned(thread: Thread, address: int, top: int, slack: int) -> list[PendingReturn]:
-    """Return what a thread awaits at an address, with the stack as it is there; it is awaited no longer."""
+    """Remove and return a thread's pending returns to ``address``, whose ``top`` is at most ``slack`` bytes lower."""
     found = [p for p in thread.returns if p.address == address and 0 <= top - p.top <= slack]
     if found:
         thread.returns = [p for p in thread.returns if p not in found]
@@ -219,7 +223,7 @@ def _returned(thread: Thread, address: int, top: int, slack: int) -> list[Pendin
 
 
 def _is_returned_to(before: bytes, data: bytes, word_size: int) -> bool:
-    """Return whether the code at an address is returned to: a call stands before it, or signal handlers end there."""
+    """Return whether the code at an address is returned to: after a call, or at the end of signal handlers."""
     from iced_x86 import Decoder, FlowControl
 
     if data.startswith(_SIGNAL_RETURNS):
@@ -232,24 +236,24 @@ def _is_returned_to(before: bytes, data: bytes, word_size: int) -> bool:
 
 
 def _take_entry(thread: Thread, probe: Probe, site: Site, frame: int) -> Entry | None:
-    """Return how the call with a frame began, wherever that is kept; it is kept no longer."""
+    """Remove and return the entry of the call with a frame, from the tracer's memory or the process's."""
     entry = thread.space.entries.take(thread.pid, probe, frame)
     return take_call(thread.space, probe, frame, site.kept) if entry is None else entry
 
 
 def _dropped(raw: bytes) -> int:
-    """Return how many bytes a return instruction takes from the stack besides the return address."""
+    """Return how many bytes a return instruction removes from the stack besides the return address."""
     return int.from_bytes(raw[-2:], "little") if raw[-3:-2] == _RET_IMMEDIATE else 0
 
 
 def _give_up(thread: Thread, top: int) -> None:
-    """Forget the doubtful returns below ``top``: the thread has left them."""
+    """Forget the doubtful returns below ``top``: the thread has left those functions."""
     if any(pending.doubtful for pending in thread.returns):
         thread.returns = [p for p in thread.returns if not (p.doubtful and p.top <= top)]
 
 
 def functions_of(hits: Iterable[ReturnHit]) -> Iterator[list[ReturnHit]]:
-    """Iterate over the returns of one function each: a probepoint has one of them."""
+    """Iterate over the returns grouped by function: in a group each probepoint occurs once."""
     function: list[ReturnHit] = []
     for hit in hits:
         place = hit.probe.file, hit.site.offset

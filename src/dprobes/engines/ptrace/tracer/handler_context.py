@@ -1,9 +1,9 @@
 """
 The ``Context`` of a handler on a stopped thread.
 
-Memory is read and written as the program would do it: our breakpoints do not show and stay in place (what is written
-under one becomes the byte that it stands in for), and what the program itself may not access is a fault. A write is
-done as a whole or not at all.
+Memory is accessed as the program would access it. The tracer's breakpoints are hidden and stay in place (a byte written
+under one becomes its original byte). An access that is forbidden to the program is a fault. A write is done as a whole
+or not at all.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalTables", "ThreadContext", "decode_descriptor"]
 
-# Segments: what a selector means in a stopped thread.
+# Segments: meaning of selectors in a stopped thread.
 #
 # User code sees three kinds of selector (Intel SDM, volume 3, 3.4.2; ``arch/x86/include/asm/segment.h``)::
 #
 #     index of descriptor (13 bits) | table: 0 GDT, 1 LDT | privilege (2 bits)
 #
-# the kernel's flat user segments and three thread-local ones in the GDT, and the program's own in its LDT, which only
-# the process itself can ask the kernel for (modify_ldt(2)). A descriptor there is 8 bytes (3.4.5), from the lowest bit
-# on::
+# The kinds are: the kernel's flat user segments and three thread-local ones in the GDT, and the program's own in its
+# LDT, which only the process itself can read (modify_ldt(2)). A descriptor there is 8 bytes (3.4.5), from the lowest
+# bit on::
 #
 #     limit 0-15 | base 0-23 | type (4) | 1: code or data | privilege (2) | present | limit 16-19
 #     | for programs | 64-bit | 32-bit | limit counts pages | base 24-31
 #
-# In 64-bit code the processor ignores bases and limits, but for the bases of fs and gs.
+# In 64-bit code the processor ignores bases and limits, except the bases of fs and gs.
 
 
 if TYPE_CHECKING:
     LocalDescriptors = Callable[[Thread, int], SegmentDescriptor | None]
-    """A look-up of the descriptor with an index in a thread's table, which may raise ``InjectionError``."""
+    """Look-up of the descriptor with an index in a thread's local table; it may raise ``InjectionError``."""
 
 _USER_CODE_32, _USER_DATA, _USER_CODE_64 = 4, 5, 6  # indices in the GDT
 _LOCAL_TABLE = 4
@@ -88,11 +88,11 @@ _FLAT = {_USER_CODE_32: _FLAT_CODE, _USER_DATA: _FLAT_DATA, _USER_CODE_64: _FLAT
 
 
 def no_descriptor(thread: Thread, index: int) -> None:
-    """Return nothing, as for a thread without local descriptors."""
+    """Return None, as for a thread without local descriptors."""
 
 
 class Segments:
-    """The segments of stopped threads; ``warn`` is told where the ``local`` descriptors cannot be looked up."""
+    """Segments of stopped threads; ``warn`` is called if the ``local`` descriptors cannot be looked up."""
 
     def __init__(self, local: LocalDescriptors, warn: Callable[[str, str | None], None]) -> None:
         self._local = local
@@ -102,10 +102,10 @@ class Segments:
         self, thread: Thread, registers: RegisterWords, selector: int, offset: int, size: int, *, write: bool
     ) -> int:
         """
-        Return the flat address of ``size`` bytes at ``selector:offset``; 0 bytes stand for the address alone.
+        Return the flat address of ``size`` bytes at ``selector:offset``; a size of 0 requests only the address.
 
-        Raise ``SelectorFault`` if the selector names no segment, or the segment does not hold or allow them. In 64-bit
-        code, only an unknown selector does so.
+        Raise ``SelectorFault`` if the selector refers to no segment, or the segment does not contain or permit the
+        access. In 64-bit code, only an unknown selector raises it.
         """
         number = selector & 0xFFFF
         if thread.space.word_size == 8:
@@ -118,10 +118,10 @@ class Segments:
 
     def selector_to_load(self, thread: Thread, value: int) -> tuple[int, int]:
         """
-        Return the selector to store in ds, es, fs or gs, and the base of its segment, for the value that is wanted.
+        Return the selector to store in ds, es, fs or gs, and the base of its segment, for the requested value.
 
-        Raise ``SelectorFault`` where the processor would refuse to load it, or the kernel to set it
-        (``invalid_selector`` in ``arch/x86/kernel/ptrace.c``).
+        Raise ``SelectorFault`` if the processor would refuse to load it, or the kernel to set it (``invalid_selector``
+        in ``arch/x86/kernel/ptrace.c``).
         """
         selector = value & 0xFFFF
         if selector == 0:
@@ -137,14 +137,14 @@ class Segments:
 
     def _base_64(self, thread: Thread, registers: RegisterWords, selector: int) -> int:
         if selector <= _PRIVILEGE:
-            return 0  # what ds, es, fs and gs hold in most 64-bit programs
+            return 0  # value of ds, es, fs and gs in most 64-bit programs
         for register, base in ((Register.FS, Register.FS_BASE), (Register.GS, Register.GS_BASE)):
             if registers[register] == selector:
                 return registers[base]
         return self._segment(thread, selector).base
 
     def _segment(self, thread: Thread, selector: int) -> _Segment:
-        """Return the segment of a selector, whatever its privilege bits."""
+        """Return the segment of a selector, regardless of its privilege bits."""
         index = selector >> 3
         if selector & _LOCAL_TABLE:
             descriptor = self._local_descriptor(thread, index)
@@ -186,7 +186,7 @@ _SIZE = 8
 
 
 class LocalTables:
-    """The local descriptor tables of stopped threads, each of which is made to ask the kernel for its own."""
+    """Local descriptor tables of stopped threads, each of which is made to read its own from the kernel."""
 
     def __init__(self, stopper: Stopper) -> None:
         self._stopper = stopper
@@ -196,8 +196,8 @@ class LocalTables:
         """
         Return the descriptor with an index in the table of a thread that stands at a breakpoint, None if there is none.
 
-        It is asked for every time, because the program may change its table. Raise ``InjectionError`` if the thread
-        cannot ask, and ``ProcessLookupError`` if it is killed meanwhile.
+        It is read every time, because the program may change its table. Raise ``InjectionError`` if the thread cannot
+        read it, and ``ProcessLookupError`` if the thread is killed meanwhile.
         """
         if not may_inject(thread):
             raise InjectionError("a seccomp filter or a shadow stack forbids to make it do system calls")
@@ -215,7 +215,7 @@ class LocalTables:
             buffer = call(MMAP[word_size], 0, size, _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
             if -4096 < buffer < 0:
                 raise InjectionError("its address space has no room")
-            # The whole table up to the descriptor; what lies behind the table's end is zeros.
+            # Read the whole table up to the descriptor; the rest after the table's end is zeros.
             filled = call(MODIFY_LDT[word_size], _READ, buffer, size)
             data = self._memory.read(thread.tid, buffer + index * _SIZE, _SIZE) if filled == size else b""
             call(MUNMAP[word_size], buffer, size)
@@ -256,7 +256,7 @@ _WORDS = {
     if (register := X86_64.register(word.name.lower())) is not None  # the appendix has no orig_rax
 }
 
-# The base that the processor loads with a selector.
+# Word of the base that the processor loads together with a selector.
 _SEGMENTS: dict[int, int | None] = {
     Register.DS: None,
     Register.ES: None,
@@ -266,20 +266,20 @@ _SEGMENTS: dict[int, int | None] = {
 
 
 def _ignore(*_: object) -> None:
-    """Drop a warning or a message, where nobody takes them."""
+    """Discard a warning or a message."""
 
 
 _NAME_FILES = 64
-"""How many files with names of threads are kept open."""
+"""Maximum number of files with names of threads that are kept open."""
 _NAME_SIZE = 64
 
 
 class ThreadContext:
     """
-    The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables that ``use`` chose.
+    Context of the thread passed to ``select``, for the handler of ``probe``, with the variables passed to ``use``.
 
-    ``written`` holds what handlers changed in the registers. ``warn_once`` is told what the user of a program should
-    know (message, hint, and the number of the program), ``send`` gets what the client should hear of breakpoints, and
+    ``written`` contains the registers that handlers changed. ``warn_once`` is called with a warning for the user of a
+    program (message, hint, and the number of the program), ``send`` with reports of breakpoints for the client.
     ``local`` looks up local descriptors.
     """
 
@@ -309,10 +309,10 @@ class ThreadContext:
         self.word_size = 8
         self.written: Changes | None = None
         self.entries: Mapping[Probe, Entry] = {}
-        """The entries of the calls that have just returned."""
+        """Entries of the calls that have just returned."""
 
     def use(self, program: InsertedProgram) -> None:
-        """Give handlers what is their program's."""
+        """Use the variables and extensions of a program from now on."""
         self.program = program
         self.local_variables = program.counters.variables.local
         self._cpu_variables = program.counters.variables.by_cpu
@@ -321,11 +321,11 @@ class ThreadContext:
         self.keyed_tables = program.keyed_tables
 
     def warn(self, message: str, hint: str | None) -> None:
-        """Tell the user of the program at hand something."""
+        """Warn the user of the current program."""
         self._warn_once(message, hint, None if self.program is None else self.program.number)
 
     def select(self, thread: Thread, registers: RegisterWords) -> None:
-        """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
+        """Use a thread from now on; the instruction pointer in ``registers`` is that of the probe."""
         self._thread = thread
         self.process = thread.pid
         self.word_size = thread.space.word_size
@@ -394,17 +394,17 @@ class ThreadContext:
         self._registers[word] = value
 
     def set_aside(self) -> Changes | None:
-        """Set registers back to what they were before handlers changed them, and return the changes."""
+        """Restore the registers that handlers changed, and return the changes; None if there are none."""
         changes, self.written = self.written, None
         if changes:
             registers = self._registers
             for word, (before, after) in changes.items():
-                if registers[word] == after:  # else a repeated string instruction has moved on
+                if registers[word] == after:  # otherwise a repeated string instruction has advanced it
                     registers[word] = before
         return changes
 
     def apply(self, changes: Changes) -> None:
-        """Make changes that were set aside; what was changed before stays as far as they do not concern it."""
+        """Apply changes that ``set_aside`` returned; earlier changes of other registers stay."""
         for word, (_, after) in changes.items():
             self._set_word(word, after)
 
@@ -452,9 +452,9 @@ class ThreadContext:
             self._note_rewritten(rewritten)
 
     def _note_rewritten(self, breakpoints: list[Breakpoint]) -> None:
-        """Take notice of instructions under our breakpoints that a handler changed."""
+        """Record and report changes of instructions under breakpoints that a handler has made."""
         for breakpoint_ in breakpoints:
-            # What was decided about the old instruction does not apply to the new one.
+            # Emulation and copy of the old instruction do not apply to the new one.
             emulation = (Action.STEP, len(breakpoint_.site.original))
             breakpoint_.site = replace(breakpoint_.site, emulation=emulation, copy=None)
         for pid in self._thread.space.pids:
@@ -484,7 +484,7 @@ class ThreadContext:
             raise OSError
 
     def _is_served(self, address: int, size: int) -> bool:
-        """Return whether memory is there only when a server has delivered it."""
+        """Return whether memory must first be delivered by a server."""
         space = self._thread.space
         return space.served is not None and space.served_page(address, size) is not None
 
@@ -530,8 +530,8 @@ class ThreadContext:
         return self._thread.tid
 
     def uid(self) -> int:
-        # The owner of the directory in /proc is the effective user id, and cheap to ask for; the real one is looked
-        # up again when that changes.
+        # The owner of the directory in /proc is the effective user id, which is quickly read; the real one is looked up
+        # again when that changes.
         thread = self._thread
         effective = os.stat(f"/proc/{thread.tid}").st_uid
         if thread.uid is None or thread.uid[0] != effective:
@@ -551,7 +551,7 @@ class ThreadContext:
             if len(data) == 4 and cpu < 1 << 31:
                 return cpu
         with open(f"/proc/{thread.pid}/task/{thread.tid}/stat", "rb") as file:
-            # proc(5): field 39 is the CPU; the second field may hold blanks and parentheses.
+            # proc(5): field 39 is the CPU; the second field may contain blanks and parentheses.
             return int(file.read().rpartition(b")")[2].split()[36])
 
     def task(self) -> int:
@@ -572,13 +572,13 @@ class ThreadContext:
         return registers[_CS], registers[_RIP], registers[_SS], registers[_RSP]
 
     def process_name(self) -> bytes:
-        """Return the name of the thread as the kernel keeps it, without its NUL."""
+        """Return the thread's name in the kernel, without its NUL."""
         tid = self._thread.tid
         descriptor = self._names.get(tid)
         if descriptor is not None:
             try:
                 return os.pread(descriptor, _NAME_SIZE, 0).rstrip(b"\n")
-            except ProcessLookupError:  # it was of another thread with this id
+            except ProcessLookupError:  # the file was that of a former thread with this id
                 os.close(self._names.pop(tid))
         if len(self._names) == _NAME_FILES:
             os.close(self._names.pop(next(iter(self._names))))

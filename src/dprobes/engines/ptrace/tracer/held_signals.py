@@ -1,8 +1,9 @@
 """
-Threads that stop in code of ours in a process: at an access of a handler's, or where a hit is left to the breakpoint.
+Signals of threads in the engine's code in a process, and signals that arrive during a step.
 
-An access of a handler that faults has a fix-up, where the thread goes on. A trial that fails (``SitePatch.stops``)
-makes the thread one that has run into the breakpoint: with the registers of the program, at the probed instruction.
+An instruction of a handler that accesses memory and faults has a fix-up: an address where the thread continues. A trial
+that fails (``SitePatch.stops``) is treated as if the thread had run into the breakpoint: with the registers of the
+program, at the probed instruction.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ __all__ = [
     "stop_of",
 ]
 
-# Words of siginfo_t that hold si_addr.
+# Words of siginfo_t that contain si_addr.
 _ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
 
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 """
-The signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)).
+Signals that an instruction raises itself, if si_code says that the kernel sent them (sigaction(2)).
 
-The kernel kills a thread that raises one of them while it is blocked, so we never block them.
+The kernel kills a thread that raises one of them while it is blocked, so they are never blocked.
 """
 
 _ALL_BUT_FAULTS = ((1 << 64) - 1) & ~sum(1 << number - 1 for number in (*FAULTS, signal.SIGSYS))
@@ -50,12 +51,12 @@ _ALL_BUT_FAULTS = ((1 << 64) - 1) & ~sum(1 << number - 1 for number in (*FAULTS,
 
 class HeldSignals:
     """
-    The signals that reach a thread before its instruction is done.
+    Signals that arrive at a thread before its instruction is completed.
 
-    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only those like
-    SIGSEGV may follow that must not be blocked; they are sent again. SIGSTOP is not kept back, because the SIGCONT that
-    takes it back could come first; but the stop that it makes of the whole process is, since a signal that is held then
-    could not be given back as what it was.
+    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only signals
+    that must not be blocked, like SIGSEGV, may follow; they are sent again. SIGSTOP is not held, because the SIGCONT
+    that cancels it could arrive first. The group stop that follows is held, since after it a held signal could not be
+    delivered with its ``siginfo``.
     """
 
     def __init__(self, thread: Thread) -> None:
@@ -70,7 +71,7 @@ class HeldSignals:
         return self._mask is not None
 
     def hold(self, number: int, info: ctypes.Array[ctypes.c_int32]) -> None:
-        """Hold the signal that the thread has stopped for."""
+        """Keep the signal for which the thread has stopped."""
         if number == signal.SIGSTOP:
             self._unheld = number
         elif self._first is not None:
@@ -81,18 +82,18 @@ class HeldSignals:
             ptrace_calls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
 
     def take_unheld(self) -> int:
-        """Return the signal with which the thread is to go on with its step, or 0."""
+        """Return the signal with which the thread must continue its step, or 0."""
         number, self._unheld = self._unheld, 0
         return number
 
     def hold_stop(self) -> None:
-        """Hold a group stop: let the thread go on as if it had not been reported, and report it again afterwards."""
+        """Keep a group stop: let the thread continue as if it had not been reported, and report it again afterwards."""
         self._stops = True
 
     def give_back(self) -> int:
-        """Return the signal with which to resume the thread, which has stopped for one, or 0."""
+        """Return the signal with which to resume the thread, which is in a signal stop, or 0."""
         if self._stops:
-            # If it has ended meanwhile, this is one more stop that we asked for.
+            # If the group stop has ended meanwhile, this is just another requested stop.
             self._stops = False
             with contextlib.suppress(OSError):
                 ptrace_calls.interrupt(self._thread.tid)
@@ -101,16 +102,17 @@ class HeldSignals:
         number, info = self._first
         self._first = None
         self.send_again()
-        # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
+        # Resuming with a signal other than the reported one makes the kernel fill in a siginfo; set the original one.
         with contextlib.suppress(OSError):
             ptrace_calls.set_signal_info(self._thread.tid, ptrace_calls.SignalInfo(*info))
         return number
 
     def send_again(self) -> None:
         """
-        Send what is held anew, and let the thread receive signals again.
+        Send the held signals again, and restore the signal mask of the thread.
 
-        The kernel gives that a ``siginfo`` of our own: this is only for a thread that makes a process in its step.
+        The kernel fills in a new ``siginfo`` for them, so use this only for a thread that creates a process in its
+        step.
         """
         if self._mask is None:
             return
@@ -123,7 +125,7 @@ class HeldSignals:
 
 
 def move_signal_address(info: ctypes.Array[ctypes.c_int32], former: int, address: int) -> None:
-    """Change the address in a ``siginfo`` if it is ``former``."""
+    """Change the address in a ``siginfo`` to ``address`` if it is ``former``."""
     low, high = info[_ADDRESS_LOW] & 0xFFFFFFFF, info[_ADDRESS_HIGH] & 0xFFFFFFFF
     if low | high << 32 == former:
         info[_ADDRESS_LOW] = _signed(address & 0xFFFFFFFF)
@@ -135,22 +137,23 @@ def _signed(word: int) -> int:
 
 
 STOPPING = (signal.SIGTRAP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
-"""The signals with which a thread may stop there."""
+"""Signals for which a thread may stop in the engine's code."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS)
 
 _RAX, _RIP, _RSP, _FLAGS = (int(each) for each in (Register.RAX, Register.RIP, Register.RSP, Register.EFLAGS))
 _FRAME_SIZE, _RAX_AT, _FLAGS_AT = 304, 80, 144
-"""How far the stack pointer was moved, and what the frame has where (``native.x86.x86_operations``)."""
+"""Size of a handler's frame in bytes, and offsets of rax and the flags in it (``native.x86.x86_operations``)."""
 _ARITHMETIC, _OVERFLOW, _DIRECTION = 0x8D5, 0x800, 0x400
 _LOW_FLAGS = 0xD5
-"""What LAHF has in its second byte, and SETO says in the first one of OF."""
+"""Bits that LAHF stores in the image's second byte; SETO stores OF in the first."""
 
 
 def stop_of(space: AddressSpace, registers: RegisterWords, number: int) -> NativeStop | None:
     """
-    Return what it means that a thread has stopped for a signal where its registers say.
+    Return the ``NativeStop`` at which a thread has stopped for the signal ``number``.
 
-    One that an instruction does not raise means nothing: it comes anywhere, that of a timer also from the kernel.
+    Return None if the signal does not belong to an instruction there. A signal that no instruction raises may arrive
+    anywhere, that of a timer also from the kernel.
     """
     stops = space.patches.stops
     if not stops or number not in STOPPING:
@@ -161,7 +164,7 @@ def stop_of(space: AddressSpace, registers: RegisterWords, number: int) -> Nativ
 
 
 def set_back(space: AddressSpace, stop: NativeStop, registers: RegisterWords) -> bool:
-    """Let registers be those of the program at the probed instruction; return False if its stack cannot be read."""
+    """Set registers to those of the program at the probed instruction; return False if its stack cannot be read."""
     frame = registers[_RSP]
     flags, image, kept = registers[_FLAGS] & ~RESUME_FLAG, 0, 0
     if stop.has_frame:
@@ -184,10 +187,10 @@ def set_back(space: AddressSpace, stop: NativeStop, registers: RegisterWords) ->
 
 def leave_to_us(thread: Thread, registers: RegisterWords, info: ctypes.Array[ctypes.c_int32]) -> bool:
     """
-    Put a stopped thread, with these registers, onto an instruction whose hit a handler in its process leaves to us.
+    Move a stopped thread to an instruction whose hit a handler in its process leaves to the tracer.
 
-    Where the instruction has a copy it is put there. Return False if the thread has not stopped for that; ``info`` is
-    for what the kernel says of its signal.
+    If the instruction has a copy, the thread is moved to that. Return False if the thread has stopped for something
+    else. ``registers`` are the thread's; ``info`` is a buffer for the ``siginfo``.
     """
     space = thread.space
     if not is_in_native_stop(space, registers[_RIP]):
@@ -202,14 +205,14 @@ def leave_to_us(thread: Thread, registers: RegisterWords, info: ctypes.Array[cty
             registers[_RIP] = space.slots.way_on(stop.site, breakpoint_.site)
         ptrace_calls.set_registers(thread.tid, registers)
     except OSError:
-        return False  # killed meanwhile, or it has not stopped for a signal
+        return False  # it was killed meanwhile, or has not stopped for a signal
     thread.trapped, thread.is_left_to_us = stop.site, True
     thread.parked = stop if stop.exit_code else None
     return True
 
 
 def fix_up(thread: Thread, registers: RegisterWords, number: int) -> bool:
-    """Let a thread go on that has stopped because a handler's access to memory faulted; return whether it has."""
+    """Move a thread to the fix-up if a handler's access to memory has faulted; return whether it was moved."""
     fixups = thread.space.patches.fixups
     if not fixups or number not in _FAULTS:
         return False
@@ -223,7 +226,7 @@ def fix_up(thread: Thread, registers: RegisterWords, number: int) -> bool:
 
 
 def move_fault(thread: Thread, registers: RegisterWords, address: int) -> None:
-    """Let a thread that has stopped for a fault stand at an address, and the fault be there."""
+    """Move a thread that has stopped for a fault to an address, and the fault with it."""
     info = ptrace_calls.SignalInfo()
     ptrace_calls.get_signal_info(thread.tid, info)
     move_signal_address(info, registers[_RIP], address)
@@ -233,7 +236,7 @@ def move_fault(thread: Thread, registers: RegisterWords, address: int) -> None:
 
 
 def is_in_native_stop(space: AddressSpace, pc: int) -> bool:
-    """Return whether a thread whose instruction pointer is ``pc`` may have a signal to come that is ours."""
+    """Return whether a thread at ``pc`` may have a pending signal that the engine's code has raised."""
     patches = space.patches
     trap = patches.stops.get(pc - 1)
     return pc in patches.fixups or pc in patches.stops or (trap is not None and trap.is_trap)

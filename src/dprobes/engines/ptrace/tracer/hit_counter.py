@@ -1,15 +1,15 @@
 """
-Which hits count: most as soon as they are handled, others when it shows what became of their instruction.
+Counting of hits: most are counted when they are handled, others when the outcome of their instruction is known.
 
-Most instructions that touch memory complete, and a stop only to see that costs as much as the hit itself. So the
-thread runs on from the slot with a *pending* hit, and its next stop shows what became of the instruction: a fault there
-finds the thread still at the slot's start, and then it was no hit. A thread that does not stop by itself is looked at
-after some milliseconds. What does not work so: limits (passcount, maxhits) that must be exact at the next hit of
-another thread, and whatever has to happen right after the instruction.
+Most instructions that access memory complete, and a stop only to verify that costs as much as the hit itself. So the
+thread runs on from the slot with a *pending* hit, and its next stop shows the outcome of the instruction. After a fault
+the thread is still at the slot's start, and then it was no hit. A thread that does not stop by itself is checked after
+some milliseconds. Hits cannot be pending with limits (passcount, maxhits), which must be exact at the next hit of
+another thread, nor if an action must follow the instruction immediately.
 
-When a program ends or is replaced while others go on, a hit whose instruction was executed is counted, and one whose
-instruction was not is given up as far as it is the program's: the results of other programs' handlers are kept, so that
-these need not run once more.
+When a program ends or is replaced while others continue, a hit whose instruction was executed is counted. A hit whose
+instruction was not executed is given up for the program; the results of other programs' handlers are kept, so that
+these do not run again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["HitCounter", "Settler", "WatchpointHits", "has_hit_of"]
 _COMPLETED, _FAULTED = HitEvent.COMPLETED, HitEvent.FAULTED
 
 _PATIENCE = 0.005
-"""Seconds after which to look what became of a hit."""
+"""Seconds after which the outcome of a pending hit is checked."""
 
 _ORDERLY = 0.05
 """Seconds after which records of other hits no longer wait for a thread that sleeps, or is stopped."""
@@ -54,18 +54,18 @@ _RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
 
 
 class HitCounter:
-    """The counter of hits, which emits their records, and removes the probes that these were the last hits of."""
+    """Counter of hits, which emits their records, and removes probes after their last hit."""
 
     def __init__(self, connection: Connection, remover: Remover) -> None:
         self._connection = connection
         self._remover = remover
         self.emitter = Emitter(connection)
-        """What counts hits whose last ones these are not."""
+        """Counter of hits that cannot be the last one of their probepoint."""
         self._pending: dict[int, Thread] = {}
         self._registers = ptrace_calls.Registers()
         self._info = ptrace_calls.SignalInfo()
         self.emptied: list[int] = []
-        """Where breakpoints were taken away in the memory of the thread whose hit was counted."""
+        """Addresses of breakpoints that were removed from the memory of the thread whose hit was counted."""
 
     def count(
         self,
@@ -79,7 +79,7 @@ class HitCounter:
         self.take_away(thread, self.emitter.count(handled, queued, has_faulted=has_faulted))
 
     def take_away(self, thread: Thread, probes: Iterable[Probe]) -> None:
-        """Take probepoints away that are not active any more because of hits of a stopped thread."""
+        """Remove probepoints that have become inactive by hits of a stopped thread."""
         for probe in probes:
             for space, addresses in self._remover.withdraw(probe):
                 if space is thread.space:
@@ -87,9 +87,9 @@ class HitCounter:
 
     def count_at_once(self, thread: Thread, handled: Sequence[Handled]) -> None:
         """
-        Count hits that wait for no instruction, and note what is to become of the process because of an ``exit``.
+        Count hits that wait for no instruction, and record the request of an ``exit`` for the process.
 
-        Of several handlers that say so the first one decides.
+        If several handlers make such a request, the first one is carried out.
         """
         self.count(thread, handled)
         for each in handled:
@@ -110,7 +110,7 @@ class HitCounter:
     # Pending hits
 
     def pend(self, thread: Thread, handled: tuple[Handled, ...]) -> None:
-        """Note that a thread is about to execute the instruction of its hit in its slot."""
+        """Record that a thread is about to execute the instruction of its hit in its slot."""
         hit, site = thread.hit, thread.hit.breakpoint.site
         slot = thread.space.slots.by_site[hit.breakpoint.address, site.original]
         assert slot is not None
@@ -120,7 +120,7 @@ class HitCounter:
         self._pending[thread.tid] = thread
 
     def resolve(self, thread: Thread, kind: StopKind, number: int) -> None:
-        """Find out at a stop of a thread, which is none for SIGTRAP, what became of its pending hit."""
+        """Determine the outcome of a pending hit at a stop of its thread, other than one for SIGTRAP."""
         if kind is StopKind.EXITED:
             self.complete(thread)
             return
@@ -135,7 +135,7 @@ class HitCounter:
         hit.state = AFTER[hit.state, _FAULTED if has_faulted else _COMPLETED]
         hit.written = None
         self._pending.pop(thread.tid, None)
-        # Also if a probepoint has gone meanwhile: its handler ran before.
+        # Count it even if a probepoint was removed meanwhile: its handler ran before.
         self.count(thread, hit.handled, hit.queued, has_faulted=has_faulted)
 
     def before_detachment(self, thread: Thread) -> None:
@@ -148,24 +148,24 @@ class HitCounter:
         self.drop(thread)
 
     def drop(self, thread: Thread) -> None:
-        """Forget a hit whose instruction was not executed, if there is one."""
+        """Forget a pending hit, if there is one, whose instruction was not executed."""
         if thread.hit.state is HitState.PENDING:
             thread.hit.follow(HitEvent.GIVEN_UP)
             self._pending.pop(thread.tid, None)
             self.emitter.emit([], thread.hit.queued)
 
     def forget(self, thread: Thread) -> None:
-        """End the hit of a thread that is gone, because another one has executed a program; a pending one counts."""
+        """End the hit of a thread that another thread's exec has ended; a pending hit is counted."""
         if thread.hit.state is HitState.PENDING:
             self.complete(thread)
         thread.hit.end()
 
     def look_after(self) -> float | None:
         """
-        See to it that no hit pends for long; return in how many seconds to ask again, None if no thread runs with one.
+        Check pending hits; return the seconds until the next check, None if no running thread has one.
 
-        A thread that sleeps in a system call is past the instruction, one that sleeps otherwise is not (a page has to
-        come); one that runs is stopped for a moment to see.
+        A thread that sleeps in a system call is past the instruction; one that sleeps otherwise is not (it waits for a
+        page). A running thread is stopped for a moment to check.
         """
         if not self._pending:
             return None
@@ -187,7 +187,7 @@ class HitCounter:
         return _PATIENCE if again else None
 
     def _is_past(self, thread: Thread) -> bool:
-        """Return whether a stopped thread has executed the instruction: it is elsewhere, or has hit once more."""
+        """Return whether a stopped thread has executed the instruction: it is elsewhere, or has hit again."""
         if thread.trapped:
             return True
         ptrace_calls.get_registers(thread.tid, self._registers)
@@ -203,7 +203,7 @@ class HitCounter:
 
 
 class Settler:
-    """The end of hits whose program is replaced, or taken away."""
+    """Settlement of hits whose program is replaced or removed."""
 
     def __init__(self, stopper: Stopper, counter: HitCounter) -> None:
         self._stopper = stopper
@@ -216,9 +216,9 @@ class Settler:
 
     def repeat(self, thread: Thread, status: int | None, program: InsertedProgram) -> None:
         """
-        Settle the hit of a stopped thread, which reports ``status``, for a program that another one replaces.
+        Settle the hit of a stopped thread, which reports ``status``, for a program that is replaced by another one.
 
-        If the instruction was not executed, the thread is put back onto it, and will hit again.
+        If the instruction was not executed, the thread is moved back to it, and hits again.
         """
         hit = thread.hit
         if hit.state is HitState.PENDING:
@@ -234,7 +234,7 @@ class Settler:
             ):
                 self._give_up(thread, program)
             else:
-                self.count_now(thread)  # the trap that says so is still to come
+                self.count_now(thread)  # the trap that reports this is still to come
 
     def drop(self, thread: Thread, status: int | None, program: InsertedProgram) -> None:
         """Settle the hit of a stopped thread, which reports ``status``, for a program that ends."""
@@ -244,11 +244,11 @@ class Settler:
 
     @staticmethod
     def forget(thread: Thread, program: InsertedProgram) -> None:
-        """Let a hit of a thread that is not counted yet be none of a program."""
+        """Remove a program's share in the hit of a thread that is not counted yet."""
         thread.hit.handled = _of_others(thread.hit.handled, program)
 
     def count_now(self, thread: Thread) -> None:
-        """Count the hit of a thread that cannot be stopped in the instruction: it will execute that by itself."""
+        """Count the hit of a thread that cannot be stopped in the instruction: it will execute that without a stop."""
         hit = thread.hit
         if hit.state is HitState.PENDING:
             self._counter.complete(thread)
@@ -274,7 +274,7 @@ class Settler:
 
 
 def has_hit_of(thread: Thread, program: InsertedProgram) -> bool:
-    """Return whether a thread has a hit of a program that is not counted yet, or a return of it to come."""
+    """Return whether a thread has a hit of a program that is not counted yet, or a pending return of it."""
     hit = thread.hit
     if hit.state is HitState.PENDING:
         return any(each.probe.program is program for each in hit.handled)
@@ -290,10 +290,10 @@ def _of_others(handled: tuple[Handled, ...], program: InsertedProgram) -> tuple[
 
 class WatchpointHits:
     """
-    The handling of watchpoints that a stopped thread has hit.
+    Handling of watchpoints that a stopped thread has hit.
 
-    The trap of an access may come while its thread is stepped from a breakpoint, between two rounds of a repeated
-    string instruction. So what the breakpoint's handlers have done is kept meanwhile.
+    The trap of an access may arrive while its thread is stepped from a breakpoint, between two iterations of a repeated
+    string instruction. So the changes made by the breakpoint's handlers are preserved.
     """
 
     def __init__(self, context: ThreadContext, debug_registers: DebugRegisters, counter: HitCounter) -> None:
@@ -305,9 +305,9 @@ class WatchpointHits:
 
     def take(self, thread: Thread, outer: RegisterWords) -> bool:
         """
-        Take the watchpoints that a stopped thread has hit; return False if its trap has another reason as well.
+        Handle the watchpoints that a stopped thread has hit; return False if its trap has another reason as well.
 
-        ``outer`` are the registers of which the context speaks afterwards.
+        ``outer`` are the registers that the context uses again afterwards.
         """
         hits, foreign = self._debug_registers.take_hits(thread)
         if not hits:
@@ -316,11 +316,11 @@ class WatchpointHits:
         ptrace_calls.get_registers(thread.tid, registers)
         place = registers[_RIP]
         slot = thread.space.slots.holding(place)
-        if slot is not None:  # of a repeated string instruction: any other has left its slot
+        if slot is not None:  # in a repeated string instruction: after any other the thread has left its slot
             registers[_RIP] = slot.site if place == slot.address else slot.following
         elif (displaced := thread.space.patches.original_of(place)) is not None:
             registers[_RIP] = displaced[1].original
-        outer_written = self._context.written  # of a breakpoint that the thread is just being stepped from
+        outer_written = self._context.written  # of a breakpoint from which the thread is being stepped
         self._context.select(thread, registers)
         owners = sorted(((hit.probe, hit.point) for hit in hits), key=lambda owner: owner[0].program.rank)
         self._counter.count_at_once(thread, self._handlers.run(owners))

@@ -1,9 +1,9 @@
 """
-What happens at a hit: the handler, the original instruction, the record; and at traps that are none of ours.
+Handling of hits: the handler, the original instruction, the record; and of traps that are not hits.
 
-A thread that has stopped with SIGTRAP is put onto the probed instruction, the handlers of all programs that probe it
-run on its registers and memory, the instruction is carried out, and only then the hits count and their records are
-emitted.
+A thread that has stopped with SIGTRAP is moved to the probed instruction. The handlers of all programs that probe it
+run on its registers and memory. Then the instruction is carried out, and only then are the hits counted and their
+records emitted.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ __all__ = ["HitHandler"]
 
 _ARRIVED, _CAME_BACK, _COMPLETED = HitEvent.ARRIVED, HitEvent.CAME_BACK, HitEvent.COMPLETED
 
-# Plain numbers: to look a register up by an enum member takes longer, and this runs at each hit.
+# Plain integers: looking a register up by an enum member takes longer, and this runs at each hit.
 _RAX, _RIP, _EFLAGS = int(Register.RAX), int(Register.RIP), int(Register.EFLAGS)
 
 _NEAR_RETURN = 1
-"""The length of the instruction ``ret``."""
+"""Size of the instruction ``ret`` in bytes."""
 
 
 class HitHandler:
-    """The handling of all stops with SIGTRAP."""
+    """Handling of all stops with SIGTRAP."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class HitHandler:
                 self._on_late_step(thread)
                 return
             if thread.space.breakpoints and self._modules.heal(thread, address):
-                # A hit if it is a probepoint now.
+                # It is a hit if the address is a probepoint now.
                 ptrace_calls.set_instruction_pointer(thread.tid, address)
                 self._stopper.resume(thread)
                 return
@@ -123,14 +123,14 @@ class HitHandler:
         self.deliver(thread, signal.SIGTRAP)
 
     def on_system_call(self, thread: Thread) -> None:
-        """Let a thread run on that enters or leaves the kernel, which may be the late end of a step."""
+        """Resume a thread that enters or leaves the kernel, which may be the late end of a step."""
         if has_entered(thread, self._registers):
             self._on_late_step(thread)
         else:
             self._stopper.resume(thread)
 
     def on_breakpoint(self, thread: Thread) -> None:
-        """Handle the stop of a thread that has run into a breakpoint, and stands where it could go on (``Stopper``)."""
+        """Handle a thread that has run into a breakpoint, and whose instruction pointer ``Stopper`` has corrected."""
         address, thread.trapped = thread.trapped, 0
         is_left_to_us, thread.is_left_to_us = thread.is_left_to_us, False
         space = thread.space
@@ -144,12 +144,12 @@ class HitHandler:
         if is_left_to_us:
             self._patcher.make_way(thread, address, breakpoint_)
         elif (patch := space.patches.by_site.get(address)) is not None:
-            # A jump has taken its place a moment ago: it leads to the handler.
+            # A jump has just replaced the breakpoint: it leads to the handler.
             ptrace_calls.set_instruction_pointer(thread.tid, patch.way_on(address))
             self._stopper.resume(thread)
             return
         if breakpoint_ is None:
-            # It was taken away a moment ago.
+            # The breakpoint has just been removed.
             original = space.former.get(address)
             if original is not None:
                 space.restore_byte(address, original)
@@ -163,7 +163,7 @@ class HitHandler:
             ptrace_calls.get_registers(thread.tid, registers)
             runs_natively = ptrace_calls.runs_as(registers, space.word_size)
             way_on = space.slots.way_on(address, breakpoint_.site) if runs_natively else address
-            if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
+            if registers[_RIP] != way_on:  # changed by a hit of another thread here meanwhile
                 ptrace_calls.set_instruction_pointer(thread.tid, way_on)
         self._registers = registers
         registers[_RIP] = address
@@ -173,18 +173,18 @@ class HitHandler:
             self._skip(thread, breakpoint_)
 
     def _end_parking(self, thread: Thread, stop: NativeStop) -> None:
-        """Do what a handler in the process has ended with, whose hit is counted; the thread stands at the site."""
+        """Carry out the exit of a handler in the process, whose hit is counted; the thread stands at the site."""
         thread.parked = None
         program = self._programs.numbered(stop.program)
         probe = None if program is None else program.probes.get(stop.probe)
-        if program is not None and probe is not None and probe.is_active:  # else another thread was faster
+        if program is not None and probe is not None and probe.is_active:  # otherwise another thread was faster
             thread.exit_request = ExitRequest(stop.exit_code, program)
             probe.state = ProbeState.REMOVED
             self._counter.take_away(thread, [probe])
         self._go_on(thread)
 
     def _skip(self, thread: Thread, breakpoint_: Breakpoint) -> None:
-        """Let a thread execute code of the other word size, which is not the instruction that the probe is for."""
+        """Step over code of the other word size, which is not the instruction that is probed."""
         for probe in breakpoint_.probes():
             other = 64 if thread.space.word_size == 4 else 32
             self._connection.warn_once(
@@ -198,7 +198,7 @@ class HitHandler:
             self._go_on(thread, completion.signal)
 
     def deliver(self, thread: Thread, number: int) -> None:
-        """Let a thread run on with the signal that it has stopped for, unless that is a fault of ours."""
+        """Resume a thread with the signal for which it has stopped, unless the engine's code has caused the signal."""
         if number == signal.SIGBUS and self._is_unaligned(thread):
             completion = self._stepper.step_unaligned(thread, self._registers)
             if not completion.resumable:
@@ -215,7 +215,7 @@ class HitHandler:
         self._stopper.resume(thread, number_now)
 
     def _is_unaligned(self, thread: Thread) -> bool:
-        """Return whether a handler's access has failed only because the program checks alignment; read registers."""
+        """Return whether a handler's access failed only because the program checks alignment; update the registers."""
         patches = thread.space.patches
         if not patches.starts:
             return False
@@ -229,7 +229,7 @@ class HitHandler:
         )
 
     def _on_late_step(self, thread: Thread) -> None:
-        """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""
+        """Count the hit of a thread that slept in its step, and has executed the instruction after all."""
         hit = thread.hit
         breakpoint_, is_counted = hit.breakpoint, hit.state is HitState.COUNTED
         hit.follow(HitEvent.COMPLETED)
@@ -248,7 +248,7 @@ class HitHandler:
         hit = thread.hit
         if hit.state and (hit.breakpoint is not breakpoint_ or not hit.is_late):
             hit.follow(HitEvent.GIVEN_UP)
-        # A system call, say, that is made once more only because we interrupted it.
+        # For example, a system call that is repeated only because the tracer interrupted it.
         is_repeated = hit.state is HitState.COUNTED or thread.restarting == breakpoint_.address
         known = hit.handled if hit.state is HitState.UNFINISHED else None
         if is_repeated and known is not None:
@@ -272,7 +272,7 @@ class HitHandler:
                 if breakpoint_.handlers:
                     handled = self._handlers.run(breakpoint_.handlers)
         except BaseException:
-            # Whatever ends the run here, the thread must not go on behind the breakpoint.
+            # If an exception ends the run here, the thread must not continue in the middle of the instruction.
             ptrace_calls.set_registers(thread.tid, self._registers)
             raise
         if is_leaving:
@@ -284,7 +284,7 @@ class HitHandler:
             self._complete(thread, breakpoint_, handled)
 
     def _complete(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> None:
-        """Carry the original instruction out, count the hit as that has ended, and let the thread run on."""
+        """Carry out the original instruction, count the hit according to the outcome, and resume the thread."""
         hit, completion = thread.hit, self._carry_out(thread, breakpoint_, handled)
         hit.written = None
         match completion.kind:
@@ -314,18 +314,18 @@ class HitHandler:
             case _:
                 assert_never(completion.kind)
         if thread.exit_request is None and not self._counter.emptied and completion.resumable:
-            self._stopper.resume(thread, completion.signal)  # nearly always
+            self._stopper.resume(thread, completion.signal)  # in most cases
         elif completion.resumable:
             self._go_on(thread, completion.signal)
 
     def _divert(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> bool:
-        """Do what handlers want instead of the probed instruction; return False if that is carried out after all."""
+        """Carry out handlers' requests that replace the probed instruction; return False if it must be executed."""
         hit = thread.hit
         if hands_over(handled):
-            # The records come first, then the probepoint goes, and the instruction is not carried out by us.
+            # Send the records first, then remove the probepoint; the tracer does not carry out the instruction.
             ptrace_calls.set_registers(thread.tid, self._registers)
             self._counter.count_at_once(thread, handled)
-            # Should the thread go on under our eyes, it comes by once more: that will be no other hit.
+            # If the thread stays traced, it arrives here again: that will not be another hit.
             hit.follow(HitEvent.COUNTED_EARLY if breakpoint_.is_needed else HitEvent.COMPLETED)
             return True
         if (skip := skipping(handled)) is not None and self._leave_early(thread, skip):
@@ -336,7 +336,11 @@ class HitHandler:
         return False
 
     def _leave_early(self, thread: Thread, skip: Handled) -> bool:
-        """Let a thread return at once from the function that it enters; say if that cannot be, and return False."""
+        """
+        Let a thread return at once from the function that it enters; if that is impossible, return False.
+
+        The user is then warned.
+        """
         assert skip.outcome is not None
         registers, space = self._registers, thread.space
         problem = "the process has a shadow stack, which would not follow" if space.has_shadow_stack else None
@@ -354,9 +358,9 @@ class HitHandler:
         return False
 
     def _go_on(self, thread: Thread, number: int = 0) -> None:
-        """Let a thread run on after its hits, with a signal or 0, or hand its process over if a handler said so."""
+        """Resume a thread after its hits, with a signal or 0, or carry out an exit of a handler."""
         if thread.exit_request is not None and self._carry_out_exit(thread):
-            # It goes, or goes on later: then its pages are given back at the end.
+            # It is detached or resumed later: then its pages are dropped at the end.
             self._counter.emptied.clear()
             return
         if self._counter.emptied:
@@ -364,7 +368,7 @@ class HitHandler:
         self._stopper.resume(thread, number)
 
     def _carry_out_exit(self, thread: Thread) -> bool:
-        """Begin with what an ``exit`` says of the process of a stopped thread; return False if the thread goes on."""
+        """Begin to carry out an ``exit`` for the process of a stopped thread; return False if it must be resumed."""
         request, thread.exit_request = thread.exit_request, None
         assert request is not None
         if request.code == CORE_DUMP:
@@ -373,9 +377,9 @@ class HitHandler:
 
     def _on_arrival(self, thread: Thread, breakpoint_: Breakpoint) -> bool:
         """
-        See to what the engine itself wants to know of a place, and to functions that have returned there.
+        Handle the engine's own purposes of a breakpoint, and functions that have returned there.
 
-        Return whether a handler of these lets the process be handed over.
+        Return whether a handler of these has requested an exit of the process.
         """
         if Role.LINKER in breakpoint_.own:
             self._modules.begin_loaded(thread.space, thread)
@@ -388,25 +392,25 @@ class HitHandler:
         return thread.exit_request is not None
 
     def _leave(self, thread: Thread, breakpoint_: Breakpoint) -> None:
-        """Let the probes be hit whose function an instruction that was carried out has left."""
+        """Run the return handlers of functions that an executed instruction has left."""
         if not thread.is_outside:
             ptrace_calls.get_registers(thread.tid, self._registers)
             self._context.select(thread, self._registers)
             self._after(thread, self._returns.left(thread, breakpoint_, self._registers))
 
     def _after(self, thread: Thread, hits: list[ReturnHit]) -> None:
-        """Run handlers on the state after a return, or after several: those of one function on what others left."""
+        """Run the handlers of returns; those of each function see the registers that former ones have set."""
         for function in functions_of(hits):
             owners = [(probe, site.point) for probe, site, _ in function if site.point is not None]
             self._context.entries = {probe: entry for probe, _, entry in function if entry is not None}
             handled = self._handlers.run(owners)
             ptrace_calls.set_registers(thread.tid, self._registers)
             self._counter.count_at_once(thread, handled)
-            # What the handlers changed is done: it is not undone if the next instruction is interrupted.
+            # The handlers' changes are final: they are not undone if the next instruction is interrupted.
             self._context.select(thread, self._registers)
 
     def _may_pend(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> bool:
-        """Return whether nothing waits for the instruction: only counts and records come after it."""
+        """Return whether only counts and records follow the instruction, so that the hit may be pending."""
         if breakpoint_.exits or thread.space.watchpoints:
             return False
         for probe, _ in breakpoint_.handlers:
@@ -419,7 +423,7 @@ class HitHandler:
         return True
 
     def _carry_out(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> Completion:
-        """Carry the original instruction out, by emulation or by a step."""
+        """Carry out the original instruction, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
         may_emulate = not (
             self._registers[_EFLAGS] & TRAP_FLAG
@@ -438,9 +442,9 @@ class HitHandler:
         return self._stepper.step(thread, breakpoint_, self._registers, may_pend=may_pend)
 
     def _give_back(self, thread: Thread, number: int) -> None:
-        """Let a stopped thread drop the pages of its space that have no breakpoints any more."""
+        """Drop the pages of a stopped thread's space that have no breakpoints any more."""
         addresses, self._counter.emptied = self._counter.emptied, []
-        # A thread that makes system calls for us leaves its stop, and a signal could no longer be delivered from there.
+        # A thread that makes injected system calls leaves its stop; a signal could no longer be delivered from there.
         if not number:
             with self._stopper.others_stopped(thread.space, thread):
                 give_back_pages(thread.space, thread, addresses)

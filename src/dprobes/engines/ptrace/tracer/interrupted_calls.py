@@ -1,15 +1,15 @@
 """
-The system calls that do not go on by themselves after a stop, or begin their whole time anew.
+System calls that fail after a stop instead of being continued, or that restart with their whole timeout.
 
-Linux makes most interrupted calls once more when no handler ran, with what is left of their time. Not so (signal(7),
+Linux restarts most interrupted calls if no signal handler ran, with the rest of their timeout. Exceptions (signal(7),
 "Interruption of system calls and library functions by stop signals", and measured):
 
 * waits that fail with EINTR: those of epoll, sockets with a timeout, semop, rt_sigtimedwait, io_getevents, io_uring;
-  and select and ppoll where the kernel cannot store how much time is left;
-* waits that are made once more with their whole time: io_pgetevents, and reading a terminal with VTIME; or with what
-  was left when they were interrupted, however long the stop took: select and ppoll.
+  and select and ppoll if the kernel cannot store the remaining time;
+* waits that are restarted with their whole timeout: io_pgetevents, and reading a terminal with VTIME; or with the time
+  that was left when they were interrupted, regardless of the duration of the stop: select and ppoll.
 
-This module says which calls these are, when such a wait is over, and what it returns then. What it must not know: when
+This module defines which calls these are, when such a wait is over, and what it returns then. It does not decide when
 threads stop.
 """
 
@@ -38,10 +38,10 @@ __all__ = ["ARGUMENTS", "RESTART_NO_HANDLER", "Waits", "has_entered", "is_restar
 
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 EINTR = -errno.EINTR & _MASK_64
-"""What a register holds when a call has failed with EINTR."""
+"""Value of the result register when a call has failed with EINTR."""
 
 RESTART_NO_HANDLER = -514 & _MASK_64
-"""ERESTARTNOHAND: the kernel makes the call once more, or lets it fail with EINTR if a handler runs first."""
+"""ERESTARTNOHAND: the kernel restarts the call, or lets it fail with EINTR if a handler runs first."""
 
 _RESTART_SIGNAL = -512 & _MASK_64
 
@@ -49,13 +49,13 @@ ARGUMENTS = {
     8: (Register.RDI, Register.RSI, Register.RDX, Register.R10, Register.R8, Register.R9),
     4: (Register.RBX, Register.RCX, Register.RDX, Register.RSI, Register.RDI, Register.RBP),
 }
-"""The registers of a system call's arguments, by word size."""
+"""Registers of a system call's arguments, by word size."""
 
 _INT80 = b"\xcd\x80"
 
 
 class Limit(enum.Enum):
-    """Where a call finds its timeout; times are relative."""
+    """Kind of a call's timeout argument; times are relative."""
 
     NONE = "it has none"
     MILLISECONDS = "an argument, negative for none"
@@ -68,15 +68,15 @@ class Limit(enum.Enum):
 
 
 class _Call(NamedTuple):
-    """A call: where its timeout is, which argument says so, and what it returns when the time is over."""
+    """A call: kind of its timeout, the argument that contains it, and the return value when the timeout is over."""
 
     limit: Limit
     argument: int = 0
     result: int = 0
     sets: bool = False
-    """Whether its arguments 2 to 4 are sets of descriptors (select)."""
+    """True if its arguments 2 to 4 are sets of descriptors (select)."""
     reads: bool = False
-    """Whether its file may be a terminal, for which VTIME counts."""
+    """True if its file may be a terminal, for which VTIME counts."""
 
 
 _EPOLL = _Call(Limit.MILLISECONDS, 3)
@@ -113,7 +113,7 @@ _CALLS: dict[int, dict[int, _Call]] = {
     },
 }  # fmt: skip
 
-# The calls behind two numbers of i386: socketcall(2), whose arguments are in memory, and ipc(2).
+# Calls multiplexed by two numbers of i386: socketcall(2), whose arguments are in memory, and ipc(2).
 _SOCKETCALL, _IPC = 102, 117
 _SOCKET_CALLS = {
     3: _CONNECT, 5: _RECEIVE, 9: _SEND, 10: _RECEIVE, 11: _SEND, 12: _RECEIVE, 16: _SEND, 17: _RECEIVE, 18: _RECEIVE,
@@ -121,7 +121,7 @@ _SOCKET_CALLS = {
 }  # fmt: skip
 _IPC_CALLS = {1: _UNTIMED, 4: _Call(Limit.TIME, 5, -errno.EAGAIN)}
 
-# What is made once more by the kernel, but with its whole time, or not counting the time of stops.
+# Calls that the kernel restarts, but with their whole timeout, or without counting the time of stops.
 _MULTIPLEXING = (_SELECT, _PSELECT, _PSELECT_64, _PPOLL, _PPOLL_64)
 _BEGUN_ANEW = {RESTART_NO_HANDLER: (_EVENTS, _EVENTS_64, *_MULTIPLEXING), _RESTART_SIGNAL: (_READ,)}
 
@@ -130,14 +130,14 @@ _RING_EXTENDED, _RING_ABSOLUTE, _RING_REGISTERED = 1 << 3, 1 << 5, 1 << 6
 
 def call_of(registers: RegisterWords, space: AddressSpace) -> tuple[_Call, tuple[int, ...], int] | None:
     """
-    Return what is to be known of the call that a stopped thread was in, with its arguments and their word size.
+    Return the call that a stopped thread was in, with its arguments and their word size.
 
-    None if the kernel is to be left to do with it what it does.
+    Return None if the kernel handles the call correctly by itself.
     """
     size = ptrace_calls.word_size(registers)
     number = registers[Register.ORIG_RAX]
     if size == 8 and _reads(space, registers[Register.RIP] - 2, 2) == _INT80:
-        size = 4  # a 64-bit program that makes calls of the other kind
+        size = 4  # a 64-bit program that makes a 32-bit system call
     registers_of = ARGUMENTS[size]
     mask = _MASK_32 if size == 4 else _MASK_64
     arguments = tuple(registers[register] & mask for register in registers_of)
@@ -152,15 +152,15 @@ def call_of(registers: RegisterWords, space: AddressSpace) -> tuple[_Call, tuple
 
 
 def is_restarted(registers: RegisterWords, space: AddressSpace) -> bool:
-    """Return whether a thread is in a call that failed only because of a stop, and is to be made once more."""
+    """Return whether a thread is in a call that failed only because of a stop, and must be restarted."""
     return registers[Register.RAX] == EINTR and call_of(registers, space) is not None
 
 
 def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> InterruptedWait | None:
     """
-    Return the wait that a stopped thread was in, if it has to be watched when it is made once more.
+    Return the wait that a stopped thread was in, if it has to be timed when it is restarted; ``now`` is monotonic.
 
-    The time that it had waited before is not known: it is over when its timeout has passed once more.
+    The time that it had waited before is unknown, so the wait ends when its whole timeout has passed again.
     """
     result = registers[Register.RAX]
     begun_anew = _BEGUN_ANEW.get(result, ())
@@ -178,7 +178,7 @@ def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> In
     seconds, returned = limit
     cleared = _sets(arguments, size) if call.sets else ()
     if result != EINTR and call in _MULTIPLEXING:
-        # The kernel has stored what is left there, and would store that nothing is.
+        # The kernel has stored the remaining time there, and would store zero.
         cleared += ((arguments[call.argument], 16 if call.limit is Limit.TIME_64 else 2 * size),)
     return InterruptedWait(
         registers[Register.ORIG_RAX],
@@ -193,9 +193,9 @@ def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> In
 def _limit(
     thread: Thread, call: _Call, arguments: tuple[int, ...], size: int, *, at_terminal: bool
 ) -> tuple[float, int] | None:
-    """Return how long a call waits, and what it returns then; None if it waits for ever, or that cannot be known."""
+    """Return the seconds that a call waits, and its result then; None if it has no timeout, or that is unknown."""
     if at_terminal:
-        # Most files are none, and that shows at once.
+        # Most files are not terminals, which is quickly determined.
         if not _is_device(thread.tid, arguments[0]):
             return None
         return _terminal_limit(thread, arguments[0])
@@ -231,14 +231,14 @@ def _time(space: AddressSpace, address: int, size: int, fraction: float = 1e9) -
 
 
 def _sets(arguments: tuple[int, ...], size: int) -> tuple[tuple[int, int], ...]:
-    """Return where select's sets of descriptors are, as (address, size): in words, as many as are needed."""
+    """Return (address, size) of select's sets of descriptors; sizes are rounded up to words."""
     count = min(arguments[0] & _MASK_32, 1 << 20)
     length = (count + 8 * size - 1) // (8 * size) * size
     return tuple((address, length) for address in arguments[1:4] if address and length)
 
 
 def _is_device(tid: int, number: int) -> bool:
-    # By its name: to ask for the status of a file, its file system may have to be waited for.
+    # Use the name: a query of the file's status may have to wait for its file system.
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{tid}/fd/{number & _MASK_32}").startswith("/dev/")
     return False
@@ -253,7 +253,7 @@ def _socket_limit(thread: Thread, number: int, call: _Call) -> tuple[float, int]
     seconds, is_local = found
     if not seconds:
         return None
-    # Only of connections that are made in the background the kernel says that they are not there yet.
+    # The kernel returns EINPROGRESS only for connections that are made in the background.
     return seconds, -errno.EAGAIN if is_local and call is _CONNECT else call.result
 
 
@@ -282,19 +282,19 @@ _ENTERING = -errno.ENOSYS & (1 << 64) - 1
 _ALREADY = -errno.EALREADY & (1 << 64) - 1
 
 RESTART_SYSCALL = (219, 0)
-"""The numbers of restart_syscall(2), by which the kernel goes on with a wait: for 64-bit and 32-bit programs."""
+"""Numbers of restart_syscall(2), by which the kernel continues a wait: for 64-bit and 32-bit programs."""
 
 _PAUSE = 0.002
-"""Seconds after which to look again at a thread whose wait is over, but which has stopped for something else."""
+"""Seconds until the next check of a thread whose wait is over, but which has stopped for something else."""
 
 
 class Waits:
     """
-    The threads whose interrupted waits are made once more.
+    Threads whose interrupted waits are restarted.
 
-    A wait that the kernel would let fail is made once more; the thread does not notice. If it has a timeout, the thread
-    runs between the stops of PTRACE_SYSCALL from then on until the call returns, so that no later wait is taken for it,
-    and is stopped once more when its time is over. Nothing in its registers or its memory is changed but the result.
+    A wait that would fail is restarted, which is transparent to the thread. If it has a timeout, the thread runs with
+    PTRACE_SYSCALL until the call returns, so that no later wait is mistaken for it. It is stopped again when the
+    timeout is over. Only the result is changed in its registers and memory.
     """
 
     def __init__(self) -> None:
@@ -303,10 +303,10 @@ class Waits:
 
     def hide_interruption(self, thread: Thread, number: int = 0) -> None:
         """
-        See to it that a thread, about to leave its stop with a signal or 0, goes on with the call that it was in.
+        Prepare a thread that is about to leave its stop, with a signal or 0, to continue its interrupted call.
 
         The kernel looks at the registers then, and acts as if no signal had come. A signal with a handler ends the call
-        as it would without us; one that the program ignores would not even have woken the thread up.
+        as it would in an untraced thread; a signal that the program ignores would not have woken the thread up.
         """
         registers = self._registers
         ptrace_calls.get_registers(thread.tid, registers)
@@ -342,17 +342,17 @@ class Waits:
 
     def _return_to_call(self, thread: Thread, call: RestartedCall) -> None:
         """
-        Put a thread back into the call that it is about to make once more, for a handler to end it.
+        Move a thread back into the call that it is about to restart, so that a signal handler ends it.
 
-        Between a stop and the second entry into the kernel the thread is in no call: ``pause`` or ``sigsuspend`` would
-        go on to wait for the signal of a handler that runs there.
+        Between a stop and the second entry into the kernel the thread is in no call. If a signal handler ran there,
+        ``pause`` or ``sigsuspend`` would continue to wait for its signal.
         """
         registers = self._registers
         registers[_RIP], registers[_ORIG_RAX], registers[_RAX] = call.place + 2, call.number, call.result
         ptrace_calls.set_registers(thread.tid, registers)
 
     def on_system_call(self, thread: Thread) -> None:
-        """Take notice that a thread with an interrupted wait enters or leaves the kernel."""
+        """Handle a system call stop of a thread with an interrupted wait."""
         wait = thread.wait
         if wait is None:
             return
@@ -361,7 +361,7 @@ class Waits:
         result = registers[_RAX]
         if result == _ENTERING:
             if not wait.is_entered(registers):
-                self.forget(thread)  # a handler came first
+                self.forget(thread)  # a handler ran first
         elif result == EINTR or result in ptrace_calls.RESTARTS:
             if time.monotonic() >= wait.until:
                 self._end(thread)
@@ -369,22 +369,22 @@ class Waits:
             if result == EINTR:
                 registers[_RAX] = RESTART_NO_HANDLER
                 ptrace_calls.set_registers(thread.tid, registers)
-            # This stop has taken the place of the one that the thread was asked for, at which it is known what comes.
+            # This stop has replaced the requested one, at which it would be known whether the call is restarted.
             ptrace_calls.interrupt(thread.tid)
         else:
             if result == _ALREADY and wait.result == -errno.EINPROGRESS & (1 << 64) - 1:
-                registers[_RAX] = wait.result  # connect says so when it is called once more
+                registers[_RAX] = wait.result  # the result of connect when it is called again
                 ptrace_calls.set_registers(thread.tid, registers)
             self.forget(thread)
 
     def forget(self, thread: Thread) -> None:
-        """Take notice that a thread does not go on with its wait."""
+        """Forget the wait of a thread that does not continue it."""
         if thread.wait is not None:
             thread.wait = None
             self._waiting.pop(thread.tid, None)
 
     def look_after(self) -> float | None:
-        """Stop the threads whose waits are over; return in how many seconds to ask again, None if there are none."""
+        """Stop the threads whose waits are over; return the seconds until the next check, None if there are none."""
         if not self._waiting:
             return None
         now = time.monotonic()
@@ -411,7 +411,7 @@ class Waits:
         return delay
 
     def _end(self, thread: Thread) -> None:
-        """Let the wait of a stopped thread return what it returns when its time is over."""
+        """Let the wait of a stopped thread return the result of a timeout."""
         wait = thread.wait
         assert wait is not None
         for address, size in wait.cleared:
@@ -422,24 +422,25 @@ class Waits:
         self.forget(thread)
 
 
-# Steps in which threads went to sleep: how such a thread goes on after a stop, and how it is seen that it has entered.
+# Steps in which threads sleep: how such a thread continues after a stop, and how its entry into the kernel is detected.
 #
-# The thread stands in the slot still, with its hit unfinished, and the kernel has forgotten at the stop what was to end
-# the step. If it just ran on, nobody would see it leave the slot, and a system call would come back into that.
+# The thread is still in the slot, with its hit unfinished, and the kernel has forgotten at the stop the event that was
+# to end the step. If it just ran on, its departure from the slot would not be noticed, and a system call would return
+# into the slot.
 
 
 def step_on(thread: Thread, registers: RegisterWords) -> bool:
     """
-    Let a stopped thread go on with the step in which it went to sleep; return False if it is not in one in a slot.
+    Continue the step in which a stopped thread slept; return False if it is not in such a step in a slot.
 
-    ``registers`` are read anew. One that stands at the breakpoint runs into that.
+    ``registers`` are read again. A thread at the breakpoint runs into that.
     """
     hit = thread.hit
     if not hit.is_late or thread.trapped:
         return False
     breakpoint_, action = hit.breakpoint, hit.breakpoint.site.emulation[0]
     slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
-    if slot is None or action == Action.REPEAT:  # behind which a breakpoint is
+    if slot is None or action == Action.REPEAT:  # which is followed by a breakpoint
         return False
     ptrace_calls.get_registers(thread.tid, registers)
     if registers[_RIP] != slot.address:
@@ -450,7 +451,7 @@ def step_on(thread: Thread, registers: RegisterWords) -> bool:
 
 
 def has_entered(thread: Thread, registers: RegisterWords) -> bool:
-    """Return whether a thread, stopped at a system call, makes that of such a step; ``registers`` are read anew."""
+    """Return whether a thread, stopped at a system call, makes that of such a step; ``registers`` are read again."""
     hit = thread.hit
     if not hit.is_late or hit.breakpoint.site.emulation[0] != Action.SYSTEM_CALL:
         return False

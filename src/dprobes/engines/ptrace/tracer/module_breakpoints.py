@@ -1,5 +1,5 @@
 """
-Which breakpoints belong where: an address space's mappings against the client's knowledge of files.
+Placement of breakpoints and watchpoints by an address space's mappings and the client's answers about files.
 
 The client answers once for each file and program; the tracer asks again only about files that it has not seen.
 """
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 __all__ = ["ModuleBreakpoints"]
 
 _ALIKE = 16
-"""How many bytes from a breakpoint on must be the same for a place to be a copy of it."""
+"""Number of bytes from a breakpoint on that must be equal for a place to be a copy of it."""
 
 
 class ModuleBreakpoints:
-    """The breakpoints and watchpoints that come and go with the mappings of files."""
+    """Breakpoints and watchpoints that come and go with the mappings of files."""
 
     def __init__(self, state: TracerState, watchpoints: Watchpoints) -> None:
         self._connection = state.connection
@@ -68,7 +68,7 @@ class ModuleBreakpoints:
                 self._files.of_file(key, pid, self._programs)
 
     def answered(self, sites: Sites) -> None:
-        """Take an answer that was not waited for, because the client was stopped, and place what it says."""
+        """Use an answer that was not waited for, because the client was stopped, and place its sites."""
         key = self._files.answered(sites)
         if key is None:
             return
@@ -76,11 +76,11 @@ class ModuleBreakpoints:
             if thread.space.files.pop(key, None) is not None:
                 self.update(thread.space, thread)
 
-    # For a program that comes later
+    # Insertion and replacement of programs
 
     def complete(self, program: InsertedProgram, known: dict[FileKey, Sites], spaces: Iterable[AddressSpace]) -> bool:
         """
-        Let a program know all files that are mapped now, some of which are ``known``.
+        Get the sites of a program in all files that are mapped now, some of which are ``known``.
 
         Return False if the client does not answer.
         """
@@ -97,14 +97,14 @@ class ModuleBreakpoints:
         return True
 
     def obstacle_to(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> ProbeStatus | None:
-        """Return why one of the breakpoints of a program cannot be placed, None if all can."""
+        """Return the status of a program's first breakpoint that cannot be placed, None if all can."""
         for space in spaces:
             reader = PageReader(space.memory)
             for site, address, path in self.places(space, program):
                 probe = program.probe(site.probe)
                 if probe is None or address in space.breakpoints:
                     continue
-                with contextlib.suppress(OSError):  # as in ``_verify``
+                with contextlib.suppress(OSError):  # a page may be unreadable, as in ``_verify``
                     found = reader.read(address, len(site.original))
                     if found != site.original:
                         pid = min(space.pids)
@@ -113,23 +113,23 @@ class ModuleBreakpoints:
         return None
 
     def exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
-        """Go on with another program instead of one; breakpoints and watchpoints are still to follow."""
+        """Replace a program by another one; its breakpoints and watchpoints are changed by the caller afterwards."""
         self._programs[self._programs.index(former)] = program
         self._files.forget(former)
 
     def drop(self, program: InsertedProgram) -> None:
-        """Go on without a program; its breakpoints and watchpoints are gone, or about to be."""
+        """Remove a program; its breakpoints and watchpoints are removed by the caller."""
         self._programs.remove(program)
         self._files.forget(program)
 
     def places(self, space: AddressSpace, program: InsertedProgram) -> Iterator[tuple[Site, int, str]]:
-        """Iterate over what a program has in the files of an address space: sites, addresses, and paths."""
+        """Iterate over the sites of a program in the files of an address space, with addresses and paths."""
         for key, ranges in space.files.items():
             for site, address in places_in(program.known.get(key, Sites()).sites, ranges):
                 yield site, address, key[2]
 
     def watchpoints(self, space: AddressSpace, program: InsertedProgram) -> list[Watchpoint]:
-        """Return the watchpoints that a program has in an address space."""
+        """Return the watchpoints of a program in an address space."""
         found = []
         for key, ranges in space.files.items():
             sites = program.everywhere.get(space.word_size) if key == EVERYWHERE else program.known.get(key)
@@ -139,9 +139,9 @@ class ModuleBreakpoints:
 
     def place_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
         """
-        Place a program's breakpoints in files that are known to be mapped, where it has none.
+        Place a program's breakpoints in files that are known to be mapped, where they are missing.
 
-        As with ``begin`` none is needed where jumps come.
+        As in ``begin``, breakpoints that jumps will replace are not written.
         """
         with self._awaiting_jumps():
             self._place_missing(space, thread, program)
@@ -153,25 +153,26 @@ class ModuleBreakpoints:
                 self._place(space, thread, program, key, sites, _mappings(key, ranges), inherited=False)
 
     def watch_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
-        """Place a program's watchpoints because of files that are known to be mapped."""
+        """Place a program's watchpoints for files that are known to be mapped."""
         for key, ranges in list(space.files.items()):
             if key == EVERYWHERE:
                 self._watch_everywhere(space, thread, program)
             elif (sites := program.known.get(key)) is not None and sites.watches:
                 self._watch(space, thread, program, key, sites, _mappings(key, ranges))
 
-    # As files come and go
+    # Changes of mappings
 
     def update(self, space: AddressSpace, thread: Thread) -> None:
-        """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""
+        """Place and remove breakpoints of ``space`` according to its mappings; ``thread`` is a stopped thread in it."""
         self._update(space, thread, inherited=False)
 
     def begin(self, space: AddressSpace, thread: Thread) -> None:
         """
-        Do as ``update`` where no breakpoint is needed until jumps are there.
+        Update as ``update`` does, without writing breakpoints that jumps will replace.
 
-        So it is in a process that runs already, and can go on as it is: no thread meets a breakpoint before, of which
-        it would die if we were killed. And so it is with code that nobody executes before (``JumpWaits``).
+        Use it for a process that runs already, and can continue without probes for a while. Until the jumps are written
+        no thread meets a breakpoint, which would kill it if the tracer were killed. Use it also for code that no thread
+        executes before (``JumpWaits``).
         """
         with self._awaiting_jumps():
             self._update(space, thread, inherited=False)
@@ -182,7 +183,7 @@ class ModuleBreakpoints:
         """
         Write the breakpoints for which no jumps have come, ``but`` those at some addresses.
 
-        If the one at the loader is among them, what that has mapped meanwhile is looked at.
+        If the one at the loader is among them, mappings that the loader made meanwhile are processed.
         """
         if not space.is_open:
             return
@@ -193,9 +194,9 @@ class ModuleBreakpoints:
 
     def begin_loaded(self, space: AddressSpace, thread: Thread) -> None:
         """
-        Do as ``begin`` where the loader says that it has mapped something.
+        Update as ``begin`` does when the loader reports a new mapping.
 
-        If jumps had to wait for that, they are asked for once more, as long as no other thread runs in the space.
+        If jumps had to wait for that, they are requested again, as long as no other thread runs in the space.
         """
         before = space.files.keys() - {EVERYWHERE}
         self.begin(space, thread)
@@ -212,22 +213,22 @@ class ModuleBreakpoints:
             self._awaits_jumps = False
 
     def native_probes(self, space: AddressSpace, program: InsertedProgram) -> frozenset[int]:
-        """Return the probepoints of a program for which jumps come, in the files of an address space."""
+        """Return the probepoints of a program for which jumps are requested, in the files of an address space."""
         known = (program.known.get(key) for key in space.files)
         return frozenset(probe for sites in known if sites is not None for probe in sites.native)
 
     def inherit(self, space: AddressSpace, thread: Thread) -> None:
-        """Learn which breakpoints a process has that is a copy of one of ours."""
+        """Find the breakpoints in a process that is a copy of a traced one."""
         self._update(space, thread, inherited=True)
 
     def heal(self, thread: Thread, address: int) -> bool:
         """
-        Take away a breakpoint of ours at which a thread has stopped, and which is at no address that we know.
+        Remove a breakpoint of this tracer at which a thread has stopped, and which is at no known address.
 
-        Code that was moved (mremap(2)) is a mapping of its file still, in which the probepoints are placed anew. In a
-        copy the original byte is put back, which is what would be there without us. A program that catches SIGTRAP is
-        left alone: it may have put breakpoints of its own into code like ours. Return whether there was one; the thread
-        is to be set back onto the instruction then.
+        Code that was moved (mremap(2)) is still a mapping of its file, in which the probepoints are placed again. In a
+        copy the original byte is restored. A program that catches SIGTRAP is left alone: it may have written its own
+        breakpoints into code that looks the same. Return whether there was a breakpoint; the caller must then move the
+        thread back to the instruction.
         """
         space = thread.space
         if catches_signal(thread.tid, signal.SIGTRAP):
@@ -249,7 +250,7 @@ class ModuleBreakpoints:
         try:
             mappings, is_all = code_mappings(thread.tid)
         except TargetError:
-            return  # gone: waitpid will say so
+            return  # it has ended; waitpid reports that
         space.unwinding = None
         if not is_all:
             text = f"process {thread.pid} maps code of files more than {CODE_MAX} times"
@@ -275,7 +276,7 @@ class ModuleBreakpoints:
                         self._watch(space, thread, program, key, sites, maps)
 
     def _tell_mappings(self, space: AddressSpace, pid: int, found: dict[FileKey, list[Mapping]]) -> None:
-        """Tell the client what is mapped: all of a new address space, else what has come."""
+        """Report mappings to the client: all of a new address space, otherwise the new ones."""
         mappings = tuple(mapping for maps in found.values() for mapping in maps)
         if mappings == space.told_mappings:
             return
@@ -285,7 +286,7 @@ class ModuleBreakpoints:
         self._connection.send(Mapped(pid, since, tuple(mapping for mapping in mappings if mapping not in told)))
 
     def _forget_unmapped(self, space: AddressSpace, thread: Thread, found: dict[FileKey, list[Mapping]]) -> None:
-        """Forget the breakpoints in memory that is gone or shows something else: there is nothing to restore."""
+        """Forget the breakpoints in memory that was unmapped or replaced: there is nothing to restore."""
         addresses: list[int] = []
         for key, old in list(space.files.items()):
             maps = found.get(key, [])
@@ -349,7 +350,7 @@ class ModuleBreakpoints:
 
 
 def _watchpoints(program: InsertedProgram, key: FileKey, sites: Sites, mappings: list[Mapping]) -> list[Watchpoint]:
-    """Return the watchpoints of a program because of a file with these mappings."""
+    """Return the watchpoints of a program for a file with these mappings."""
     bias = _bias(sites.segment, mappings) if mappings else 0
     wanted = []
     for site in sites.watches:
@@ -368,13 +369,13 @@ def _symbols(sites: Sites, mappings: list[Mapping]) -> dict[str, int]:
 
 
 def _mappings(key: FileKey, ranges: tuple[tuple[int, int, int], ...]) -> list[Mapping]:
-    """Return the mappings of a file as they were when they were looked at."""
+    """Return the mappings of a file as they were at the last update."""
     device, inode, path = key
     return [Mapping(start, end, "r-xp", offset, device, inode, path, deleted=False) for start, end, offset in ranges]
 
 
 class _Shown:
-    """What the mappings of a file show, which may be longer, shorter, or in other parts than they were."""
+    """Content of a file's mappings, which may be longer, shorter, or split differently than before."""
 
     def __init__(self, maps: list[Mapping]) -> None:
         self._ranges: dict[int, list[tuple[int, int]]] = {}
@@ -382,14 +383,14 @@ class _Shown:
             self._ranges.setdefault(each.start - each.offset, []).append((each.start, each.end))
 
     def at(self, address: int, offset: int) -> bool:
-        """Return whether byte ``offset`` of the file is at an address."""
+        """Return whether byte ``offset`` of the file is mapped at an address."""
         ranges = self._ranges.get(address - offset, [])
         number = bisect_right(ranges, address, key=itemgetter(0)) - 1
         return number >= 0 and address < ranges[number][1]
 
 
 def _by_file(mappings: list[Mapping]) -> dict[FileKey, list[Mapping]]:
-    """Return the mappings of each file."""
+    """Return the mappings grouped by file."""
     found: dict[FileKey, list[Mapping]] = {}
     for mapping in mappings:
         found.setdefault((mapping.device, mapping.inode, mapping.path), []).append(mapping)
@@ -397,7 +398,7 @@ def _by_file(mappings: list[Mapping]) -> dict[FileKey, list[Mapping]]:
 
 
 def _note_padding(space: AddressSpace, padding: tuple[tuple[int, int], ...], mappings: list[Mapping]) -> None:
-    """Note where in memory the unused ends of a file's code pages are."""
+    """Record the addresses of the unused ends of a file's code pages."""
     for offset, size in padding:
         start = run_time_address(mappings, offset - 1)
         if start is not None and size:
@@ -409,13 +410,13 @@ def _note_padding(space: AddressSpace, padding: tuple[tuple[int, int], ...], map
 def _bias(segment: tuple[int, int], mappings: list[Mapping]) -> int:
     """Return the difference between run-time and link addresses, from a file's executable segment and mappings."""
     offset, link_address = segment
-    # The segment may be mapped in several pieces; the best is the one that shows its beginning.
+    # The segment may be mapped in several pieces; prefer the one that contains its beginning.
     best = next((m for m in mappings if m.offset <= offset < m.offset + m.end - m.start), mappings[0])
     return best.start - best.offset + offset - link_address
 
 
 def _original(space: AddressSpace, copy: bytes) -> Breakpoint | None:
-    """Return the breakpoint of which there is a copy with these bytes."""
+    """Return the breakpoint of which these bytes are a copy; None if there is none."""
     if len(copy) < _ALIKE:
         return None
     for breakpoint_ in space.breakpoints.values():

@@ -1,10 +1,10 @@
 """
-What stands in address spaces for a program's probes, as data: breakpoints, watchpoints, and slots for steps.
+Breakpoints, watchpoints and out-of-line slots in address spaces, as data.
 
-A slot is a place outside a program's own code where a copy of a probed instruction is executed: one or two times 16
-bytes. The jump at its end leads a thread back, even if the tracer dies meanwhile::
+A slot is a place outside a program's own code where a copy of a probed instruction is executed; its size is 16 or 32
+bytes. The jump at its end returns the thread to the program, even if the tracer dies meanwhile::
 
-    copy of the instruction | jmp rel32 to the instruction behind the original one
+    copy of the instruction | jmp rel32 to the instruction after the original one
     repeated string instruction | int3 | jmp rel32 ...
 """
 
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 ENTRIES_MAX = 1 << 14
-"""How many entries are kept at a time; of more the oldest ones are forgotten. The eBPF engine keeps as many."""
+"""Maximum number of entries that are kept; beyond it the oldest are forgotten. The eBPF engine keeps as many."""
 
 
 class Entry(NamedTuple):
     """
     The beginning of a call: the time, and registers by their index.
 
-    A call is known by its process, its probepoint, and its frame: the address of its return address. No two calls of a
-    function that go on have the same one, on whatever stack and whichever thread, but for those that a tail call leads
-    to: the entry of a function that is left by a jump is taken away, and kept with the return that is awaited. A
+    A call is identified by its process, its probepoint, and its frame: the address of its return address. No two active
+    calls of a function have the same frame, on any stack and any thread, except those that a tail call leads to. The
+    entry of a function that is left by a jump is therefore removed, and stored with the return that is awaited. A
     function that was left without a return (``longjmp``, an exception) leaves its entry behind, until the same frame is
-    entered again or there are too many.
+    entered again or there are too many entries.
     """
 
     time: int
@@ -65,7 +65,7 @@ class Entries:
         self._entries: dict[tuple[int, Probe, int], Entry] = {}
 
     def enter(self, process: int, probe: Probe, frame: int, entry: Entry) -> None:
-        """Keep the entry of a call."""
+        """Store the entry of a call."""
         key = (process, probe, frame)
         self._entries.pop(key, None)
         if len(self._entries) >= ENTRIES_MAX:
@@ -73,11 +73,11 @@ class Entries:
         self._entries[key] = entry
 
     def take(self, process: int, probe: Probe, frame: int) -> Entry | None:
-        """Return the entry of a call, None if nobody has seen it; it is kept no longer."""
+        """Remove and return the entry of a call; None if the call's beginning was not observed."""
         return self._entries.pop((process, probe, frame), None)
 
     def take_all(self, probe: Probe) -> list[tuple[int, Entry]]:
-        """Return the frames and entries of all calls of a probepoint, which are kept no longer."""
+        """Remove and return the frames and entries of all calls of a probepoint."""
         keys = [key for key in self._entries if key[1] is probe]
         return [(key[2], self._entries.pop(key)) for key in keys]
 
@@ -91,18 +91,18 @@ INT3 = b"\xcc"
 """The breakpoint instruction."""
 
 SEMAPHORE_SIZE = 2
-"""Bytes of the semaphore of a USDT probe, an ``unsigned short``."""
+"""Size of the semaphore of a USDT probe in bytes, an ``unsigned short``."""
 
 
 @dataclass(slots=True, eq=False)
 class Breakpoint:
     """
-    A breakpoint; ``original`` is the byte it stands in for, and ``site`` describes the instruction.
+    A breakpoint; ``original`` is the byte that it replaces, and ``site`` describes the instruction.
 
-    Those of ``handlers`` are hit before the instruction, those of ``exits`` by what the instruction does, both in the
-    order in which their programs were inserted; those that are ``waiting`` are hit when a thread returns here. The
-    ``entries`` are of functions whose returns want to know of them. ``own`` says what the engine itself needs the
-    breakpoint for, and because of which programs.
+    ``handlers`` are the probes that are hit before the instruction, ``exits`` those that are hit by its effect. Both
+    are in the order in which their programs were inserted. The probes in ``waiting`` are hit when a thread returns
+    here. ``entries`` are probes whose return handlers need data from the function's entry. ``own`` maps the engine's
+    own purposes to the numbers of the programs that need them.
     """
 
     address: int
@@ -114,13 +114,13 @@ class Breakpoint:
     waiting: set[Probe] = field(default_factory=set)
     own: dict[Role, frozenset[int]] = field(default_factory=dict)
     semaphores: dict[Probe, int] = field(default_factory=dict)
-    """The addresses of those that probes need to be raised."""
+    """Addresses of the semaphores that probes need to be raised."""
     is_noted: bool = True
-    """Whether it is known of its probes where the instruction is executed; not so where hardly anybody comes by."""
+    """True if ``Placement`` was recorded for its probes; False for breakpoints that are rarely executed."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether the breakpoint is there for something."""
+        """True if the breakpoint has a purpose."""
         return bool(self.handlers or self.exits or self.entries or self.waiting or self.own)
 
     def probes(self) -> set[Probe]:
@@ -128,7 +128,7 @@ class Breakpoint:
         return {probe for probe, _ in (*self.handlers, *self.exits, *self.entries)} | self.waiting
 
     def serves(self, program: InsertedProgram, site: Site, probe: Probe | None) -> bool:
-        """Return whether the breakpoint is for a site of a program already."""
+        """Return whether the breakpoint already serves a site of a program."""
         if probe is None:
             return program.number in self.own.get(site.role, ())
         if site.role is Role.PROBE:
@@ -136,7 +136,7 @@ class Breakpoint:
         return (probe, site) in (self.entries if site.role is Role.ENTRY else self.exits)
 
     def add(self, program: InsertedProgram, site: Site, probe: Probe | None) -> None:
-        """Use the breakpoint for a site of a program as well."""
+        """Use the breakpoint for a site of a program as well; ``probe`` is None for one of the engine's own."""
         if probe is None:
             self.own[site.role] = self.own.get(site.role, frozenset()) | {program.number}
         elif site.role is Role.PROBE:
@@ -150,17 +150,17 @@ class Breakpoint:
             self.exits = tuple(sorted((*self.exits, (probe, site)), key=_rank))
 
     def drop(self, probe: Probe) -> None:
-        """Use the breakpoint no longer for a probe."""
+        """Stop using the breakpoint for a probe."""
         self._keep(lambda other: other is not probe)
 
     def drop_program(self, program: InsertedProgram) -> None:
-        """Use the breakpoint no longer for anything of a program."""
+        """Stop using the breakpoint for any purpose of a program."""
         self._keep(lambda probe: probe.program is not program)
         left = {role: programs - {program.number} for role, programs in self.own.items()}
         self.own = {role: programs for role, programs in left.items() if programs}
 
     def _keep(self, stays: Callable[[Probe], bool]) -> None:
-        """Use the breakpoint for no probes any more but some."""
+        """Keep only the probes for which ``stays`` returns true."""
         self.handlers = tuple(each for each in self.handlers if stays(each[0]))
         self.exits = tuple(each for each in self.exits if stays(each[0]))
         self.entries = tuple(each for each in self.entries if stays(each[0]))
@@ -168,7 +168,7 @@ class Breakpoint:
         self.semaphores = {probe: address for probe, address in self.semaphores.items() if stays(probe)}
 
     def copy(self) -> Breakpoint:
-        """Return the same breakpoint for another address space."""
+        """Return a copy of the breakpoint for another address space."""
         return replace(self, waiting=set(self.waiting), own=dict(self.own), semaphores=dict(self.semaphores))
 
 
@@ -178,7 +178,7 @@ def _rank(owner: tuple[Probe, object]) -> int:
 
 @dataclass(slots=True, eq=False)
 class Watchpoint:
-    """A watchpoint in one address space, where it is because of ``file``."""
+    """A watchpoint in one address space, placed because of ``file``."""
 
     watch: Watch
     probe: Probe
@@ -187,24 +187,24 @@ class Watchpoint:
 
 
 NOP = 0x90
-"""What the crash restorer puts in the place of an int3 in a slot."""
+"""Byte that the crash restorer writes in place of an int3 in a slot."""
 
 GRANULE = 16
-"""What the size and address of a slot are multiples of, in bytes."""
+"""Size in bytes of which a slot's size and address are multiples."""
 
 
 JUMP_SIZE = 5
-"""The bytes of jmp rel32."""
+"""Size of jmp rel32 in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
     """
-    A slot.
+    An out-of-line slot.
 
-    ``site`` is the address of the original instruction, ``end`` that behind the copy. ``is_free`` says that threads run
-    through it without a stop, because the instruction cannot fault; ``leads_on`` that they may, if somebody looks later
-    whether it has. ``trap`` is the address of the int3, or 0.
+    ``site`` is the address of the original instruction, ``end`` the address after the copy. ``is_free`` means that
+    threads run through it without a stop, because the instruction cannot fault. ``leads_on`` means that they may do so
+    if it is checked later whether the instruction has faulted. ``trap`` is the address of the int3, or 0.
     """
 
     address: int
@@ -219,30 +219,30 @@ class Slot:
 
     @property
     def following(self) -> int:
-        """The address behind the original instruction."""
+        """Address after the original instruction."""
         return self.site + self.end - self.address
 
 
 @dataclass(slots=True)
 class SlotArea:
-    """Memory for slots; ``former`` is what padding held before, and None for a page of ours."""
+    """Memory for slots; ``former`` is the former content of padding, and None for a page that the tracer had mapped."""
 
     start: int
     end: int
     former: bytes | None = None
     used: int = 0
     free: list[tuple[int, int]] = field(default_factory=list)
-    """Address and size of slots whose module is gone."""
+    """Address and size of the slots of modules that were unmapped."""
 
     def find(self, size: int) -> int | None:
-        """Return the address that ``take`` will return, or None if there is no room."""
+        """Return the address of a slot of ``size`` bytes, to be passed to ``take``; None if there is no room."""
         for address, free in self.free:
             if free == size:
                 return address
         return self.start + self.used if self.end - self.start - self.used >= size else None
 
     def take(self, address: int, size: int) -> None:
-        """Take the slot that was found."""
+        """Mark a slot as used, at an address that ``find`` returned."""
         if (address, size) in self.free:
             self.free.remove((address, size))
         else:
@@ -251,19 +251,19 @@ class SlotArea:
 
 @dataclass(slots=True)
 class Slots:
-    """The slots of one address space."""
+    """Slots of one address space."""
 
     areas: list[SlotArea] = field(default_factory=list)
     by_address: dict[int, Slot] = field(default_factory=dict)
     by_site: dict[tuple[int, bytes], Slot | None] = field(default_factory=dict)
-    """By address and bytes of the original instruction; None for one that is stepped in place."""
+    """Slots by address and bytes of the original instruction; None for one that is stepped in place."""
     padding: list[tuple[int, int]] = field(default_factory=list)
-    """Start and end of the unused ends of code pages, not yet made areas of."""
+    """Start and end of the unused ends of code pages that are not used as areas yet."""
     refused: set[int] = field(default_factory=set)
-    """The regions of memory for which no page could be had."""
+    """Regions of memory (address divided by ``_REACH``) in which no page could be mapped."""
 
     def copy(self) -> Slots:
-        """Return the slots of a forked child, whose memory holds the same."""
+        """Return the slots of a forked child, whose memory has the same content."""
         return Slots(
             [replace(area, free=list(area.free)) for area in self.areas],
             dict(self.by_address),
@@ -273,7 +273,7 @@ class Slots:
         )
 
     def forget(self, start: int, end: int) -> None:
-        """Forget what was in memory that is gone: padding, and the slots in it or for its sites."""
+        """Forget padding and slots in memory that was unmapped, and slots of instructions there."""
         self.padding = [area for area in self.padding if not start < area[1] <= end]
         self.areas = [area for area in self.areas if not start < area.end <= end]
         for address, slot in self.by_address.items():
@@ -293,9 +293,10 @@ class Slots:
 
     def keep(self, is_same: Callable[[int, int], bool], is_mapped: Callable[[int], bool]) -> None:
         """
-        Forget what the memory of a forked child does not hold: what was made after the kernel had copied it.
+        Forget slots that the memory of a forked child does not have, because they were made after the kernel copied it.
 
-        ``is_same`` says whether memory between two addresses is as in the parent, ``is_mapped`` whether there is any.
+        ``is_same`` returns whether memory between two addresses is as in the parent, ``is_mapped`` whether an address
+        is mapped.
         """
         missing = {a for a, slot in self.by_address.items() if not is_same(a, slot.end + JUMP_SIZE)}
         if not missing:
@@ -307,19 +308,19 @@ class Slots:
         self.areas = [area for area in self.areas if is_mapped(area.start)]
 
     def known(self, address: int, site: Site) -> Slot | None:
-        """Return the slot that the instruction at an address has already."""
+        """Return the existing slot of the instruction at an address; None if there is none."""
         return None if site.copy is None else self.by_site.get((address, site.original))
 
     def way_on(self, address: int, site: Site) -> int:
-        """Return where a thread could execute by itself the instruction at an address, as far as that is known."""
+        """Return where a thread can execute the instruction at an address by itself: its slot, else the address."""
         slot = None if site.copy is None else self.by_site.get((address, site.original))
         return address if slot is None else slot.address
 
     def traps(self) -> list[tuple[int, int]]:
-        """Return the address of each int3 in a slot, and what may stand in its place."""
+        """Return the address of each int3 in a slot, and the byte that may replace it."""
         return [(slot.trap, NOP) for slot in self.by_address.values() if slot.trap]
 
     def holding(self, address: int) -> Slot | None:
-        """Return the slot in which an address lies."""
+        """Return the slot that contains an address."""
         start = address & -GRANULE
         return self.by_address.get(start) or self.by_address.get(start - GRANULE)

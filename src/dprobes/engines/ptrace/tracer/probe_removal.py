@@ -1,10 +1,10 @@
 """
-Removal of probepoints while the processes run, and of all that was ours in their memory.
+Removal of probepoints while the processes run, and of all the tracer's changes to their memory.
 
-What we changed or mapped in a process is given back. A page of code in which a breakpoint stood is a copy of the file's
-page, and stays one when the byte is restored. madvise(MADV_DONTNEED), which the process itself has to call, makes it
-the file's page again. Should it then show something else than before, somebody else had changed it too, and that is put
-back.
+Memory that was changed or mapped in a process is restored or unmapped. A page of code that contained a breakpoint is a
+copy of the file's page, and stays one when the byte is restored. It becomes the file's page again by
+madvise(MADV_DONTNEED), which the process itself has to call. If its content then differs from before, another process
+had changed it too, and that change is restored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Remover", "give_back_all", "give_back_pages", "tell_lowered"]
 
 
 class Remover:
-    """The remover of breakpoints and watchpoints from all address spaces."""
+    """Removal of breakpoints and watchpoints from all address spaces."""
 
     def __init__(
         self, state: TracerState, stopper: Stopper, watchpoints: Watchpoints, jump_absence: JumpAbsence
@@ -57,10 +57,10 @@ class Remover:
 
     def withdraw(self, probe: Probe) -> list[tuple[AddressSpace, list[int]]]:
         """
-        Take a probepoint away that is not active any more, and say so.
+        Remove a probepoint that has become inactive, and report that.
 
-        Return the address spaces that had breakpoints of it, and where nothing else needs them. No thread has to stop
-        for a byte; one that has just run into it finds the address among the ``former`` ones.
+        Return the address spaces with the addresses of its breakpoints that have no other purpose. No thread has to
+        stop for the change of a byte; a thread that has just run into it finds the address in ``former``.
         """
         self._watchpoints.withdraw(probe)
         emptied = []
@@ -76,7 +76,7 @@ class Remover:
         return emptied
 
     def withdraw_program(self, program: InsertedProgram) -> None:
-        """Take away all that a program has, without a word about it, and give back what was only for that."""
+        """Remove all of a program's probepoints without a report, and drop pages that were changed only for them."""
         for probe in program.probes.values():
             if probe.is_active:
                 probe.state = ProbeState.REMOVED
@@ -97,9 +97,9 @@ class Remover:
 
     def remove(self, probes: Iterable[Probe], state: ProbeState = ProbeState.REMOVED) -> None:
         """
-        Remove probepoints that were not removed before, and give back the pages of code that were only for them.
+        Remove probepoints that were not removed before, and drop pages of code that were changed only for them.
 
-        ``state`` is theirs from now on.
+        ``state`` is their new state.
         """
         emptied: dict[AddressSpace, list[int]] = {}
         for probe in probes:
@@ -111,7 +111,7 @@ class Remover:
             self._give_back(space, addresses)
 
     def _give_back(self, space: AddressSpace, addresses: list[int]) -> None:
-        """Let a thread that stops for nothing else drop the pages; if there is none, they stay until the end."""
+        """Let a thread that has no other stop pending drop the pages; if there is none, they stay until the end."""
         held = self._stopper.stop(self._threads.in_space(space))
         for thread in held[:1]:
             try:
@@ -121,12 +121,12 @@ class Remover:
                 self._stopper.defer(thread.tid, gone.status)
                 held.remove(thread)
             except ProcessLookupError:
-                held.remove(thread)  # its end is still to be reported
+                held.remove(thread)  # its end is not reported yet
         self._stopper.release_all(held)
 
 
 def tell_lowered(connection: Connection, space: AddressSpace) -> None:
-    """Tell the client which semaphores in an address space are not raised any more."""
+    """Report to the client which semaphores in an address space were lowered."""
     if lowered := space.take_lowered():
         for pid in space.pids:
             connection.send(Lowered(pid, lowered))
@@ -137,10 +137,10 @@ _DONTNEED = 4
 
 def give_back_pages(space: AddressSpace, thread: Thread, addresses: Iterable[int]) -> None:
     """
-    Let ``thread`` drop our copies of the pages at ``addresses`` in which no breakpoint is any more.
+    Drop, by system calls of ``thread``, private copies of the pages at ``addresses`` that have no breakpoint any more.
 
-    It must have stopped without a signal to be delivered, and all others of the space must be stopped. Where the
-    process may not be made to do system calls, the copies stay.
+    It must have stopped without a signal to be delivered, and all others of the space must be stopped. If the process
+    must not be made to execute system calls, the copies stay.
     """
     kept = {address & -PAGE_SIZE for address in space.breakpoints}
     pages = {address & -PAGE_SIZE for address in addresses} - kept
@@ -152,11 +152,10 @@ def give_back_pages(space: AddressSpace, thread: Thread, addresses: Iterable[int
 
 def give_back_all(space: AddressSpace, thread: Thread, threads: Sequence[Thread]) -> bool:
     """
-    Let ``thread`` drop and unmap all that is ours, the slots included; no thread may be in one.
+    Drop and unmap all memory of the tracer, slots included, by system calls of ``thread``; no thread may be in a slot.
 
-    Memory of handlers stays if one of the ``threads`` of the space, which are all stopped, may come back to it.
-
-    Return False if another thread has to be asked.
+    Memory of handlers stays if one of the ``threads`` of the space, which are all stopped, may return into it. Return
+    False if another thread has to make the calls.
     """
     pages = {address & -PAGE_SIZE for address in space.former}
     for area in space.slots.areas:
@@ -190,7 +189,7 @@ def _drop(space: AddressSpace, call: Call, pages: set[int]) -> None:
         except OSError:
             continue
         if call(MADVISE[space.word_size], start, size, _DONTNEED) < 0:
-            continue  # locked in memory
+            continue  # the page is locked in memory
         with contextlib.suppress(OSError):
             after = os.pread(space.memory, size, start)
             for offset in range(0, size, PAGE_SIZE):
@@ -199,7 +198,7 @@ def _drop(space: AddressSpace, call: Call, pages: set[int]) -> None:
 
 
 def _runs(pages: set[int]) -> Iterator[tuple[int, int]]:
-    """Join adjoining pages: give (start, size) of each run."""
+    """Iterate over runs of adjoining pages, (start, size) each."""
     start = end = -1
     for page in sorted(pages):
         if page != end:

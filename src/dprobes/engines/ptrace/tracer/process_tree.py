@@ -1,5 +1,5 @@
 """
-The traced threads and processes: which start which, and which run already when the tracer takes them over.
+Traced threads and processes: their creation and end, and seizing of processes that run already.
 
 The kernel stops a new thread or process before it runs, and reports it twice: by that stop, and by an event of the
 parent. Either may come first, and if the parent is killed at that moment the event never comes.
@@ -52,33 +52,33 @@ __all__ = ["ORPHAN_AGE", "Attachment", "Identities", "ProcessTree", "Seizer"]
 
 class Identities:
     """
-    Reports of threads, by ``send``.
+    Reports of the identities of threads, made with ``send``.
 
-    The client looks that up itself, but for a process that has just been made, which may soon execute something else,
-    and for a thread that has ended, and is there only until somebody waits for it.
+    The client looks identities up itself, with two exceptions. A process that was just created may soon execute another
+    program. A thread that has ended exists only until it is waited for.
     """
 
     def __init__(self, send: Callable[[object], None]) -> None:
         self._send = send
 
     def born(self, pid: int, space: AddressSpace) -> None:
-        """Tell of a process that has not run yet."""
+        """Report a process that has not run yet."""
         if space.patches.memories and (identity := identity_of(pid, pid)) is not None:
             self._send(replace(identity, program=program_of(pid)))
 
     def ended(self, thread: Thread) -> None:
-        """Tell of a thread that has ended, and has not been waited for: until then nobody else gets its ids."""
+        """Report a thread that has ended and has not been waited for: until then its ids are not reused."""
         if thread.space.patches.memories and (identity := identity_of(thread.pid, thread.tid)) is not None:
             self._send(identity)
         leave_thread(thread.space, thread.tid)
 
 
 ORPHAN_AGE = 0.5
-"""Seconds after which a child's parent can hardly tell of it any more."""
+"""Seconds after which a parent's event for a child is no longer expected."""
 
 
 class ProcessTree:
-    """The births and ends of threads and processes, and which programs concern whom."""
+    """Creation and end of threads and processes, and the programs that probe them."""
 
     def __init__(
         self,
@@ -98,16 +98,16 @@ class ProcessTree:
         self._stopper = stopper
         self._modules = modules
         self._parents: dict[int, int] = {}
-        """For processes that were born here: that which has made them, as long as both are there."""
+        """Parents of processes that were created while traced, as long as both exist."""
         self.has_idle_programs = False
-        """Whether the last process of a program has gone."""
+        """True if the last process of a program has ended."""
         self._unreported: dict[int, tuple[int, float]] = {}
         self._taken: dict[int, int] = {}
-        """The children that were entered before the event was handled that tells of them, by the threads that do."""
+        """Children that were registered before their parent's event was handled, by the parent thread's id."""
 
     @property
     def has_unreported(self) -> bool:
-        """Whether a thread has stopped of which no parent has told."""
+        """True if a thread has stopped that no parent has reported."""
         return bool(self._unreported)
 
     def note_unreported(self, tid: int, status: int) -> None:
@@ -115,7 +115,7 @@ class ProcessTree:
         self._unreported[tid] = (status, time.monotonic())
 
     def add_child(self, parent: Thread, event: Event, tid: int) -> None:
-        """Enter the thread or process that ``parent`` has just made."""
+        """Register the thread or process that ``parent`` has just created."""
         if self._taken.pop(parent.tid, None) == tid or tid in self._threads:
             return
         unreported = self._unreported.pop(tid, None)
@@ -135,20 +135,20 @@ class ProcessTree:
                 space = self._copied_space(parent.space, tid, pid)
             if space is parent.space and event is not Event.VFORK:
                 space.has_sharers = True
-                self._patcher.restore(space)  # handlers in memory know the one process that it belongs to
+                self._patcher.restore(space)  # handlers in memory require that it belongs to one process
             space.pids.add(pid)
             if space.watchpoints:
                 self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
         self._enter_newborn(tid, pid, space, unreported[0] if unreported is not None else None)
         self._threads[tid].is_outside = not self._is_in_scope(pid)
         if pid != parent.pid:
-            # It goes on where its parent does, on a copy of the stack.
+            # It continues where its parent does, on a copy of the stack.
             self._threads[tid].returns = [replace(pending) for pending in parent.returns]
         if space is not parent.space and not self._threads[tid].is_outside:
             self._await_jumps(self._threads[tid], parent.pid)
 
     def take_children(self, space: AddressSpace) -> None:
-        """Enter the children that stopped threads of a space have just made, though that is yet to be handled."""
+        """Register the children that stopped threads of a space have just created, before their events are handled."""
         for tid, status in list(self._stopper.deferred.items()):
             thread, (kind, number) = self._threads.get(tid), classify_stop(status)
             if thread is None or thread.space is not space or kind is not StopKind.EVENT:
@@ -164,7 +164,7 @@ class ProcessTree:
         try:
             space = original.copy_for_child(tid)
         except OSError:
-            return AddressSpace.closed(original.word_size)  # killed already
+            return AddressSpace.closed(original.word_size)  # it was killed already
         own_pages(space, pid)
         self._identities.born(pid, space)
         for program in self._programs:
@@ -183,8 +183,8 @@ class ProcessTree:
         """
         Let a child wait for jumps that its parent was about to get when the kernel copied its memory.
 
-        If that had memory for handlers already, what is written for the parent holds for the child as well
-        (``Patcher``). Else the child is equipped as one that has executed a program.
+        If that memory already contained the handlers' memory, jumps written for the parent are written to the child as
+        well (``Patcher``). Otherwise the child is treated like a process after an exec.
         """
         space = child.space
         if not space.unwritten:
@@ -196,7 +196,7 @@ class ProcessTree:
         tell_placed(self._connection, child.pid, alone)
 
     def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
-        """Enter a thread that has not run yet; its first stop is ``status``, or still to come."""
+        """Register a thread that has not run yet; its first stop is ``status``, or still to come."""
         if not enter_thread(space, pid, tid):
             self._patcher.give_up(space, list(space.patches.by_site))
         self._threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
@@ -204,7 +204,7 @@ class ProcessTree:
             self._stopper.defer(tid, status)
 
     def adopt_orphans(self, age: float = 0) -> None:
-        """Take in the threads that stopped at least ``age`` seconds ago and of which no parent has told."""
+        """Register the threads that stopped at least ``age`` seconds ago and that no parent has reported."""
         now = time.monotonic()
         for tid, (status, since) in list(self._unreported.items()):
             if now - since < age:
@@ -233,12 +233,12 @@ class ProcessTree:
         self._enter_newborn(tid, pid, space, status)
 
     def reconsider(self, tid: int) -> None:
-        """Let a stop be handled once more that was kept because nobody knew the thread."""
+        """Handle a stop again that was kept because the thread was not in the table."""
         if (unreported := self._unreported.pop(tid, None)) is not None:
             self._stopper.defer(tid, unreported[0])
 
     def share_with_vfork(self, space: AddressSpace, pid: int) -> None:
-        """Take all breakpoints out of memory in which a process is about to run that is not traced any more."""
+        """Remove all breakpoints from memory in which a process is about to run that is no longer traced."""
         addresses = tuple(space.breakpoints)
         space.awaited += tuple(b for b in space.breakpoints.values() if b.waiting)
         space.withdraw_all()
@@ -249,7 +249,7 @@ class ProcessTree:
             self._connection.send(Removed(user, addresses))
 
     def take_back(self, thread: Thread) -> None:
-        """Place breakpoints again in the memory of a stopped thread if all that it was shared with have left it."""
+        """Place breakpoints again in the memory of a stopped thread if all processes that shared it have left it."""
         space = thread.space
         space.shared_with = {pid for pid in space.shared_with if process_calls.same_memory(thread.tid, pid)}
         if not space.shared_with:
@@ -282,7 +282,7 @@ class ProcessTree:
             self._leave_scopes(thread.pid)
 
     def leave_space(self, thread: Thread) -> None:
-        """Note that the process of ``thread`` no longer runs in its address space."""
+        """Record that the process of ``thread`` no longer runs in its address space."""
         space = thread.space
         space.pids.discard(thread.pid)
         self._connection.send(Removed(thread.pid))
@@ -292,7 +292,7 @@ class ProcessTree:
     # Scopes
 
     def tree_of(self, pid: int) -> set[int]:
-        """Return a process and those that it has started, directly or not, as far as they are traced."""
+        """Return a process and its descendants, as far as they are traced."""
         tree = {thread.pid for thread in self._threads.of_process(pid)}
         found = tree
         while found:
@@ -301,7 +301,7 @@ class ProcessTree:
         return tree
 
     def rescope(self) -> set[int]:
-        """Note anew who is in no scope at all, and return the processes that have come to be so."""
+        """Determine again which processes are in no scope; return those that were in one before."""
         left = set()
         for thread in self._threads.values():
             was_outside, thread.is_outside = thread.is_outside, not self._is_in_scope(thread.pid)
@@ -313,13 +313,13 @@ class ProcessTree:
         return any(pid in program.reach.pids for program in self._programs)
 
     def _into_scopes(self, pid: int) -> None:
-        """Let a process whose parent nobody knows be in the scope of all programs that follow processes."""
+        """Add a process whose parent is unknown to the scope of all programs that follow processes."""
         for program in self._programs:
             if program.reach.follow:
                 program.reach.pids.add(pid)
 
     def _leave_scopes(self, pid: int) -> None:
-        """Forget a process that has gone; what it has started counts as started by its parent."""
+        """Forget a process that has ended; its children count as children of its parent."""
         for program in self._programs:
             if pid in program.reach.pids:
                 program.reach.pids.discard(pid)
@@ -333,7 +333,7 @@ class ProcessTree:
 
 
 class SharingError(Exception):
-    """Report that a process that runs in the memory of another one cannot be seized, and why."""
+    """Error: a process that runs in the memory of another one cannot be seized."""
 
     def __init__(self, pid: int, error: OSError) -> None:
         super().__init__(pid, error)
@@ -342,7 +342,7 @@ class SharingError(Exception):
 
 
 class Seizer:
-    """The seizing of processes that run already."""
+    """Seizer of processes that run already."""
 
     def __init__(self, threads: ThreadTable, stopper: Stopper) -> None:
         self._threads = threads
@@ -352,17 +352,17 @@ class Seizer:
         """
         Seize and stop all threads of a process; return those that stopped for no other reason.
 
-        A thread that is making a new thread or process at this moment has finished when it stops; so no breakpoint can
-        get into a child that is not traced. New threads may appear meanwhile, so until none is new.
+        A thread that is creating a thread or process has finished that when it stops, so no breakpoint can get into an
+        untraced child. New threads may appear meanwhile, so this is repeated until there is none.
         """
         return self._seize(pid, None)
 
     def seize_sharing(self, pid: int) -> list[Thread]:
         """
-        Do the same with other processes that run in the memory of a seized one (CLONE_VM): its breakpoints are theirs.
+        Seize other processes that run in the memory of a seized one (CLONE_VM), since its breakpoints affect them.
 
-        They are in no program's scope. A child that a seized thread has just made is left out: its thread tells of it.
-        Raise ``SharingError`` for one that cannot be seized.
+        They are in no program's scope. A child that a seized thread has just created is skipped: its parent's event
+        reports it. Raise ``SharingError`` for one that cannot be seized.
         """
         held: list[Thread] = []
         first = self._threads.of_process(pid)[0]
@@ -380,7 +380,7 @@ class Seizer:
         return held
 
     def _is_known(self, pid: int) -> bool:
-        """Return whether a process is traced by us; what it was born of may have yet to tell of it."""
+        """Return whether a process is traced by this tracer; its parent's event may be still to come."""
         return bool(self._threads.of_process(pid)) or _is_traced_by_us(pid)
 
     def _seize(self, pid: int, space: AddressSpace | None) -> list[Thread]:
@@ -391,13 +391,13 @@ class Seizer:
                 try:
                     ptrace_calls.seize(tid)
                 except OSError as error:
-                    # A thread may have ended, the first one as a zombie. All others must be ours: a breakpoint is
-                    # deadly for a thread that is not traced.
+                    # A thread may have ended, the first one as a zombie. All others must be traced: a breakpoint kills
+                    # a thread that is not.
                     has_ended = error.errno == errno.ESRCH or thread_state(tid) in ("Z", "X")
                     if has_ended and threads_of(pid) != {tid}:
                         continue
                     if _is_traced_by_us(tid):
-                        continue  # born of a thread that is ours already, which has yet to tell of it
+                        continue  # created by a thread that is traced already, whose event is still to come
                     raise
                 if space is None:
                     space = AddressSpace.of_thread(tid, _word_size_of(tid))
@@ -417,7 +417,7 @@ class Seizer:
         return held
 
     def _seize_vfork_child(self, parent: Thread) -> list[Thread]:
-        """Seize the child that runs in the memory of ``parent``, which cannot stop because it waits for that."""
+        """Seize the child that runs in the memory of ``parent``, which cannot stop because it waits for the child."""
         held: list[Thread] = []
         for pid in children_of(parent.pid, parent.tid):
             if not process_calls.same_memory(parent.tid, pid) or pid in self._threads:
@@ -434,7 +434,7 @@ def _is_traced_by_us(tid: int) -> bool:
 
 
 def _sharing_with(tid: int) -> list[int]:
-    """Return the other processes that run in the memory of a thread, as far as the kernel says so."""
+    """Return the other processes that run in the memory of a thread, as far as the kernel provides that information."""
     mine = process_of(tid)
     found = []
     for name in os.listdir("/proc"):
@@ -446,17 +446,17 @@ def _sharing_with(tid: int) -> list[int]:
 
 
 def _word_size_of(tid: int) -> Literal[4, 8]:
-    """Return the word size of the program that a thread runs, which need not be stopped."""
+    """Return the word size of the program that a thread runs; the thread need not be stopped."""
     with open(f"/proc/{tid}/exe", "rb", opener=without_waiting) as file:
         return 4 if file.read(5)[4:] == b"\x01" else 8  # EI_CLASS: ELFCLASS32
 
 
 _PATIENCE = 30.0
-"""Seconds for which jumps are awaited, before breakpoints are written instead."""
+"""Seconds to wait for jumps, before breakpoints are written instead."""
 
 
 class Attachment:
-    """The attachment to the process that the client names."""
+    """Attachment to the process that the client names."""
 
     def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints) -> None:
         self._connection = state.connection
@@ -466,14 +466,14 @@ class Attachment:
         self._modules = modules
         self._seizer = Seizer(state.threads, stopper)
         self._pending: tuple[int, float] | None = None
-        """The process for which jumps are awaited, and until when."""
+        """Process for which jumps are awaited, and the end of the wait."""
 
     def begin(self, pid: int, *, launching: bool) -> None:
-        """Seize all threads in the memory of a process; say so once its jumps are there, or say why it cannot be."""
+        """Seize all threads in the memory of a process; report ``Attached`` once its jumps are written, or an error."""
         held: list[Thread] = []
         try:
             if not launching:
-                # What takes time comes first, while the process runs.
+                # Do what takes time first, while the process runs.
                 self._modules.learn(living_thread(pid))
             held = self._seizer.seize_all(pid)
             if not launching:
@@ -496,7 +496,7 @@ class Attachment:
         self.look_after()
 
     def look_after(self) -> float | None:
-        """Report that a process is attached once its jumps are there; return in how many seconds to look again."""
+        """Report a process as attached once its jumps are written; return the seconds until the next check."""
         if self._pending is None:
             return None
         pid, until = self._pending

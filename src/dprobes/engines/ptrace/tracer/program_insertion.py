@@ -1,12 +1,12 @@
 """
-The switch-over from a program to another one, without a moment in which a hit is lost.
+Insertion and end of programs, and the switch-over from a program to another one, without losing a hit.
 
-Handlers run here, one at a time. So the exchange happens between two hits: what threads have run into, and nobody has
-looked at yet, is for the new program. A hit whose instruction may or may not have been executed is settled before, with
-all threads stopped: it is counted, or given up, and then the thread hits again. Breakpoints that both need stay, and
-other programs notice nothing.
+Handlers run in the tracer, one at a time, so the exchange happens between two hits. Breakpoints that threads have run
+into but that are not handled yet count for the new program. A hit whose instruction may or may not have been executed
+is settled before, with all threads stopped. It is counted, or given up, and then the thread hits again. Breakpoints
+that both programs need stay, and other programs are not affected.
 
-Whatever can be found out to be wrong with the new program is found out before anything is changed.
+Errors in the new program are detected before anything is changed, as far as possible.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 __all__ = ["Inserter", "Replacer"]
 
 _PATIENCE = 30.0
-"""Seconds for which jumps are awaited, before breakpoints are written instead."""
+"""Seconds to wait for jumps, before breakpoints are written instead."""
 
 
 class Inserter:
     """
-    The insertion of programs into processes that are traced, and their end.
+    Insertion of programs into processes that are traced, and the end of programs.
 
-    A handler is added to a breakpoint, or a breakpoint is written, between two hits; so no hit of any program is lost,
-    and no thread has to stop for it. Where jumps come, no breakpoint is written before: threads run on as they are
-    meanwhile. What is wrong with the program itself is found out before anything is changed.
+    A handler is added to a breakpoint, or a breakpoint is written, between two hits. So no hit of any program is lost,
+    and no thread has to stop for it. Where jumps come, no breakpoint is written before: threads run on unchanged
+    meanwhile. Errors in the program itself are detected before anything is changed.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Inserter:
     ) -> None:
         self._jump_absence = jump_absence
         self._pending: dict[int, tuple[list[AddressSpace], float]] = {}
-        """By program for whose jumps is waited: the spaces that it came into, and until when."""
+        """Address spaces of programs whose jumps are awaited, and the end of the wait, by the number of the program."""
         self._connection = state.connection
         self._programs = state.programs
         self._threads = state.threads
@@ -88,7 +88,7 @@ class Inserter:
         self._detacher = detacher
 
     def insert(self, message: Insert) -> None:
-        """Insert a program, or tell the client why not; then nothing has changed."""
+        """Insert a program; if that is not possible, report the reason to the client, with nothing changed."""
         number = message.start.number
         pids = self._tree.tree_of(message.pid)
         if not pids:
@@ -120,7 +120,7 @@ class Inserter:
         self.look_after()
 
     def look_after(self) -> float | None:
-        """Report that programs are in place once their jumps are there; return in how many seconds to ask again."""
+        """Report programs as in place once their jumps are written; return the seconds until the next check."""
         if not self._pending:
             return None
         now = time.monotonic()
@@ -130,7 +130,7 @@ class Inserter:
         return min((until - now for _, until in self._pending.values()), default=None)
 
     def _say_in_place(self, number: int) -> None:
-        """Report that a program is in place; what has had no jump by now has its breakpoint."""
+        """Report a program as in place; breakpoints are written for probepoints that have no jumps by now."""
         self._pending.pop(number)
         for space in self._threads.spaces():
             threads = self._threads.in_space(space)
@@ -140,13 +140,13 @@ class Inserter:
         self._connection.send(InPlace(number))
 
     def finish(self) -> None:
-        """Report that of all programs, whose processes have been let go."""
+        """Report all remaining programs as in place, after their processes were detached."""
         for number in self._pending:
             self._connection.send(InPlace(number))
         self._pending.clear()
 
     def end_idle(self) -> None:
-        """End the programs whose processes are all gone, if others still have some."""
+        """End the programs whose processes are all gone, if other programs still have processes."""
         idle = [program for program in self._programs if not program.reach.pids]
         for program in idle if len(idle) < len(self._programs) else ():
             self.end(program, complete=True)
@@ -155,10 +155,10 @@ class Inserter:
         self, program: InsertedProgram, let_handlers_end: Callable[[], object] | None = None, *, complete: bool = False
     ) -> None:
         """
-        Take a program away; hits that its handlers have seen, and whose instruction was executed, are counted.
+        Remove a program; hits that its handlers have seen, and whose instruction was executed, are counted.
 
-        ``let_handlers_end`` waits for those in processes: only then is all there that they count and record. The end is
-        ``complete`` if its processes are gone.
+        ``let_handlers_end`` waits for handlers in processes: only then are their counts and records complete. The end
+        is ``complete`` if its processes are gone.
         """
         if program.number in self._pending:
             self._say_in_place(program.number)
@@ -176,7 +176,7 @@ class Inserter:
         self._connection.send(Ended(program.number, complete))
 
     def _settle_all(self, program: InsertedProgram) -> list[Thread]:
-        """Settle what is not counted yet, and return the threads that were stopped for that."""
+        """Settle the hits that are not counted yet, and return the threads that were stopped for that."""
         concerned = [thread for thread in self._threads.values() if has_hit_of(thread, program)]
         held = self._stopper.stop(concerned)
         for thread in concerned:
@@ -188,7 +188,7 @@ class Inserter:
         return held
 
     def _let_go(self) -> None:
-        """Detach the processes that were in this program's scope only, as far as they have memory of their own."""
+        """Detach the processes that were only in this program's scope, if they do not share their memory."""
         for pid in self._tree.rescope():
             if self._threads.of_process(pid)[0].space.pids == {pid}:
                 self._detacher.detach_process(pid)
@@ -203,9 +203,9 @@ def prepared(
     principal: InsertedProgram | None = None,
 ) -> InsertedProgram:
     """
-    Return the program of a message, which knows what it has in all files that are mapped now.
+    Return the program of a message, with its sites in all files that are mapped now.
 
-    ``principal`` has its variables and tables. Raise ``EngineError`` if it cannot be made.
+    ``principal`` owns its variables and tables. Raise ``EngineError`` if it cannot be created.
     """
     native, state = message.start.native, None
     try:
@@ -224,11 +224,11 @@ def prepared(
 
 
 _Owner = tuple["Site", "Probe | None"]
-"""What a breakpoint is for: a site, and its probepoint unless it is the engine's own."""
+"""Purpose of a breakpoint: a site, and its probepoint unless it is the engine's own."""
 
 
 class Replacer:
-    """The exchange of a program for another one."""
+    """Replacement of a program by another one."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Replacer:
         self._settler = settler
 
     def replace(self, message: Replace, go_on: Callable[[], int]) -> None:
-        """Exchange a program, or tell the client why not; then nothing has changed. ``go_on`` handles stops."""
+        """Replace a program, or report to the client why not, with nothing changed; ``go_on`` handles stops."""
         former = self._programs.numbered(message.former)
         number = message.start.number
         if former is None:
@@ -278,13 +278,13 @@ class Replacer:
         for space in spaces:
             note_written(space, program)
 
-    # Bringing hits to their end
+    # Settling hits
 
     def _stop_all(self) -> list[Thread]:
         threads = list(self._threads.values())
         for thread in threads:
             if thread.state is ThreadState.LISTENING and thread.hit.state is not HitState.NONE:
-                # It can be looked at in a real stop only; an interrupt ends the listening, and the group stop lasts.
+                # It can be inspected only in a real stop; an interrupt ends the listening, and the group stop lasts.
                 thread.state = ThreadState.RUNNING
         return self._stopper.stop(threads)
 
@@ -297,7 +297,7 @@ class Replacer:
                 with contextlib.suppress(OSError):  # killed meanwhile
                     self._settler.repeat(thread, status, former)
                     continue
-            # One that cannot stop now will execute the instruction by itself.
+            # A thread that cannot stop now will execute the instruction without a stop.
             self._settler.count_now(thread)
 
     # The exchange
@@ -311,7 +311,7 @@ class Replacer:
             self._exchange_in(space, former, program)
 
     def _carry_returns_over(self, former: InsertedProgram, program: InsertedProgram) -> None:
-        """Let the new program have the returns that are still to come of functions that both probe."""
+        """Transfer the pending returns of functions that both programs probe to the new one."""
         jumps: dict[tuple[tuple[int, int], int], _Owner] = {}
         for key, sites in program.known.items():
             for site in sites.sites:
@@ -354,7 +354,7 @@ class Replacer:
     def _exchange_uses(
         self, space: AddressSpace, former: InsertedProgram, program: InsertedProgram, threads: Sequence[Thread]
     ) -> list[Breakpoint]:
-        """Let breakpoints be for another program; return those that are needed for nothing any more."""
+        """Transfer breakpoints to another program; return those that have no purpose left."""
         owners = self._owners(space, program)
         returns = [p for thread in threads for p in thread.returns if p.probe.program is program]
         for breakpoint_ in (*space.breakpoints.values(), *space.awaited):
@@ -366,7 +366,7 @@ class Replacer:
         return [breakpoint_ for breakpoint_ in space.breakpoints.values() if not breakpoint_.is_needed]
 
     def _use_breakpoints(self, space: AddressSpace, program: InsertedProgram) -> set[Probe]:
-        """Take the breakpoints that a program has into use, unless jumps take their place; return its probepoints."""
+        """Start using the breakpoints of a program, unless jumps will replace them; return its probepoints."""
         active: set[Probe] = set()
         native = self._modules.native_probes(space, program)
         for breakpoint_ in space.breakpoints.values():
@@ -384,7 +384,7 @@ class Replacer:
     def _is_left_out(
         self, space: AddressSpace, breakpoint_: Breakpoint, mine: set[Probe], native: frozenset[int]
     ) -> bool:
-        """Return whether a breakpoint is needed for nothing, as a jump comes, for which all threads can wait."""
+        """Return whether a breakpoint can be omitted, because a jump comes for which all threads can wait."""
         others = {(probe.program.number, probe.number) for probe in breakpoint_.probes() - mine}
         known = space.patches.known_at([breakpoint_.address]) if others else []
         if others and not any(others <= jump.probes_at(breakpoint_.address) for jump in known):
@@ -392,7 +392,7 @@ class Replacer:
         return awaits_jump(breakpoint_, native, mine) and self._jump_absence.is_still(space)
 
     def _owners(self, space: AddressSpace, program: InsertedProgram) -> dict[int, list[_Owner]]:
-        """Return what a program needs breakpoints for, by their addresses."""
+        """Return the purposes for which a program needs breakpoints, by their addresses."""
         owners: dict[int, list[_Owner]] = {}
         for site, address, _ in self._modules.places(space, program):
             probe = program.probe(site.probe)

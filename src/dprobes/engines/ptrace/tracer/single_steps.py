@@ -1,9 +1,9 @@
 """
-Single steps: how a thread executes the original instruction under a breakpoint, and what may come in between.
+Single steps: execution of the original instruction under a breakpoint, and events that interrupt it.
 
-A step is made in a slot with the breakpoint in place and all other threads running, or, where there is no
-slot, in place: then nobody else runs code of the address space while the breakpoint is away. Either way the program
-cannot tell: no handler and no register of it ever sees a slot's address.
+A step is made in a slot with the breakpoint in place and all other threads running. Without a slot it is made in place:
+then no other thread runs code of the address space while the breakpoint is removed. In both cases the step is
+transparent to the program: no handler and no register of it ever sees a slot's address.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 __all__ = ["COMPLETED", "Completion", "CompletionKind", "Stepper"]
 
 _REACH = 1 << 30
-"""How far from the code an area may lie: well within the 2 GiB that a 32-bit distance spans."""
+"""Maximum distance in bytes from the code to an area: well within the 2 GiB of a 32-bit distance."""
 
 _GUARD = 16 * PAGE_SIZE
-"""What is left free between an area and its neighbours, which may want to grow."""
+"""Bytes left free between an area and its neighbours, which may grow."""
 
 _LOWEST = 1 << 16  # vm.mmap_min_addr
 
@@ -68,11 +68,11 @@ _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
 
 class SlotMaker:
     """
-    The maker of slots, as they are needed.
+    Allocator of slots.
 
-    It is a page that an injected mmap(2) provides, once for each module; where the process may not be made to call
-    that, or it fails, the padding behind the module's code; and where that is full or too far away, there is none, and
-    the instruction is stepped in place with all other threads stopped.
+    A slot is in a page that an injected mmap(2) provides, once for each module. If the process must not be made to call
+    that, or the call fails, it is in the padding after the module's code. If that is full or too far away, there is no
+    slot, and the instruction is stepped in place with all other threads stopped.
     """
 
     def __init__(self, stopper: Stopper, connection: Connection) -> None:
@@ -80,15 +80,15 @@ class SlotMaker:
         self._connection = connection
 
     def may_make(self, thread: Thread, breakpoint_: Breakpoint) -> bool:
-        """Return whether it has not been tried yet to make one."""
+        """Return whether a slot is possible and no attempt to create one has been made yet."""
         key = (breakpoint_.address, breakpoint_.site.original)
         return breakpoint_.site.copy is not None and key not in thread.space.slots.by_site
 
     def make(self, thread: Thread, breakpoint_: Breakpoint) -> Slot | None:
         """
-        Make a slot for the instruction under a breakpoint at which ``thread`` stands; None if there is no place for it.
+        Create a slot for the instruction under a breakpoint at which ``thread`` stands; None without memory for it.
 
-        The first time in a module this may let the thread make system calls. Raise ``ThreadGoneError`` if it is killed
+        The first slot in a module may require system calls of the thread. Raise ``ThreadGoneError`` if it is killed
         meanwhile.
         """
         slots = thread.space.slots
@@ -121,7 +121,7 @@ class SlotMaker:
         trap = 0
         if site.emulation[0] == Action.REPEAT:
             trap = end
-            # Should the tracer die, the crash restorer makes it a nop; the jump is behind it.
+            # If the tracer dies, the crash restorer replaces it by a nop; the jump follows it.
             self._connection.send(Placed(thread.pid, ((trap, NOP),)))
         return Slot(
             address,
@@ -166,7 +166,7 @@ class SlotMaker:
         return sorted(_with_room(slots, address, size), key=lambda area: area.former is not None)
 
     def _mapped_area(self, thread: Thread, address: int) -> SlotArea | None:
-        """Let the thread map an area near ``address``, large enough for all sites of its space that need a slot."""
+        """Map an area near ``address`` by the thread, large enough for all sites of its space that need a slot."""
         space = thread.space
         wanted = sum(
             b.site.copy is not None
@@ -190,13 +190,13 @@ class SlotMaker:
                         start, size, _PROT_READ_EXEC, _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE, -1, 0,
                     )  # fmt: skip
                     if found > 0 and found != start:
-                        call(MUNMAP[space.word_size], found, size)  # a kernel that takes the address as a hint
+                        call(MUNMAP[space.word_size], found, size)  # a kernel that treats the address as a hint
             except InjectionError:
                 return None
         return SlotArea(start, start + size) if found == start else None
 
     def _use_padding(self, space: AddressSpace, address: int) -> None:
-        """Make an area of the padding that is near ``address``."""
+        """Create an area from the padding near ``address``."""
         for start, end in list(space.slots.padding):
             first = start + GRANULE - 1 & -GRANULE
             if abs(start - address) > _REACH or end - first < GRANULE:
@@ -218,10 +218,10 @@ def _with_room(slots: Slots, address: int, size: int) -> list[SlotArea]:
 
 def _gap(tid: int, address: int, size: int, word_size: int) -> int:
     """
-    Return where near ``address`` there is room to map ``size`` bytes, or 0.
+    Return an address near ``address`` where ``size`` bytes can be mapped, or 0.
 
-    Below the code rather than above: what is mapped may be followed by more. Mappings may grow downwards as well, so a
-    gap's upper end is left free.
+    A place below the code is preferred: mappings above it may need the room to grow. Mappings may grow downwards as
+    well, so a gap's upper end is left free.
     """
     try:
         mappings = mappings_of(tid)
@@ -233,7 +233,7 @@ def _gap(tid: int, address: int, size: int, word_size: int) -> int:
         if high - low < size + 2 * _GUARD:
             continue
         start = high - _GUARD - size if high <= address else low + _GUARD
-        # Below the code wherever that is possible.
+        # Prefer places below the code.
         distance = abs(start - address) + (_REACH if high > address else 0)
         if abs(start - address) < _REACH and distance < best[0]:
             best = (distance, start & ~(PAGE_SIZE - 1))
@@ -243,11 +243,11 @@ def _gap(tid: int, address: int, size: int, word_size: int) -> int:
 _RIP = int(Register.RIP)
 _EFLAGS = int(Register.EFLAGS)
 
-_CODE = 2  # the word of siginfo_t that holds si_code
+_CODE = 2  # index of the word of siginfo_t that contains si_code
 
 
 class CompletionKind(enum.Enum):
-    """How the probed instruction ended."""
+    """Outcome of the execution of a probed instruction."""
 
     COMPLETED = "completed"
     FAULTED = "raised a signal"
@@ -258,9 +258,9 @@ class CompletionKind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Completion:
     """
-    How the probed instruction ended, and the signal with which the thread is to be resumed.
+    Outcome of the execution of a probed instruction, and the signal with which the thread must be resumed.
 
-    ``resumable`` is false where the thread's stop is still to be handled, or still to come.
+    ``resumable`` is False if the thread's stop is not handled yet, or still to come.
     """
 
     kind: CompletionKind
@@ -273,7 +273,7 @@ PENDING = Completion(CompletionKind.PENDING)
 
 
 class _Step(NamedTuple):
-    """A step that is under way; a thread that ``traps`` steps itself."""
+    """A step in progress; ``traps`` means that the program single-steps itself."""
 
     thread: Thread
     breakpoint: Breakpoint
@@ -285,7 +285,7 @@ class _Step(NamedTuple):
 
 
 class Stepper:
-    """The execution of instructions under breakpoints."""
+    """Execution of instructions under breakpoints."""
 
     def __init__(
         self,
@@ -307,17 +307,17 @@ class Stepper:
         self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords, *, may_pend: bool = False
     ) -> Completion:
         """
-        Let a thread execute the original instruction under a breakpoint; ``registers`` stand at its start.
+        Let a thread execute the original instruction under a breakpoint; ``registers`` are those at its start.
 
-        Where it ``may_pend``, the thread is only made ready to execute it, if that spares a stop. Raise
-        ``ThreadGoneError`` if the thread ends in it.
+        With ``may_pend`` the thread is only prepared to execute it, if that saves a stop. Raise ``ThreadGoneError`` if
+        the thread ends in it.
         """
         tid = thread.tid
         slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
-        # Then the thread has been put there already (``Slots.way_on``), and only handlers change registers.
+        # Then the thread was moved to the slot already (``Slots.way_on``), and only handlers change registers.
         is_ready = slot is not None and not self._context.written and not breakpoint_.waiting
         if slot is None and self._slots.may_make(thread, breakpoint_):
-            # Should we die while memory for the slot is got, the thread goes on here.
+            # If the tracer dies while memory for the slot is mapped, the thread continues here.
             ptrace_calls.set_registers(tid, registers)
             slot = self._slots.make(thread, breakpoint_)
             if slot is not None:
@@ -340,7 +340,7 @@ class Stepper:
     def step_in_place(
         self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords, action: Action
     ) -> Completion:
-        """Let a thread execute what is under a breakpoint where it is, with all other threads of its space stopped."""
+        """Let a thread execute the instruction under a breakpoint in place, with all others of its space stopped."""
         space = thread.space
         address = breakpoint_.address
         with self._stopper.others_stopped(space, thread), space.patches.put_aside(space.memory, address):
@@ -354,14 +354,14 @@ class Stepper:
                         return self._step_through(thread, breakpoint_, registers, None, action)
                 return self._step_through(thread, breakpoint_, registers, None, action)
             finally:
-                # After an exec the breakpoint is no longer one of this space, or the space is closed.
+                # After an exec the breakpoint no longer belongs to this space, or the space is closed.
                 if space.breakpoints.get(address) is breakpoint_:
                     with contextlib.suppress(OSError):
                         os.pwrite(space.memory, INT3, address)
 
     @contextlib.contextmanager
     def _temporary_breakpoint(self, thread: Thread, address: int) -> Iterator[None]:
-        """Stop the stepping thread behind a repeated string instruction, which may take millions of single steps."""
+        """Stop the stepping thread after a repeated string instruction, which may take millions of single steps."""
         space = thread.space
         original = os.pread(space.memory, 1, address)
         if original != INT3:
@@ -389,12 +389,12 @@ class Stepper:
         step = _Step(thread, breakpoint_, registers, slot, action, traps, signals)
         while True:
             if thread.debug.has_foreign:
-                ptrace_calls.set_debug_register(tid, STATUS, 0)  # an older hit is no trap of this instruction
+                ptrace_calls.set_debug_register(tid, STATUS, 0)  # an older hit is not a trap of this instruction
             advance(tid, signals.take_unheld())
             status = self._stopper.wait_for_step(tid, may_leave=not signals, in_slot=slot is not None)
             if status is None:
-                # It sleeps, in a page fault that perhaps another thread has to answer. When it wakes up it executes the
-                # instruction (in place: it finds the breakpoint again, or has just got past it).
+                # It sleeps, in a page fault that perhaps another thread has to serve. When it wakes up it executes the
+                # instruction (in place: it meets the breakpoint again, or has just passed it).
                 thread.state = ThreadState.RUNNING
                 return Completion(CompletionKind.INTERRUPTED, resumable=False)
             kind, number = classify_stop(status)
@@ -420,7 +420,7 @@ class Stepper:
                     assert_never(kind)
 
     def _after_signal(self, step: _Step, number: int) -> Completion | None:
-        """Return how a step has ended in which the thread has stopped for a signal; None if it is to go on with it."""
+        """Return the outcome of a step in which the thread has stopped for a signal; None if the step must continue."""
         thread, breakpoint_, registers, slot, action, _, signals = step
         code = ptrace_calls.get_signal_info(thread.tid, self._info)
         if number == signal.SIGTRAP:
@@ -433,9 +433,9 @@ class Stepper:
                 thread.trapped = 0
                 return Completion(CompletionKind.COMPLETED, signals.give_back())
             if code == ptrace_calls.TRAP_HWBKPT and self._watchpoint_hits.take(thread, registers):
-                return None  # in the middle of a repeated string instruction
+                return None  # between two iterations of a repeated string instruction
             if thread.trapped:
-                # A step in place that took in two instructions, the second of which carries a probe itself.
+                # A step in place that executed two instructions, the second of which has a probe itself.
                 ptrace_calls.set_instruction_pointer(thread.tid, thread.trapped)
                 thread.trapped = 0
                 return Completion(CompletionKind.COMPLETED, signals.give_back())
@@ -444,10 +444,10 @@ class Stepper:
             held = signals.give_back()
             if slot is not None:
                 self._fault_at_site(thread, slot, registers, keep_info=bool(held))
-            # What is held came first; then the instruction will be tried, and hit, again after its handler.
+            # A held signal is delivered first; the instruction is executed, and hit, again after its handler.
             return Completion(CompletionKind.INTERRUPTED, held) if held else Completion(CompletionKind.FAULTED, number)
-        # Some other signal came first. It is delivered when the instruction is done; a system call must not be entered
-        # with it in hand, because there is no way to deliver it from there.
+        # Another signal arrived first. It is delivered after the instruction; a system call must not be entered with a
+        # held signal, because it cannot be delivered from there.
         if action == Action.SYSTEM_CALL:
             self._set_back(thread, slot, registers)
             return Completion(CompletionKind.INTERRUPTED, number)
@@ -455,7 +455,7 @@ class Stepper:
         return None
 
     def _after_step(self, step: _Step) -> Completion:
-        """Complete a step whose trap has come, which may be a debugger's, or the program's own, as well."""
+        """Complete a step whose trap has arrived; a debugger or the program itself may expect the trap as well."""
         thread, breakpoint_, registers, slot, _, traps, signals = step
         if slot is not None:
             self.settle(thread, slot, registers)
@@ -466,7 +466,7 @@ class Stepper:
         if not signals and slot is not None:
             self._set_back(thread, slot, registers)
             move_signal_address(self._info, slot.end, slot.following)
-            move_signal_address(self._info, slot.address, slot.site)  # between two turns of a repeated instruction
+            move_signal_address(self._info, slot.address, slot.site)  # between two iterations of a repeated instruction
             ptrace_calls.set_signal_info(thread.tid, self._info)
         ptrace_calls.get_registers(thread.tid, registers)
         unfinished = registers[_RIP] == breakpoint_.address and breakpoint_.site.emulation[0] == Action.REPEAT
@@ -477,7 +477,7 @@ class Stepper:
         """
         Return whether a debugger's watchpoint was hit by a step, and make the signal one for that.
 
-        The kernel reports a step and a watchpoint as one trap, which says that it is a step.
+        The kernel reports a step and a watchpoint as one trap, whose code is that of a step.
         """
         if not any(s not in thread.debug.slots for s in slots_hit(ptrace_calls.get_debug_register(thread.tid, STATUS))):
             return False
@@ -489,10 +489,10 @@ class Stepper:
 
     def step_unaligned(self, thread: Thread, registers: RegisterWords) -> Completion:
         """
-        Let a thread execute an instruction of ours that failed because the program checks alignment, without checks.
+        Let a thread execute an instruction of the engine without alignment checks, which failed because of them.
 
-        If a signal comes first, or the instruction raises another one, that is in the result. Raise ``ThreadGoneError``
-        if the thread ends in it.
+        If a signal arrives first, or the instruction raises another one, the result contains it. Raise
+        ``ThreadGoneError`` if the thread ends in it.
         """
         tid = thread.tid
         registers[_EFLAGS] &= ~ALIGNMENT_FLAG
@@ -504,7 +504,7 @@ class Stepper:
             kind, number = classify_stop(status)
             if kind is StopKind.EXITED:
                 raise ThreadGoneError(status)
-            if kind is not StopKind.EVENT or number != Event.STOP:  # else it is one that we asked for before
+            if kind is not StopKind.EVENT or number != Event.STOP:  # otherwise it is a stop that was requested before
                 break
         ptrace_calls.get_registers(tid, registers)
         registers[_EFLAGS] |= ALIGNMENT_FLAG
@@ -516,23 +516,23 @@ class Stepper:
             return COMPLETED
         return Completion(CompletionKind.INTERRUPTED, number)
 
-    # What must not show that an instruction was executed in a slot
+    # Hiding that an instruction was executed in a slot
 
     def settle(self, thread: Thread, slot: Slot, registers: RegisterWords) -> None:
-        """Put a thread that has executed the instruction in a slot where the original would have left it."""
+        """Move a thread that has executed the instruction in a slot to where the original would have left it."""
         ptrace_calls.get_registers(thread.tid, registers)
         if registers[_RIP] in (slot.end, slot.trap + 1):
             registers[_RIP] = slot.following
             ptrace_calls.set_registers(thread.tid, registers)
         elif slot.pushes_return:
-            # The step may be an older one's, and the context be about another thread by now.
+            # The step may be an older one, and the context may be that of another thread by now.
             size, top = thread.space.word_size, registers[Register.RSP]
             with contextlib.suppress(OSError):
                 if thread.space.read(top, size) == slot.end.to_bytes(size, "little"):
                     thread.space.write(top, slot.following.to_bytes(size, "little"))
 
     def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
-        """Put a thread that went to sleep in its step where it belongs, now that it has executed the instruction."""
+        """Correct the registers of a thread that slept in its step, after it has executed the instruction."""
         slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
         if slot is not None and breakpoint_.site.emulation[0] == Action.SYSTEM_CALL:
             self._enter_from_site(thread, breakpoint_, registers)
@@ -541,9 +541,9 @@ class Stepper:
 
     def leave_slot(self, thread: Thread, registers: RegisterWords, number: int = 0) -> int:
         """
-        Put a thread that stopped in a slot, with a signal to be delivered or 0, where the original would have it.
+        Move a thread that stopped in a slot, with a signal to be delivered or 0, to the corresponding original address.
 
-        Return the signal to go on with. Raise ``ThreadGoneError`` if the thread ends in it.
+        Return the signal to resume it with. Raise ``ThreadGoneError`` if the thread ends in it.
         """
         slots = thread.space.slots
         if not slots.by_address:
@@ -559,7 +559,7 @@ class Stepper:
                 move_signal_address(self._info, slot.end, slot.following)
                 ptrace_calls.set_signal_info(thread.tid, self._info)
         elif number and (slot.is_free or thread.hit.state is HitState.PENDING):
-            # Its handler has run; so let it be executed before the signal is delivered.
+            # Its handler has run, so let the instruction be executed before the signal is delivered.
             return self._finish(thread, slot, registers, number)
         else:
             self._fault_at_site(thread, slot, registers, keep_info=not number)
@@ -580,26 +580,26 @@ class Stepper:
             if kind is StopKind.GROUP_STOP:
                 signals.hold_stop()
             if kind is not StopKind.SIGNAL:
-                continue  # a stop that we asked for, when the thread had stopped for the signal already
+                continue  # a stop that was requested when the thread had stopped for the signal already
             if number == signal.SIGTRAP:
                 self.settle(thread, slot, registers)
                 return signals.give_back()
             code = ptrace_calls.get_signal_info(tid, self._info)
             if number in FAULTS and code > 0:
-                # The signal came first: the instruction will be tried, and hit, again after its handler.
+                # The signal came first: the instruction is executed, and hit, again after its handler.
                 self._counter.drop(thread)
                 self._set_back(thread, slot, registers)
                 return signals.give_back()
             signals.hold(number, self._info)
 
     def _set_back(self, thread: Thread, slot: Slot | None, registers: RegisterWords) -> None:
-        """Put a thread that has not executed the instruction in a slot onto the original."""
+        """Move a thread that has not executed the instruction in a slot to the original."""
         if slot is not None and _stands_at(thread, slot.address, registers):
             registers[_RIP] = slot.site
             ptrace_calls.set_registers(thread.tid, registers)
 
     def _fault_at_site(self, thread: Thread, slot: Slot, registers: RegisterWords, *, keep_info: bool) -> None:
-        """Make the instruction at which a thread stands in a slot, and its fault, that at the site."""
+        """Move a thread at an instruction in a slot, and the instruction's fault, to the site."""
         registers[_RIP] = slot.site
         ptrace_calls.set_registers(thread.tid, registers)
         if keep_info:
@@ -610,15 +610,15 @@ class Stepper:
             ptrace_calls.set_signal_info(thread.tid, self._info)
 
     def _enter_from_site(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
-        """Let a thread that is entering the kernel from a slot come back behind the original instruction."""
+        """Set the return address of a thread that enters the kernel from a slot to that after the instruction."""
         ptrace_calls.get_registers(thread.tid, registers)
         registers[_RIP] = breakpoint_.address + len(breakpoint_.site.original)
         if breakpoint_.site.original == b"\x0f\x05":
-            registers[Register.RCX] = registers[_RIP]  # where syscall leaves the return address
+            registers[Register.RCX] = registers[_RIP]  # register in which syscall leaves the return address
         ptrace_calls.set_registers(thread.tid, registers)
 
 
 def _stands_at(thread: Thread, address: int, registers: RegisterWords) -> bool:
-    """Read ``registers`` anew, and return whether the thread is at ``address``."""
+    """Read ``registers`` again, and return whether the thread is at ``address``."""
     ptrace_calls.get_registers(thread.tid, registers)
     return bool(registers[_RIP] == address)

@@ -1,17 +1,17 @@
 """
-Stops of threads: waiting for them, asking for them, and letting threads run on.
+Stops of threads: waiting for them, requesting them, and resuming threads.
 
 Rules that this module keeps:
 
-* A thread that has run into a breakpoint of ours stands behind the breakpoint's byte, in the middle of an instruction.
-  Should we be killed, the kernel lets it run on: with the SIGTRAP if nobody has waited for its stop yet, else without,
-  and then it would execute whatever the rest of the instruction happens to mean (the kernel's ``wait_task_stopped``
-  forgets the signal, ``ptrace_stop`` delivers what is left of it). So its instruction pointer is put right before the
-  stop is taken from the kernel.
+* A thread that has run into a breakpoint is stopped after the breakpoint's byte, in the middle of an instruction. If
+  the tracer is killed, the kernel resumes the thread, with the SIGTRAP if the stop has not been waited for yet.
+  Otherwise there is no signal, and the thread would execute the rest of the instruction as if it were one. (In the
+  kernel ``wait_task_stopped`` forgets the signal, and ``ptrace_stop`` delivers what is left of it.) So the instruction
+  pointer is corrected before the stop is taken from the kernel.
 * A stop that is reported while another one is awaited is kept and handled later; none is lost.
 * A thread that cannot stop now (it waits in the kernel) is not waited for: it stops before it runs user code again.
-* A thread that we stopped does not notice: its system calls do not fail because of us, and its signals keep their
-  order and their ``siginfo``.
+* Stops are transparent to the thread: its system calls do not fail because of them, and its signals keep their order
+  and their ``siginfo``.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ __all__ = ["Stopper", "await_stop", "await_stop_for"]
 _RIP = int(Register.RIP)
 
 _POLL = ptrace_calls.WALL | os.WNOHANG
-"""How to ask for a stop without waiting for it."""
+"""Options of waitpid to poll for a stop."""
 
 _LOOK = _POLL | os.WEXITED | os.WSTOPPED | os.WNOWAIT
-"""How to ask for a stop, and leave it with the kernel (waitid)."""
+"""Options of waitid to poll for a stop and leave it with the kernel."""
 
 _ENDS = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
 
 _ROUND = 64
-"""After how many stops of an only thread to look for stops of threads that are not in the table."""
+"""Number of stops of a single thread after which stops of threads that are not in the table are looked for."""
 
 _SPINS = 40
-"""How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
+"""Number of polls for a stop, about a microsecond each, before sleeping until there is one."""
 
 _TURNS = 8
-"""After how many kept stops to look for new ones, so that one busy process does not hold up another."""
+"""Number of kept stops after which new ones are looked for, so that one busy process does not delay another."""
 
 _FORKING = 5.0
-"""Seconds for which a thread is waited for that makes a process."""
+"""Seconds to wait for a thread that creates a process."""
 
 # fork, vfork, clone, clone3.
 _PROCESS_MAKING = {8: frozenset({57, 58, 56, 435}), 4: frozenset({2, 190, 120, 435})}
 
 _STUCK = 0.1
-"""Seconds after which a thread that sleeps in the middle of a step is left to itself."""
+"""Seconds after which a thread that sleeps in the middle of a step is no longer waited for."""
 
 
 _NOTHING = (0, 0)
@@ -80,8 +80,8 @@ def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly)
     """
     Wait for the next stop or the end of a thread, and return its wait status.
 
-    Raise ``ProcessLookupError`` if it has ended, and that is still to be reported: the kernel keeps the end of a
-    process's first thread back until all others have been waited for.
+    Raise ``ProcessLookupError`` if it has ended and the end is not reported yet. The kernel delays the report of a
+    process's first thread until all others have been waited for.
     """
     status = await_stop_for(tid, math.inf, take)
     assert status is not None
@@ -89,7 +89,7 @@ def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly)
 
 
 def await_stop_for(tid: int, seconds: float, take: Callable[[int], tuple[int, int]] = _take_plainly) -> int | None:
-    """Do as ``await_stop``, but return None when a thread has slept for so long instead."""
+    """Wait as ``await_stop`` does, but return None if the thread sleeps for so many seconds instead."""
     found, status = take(tid)
     until = time.monotonic() + seconds
     while not found:
@@ -101,7 +101,7 @@ def await_stop_for(tid: int, seconds: float, take: Callable[[int], tuple[int, in
         if state in ("Z", "X"):
             raise system_error(errno.ESRCH)
         if state not in ("S", "D"):
-            until = max(until, time.monotonic() + seconds)  # it works, or waits for a processor
+            until = max(until, time.monotonic() + seconds)  # it runs, or waits for a processor
         elif time.monotonic() > until:
             return None
     return status
@@ -109,10 +109,10 @@ def await_stop_for(tid: int, seconds: float, take: Callable[[int], tuple[int, in
 
 class Stopper:
     """
-    The stops of threads, and their running on.
+    Stopping and resuming of threads.
 
-    ``prepare`` programs the debug registers of a thread that is about to run, where its watchpoints have changed.
-    ``ended`` is called with a thread that has ended, as long as the kernel knows it.
+    ``prepare`` programs the debug registers of a thread that is about to run, if its watchpoints have changed.
+    ``ended`` is called with a thread that has ended, while its /proc entry still exists.
     """
 
     def __init__(
@@ -124,20 +124,20 @@ class Stopper:
         self._held_registers = ptrace_calls.Registers()
         self._info = ptrace_calls.SignalInfo()
         self.registers = ptrace_calls.Registers()
-        """Those that were read last; who takes them leaves others in their place."""
+        """Registers that were read last; a caller that takes the object puts another one in its place."""
         self.trapped: Thread | None = None
         """
-        Whose ``registers`` they are, at a breakpoint, if they have not changed since.
+        Thread at a breakpoint whose ``registers`` they are, if they have not changed since.
 
         The code that the thread runs is of the word size of its address space.
         """
-        # Asking again makes sense only if the thread can run meanwhile.
+        # Polling makes sense only if the thread can run meanwhile.
         self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
         self._turns = 0
         self.deferred: dict[int, int] = {}
-        """Reported stops (wait statuses by tid, in order of arrival) that nobody has handled yet."""
+        """Reported stops (wait statuses by tid, in order of arrival) that are not handled yet."""
         self.waits = Waits()
-        """The calls that threads were in when they were stopped."""
+        """System calls that threads were in when they were stopped."""
 
     # Waiting
 
@@ -145,9 +145,9 @@ class Stopper:
         """
         Return the next stop of any thread (tid, wait status), or None if there is none for some microseconds.
 
-        A thread that was just let run is likely to hit again at once, and to be put to sleep and woken up costs more
-        than to ask some more times. Of several threads each gets its turn: the kernel would always name the first one
-        that has stopped.
+        A thread that was just resumed is likely to hit again at once, and sleeping and being woken up costs more than
+        some polls. Stops of several threads are taken in turn: the kernel would always return the first thread that has
+        stopped.
         """
         self._turns += 1
         if self.deferred:
@@ -157,7 +157,7 @@ class Stopper:
             return self.oldest_deferred()
         spins = self._spins
         if len(self._threads) == 1 and self._turns % _ROUND:
-            # Its registers can be read as soon as it has stopped, which spares asking the kernel whether it has.
+            # Its registers can be read as soon as it has stopped, so no separate query for the stop is needed.
             ((tid, thread),) = self._threads.items()
             if self._secure(thread, spins) and (found := os.waitpid(tid, _POLL))[0]:
                 return found
@@ -178,17 +178,17 @@ class Stopper:
         return self.oldest_deferred()
 
     def defer(self, tid: int, status: int) -> None:
-        """Keep a stop for later; it takes the place of an older one, which a kill or an exec made void."""
+        """Keep a stop for later; it replaces an older one, which a kill or an exec has made void."""
         self.deferred.pop(tid, None)
         self.deferred[tid] = status
 
     def oldest_deferred(self) -> tuple[int, int]:
-        """Take the oldest of the stops that are kept."""
+        """Remove and return the oldest of the stops that are kept."""
         tid = next(iter(self.deferred))
         return tid, self.deferred.pop(tid)
 
     def collect(self) -> None:
-        """Keep all stops that the kernel has to report now."""
+        """Take all stops that the kernel reports now, and keep them."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 tid, status = self._take()
@@ -197,7 +197,7 @@ class Stopper:
                 self.defer(tid, status)
 
     def _take(self, tid: int = 0) -> tuple[int, int]:
-        """Take a stop of a thread, or of any with 0, as ``waitpid`` does: (0, 0) if there is none."""
+        """Take a stop of a thread, or of any with tid 0, as ``waitpid`` does; return (0, 0) if there is none."""
         found = os.waitid(os.P_PID if tid else os.P_ALL, tid, _LOOK)
         if found is None:
             return _NOTHING
@@ -210,10 +210,10 @@ class Stopper:
 
     def _secure(self, thread: Thread, attempts: int = 1) -> bool:
         """
-        Return whether a thread has stopped; if it ran into a breakpoint, it is put onto the instruction.
+        Return whether a thread has stopped; if it ran into a breakpoint, correct its instruction pointer.
 
-        Where the instruction has a copy it is put there, since the thread could execute that without us. ``trapped`` of
-        the thread says where the breakpoint is.
+        The pointer is set to the instruction, or to its copy if there is one, since the thread can execute that without
+        the tracer. The thread's ``trapped`` is then the address of the breakpoint.
         """
         registers, space = self.registers, thread.space
         if not ptrace_calls.has_stopped(thread.tid, registers, attempts):
@@ -233,27 +233,27 @@ class Stopper:
             slot = None if site.copy is None else space.slots.by_site.get((address, site.original))
             way_on = address if slot is None else slot.address
         try:
-            # Faults that come from the kernel have the same code.
+            # Faults that the kernel raises have the same code.
             if ptrace_calls.get_signal_info(thread.tid, info) != ptrace_calls.SI_KERNEL or info[0] != signal.SIGTRAP:
                 return True
             ptrace_calls.set_instruction_pointer(thread.tid, way_on)
         except OSError:
-            return True  # killed meanwhile, or it has not stopped for a signal
+            return True  # it was killed meanwhile, or has not stopped for a signal
         thread.trapped = address
         if runs_natively:
             self.trapped = thread
         return True
 
     def await_stop(self, thread: Thread) -> int:
-        """Do as the function ``await_stop`` with a thread that may run into a breakpoint of ours."""
+        """Wait as the function ``await_stop`` does, for a thread that may run into a breakpoint."""
         return await_stop(thread.tid, self._take)
 
     def wait_for_step(self, tid: int, *, may_leave: bool, in_slot: bool = False) -> int | None:
         """
-        Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead.
+        Return the wait status of a thread that was resumed for one step, or None if it sleeps instead.
 
-        One that runs ``in_slot`` does not come to a breakpoint. Raise ``ProcessLookupError`` if it has ended, and that
-        is still to be reported.
+        With ``in_slot`` the thread cannot run into a breakpoint. Raise ``ProcessLookupError`` if it has ended and the
+        end is not reported yet.
         """
         status = self.deferred.pop(tid, None)
         if status is not None:
@@ -300,8 +300,8 @@ class Stopper:
         """
         Return whether a thread that sleeps in the kernel is copying its memory for a child.
 
-        It is waited for: what is written into its memory meanwhile may or may not get into the child. One that waits
-        for its vfork child is done with that.
+        Such a thread is waited for: a write to its memory meanwhile may or may not get into the child. A thread that
+        waits for its vfork child has finished the copy.
         """
         if system_call_of(thread.tid) not in _PROCESS_MAKING[thread.space.word_size]:
             return False
@@ -312,13 +312,13 @@ class Stopper:
 
     @contextlib.contextmanager
     def others_stopped(self, space: AddressSpace, thread: Thread) -> Iterator[None]:
-        """Hold all other threads that run in ``space``."""
+        """Stop all other threads that run in ``space`` for the duration of the block."""
         with self.holding([t for t in self._threads.in_space(space) if t is not thread]):
             yield
 
     @contextlib.contextmanager
     def holding(self, threads: list[Thread]) -> Iterator[None]:
-        """Hold those of some threads that run."""
+        """Stop those of some threads that run, for the duration of the block."""
         held = self.stop(threads) if threads else []
         try:
             yield
@@ -328,10 +328,10 @@ class Stopper:
     @contextlib.contextmanager
     def process_held(self, pid: int) -> Iterator[list[Thread]]:
         """
-        Hold all threads that run in the memory of a process; give one that can make system calls now, if there is any.
+        Stop all threads in the memory of a process for the duration of the block; yield a list with at most one thread.
 
-        That is one that has stopped for nothing else, one that waits for jumps, or one that has just run into a
-        breakpoint: its trap is taken already, and it stands where it can go on.
+        That thread can make system calls now. It has stopped for no other reason, waits for jumps, or has just run into
+        a breakpoint: then its trap is taken already, and its instruction pointer is corrected.
         """
         mine = self._threads.of_process(pid)
         held = self.stop(self._threads.in_space(mine[0].space)) if mine else []
@@ -354,7 +354,7 @@ class Stopper:
         """
         Stop the running ones among ``threads``; return those that stopped for no other reason.
 
-        What the others stopped for waits in ``deferred``.
+        The stops of the others are kept in ``deferred``.
         """
         asked = []
         for thread in threads:
@@ -376,7 +376,7 @@ class Stopper:
         return held
 
     def resume(self, thread: Thread, number: int = 0) -> None:
-        """Let a stopped thread run, with a signal or 0."""
+        """Resume a stopped thread, with a signal or 0."""
         thread.state = ThreadState.RUNNING
         if number:
             self.give_up_hit(thread)
@@ -394,32 +394,32 @@ class Stopper:
             else:
                 ptrace_calls.resume_to_syscall(thread.tid, number)
         except ProcessLookupError:
-            pass  # killed meanwhile: its end is reported by waitpid
+            pass  # killed meanwhile: waitpid reports its end
 
     def give_up_hit(self, thread: Thread) -> None:
-        """Forget a hit whose instruction was not executed: a signal handler comes first, and may go elsewhere."""
+        """Give up a hit whose instruction was not executed: a signal handler runs first, and may not return."""
         hit = thread.hit
         hit.end()
         thread.restarting = 0
         if hit.written is None:
             return
-        # If the instruction is tried again, the handler runs again; so it must find what it found before.
+        # If the instruction is reached again, the handler runs again, and must see the same registers.
         with contextlib.suppress(ProcessLookupError):
             registers = self._held_registers
             ptrace_calls.get_registers(thread.tid, registers)
             for word, (before, after) in hit.written.items():
-                if registers[word] == after:  # else a repeated string instruction has moved on
+                if registers[word] == after:  # otherwise a repeated string instruction has advanced it
                     registers[word] = before
             ptrace_calls.set_registers(thread.tid, registers)
         hit.written = None
 
     def release(self, thread: Thread) -> None:
-        """Let a thread run on that stopped only because we asked for it."""
+        """Resume a thread that stopped only because the tracer requested it."""
         with contextlib.suppress(ProcessLookupError):
             self.waits.hide_interruption(thread)
         self.resume(thread)
 
     def release_all(self, threads: Iterable[Thread]) -> None:
-        """Let threads run on that stopped only because we asked for it."""
+        """Resume threads that stopped only because the tracer requested it."""
         for thread in threads:
             self.release(thread)

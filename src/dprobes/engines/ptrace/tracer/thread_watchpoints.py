@@ -1,12 +1,13 @@
 """
-The watchpoints of address spaces, and the debug registers of the threads that run in them.
+Watchpoints of address spaces, and the debug registers of the threads that run in them.
 
-All threads that run in an address space are stopped while its watchpoints change. Every thread has registers of its
-own, empty when it is born and after an exec, and the kernel keeps them when a tracer goes away. So each thread's are
-programmed before it runs the first time, and when it next stops if it could not be stopped; and they are cleared before
-it is let go.
+All threads that run in an address space are stopped while its watchpoints change. Every thread has its own registers,
+empty when it is created and after an exec, and the kernel keeps them when a tracer detaches. So the registers of each
+thread are programmed before it runs the first time, or at its next stop if it could not be stopped. They are cleared
+before it is detached.
 
-Only slots that are ours are touched. One that somebody set before us stays as it is; its hits are the program's.
+Only the tracer's own slots are changed. A slot that was set before by others is not changed; its hits are delivered to
+the program.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = ["DebugRegisters", "Refusal", "UnwatchedMemory", "Watchpoints"]
 
 
 class Watchpoints:
-    """The watchpoints of address spaces, and the changes of them."""
+    """Watchpoints of address spaces, and changes to them."""
 
     def __init__(self, state: TracerState, stopper: Stopper, debug_registers: DebugRegisters) -> None:
         self._connection = state.connection
@@ -58,7 +59,7 @@ class Watchpoints:
         self, space: AddressSpace, pid: int, program: InsertedProgram, file: FileKey, wanted: list[Watchpoint]
     ) -> None:
         """
-        Let ``space`` have exactly these watchpoints of a program because of a file.
+        Set the watchpoints of a program for a file in ``space``, replacing former ones.
 
         ``pid`` is a process that runs in it.
         """
@@ -72,10 +73,10 @@ class Watchpoints:
 
     def pass_on(self, space: AddressSpace, program: InsertedProgram, wanted: list[Watchpoint]) -> set[Probe]:
         """
-        Let ``space`` have other watchpoints than those of a program, whose place another one takes.
+        Replace the watchpoints of ``program`` in ``space`` by those of its successor.
 
-        Return the probepoints of those that were there already. They keep their registers, and hits that nobody has
-        looked at yet are theirs.
+        Return the probepoints of watchpoints that were present already. These keep their registers, and hits that are
+        not handled yet count for the successor.
         """
         former = [w for w in space.watchpoints if w.probe.program is program]
         others = [w for w in space.watchpoints if w.probe.program is not program]
@@ -97,14 +98,14 @@ class Watchpoints:
         return kept
 
     def withdraw(self, probe: Probe) -> None:
-        """Take a probepoint's watchpoints away everywhere."""
+        """Remove a probepoint's watchpoints from all address spaces."""
         for space in self._threads.spaces():
             left = tuple(w for w in space.watchpoints if w.probe is not probe)
             if left != space.watchpoints:
                 self._change(space, None, left)
 
     def withdraw_program(self, space: AddressSpace, program: InsertedProgram) -> None:
-        """Take a program's watchpoints away in one address space."""
+        """Remove a program's watchpoints from one address space."""
         left = tuple(w for w in space.watchpoints if w.probe.program is not program)
         if left != space.watchpoints:
             self._change(space, None, left)
@@ -117,7 +118,7 @@ class Watchpoints:
         with self._stopper.holding(threads):
             refused = self._program(threads)
             if refused:
-                # All threads or none: half a watchpoint would give wrong counts.
+                # Set them in all threads or in none: a watchpoint in some threads only would give wrong counts.
                 space.watchpoints = tuple(w for w in watchpoints if w not in refused)
                 self._program(threads)
                 self._announce(space, pids)
@@ -144,17 +145,17 @@ class Watchpoints:
         return refused
 
     def _announce(self, space: AddressSpace, pids: set[int]) -> None:
-        """Report what will be watched before it is, so that the crash restorer never misses a register."""
+        """Report watchpoints before they are set, so that the crash restorer never misses a register."""
         for pid in pids:
             self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
 
 
 class UnwatchedMemory:
     """
-    The stack as an emulation may use it: not where it is watched.
+    Stack memory for emulation that refuses watched words.
 
-    The tracer's own accesses are not seen by debug registers. An emulation that would make one fails here, and the
-    thread makes the access itself, in a step.
+    Debug registers do not detect the tracer's own accesses. An emulation that would access a watched word fails here,
+    and the thread makes the access itself, in a step.
     """
 
     def __init__(self, memory: StackMemory, space: AddressSpace) -> None:
@@ -162,12 +163,12 @@ class UnwatchedMemory:
         self._space = space
 
     def read_word(self, address: int, size: int) -> int:
-        """Return a word; raise OSError also if reading it is watched for."""
+        """Return a word; raise OSError also if reading it is watched."""
         self._refuse_watched(address, size, writes=False)
         return self._memory.read_word(address, size)
 
     def write_word(self, address: int, size: int, value: int) -> None:
-        """Store a word; raise OSError also if writing it is watched for."""
+        """Store a word; raise OSError also if writing it is watched."""
         self._refuse_watched(address, size, writes=True)
         self._memory.write_word(address, size, value)
 
@@ -177,17 +178,17 @@ class UnwatchedMemory:
 
 
 Refusal = tuple[ProbeState, str]
-"""Why a watchpoint has no debug register: the state to report, and the reason."""
+"""State to report for a watchpoint without debug register, and the reason."""
 
 
 class DebugRegisters:
-    """The debug registers of stopped threads; ``report`` takes what the client is to hear."""
+    """Debug registers of stopped threads; ``report`` sends statuses to the client."""
 
     def __init__(self, report: Callable[[ProbeStatus], None]) -> None:
         self._report = report
 
     def program(self, thread: Thread) -> dict[Watchpoint, Refusal]:
-        """Make a stopped thread watch what its address space has watchpoints for; return what was refused."""
+        """Program the watchpoints of its address space into a stopped thread; return those that were refused."""
         watchpoints = thread.space.watchpoints
         wanted = tuple(w for w in watchpoints if thread.pid in w.probe.program.reach.pids)
         refused = self._set(thread, wanted)
@@ -195,14 +196,14 @@ class DebugRegisters:
         return refused
 
     def program_and_report(self, thread: Thread) -> None:
-        """Arm a thread that is about to run, and report what was refused."""
+        """Program the debug registers of a thread that is about to run, and report refused watchpoints."""
         for watchpoint, (state, reason) in self.program(thread).items():
             missed = f"{reason}; accesses by thread {thread.tid} are not seen"
             probe = watchpoint.probe
             self._report(ProbeStatus(probe.program.number, (probe.number,), thread.pid, state, reason=missed))
 
     def clear(self, thread: Thread) -> None:
-        """Take our watchpoints out of the registers of a stopped thread."""
+        """Remove the tracer's watchpoints from the registers of a stopped thread."""
         if thread.debug.slots:
             self._set(thread, ())
 
@@ -210,12 +211,12 @@ class DebugRegisters:
         """
         Return the watchpoints that a stopped thread has hit since the last call, and whether it hit others' as well.
 
-        A watchpoint that was taken away while its trap was under way is among them.
+        A watchpoint that was removed while its trap was pending is included.
         """
         hit = slots_hit(ptrace_calls.get_debug_register(thread.tid, STATUS))
         if not hit:
             return [], False
-        ptrace_calls.set_debug_register(thread.tid, STATUS, 0)  # the processor only ever adds bits
+        ptrace_calls.set_debug_register(thread.tid, STATUS, 0)  # the processor never clears bits
         debug = thread.debug
         found = []
         foreign = False
@@ -231,7 +232,7 @@ class DebugRegisters:
     def _set(self, thread: Thread, wanted: tuple[Watchpoint, ...]) -> dict[Watchpoint, Refusal]:
         tid, debug = thread.tid, thread.debug
         control = before = ptrace_calls.get_debug_register(tid, CONTROL)
-        # A new thread shows its parent's DR7, but has none of the addresses: nothing is watched there.
+        # A new thread shows its parent's DR7 but no addresses: nothing is watched there.
         watching = {s for s in SLOTS if is_enabled(control, s) and ptrace_calls.get_debug_register(tid, s)}
         foreign = watching - debug.slots.keys()
         slots, without = assign(debug.slots, wanted, foreign)
@@ -242,7 +243,7 @@ class DebugRegisters:
         for slot in SLOTS:
             if slot in dropped or slot not in watching:
                 control &= ~slot_mask(slot)
-        # The old length is forgotten before the new address is set, which would not fit it else.
+        # The old length is cleared before the new address is set, since the address may not fit it.
         if control != before:
             ptrace_calls.set_debug_register(tid, CONTROL, control)
         refused = {w: _all_in_use(tid, by_others=bool(foreign)) for w in without}

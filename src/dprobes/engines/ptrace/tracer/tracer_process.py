@@ -1,11 +1,11 @@
 """
 The tracer process: ``python -m dprobes.engines.ptrace.tracer.tracer_process READ-DESCRIPTOR WRITE-DESCRIPTOR MODULE``.
 
-One loop: take a stop that the kernel reports, do what it calls for, let the thread run on. It ends when the targets are
-gone, when the client ends the last program or disappears, or on SIGTERM; in every case all breakpoints are taken away
-first, and threads that ran into one just before are set back onto the original instruction.
+A single loop takes a stop that the kernel reports, handles it, and resumes the thread. It ends when the targets are
+gone, when the client ends the last program or disappears, or on SIGTERM. In every case all breakpoints are removed
+first, and threads that have just run into one are moved back to the original instruction.
 
-Signals are blocked and taken with sigtimedwait, so that no event can slip in between a check and a wait.
+Signals are blocked and taken with sigtimedwait, so that no event is lost between a check and a wait.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ _GOES_ON = "it goes on without probes; this may be a bug in dprobes: please repo
 _ENDING_SIGNALS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 _CHECK_INTERVAL = 64
-"""How many stops are handled in a row before signals are looked at."""
+"""Number of stops handled in a row before signals are checked."""
 
 _RETRY = 0.005
-"""Seconds after which a full pipe to the client is tried again."""
+"""Seconds until the next check while stops of unreported children are kept."""
 
 
 class _EndedError(Exception):
-    """Report that the tracer is to stop tracing."""
+    """Exception that ends the main loop."""
 
 
 class Tracer:
-    """The tracing of the processes that the client names, and of everything they start."""
+    """Tracing of the processes that the client names, and of all their descendants."""
 
     def __init__(self, connection: Connection, program: InsertedProgram) -> None:
         self._signals = process_calls.signal_set(_SIGNALS)
@@ -123,7 +123,7 @@ class Tracer:
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler, jump_absence)
         self._registers = ptrace_calls.Registers()
         self._attached = False
-        # What is found out about hits makes records, which have to be sent in time: so that comes last.
+        # Checks of hits produce records, which have to be sent in time: so sending comes last.
         self._watches: tuple[Callable[[], float | None], ...] = (
             counter.look_after,
             stopper.waits.look_after,
@@ -135,7 +135,7 @@ class Tracer:
     # The loop
 
     def run(self) -> None:
-        """Trace until there is nothing left to trace, then take everything away and say ``Done``."""
+        """Trace until no process is left, then remove all probes and send ``Done``."""
         complete, problem = False, ""
         try:
             self._take_messages()
@@ -160,7 +160,7 @@ class Tracer:
             self._connection.close()
 
     def _handle_stops(self) -> bool:
-        """Handle stops that the kernel has to report, and see to all else if there are many; return False for none."""
+        """Handle reported stops, and after a full round everything else; return False if there were none."""
         handled = self._handle_reported()
         if handled < _CHECK_INTERVAL:
             return bool(handled)
@@ -169,7 +169,7 @@ class Tracer:
         return True
 
     def _handle_reported(self) -> int:
-        """Handle stops that the kernel has to report, at most as many in a row as may be, and return how many."""
+        """Handle the stops that the kernel reports, at most ``_CHECK_INTERVAL``, and return their number."""
         handled = 0
         while handled < _CHECK_INTERVAL and (found := self._stopper.next_stop()) is not None:
             tid, status = found
@@ -179,14 +179,14 @@ class Tracer:
             except ThreadGoneError as gone:
                 self._stopper.defer(tid, gone.status)
             except ProcessLookupError:
-                continue  # killed between two of our requests: its end is reported by waitpid
+                continue  # killed between two requests: waitpid reports its end
             except STRANGE as problem:
                 if not self._let_alone(tid, status, problem):
                     raise
         return handled
 
     def _wait(self) -> None:
-        """Sleep until something happens."""
+        """Sleep until an event occurs."""
         if self._tree.has_unreported:
             self._tree.adopt_orphans(ORPHAN_AGE)
         if self._connection.has_messages:
@@ -197,12 +197,12 @@ class Tracer:
         self._check_signals(delay)
 
     def _look_after_all(self) -> float:
-        """See to all that does not come by itself, and return in how many seconds to look again."""
+        """Run all periodic checks, and return the seconds until the next one."""
         delays = [look_after() for look_after in self._watches]
         return min((delay for delay in delays if delay is not None), default=1)
 
     def _check_signals(self, timeout: float) -> None:
-        # The kernel hands out the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
+        # The kernel returns the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
         number = process_calls.take_signal(self._signals, timeout)
         messages = not number
         while number:
@@ -246,7 +246,7 @@ class Tracer:
                         self._reclaimer.begin()
 
     def _look_after_load(self) -> float | None:
-        """See to it that hits do not take too much of a CPU; return in how many seconds to look again."""
+        """Limit the share of a CPU that hits take; return the seconds until the next check."""
         delay, found = self._programs.look_after_load()
         for program, verdict, rates in found:
             if verdict.thinned or verdict.disabled:
@@ -293,11 +293,11 @@ class Tracer:
                 self._on_event(thread, Event(number))
 
     def _serve(self, pid: int, act: Callable[[], None]) -> None:
-        """Do what the client asks for about a process; let that go if it cannot be served."""
+        """Carry out a request of the client about a process; detach the process if an unexpected error occurs."""
         try:
             act()
         except ProcessLookupError:
-            pass  # killed meanwhile: its end is reported by waitpid
+            pass  # killed meanwhile: waitpid reports its end
         except STRANGE as problem:
             reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
             self._connection.warn_once(f"process {pid} cannot be probed any more: {reason}", _GOES_ON)
@@ -306,9 +306,9 @@ class Tracer:
 
     def _let_alone(self, tid: int, status: int, problem: Exception) -> bool:
         """
-        Let the process of a thread go that cannot be served, and go on with all others; return whether it went.
+        Detach the process of a thread that cannot be handled; return whether that was done. All others continue.
 
-        The process, not the thread: a thread that is not traced dies at the first breakpoint.
+        The whole process is detached, because a thread that is not traced dies at the first breakpoint.
         """
         thread = self._threads.get(tid)
         if thread is None:
@@ -339,13 +339,13 @@ class Tracer:
             thread.state = ThreadState.VFORKING
 
     def _dismissed(self, thread: Thread) -> bool:
-        """Let a process go that is not in scope and has memory of its own; return whether it went."""
+        """Detach a process that is not in scope and does not share its memory; return whether that was done."""
         if not thread.is_outside or thread.space.pids != {thread.pid}:
             return False
         return self._detacher.detach_process(thread.pid)
 
     def _leader_by_exec(self, tid: int) -> Thread:
-        """Return the entry of a thread that took the number of an untraced, ended leader when it executed a program."""
+        """Return the entry of a thread that took the id of an untraced, ended leader in an exec."""
         former = self._threads[ptrace_calls.event_message(tid)]
         return self._threads.enter(tid, former.pid, former.space)
 
@@ -362,7 +362,7 @@ class Tracer:
         try:
             space = AddressSpace.of_thread(thread.tid, word_size)
         except PermissionError:
-            # It executes a file that its user may not read: nobody but root may look into it.
+            # It executes a file that its user may not read: only root may access its memory.
             space = AddressSpace.closed(word_size)
             self._connection.send(
                 Warned(
@@ -383,13 +383,14 @@ def main(arguments: list[str]) -> int:
     """
     Run the tracer on two pipes to the client.
 
-    The arguments are the descriptors to read from and to write to; one more says for others which module is probed.
+    The arguments are the descriptors to read from and to write to; one more is the name of the probed module, for users
+    of ps(1).
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     process_calls.set_process_name("dprobes-tracer")
     spare_process()
     connection = Connection(int(arguments[0]), int(arguments[1]))
-    gc.freeze()  # what is loaded now lives as long as the process: collections need not look at it
+    gc.freeze()  # objects loaded now live as long as the process: collections need not look at them
     try:
         while (message := connection.receive()) is None:
             signal.sigtimedwait({signal.SIGIO}, 0.1)

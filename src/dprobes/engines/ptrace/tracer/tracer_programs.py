@@ -1,4 +1,4 @@
-"""The programs of a tracer: their processes, variables and probepoints, and what the client says of files to them."""
+"""Programs of a tracer: their processes, variables and probepoints, and the client's answers about files."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 __all__ = ["EVERYWHERE", "FileSites", "Handled", "InsertedProgram", "Probe", "Programs", "Reach"]
 
 EVERYWHERE: FileKey = (0, 0, "")
-"""Stands for all files where a program is about none."""
+"""Key of all files, for programs that are not about files."""
 
 Probe = probe_hits.Probe["InsertedProgram"]
-"""A probepoint of one of the tracer's programs."""
+"""Probepoint of one of the tracer's programs."""
 
 Handled = probe_hits.Handled["InsertedProgram"]
-"""What the handler of such a probepoint came to."""
+"""Result of the handler of such a probepoint."""
 
 
 @dataclass(slots=True, eq=False)
 class Reach:
-    """The processes that a program is about: ``pids``, and with ``follow`` those that they start."""
+    """Processes that a program probes: ``pids``, and with ``follow`` those that they start."""
 
     follow: bool = True
     pids: set[int] = field(default_factory=set)
 
     def covers(self, pids: set[int]) -> bool:
-        """Return whether one of these processes is among them."""
+        """Return whether one of these processes is probed."""
         return not self.pids.isdisjoint(pids)
 
 
 @dataclass(slots=True, eq=False)
 class InsertedProgram:
     """
-    A program; its ``number`` is the client's, and its ``rank`` its place in the order of insertion.
+    A program; its ``number`` is assigned by the client, and its ``rank`` is its place in the order of insertion.
 
-    ``everywhere`` says what is watched in every process, by word size, and ``known`` what is where in files;
-    ``handlers`` are those for modules with words of 4 and 8 bytes.
+    ``everywhere`` are its watchpoints of every process, by word size, and ``known`` its sites in files. ``handlers``
+    are keyed by the word size of modules, 4 or 8 bytes.
     """
 
     number: int
@@ -74,15 +74,15 @@ class InsertedProgram:
     core_directory: str
     guard: ProgramGuard | None = None
     thread_count: int = 0
-    """How many variables each thread has."""
+    """Number of variables of each thread."""
     keyed_tables: Sequence[KeyedStore] = ()
     wants_images: bool = False
     principal: InsertedProgram | None = None
-    """The program whose variables and tables it uses."""
+    """Program whose variables and tables it uses instead of its own."""
     native: NativeState | None = None
-    """What handlers in the probed processes have in common with those here."""
+    """State that handlers in the probed processes share with those in the tracer."""
     globals_file: int = -1
-    """The descriptor of the global variables, if other programs have them, too."""
+    """Descriptor of the global variables, if they are shared with other programs; -1 otherwise."""
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -99,15 +99,15 @@ class InsertedProgram:
         """
         Return the program that a message describes, before it has probepoints.
 
-        One that takes the place of a ``former`` one has its processes and its place in the order, and its global
-        variables if they are its own. One with a ``principal`` uses the variables and tables of that. ``native`` is
-        what it has in common with handlers in the probed processes. Raise ``EngineError`` if one of its extensions
-        cannot be loaded.
+        A program that replaces a ``former`` one takes over its processes and its place in the order, and its global
+        variables if they are not shared. A program with a ``principal`` uses the variables and tables of that.
+        ``native`` is the state that it shares with handlers in the probed processes. Raise ``EngineError`` if one of
+        its extensions cannot be loaded.
         """
         local_count, global_count, cpu_count, thread_count = start.variables
         extensions: dict[str, Extension] = {}
         if start.extensions:
-            # Before anything is traced, because that may take its time.
+            # Load them before anything is traced, because that may take some time.
             from dprobes.extensions.extension_registry import load_extensions
 
             extensions = load_extensions(start.extensions)
@@ -154,7 +154,7 @@ class InsertedProgram:
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
-        """Note the probepoints and handlers that an answer brings; return those that somebody has removed already."""
+        """Add the probepoints and handlers of an answer; return those that were removed before they were added."""
         found: tuple[Site | WatchSite, ...] = (*sites.sites, *sites.watches)
         removed = []
         for site in found:
@@ -176,7 +176,7 @@ class InsertedProgram:
         return removed
 
     def change(self, changes: Sequence[Change], count: int) -> None:
-        """Change variables and tables as the client asks; it has asked ``count`` times."""
+        """Change variables and tables at the client's request, which is its ``count``th."""
         carry_out(changes, self.counters.variables.local, self.keyed_tables)
         self.counters.note_changes(count)
 
@@ -185,7 +185,7 @@ class InsertedProgram:
         return self.probes[number] if number >= 0 else None
 
     def remove(self, numbers: Iterable[int]) -> list[Probe]:
-        """Return probepoints that are to be removed, by their numbers; those that are yet to come will be inactive."""
+        """Return the probepoints with some numbers, to be removed; those that are added later are inactive at once."""
         self._removed.update(numbers)
         return [self.probes[number] for number in numbers if number in self.probes]
 
@@ -194,22 +194,22 @@ class Programs(list[InsertedProgram]):
     """The programs of a tracer, in the order of their insertion."""
 
     def numbered(self, number: int) -> InsertedProgram | None:
-        """Return the program that the client gave a number, None if it is not there any more."""
+        """Return the program with a number, None if it was removed."""
         return next((program for program in self if program.number == number), None)
 
     def forget_thread(self, tid: int) -> None:
-        """Take away what a thread has that is no more, or executes another program."""
+        """Free the variables of a thread that has ended or executes another program."""
         for program in self:
             if program.native is not None:
                 program.native.forget_thread(tid)
 
     @property
     def want_images(self) -> bool:
-        """Whether the client of any is to be told what processes map."""
+        """True if at least one program needs reports of the mappings of processes."""
         return any(program.wants_images for program in self)
 
     def look_after_load(self) -> tuple[float | None, list[tuple[InsertedProgram, Verdict, dict[int, float]]]]:
-        """Return in how many seconds to ask again what hits take, None if never, and what is to be done now."""
+        """Check the load of programs; return the seconds until the next check, None for never, and the verdicts."""
         guards = [(program, program.guard) for program in self if program.guard is not None]
         if not guards:
             return None, []
@@ -221,15 +221,16 @@ class Programs(list[InsertedProgram]):
         return min(guard.due_in(now) for _, guard in guards), found
 
     def is_the_end(self, message: object) -> bool:
-        """Return whether a message asks for the last program to be taken away."""
+        """Return whether a message asks for the removal of the last program."""
         return isinstance(message, End) and [message.program] == [program.number for program in self]
 
 
 class FileSites:
     """
-    What programs have in which files, as the client answers.
+    Sites of programs in files, as the client answers.
 
-    It answers once for each file and program. While it is stopped nobody waits for it: then its answer comes later.
+    The client is asked once for each file and program. While it is stopped its answers are not waited for: they are
+    used when they arrive.
     """
 
     def __init__(self, connection: Connection, programs: Programs) -> None:
@@ -241,7 +242,7 @@ class FileSites:
     def of_file(
         self, key: FileKey, pid: int, programs: Sequence[InsertedProgram]
     ) -> list[tuple[InsertedProgram, Sites]]:
-        """Return what programs have in a file that a process maps, as far as the client answers."""
+        """Return the sites of programs in a file that a process maps, for those that the client answers about."""
         asked: dict[InsertedProgram, int] = {}
         for program in programs:
             if key not in program.known:
@@ -256,7 +257,7 @@ class FileSites:
         return [(program, program.known[key]) for program in programs if key in program.known]
 
     def complete(self, program: InsertedProgram, key: FileKey, pid: int) -> bool:
-        """Let a program that is not inserted yet know a file; return False if the client does not answer."""
+        """Get the sites of a program that is not inserted yet in a file; return False if the client does not answer."""
         answer = self._connection.await_answer(self._ask(program, key, pid), self._programs.is_the_end)
         if answer is None:
             return False
@@ -264,7 +265,7 @@ class FileSites:
         return True
 
     def everywhere(self, program: InsertedProgram, word_size: int, trouble: str) -> Sites | None:
-        """Return what a program has in all processes; tell its user of the ``trouble`` if that cannot be."""
+        """Return a program's watchpoints of all processes; if there are none, warn its user of the ``trouble``."""
         match program.everywhere.get(word_size):
             case Sites() as sites:
                 self._enter(program, sites, EVERYWHERE)
@@ -275,7 +276,11 @@ class FileSites:
         return None
 
     def answered(self, sites: Sites) -> FileKey | None:
-        """Take an answer that was not waited for, because the client was stopped, and return the file that it is of."""
+        """
+        Use an answer that was not waited for, because the client was stopped; return the key of its file.
+
+        Return None if no such answer is outstanding.
+        """
         known = next((known for known, number in self._unanswered.items() if number == sites.number), None)
         if known is None:
             return None
@@ -284,12 +289,12 @@ class FileSites:
         return key
 
     def enter(self, program: InsertedProgram, sites: Sites, key: FileKey) -> None:
-        """Note what a program has in a file."""
+        """Record the sites of a program in a file."""
         program.known[key] = sites
         self._enter(program, sites, key)
 
     def forget(self, program: InsertedProgram) -> None:
-        """Take no answer any more that is for a program."""
+        """Ignore outstanding answers for a program."""
         for known in [known for known in self._unanswered if known[0] is program]:
             del self._unanswered[known]
 

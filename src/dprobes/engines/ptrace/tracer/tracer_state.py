@@ -1,7 +1,7 @@
 """
-What the tracer knows, as data: its threads, their hits and waits, and what all of its parts share.
+State of the tracer, as data: its threads, their hits and waits, and the objects that its parts share.
 
-It decides nothing: who may run when is up to ``thread_stopper`` and ``tracer_process``.
+This module decides nothing: ``thread_stopper`` and ``tracer_process`` decide which thread runs when.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class ThreadState(enum.Enum):
-    """What a thread is doing, as far as the tracer knows."""
+    """State of a thread, as far as the tracer knows."""
 
     RUNNING = "running, or about to report a stop"
     STOPPED = "stopped, and waiting for the tracer"
@@ -58,8 +58,8 @@ class ThreadHit:
     """
     The hit of a thread at a breakpoint, whose ``state`` follows the table of ``engines.hits.hit_lifecycle``.
 
-    ``handled`` are the results of handlers in their order, ``written`` what these changed in the registers. A PENDING
-    hit has a ``slot`` in which its instruction is executed, and its records are ``queued``.
+    ``handled`` are the results of handlers in their order, ``written`` the registers that these changed. A PENDING hit
+    has a ``slot`` in which its instruction is executed, and its records are ``queued``.
     """
 
     state: HitState = HitState.NONE
@@ -69,37 +69,37 @@ class ThreadHit:
     slot: Slot = field(init=False)
     queued: QueuedRecords = field(init=False)
     since: float = 0.0
-    """When it has become PENDING, in seconds of the monotonic clock."""
+    """Time at which it became PENDING, in seconds of the monotonic clock."""
     looked_at: float = 0.0
-    """When it was looked at then."""
+    """Time of the last check of a PENDING hit, in seconds of the monotonic clock."""
 
     def follow(self, event: HitEvent) -> None:
-        """Take notice of an event; a hit that is given up before it was counted was none, also for limits."""
+        """Apply an event to the state; a hit that is given up before it was counted does not count for limits."""
         if event is HitEvent.GIVEN_UP and self.state in (HitState.HANDLED, HitState.UNFINISHED):
             for each in self.handled:
                 each.probe.give_back()
         self.state = AFTER[self.state, event]
 
     def end(self) -> None:
-        """Give up the hit, if there is one, of a thread that does not go on with it; the counter has pending ones."""
+        """Give up the hit, if any, of a thread that does not continue with it; a PENDING one is left to the counter."""
         if self.state is not HitState.NONE and self.state is not HitState.PENDING:
             self.follow(HitEvent.GIVEN_UP)
 
     @property
     def is_late(self) -> bool:
-        """Whether handlers have run, and the thread may still execute the instruction in a step in which it sleeps."""
+        """True if handlers have run, and the thread may still execute the instruction in a step in which it sleeps."""
         return self.state is HitState.UNFINISHED or self.state is HitState.COUNTED
 
 
 class ExitRequest(NamedTuple):
-    """What a handler asks for its process by an ``exit``: the operand, and the program that it is in."""
+    """Request of a handler for its process, made by ``exit``: the operand, and the handler's program."""
 
     code: int
     program: InsertedProgram
 
 
 class ThreadGoneError(Exception):
-    """Report that a thread ended, and its wait status, while it was to do something for us."""
+    """Error: a thread ended, with the wait status ``status``, while it was to execute something for the tracer."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -107,29 +107,29 @@ class ThreadGoneError(Exception):
 
 
 STRANGE = (OSError, ArithmeticError, ValueError, struct.error)
-"""What a thread with something unforeseen in its registers or its memory brings about: calls and numbers that fail."""
+"""Exceptions that unexpected values in a thread's registers or memory cause: failing calls and invalid numbers."""
 
 
 @dataclass(slots=True, eq=False)
 class DebugState:
     """
-    What a thread's debug registers watch for us.
+    Watchpoints in a thread's debug registers.
 
-    ``programmed`` is what its address space had watchpoints for when they were set; ``slots`` are those that found a
-    register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was under way.
+    ``programmed`` are the watchpoints of its address space at the time when the registers were set; ``slots`` are those
+    that got a register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was pending.
     """
 
     programmed: tuple[Watchpoint, ...] = ()
     slots: dict[int, Watchpoint] = field(default_factory=dict)
     superseded: dict[int, Watchpoint] = field(default_factory=dict)
     has_foreign: bool = False
-    """Whether a debugger had left watchpoints when the thread was seized: later nobody but us can set any."""
+    """True if a debugger had left watchpoints when the thread was seized: after that only the tracer can set any."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingReturn:
     """
-    A return that is still to come: to ``address``, with the stack pointer ``top`` after it.
+    A return that is still to come, to ``address``, with the stack pointer ``top`` after it.
 
     It is ``doubtful`` once the thread has left functions without a return.
     """
@@ -145,10 +145,10 @@ class PendingReturn:
 @dataclass(slots=True, eq=False)
 class InterruptedWait:
     """
-    A wait that a stop has interrupted, and that is made once more until it is over.
+    A wait that a stop has interrupted, and that is restarted until it is over.
 
-    ``call``, ``place`` and ``stack`` tell its entry into the kernel from others. ``until`` is by ``time.monotonic``,
-    ``result`` what it returns then, with zeros in the memory at ``cleared``.
+    ``call``, ``place`` and ``stack`` identify its entry into the kernel. ``until`` is the end of its timeout by
+    ``time.monotonic``. ``result`` is the return value then, with zeros written to the memory at ``cleared``.
     """
 
     call: int
@@ -158,7 +158,7 @@ class InterruptedWait:
     result: int
     cleared: tuple[tuple[int, int], ...] = ()
     is_asked: bool = False
-    """Whether its thread has been asked to stop because the time is over."""
+    """True if its thread has been asked to stop because the timeout is over."""
 
     def is_entered(self, registers: RegisterWords) -> bool:
         """Return whether a thread that is entering the kernel makes this call."""
@@ -170,7 +170,7 @@ class InterruptedWait:
 
 
 class RestartedCall(NamedTuple):
-    """A system call that the kernel makes once more after a stop: its instruction, its number, how it was left."""
+    """A system call that the kernel restarts after a stop: address of its instruction, its number, and its result."""
 
     place: int
     number: int
@@ -187,35 +187,35 @@ class Thread:
     state: ThreadState
     rseq: int = 0
     uid: tuple[int, int] | None = None
-    """The (effective, real) user ids when they were last looked up."""
+    """Last known (effective, real) user ids; None before the first look-up and after an exec."""
     hit: ThreadHit = field(default_factory=ThreadHit)
     trapped: int = 0
-    """The address of the breakpoint into which it has run, until that is handled (``Stopper``)."""
+    """Address of the breakpoint that the thread has run into, until the hit is handled (``Stopper``); otherwise 0."""
     is_left_to_us: bool = False
-    """Whether it has come there from a handler in the process, which leaves the hit to the tracer."""
+    """True if a handler in the process has left the hit at ``trapped`` to the tracer."""
     parked: NativeStop | None = None
-    """What its handler in the process has ended with, if the tracer is to see to that."""
+    """Place where its handler in the process has ended with an exit code that the tracer must handle."""
     awaits_jumps: bool = False
-    """Whether it is to stop before it runs on, until there are jumps in the code that it has mapped (``JumpWaits``)."""
+    """True if it must stop when it is resumed, until the code that it has mapped has its jumps (``JumpWaits``)."""
     restarting: int = 0
-    """The address of a system call instruction that the thread executes once more, because we interrupted it."""
+    """Address of a system call instruction that the thread repeats because the tracer interrupted it; otherwise 0."""
     restarted: RestartedCall | None = None
-    """The system call that it was in when it was last interrupted, which it may still be about to make once more."""
+    """System call that it was in when it was last interrupted, and which it may not have repeated yet."""
     is_outside: bool = False
-    """Whether it is of a process in no program's scope, traced only as long as it shares memory with one that is."""
+    """True if its process is in no program's scope, and is traced only because it shares memory with one that is."""
     exit_request: ExitRequest | None = None
-    """What a handler ended with, if that is about the whole process."""
+    """Request of a handler that concerns the whole process."""
     debug: DebugState = field(default_factory=DebugState)
     wait: InterruptedWait | None = None
-    """A wait with a timeout that a stop has interrupted, until it returns."""
+    """Wait with a timeout that a stop has interrupted, until it returns."""
     returns: list[PendingReturn] = field(default_factory=list)
-    """The returns that are still to come of functions that were left by a tail call, the innermost last."""
+    """Pending returns of functions that were left by a tail call, the innermost last."""
 
     variables: dict[InsertedProgram, MutableSequence[int]] = field(default_factory=dict)
-    """The variables that programs have for it, from their first use on."""
+    """Variables that programs have for it, from their first use on."""
 
     def variables_for(self, program: InsertedProgram) -> MutableSequence[int]:
-        """Return the variables that a program has for it."""
+        """Return the variables that a program has for it; they are allocated on first use."""
         program = program.principal or program
         if program not in self.variables:
             found = None
@@ -225,7 +225,7 @@ class Thread:
         return self.variables[program]
 
     def begin_program(self, space: AddressSpace) -> None:
-        """Forget what was of the program before an exec; the thread runs in ``space`` now, with its registers clear."""
+        """Forget the state of the program before an exec; the thread now runs in ``space``, with clear registers."""
         self.space = space
         self.hit.end()
         self.hit, self.debug, self.returns, self.variables = ThreadHit(), DebugState(), [], {}
@@ -259,7 +259,7 @@ class ThreadTable(dict[int, Thread]):
 
 @dataclass(slots=True, eq=False)
 class TracerState:
-    """What the parts of the tracer share: the way to the client, the programs, and the threads."""
+    """Objects that the parts of the tracer share: the connection to the client, the programs, and the threads."""
 
     connection: Connection
     programs: Programs

@@ -1,12 +1,11 @@
 """
-Where control may come to in the code of a file, but for falling through: what a window must not have in its middle.
+Possible targets of branches in the code of a file, which must not be in the middle of a window.
 
 These are starts of functions, targets of direct branches and of jump tables, addresses that code or data names, and the
-landing pads of exceptions. The code is decoded from each start that is known to the next one. What is data in between
-is decoded as well, and bytes that look like near branches count wherever they stand: targets that are none cost a
-window at most.
+landing pads of exceptions. The code is decoded from each known start to the next one. Data in between is decoded as
+well, and bytes that look like near branches count wherever they are: a false target costs at most a window.
 
-The same pass finds *dead* bytes: padding behind an instruction that control does not come back from.
+The same pass finds *dead* bytes: padding that follows an instruction from which control does not continue there.
 """
 
 from __future__ import annotations
@@ -48,19 +47,19 @@ __all__ = [
 _LEGACY_PREFIXES = b"\x66\x67\xf2\xf3\xf0\x2e\x36\x3e\x26\x64\x65"
 _OPERAND_SIZE = 0x66
 _KERNEL_ENTRY = b"\xcd\x80"
-"""The software interrupt that calls the kernel, of 64-bit code as well."""
+"""The software interrupt for system calls, which works in 64-bit code as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """
-    What an instruction does to control.
+    Effect of an instruction on control flow.
 
-    It ``leaves`` if what follows is not executed after it, or only when a call returns, which it then ``calls``.
-    ``is_branch`` is whether it names an address of code, or has one in an operand, and ``obstacle`` why it cannot be
-    executed elsewhere, as a clause about ``it``.
+    It ``leaves`` if the following instruction is not executed after it, or only when a call returns (``calls``).
+    ``is_branch`` is True if it has a code address as a distance or in an operand. ``obstacle`` is the reason why it
+    cannot be executed elsewhere, as a clause about ``it``.
 
-    A kind is that of iced's code of an instruction, and is looked up once for each code.
+    A kind belongs to iced's code of an instruction, and is computed once for each code.
     """
 
     leaves: bool = False
@@ -72,7 +71,7 @@ class Kind:
 
 @functools.cache
 def kind_of(code: int) -> Kind:
-    """Return the kind of the instructions with a code."""
+    """Return the kind of the instructions with iced's code ``code``."""
     from iced_x86 import FlowControl, Instruction, Mnemonic
 
     instruction = Instruction()
@@ -100,7 +99,7 @@ def kind_of(code: int) -> Kind:
 
 
 def undisplaceable(instruction: Instruction, raw: bytes) -> str | None:
-    """Return why an instruction cannot be executed elsewhere, as a clause about ``it``; None if it can."""
+    """Return the reason why an instruction cannot be executed elsewhere, as a clause about ``it``; None if it can."""
     kind = kind_of(instruction.code)
     if kind.is_branch and raw[0] in _LEGACY_PREFIXES and _OPERAND_SIZE in raw[: legacy_prefixes(raw)]:
         return "it is a branch with an operand-size prefix, which processors understand differently"
@@ -110,22 +109,22 @@ def undisplaceable(instruction: Instruction, raw: bytes) -> str | None:
 
 
 def legacy_prefixes(raw: bytes) -> int:
-    """Return how many legacy prefixes an instruction begins with."""
+    """Return the number of legacy prefixes at the start of an instruction."""
     return len(raw) - len(raw.lstrip(_LEGACY_PREFIXES))
 
 
 _ENTRY = struct.Struct("<i")
 _ENTRIES_MAX = 1 << 16
-"""Entries of a jump table that are looked at."""
+"""Maximum number of entries of a jump table that are read."""
 _NEVER = 1 << 64
 
 _NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
-"""What stands before the 32-bit distance of a call or jump."""
+"""The opcodes before the 32-bit distance of a call or jump."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRange:
-    """The code from one link address to another (excluded)."""
+    """Code from one link address to another (excluded)."""
 
     start: int
     end: int
@@ -133,7 +132,7 @@ class CodeRange:
 
 
 class Spans:
-    """Ranges of link addresses that do not overlap, ends excluded."""
+    """Disjoint ranges of link addresses, ends excluded."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -149,12 +148,12 @@ class Spans:
         return self.end_at(address) > address
 
     def end_at(self, address: int) -> int:
-        """Return the end of the range that holds an address; the address itself if none does."""
+        """Return the end of the range that contains an address; the address itself if there is none."""
         i = bisect_right(self._starts, address) - 1
         return max(address, self._ends[i]) if i >= 0 else address
 
     def between(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Give what the ranges have in common with that from ``start`` to ``end``."""
+        """Iterate over the intersections of the ranges with that from ``start`` to ``end``."""
         for i in range(max(0, bisect_right(self._starts, start) - 1), bisect_right(self._starts, end)):
             first, last = max(start, self._starts[i]), min(end, self._ends[i])
             if first < last:
@@ -164,10 +163,10 @@ class Spans:
 @dataclass(frozen=True, slots=True)
 class ControlFlow:
     """
-    The link addresses that control may come to, of which ``starts`` begin functions, in order.
+    Control flow of a file: the link addresses of possible targets, and ``starts`` of functions, in order.
 
-    ``dead`` are bytes that are not executed. In ``vague`` code nobody knows: it computes where it jumps to. Threads
-    must not be led out of ``restartable`` sequences.
+    ``dead`` bytes are not executed. The targets of ``vague`` code are unknown, because it computes them. Threads must
+    not be led out of ``restartable`` sequences.
     """
 
     targets: frozenset[int]
@@ -186,7 +185,7 @@ def code_ranges(module: Module) -> list[CodeRange]:
 
 
 def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
-    """Return what is known of the control flow of a file's code."""
+    """Return the control flow of a file's code, as far as it can be known."""
     if module.elf.machine != "x86_64":
         raise TargetError(f"'{module.path}' is for {module.elf.machine}, jumps to trampolines are made for x86_64")
     prepare_decoder()
@@ -210,7 +209,7 @@ def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
 
 @dataclass(slots=True)
 class _Function:
-    """The code from one start to the next one; ``named`` are the addresses that it has as operands."""
+    """Code from one start to the next one; ``named`` are the addresses in its operands."""
 
     start: int
     end: int
@@ -289,9 +288,9 @@ class _Search:
 
     def follow(self) -> None:
         """
-        Add where addresses that the code names lead to, and jump tables: distances from their start, of 32 bits each.
+        Add the code addresses in operands, and the targets of jump tables: 32-bit distances from the table's start.
 
-        A function that jumps to a sum of other things than that is vague.
+        A function that jumps to another kind of sum is vague.
         """
         self.targets.update(address for address in self._named if self._is_code(address))
         segments = [(s.vaddr, self._elf.read(s.vaddr, s.filesz)) for s in self._elf.load_segments]
@@ -311,10 +310,10 @@ class _Search:
 
     def _table(self, data: bytes, place: int, start: int, following: int) -> Iterator[int]:
         """
-        Give what the entries of a table lead to, which begins at ``place`` of ``data``.
+        Iterate over the targets of a jump table that begins at ``place`` of ``data``.
 
-        It ends at an entry that leads elsewhere; behind what is named next it goes on only while it stays in one
-        function, because that may be one of its entries.
+        The table ends at an entry whose target is no code. After the next named address, it continues only while
+        targets are in one function, because that address may be in the middle of the table.
         """
         within = None
         end = min(len(data) - _ENTRY.size + 1, place + _ENTRIES_MAX * _ENTRY.size)
@@ -333,7 +332,7 @@ class _Search:
         return range(start, self._starts[i] if i < len(self._starts) else self._ranges[-1].end)
 
     def _is_inside_function(self, address: int) -> bool:
-        """Return whether an address is one of code, but not the start of a function."""
+        """Return True if an address is in code, but not the start of a function."""
         i = bisect_left(self._starts, address)
         return self._is_code(address) and (i == len(self._starts) or self._starts[i] != address)
 
@@ -343,7 +342,7 @@ class _Search:
 
 
 def _near_branch_targets(code: CodeRange) -> Iterator[int]:
-    """Give where the bytes lead to that look like a near branch, if that is in the same code."""
+    """Iterate over the targets of bytes that look like a near branch, if these are in the same code."""
     distance_at, data = _ENTRY.unpack_from, code.data
     for match in _NEAR_BRANCH.finditer(data, 0, max(0, len(data) - _ENTRY.size)):
         target = code.start + match.end() + _ENTRY.size + distance_at(data, match.end())[0]
@@ -352,7 +351,7 @@ def _near_branch_targets(code: CodeRange) -> Iterator[int]:
 
 
 def _is_number(instruction: Instruction, offsets: ConstantOffsets, place: int) -> bool:
-    """Return whether 32 bits at a place of an instruction are an immediate number or an absolute address."""
+    """Return True if 32 bits at a place of an instruction are an immediate number or an absolute address."""
     if offsets.immediate_size == _ENTRY.size and offsets.immediate_offset == place:
         return True
     is_address = offsets.displacement_size == _ENTRY.size and not instruction.is_ip_rel_memory_operand
@@ -360,7 +359,7 @@ def _is_number(instruction: Instruction, offsets: ConstantOffsets, place: int) -
 
 
 def _addresses_in(code: CodeRange, first: int, last: int) -> Iterator[int]:
-    """Give the places in code at which 32 bits stand that are an address from ``first`` to ``last`` (excluded)."""
+    """Iterate over the places in code with 32 bits that are an address from ``first`` to ``last`` (excluded)."""
     for shift in range(4):
         data = code.data[shift:]
         words = memoryview(data[: len(data) & ~3]).cast("I")
@@ -368,7 +367,7 @@ def _addresses_in(code: CodeRange, first: int, last: int) -> Iterator[int]:
 
 
 def _cut(dead: Iterable[tuple[int, int]], targets: set[int]) -> Iterator[tuple[int, int]]:
-    """Give dead ranges up to the first byte that control may come to."""
+    """Iterate over dead ranges, each cut at the first possible target."""
     for start, end in sorted(dead):
         stop = next((address for address in range(start, end) if address in targets), end)
         if stop > start:
@@ -377,10 +376,10 @@ def _cut(dead: Iterable[tuple[int, int]], targets: set[int]) -> Iterator[tuple[i
 
 class CodeBytes:
     """
-    The bytes from one run-time address to another (excluded).
+    Code from one run-time address to another (excluded).
 
-    A byte is *written* by one jump at most. A punned jump *relies* on bytes behind it: those must stay as they are, be
-    they the file's or those of another jump.
+    At most one jump has *written* a byte. A punned jump *relies* on bytes after it: those must stay as they are,
+    whether they are the file's or those of another jump.
     """
 
     __slots__ = ("current", "end", "original", "relied", "start", "written")
@@ -392,35 +391,37 @@ class CodeBytes:
         self.current = bytearray(original)
         self.written = bytearray(len(original))
         self.relied = bytearray(len(original))
-        """How many jumps rely on each byte: those of the four bytes before it at most, with the one that wrote it."""
+        """
+        The number of jumps that rely on each byte, at most five: its writer, and those of the four bytes before it.
+        """
 
     def is_written(self, address: int, size: int) -> bool:
-        """Return whether one of the bytes is a jump's."""
+        """Return True if one of the bytes belongs to a jump."""
         place = address - self.start
         return any(self.written[place : place + size])
 
     def is_relied_on(self, address: int, size: int) -> bool:
-        """Return whether a jump relies on one of the bytes."""
+        """Return True if a jump relies on one of the bytes."""
         place = address - self.start
         return any(self.relied[place : place + size])
 
     def is_free(self, address: int, size: int) -> bool:
-        """Return whether bytes may be written."""
+        """Return True if the bytes may be written."""
         return not self.is_written(address, size) and not self.is_relied_on(address, size)
 
     def write(self, address: int, data: bytes) -> None:
-        """Write bytes that nobody has written or relies on."""
+        """Write bytes that no jump has written or relies on."""
         place = address - self.start
         self.current[place : place + len(data)] = data
         self.written[place : place + len(data)] = b"\x01" * len(data)
 
     def rely(self, address: int, end: int, change: int = 1) -> None:
-        """Note that one jump more relies on bytes, or with ``change`` -1 that one relies on them no more."""
+        """Note that one more jump relies on bytes, or with ``change`` -1, one less."""
         for place in range(address - self.start, end - self.start):
             self.relied[place] += change
 
     def restore(self, address: int, size: int) -> None:
-        """Give bytes that nobody relies on their original content."""
+        """Restore the original content of bytes that no jump relies on."""
         assert not self.is_relied_on(address, size)
         place = address - self.start
         self.current[place : place + size] = self.original[place : place + size]
@@ -429,9 +430,9 @@ class CodeBytes:
 
 class ModuleCode:
     """
-    The code of a module that is mapped ``bias`` bytes above its link addresses, with its control flow.
+    Code of a module that is mapped ``bias`` bytes above its link addresses, with its control flow.
 
-    ``size`` is that of the whole image: no farther is what code names in its own module.
+    ``size`` is that of the whole image, the maximum distance of addresses that code names in its own module.
     """
 
     def __init__(self, ranges: Iterable[CodeRange], flow: ControlFlow, bias: int, size: int) -> None:
@@ -449,15 +450,15 @@ class ModuleCode:
         return cls(ranges, control_flow(module, ranges), bias, size)
 
     def unchanged(self) -> ModuleCode:
-        """Return the same code without any jump in it."""
+        """Return the same code without jumps."""
         return self.mapped_at(self.bias)
 
     def mapped_at(self, bias: int) -> ModuleCode:
-        """Return the code of the same module where it is mapped elsewhere, without any jump in it."""
+        """Return the code of the same module with another bias, without jumps."""
         ranges = [CodeRange(code.start - self.bias, code.end - self.bias, code.original) for code in self.ranges]
         return ModuleCode(ranges, self.flow, bias, self.size)
 
     def around(self, address: int) -> CodeBytes | None:
-        """Return the code that holds an address."""
+        """Return the code that contains an address; None if there is none."""
         i = bisect_right(self._starts, address) - 1
         return self.ranges[i] if i >= 0 and address < self.ranges[i].end else None

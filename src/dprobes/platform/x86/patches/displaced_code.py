@@ -1,21 +1,21 @@
 """
-Displaced code: what executes an instruction, or some in a row, from another address, and then goes on where they end.
+Displaced code: executes one or more instructions at another address, and continues after the originals.
 
-Registers, flags, memory and the next address are those of the original, so bytes are kept wherever they can be. What
-names an address relative to itself is put right; a short branch becomes a near one; a call pushes the *original*
-return address and jumps, so that unwinders and exceptions see the caller, and nothing comes back to the copy::
+Registers, flags, memory and the next address are those of the original, so bytes are kept wherever possible. Relative
+addresses are corrected; a short branch becomes a near one. A call pushes the *original* return address and jumps, so
+that unwinders and exceptions see the caller, and no call returns to the copy::
 
     call TARGET      push RETURN (low half) | mov dword [rsp+4], RETURN (high half) | jmp TARGET
     call [MEMORY]    push [MEMORY] | pop [rsp-16] | push ... | mov ... | jmp [rsp-8]
     call rsp         push rsp      | the same
     loop TARGET      loop +2 | jmp +5 | jmp TARGET
-    syscall          syscall | mov rcx, NEXT: what the instruction leaves in rcx
+    syscall          syscall | mov rcx, NEXT: the value that the instruction leaves in rcx
 
-A call through memory reads it before anything is pushed, as the original does: a fault finds the state as it was.
+A call through memory reads it before anything is pushed, as the original does, so a fault finds the state unchanged.
 The size of the code depends on the original alone, and not on the address of the copy.
 
-Visible all the same: the address of a faulting instruction, the last-instruction address of the x87 unit, and what a
-call through memory leaves below the return address.
+The program can still see these differences: the address of a faulting instruction, the last-instruction address of the
+x87 unit, and the words that a call through memory leaves below the return address.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["DisplacedCode", "displaced", "jump"]
 
 _WITHOUT_EFFECT = b"\xf2\xf3\x2e\x36\x3e\x26"
-"""Prefixes of a branch that say nothing in 64-bit code, but to units that are not (bnd) or that look at jumps only."""
+"""Prefixes without effect on a branch in 64-bit code, except in units that do not exist (bnd) or check jumps only."""
 _NOTRACK = 0x3E
 _SYSTEM_CALL = b"\x0f\x05"
 
@@ -49,7 +49,7 @@ class DisplacedCode:
     """
     Code at ``address`` for the ``size`` bytes at ``original``, with the boundaries of its instructions in order.
 
-    It ``comes_back`` if control goes on behind the original.
+    ``comes_back`` is True if control continues after the original.
     """
 
     original: int
@@ -60,13 +60,13 @@ class DisplacedCode:
     comes_back: bool
 
     def at(self, pc: int) -> CodeCopy | None:
-        """Return the boundary of the instruction that holds the address ``pc``, None outside of the code."""
+        """Return the boundary of the instruction that contains the address ``pc``; None outside of the code."""
         if not self.address <= pc < self.address + len(self.code):
             return None
         return self.boundaries[bisect_right(self.boundaries, pc, key=lambda boundary: boundary.copy) - 1]
 
     def copy_of(self, original: int) -> int | None:
-        """Return where a thread goes on that stands at the start of a displaced instruction; None elsewhere."""
+        """Return the address in the copy for a thread at the start of a displaced instruction; None elsewhere."""
         if not self.original <= original < self.original + self.size:
             return None
         return next((b.copy for b in self.boundaries if b.original == original and b.exact), None)
@@ -74,11 +74,11 @@ class DisplacedCode:
 
 def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) -> DisplacedCode | None:
     """
-    Return what executes at ``copy`` the instructions with the bytes ``raw``, which stand at ``address``.
+    Return code that executes at ``copy`` the instructions with the bytes ``raw``, which are at ``address``.
 
-    None if something that they name is too far from the copy. Each must be one that can be displaced, and only the last
-    one may be one that control does not come back from, or a system call. With ``goes_back`` false control leads on to
-    what is put behind the copy: so a handler comes between instructions of a window.
+    Return None if an address in them is too far from the copy. Each instruction must be displaceable. Only the last one
+    may be a system call, or one after which control does not return. With ``goes_back`` False, control continues after
+    the copy: so a handler comes between instructions of a window.
     """
     from iced_x86 import Decoder
 
@@ -105,12 +105,12 @@ def jump(address: int, target: int) -> bytes:
 
 
 def _distance(end: int, target: int) -> bytes:
-    """Return the field of an instruction that ends at ``end``; OverflowError if its 32 bits cannot hold that."""
+    """Return the distance field of an instruction that ends at ``end``; raise OverflowError if 32 bits are too few."""
     return (target - end).to_bytes(4, "little", signed=True)
 
 
 class _Copier:
-    """Put copies of instructions one behind the other."""
+    """Writer of consecutive copies of instructions."""
 
     def __init__(self, address: int) -> None:
         self.end = address
@@ -125,7 +125,7 @@ class _Copier:
         self.end += len(code)
 
     def add(self, instruction: Instruction, raw: bytes, decoder: Decoder) -> None:
-        """Append what executes one instruction of the original."""
+        """Append code that executes one instruction of the original."""
         from iced_x86 import FlowControl, Mnemonic
 
         match instruction.flow_control:
@@ -158,7 +158,7 @@ class _Copier:
         if not instruction.is_ip_rel_memory_operand:
             return raw
         start = decoder.get_constant_offsets(instruction).displacement_offset
-        if instruction.memory_base == Register.EIP:  # the sum has 32 bits, so every distance is near enough
+        if instruction.memory_base == Register.EIP:  # the sum has 32 bits, so every distance is in reach
             distance = int.from_bytes(raw[start : start + 4], "little") + instruction.ip - self.end
             return raw[:start] + (distance & 0xFFFFFFFF).to_bytes(4, "little") + raw[start + 4 :]
         moved = relocated(raw, Copy(start), instruction.ip, self.end)
@@ -181,7 +181,7 @@ class _Copier:
         self.put(jump(self.end, target), target)
 
     def _push_return(self, instruction: Instruction, *, exact: bool) -> None:
-        """Append what pushes the return address of a call: a sign-extended half, and the other one if it differs."""
+        """Append code that pushes a call's return address: a sign-extended half, and the other one if it differs."""
         address = instruction.next_ip
         low, high = address & 0xFFFFFFFF, address >> 32
         self.put(_PUSH_NUMBER + low.to_bytes(4, "little"), instruction.ip, exact=exact)
@@ -222,6 +222,6 @@ class _Copier:
 
 
 def _opcode(raw: bytes) -> int:
-    """Return where the opcode of a branch is: behind legacy prefixes and REX."""
+    """Return the index of a branch's opcode: after legacy prefixes and REX."""
     position = legacy_prefixes(raw)
     return position + (0x40 <= raw[position] <= 0x4F)

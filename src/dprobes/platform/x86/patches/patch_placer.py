@@ -1,8 +1,8 @@
 """
-Place many probes in one module: for each instruction the first plan whose bytes and addresses are free.
+Placement of many probes in one module: for each instruction the first plan whose bytes and addresses are free.
 
-Sites are planned from the highest address downwards: so a punned jump, which shares bytes with what follows, sees the
-jumps there as they will be. Each jump is decoded where it stands before it counts.
+Sites are planned from the highest address downwards. So a punned jump, which shares bytes with the following code, sees
+the final jumps there. Each jump is decoded in its place before it counts.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 __all__ = ["MANY", "Placement", "Placer", "Shared", "Write", "leads_to", "writes_of"]
 
 _PREFIX = b"\x2e"
-"""A segment that a jump does not have: it changes nothing (Intel SDM volume 1, 3.3.4)."""
+"""A segment prefix, which has no effect on a jump (Intel SDM volume 1, 3.3.4)."""
 _SHORT_JUMP = b"\xeb"
 
 
 class Write(NamedTuple):
-    """What is written at an address."""
+    """Bytes to be written at an address."""
 
     address: int
     data: bytes
 
 
 def writes_of(plan: Plan, reach: Reach, trampoline: int) -> tuple[Write, ...]:
-    """Return what is written for a plan, in this order; what is written last leads to what was written before."""
+    """Return the writes of a plan in order; the last one makes the earlier ones reachable."""
     if plan.padding is None:
         code = _PREFIX * reach.prefixes + jump(plan.start + reach.prefixes, trampoline)
         return (Write(plan.start, code[: plan.written]),)
@@ -53,7 +53,7 @@ def writes_of(plan: Plan, reach: Reach, trampoline: int) -> tuple[Write, ...]:
 
 
 def leads_to(code: CodeBytes, address: int) -> int | None:
-    """Return where the jump leads that stands at an address, and the jump that this one leads to; None if none does."""
+    """Return the final target of the jump at an address, through a short jump to another one; None without a jump."""
     from iced_x86 import Code, Decoder
 
     place = address - code.start
@@ -69,15 +69,15 @@ def leads_to(code: CodeBytes, address: int) -> int | None:
 
 
 MANY = 2000
-"""From so many sites on windows come before punned jumps, which take a page each."""
+"""Number of sites from which on windows are tried before punned jumps, which take a page each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """
-    A plan with an address for its trampoline of ``room`` bytes, and the bytes that are written for it, in order.
+    Plan with an address for its trampoline of ``room`` bytes, and its writes, in order.
 
-    The code up to ``relied_on`` must stay as it is. Unless it ``traps``, nobody may come into its middle
+    The code up to ``relied_on`` must stay as it is. Unless it ``traps``, no thread may come into its middle
     (``Plan.landings``).
     """
 
@@ -91,7 +91,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An instruction at ``site`` that is displaced already: its handler goes to that trampoline as well."""
+    """Instruction at ``site`` that is displaced already: its handler goes to the same trampoline."""
 
     site: int
     placement: Placement
@@ -99,9 +99,9 @@ class Shared:
 
 class Placer:
     """
-    The giver of places for trampolines to sites of a module, of ``room`` bytes each unless it is said otherwise.
+    Placer of jumps and trampolines for sites of a module, with ``room`` bytes each unless a call gives another size.
 
-    A site in a window that is displaced for another one shares its trampoline; that is avoided where there is a way.
+    A site in a window that is displaced for another one shares its trampoline. That is avoided where possible.
     """
 
     def __init__(self, module: ModuleCode, space: AddressSpace, room: int) -> None:
@@ -119,10 +119,10 @@ class Placer:
         others: Collection[int] = (),
     ) -> Iterator[Placement | Shared | Refusal]:
         """
-        Give what becomes of each site, from the highest one downwards.
+        Iterate over the results for sites, from the highest one downwards.
 
         Windows come before punned jumps if there are many sites, or as ``windows_first`` says. Jumps avoid ``others``,
-        which are sites as well: where those have no jump they have a breakpoint, which changes a byte.
+        which are sites as well: without a jump they have a breakpoint, which changes a byte.
         """
         wanted = sorted(set(sites), reverse=True)
         if windows_first is None:
@@ -139,7 +139,7 @@ class Placer:
             )
 
     def remove(self, placement: Placement) -> bool:
-        """Give the bytes of a placement back; return False, and leave them, if another jump relies on them."""
+        """Restore the bytes of a placement; return False, and leave them, if another jump relies on them."""
         code = self._module.around(placement.plan.start)
         assert code is not None
         if any(code.is_relied_on(write.address, len(write.data)) for write in placement.writes):
@@ -156,9 +156,9 @@ class Placer:
 
     def enlarge(self, placement: Placement, room: int) -> Placement | None:
         """
-        Give a placement, but that of a punned jump, another address with more room.
+        Move a placement, except of a punned jump, to an address with more room.
 
-        None if there is none, or another jump relies on its bytes.
+        Return None if there is no such address, or if another jump relies on its bytes.
         """
         plan = placement.plan
         assert plan.method is not Method.PUN, "it displaces one instruction, and has no other address"
@@ -201,7 +201,7 @@ class Placer:
 
     @staticmethod
     def _plans(site: Site, others: Collection[int], obstacles: list[str], *, windows_first: bool) -> Iterator[Plan]:
-        """Give the plans of a site in the order in which they are tried; note why there is none of a kind."""
+        """Iterate over the plans of a site in the order in which they are tried; note the reasons against others."""
         found = site.jump()
         if isinstance(found, Plan):
             yield found
@@ -224,7 +224,7 @@ class Placer:
     def _try(
         self, site: Site, plan: Plan, room: int, others: Collection[int], obstacles: list[str], *, traps: bool = True
     ) -> Placement | None:
-        """Take the bytes and an address for a plan, if they are free."""
+        """Take the bytes and an address for a plan; return None if they are not free."""
         code = site.code
         if code.is_written(plan.start, plan.written):
             obstacles.append("its bytes belong to the jump of another probe")

@@ -1,8 +1,8 @@
 """
-The plans that an instruction allows, method by method: what its bytes and the control flow around it say.
+Plans for a jump at an instruction, one method each, from its bytes and the control flow around it.
 
-Whether the addresses that a plan names are free is asked later. A method that is not possible says why, as a clause
-about ``it``.
+``patch_placer`` checks later whether the addresses of a plan are free. A method that is not possible returns the
+reason, as a clause about ``it``.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 __all__ = ["JUMP_SIZE", "SHORT_JUMP_SIZE", "Method", "Plan", "Reach", "Refusal", "Site", "look_at"]
 
-# What a plan says: by which method an instruction makes room for a jump, what is displaced, and where the jump may
-# lead.
+# Methods by which an instruction makes room for a jump.
 #
 # ::
 #
-#     method         bytes at the site                         what is displaced
+#     method         bytes at the site                         displaced instructions
 #     JUMP           e9 rel32 | rest of the instruction        the instruction, of five bytes or more
-#     PUN            e9 low | upper half of rel32 = what follows   the instruction, of any size
+#     PUN            e9 low | upper half of rel32 = next bytes     the instruction, of any size
 #     WINDOW         e9 rel32 | rest of the last instruction   several instructions
-#     DEAD           e9 rel32, partly in dead bytes            the last instructions before bytes that nobody executes
+#     DEAD           e9 rel32, partly in dead bytes            the last instructions before bytes that never execute
 #     SHORT          eb rel8; e9 rel32 in dead bytes nearby    the instruction
 #     LEAD           as WINDOW, but from further ahead         some instructions before it, and the instruction
 #
-# A *punned jump* shares its last bytes with what follows, which stays as it is: so the distance has given upper bytes,
-# and the trampoline must lie where they say. With prefixes in front that change nothing, other bytes are its upper
-# ones. A breakpoint on those bytes would lead it elsewhere: nobody may put one there, nor take another jump away.
+# A *punned jump* shares its last bytes with the following instruction, which stays as it is. So the upper bytes of its
+# distance are given, and restrict the addresses of its trampoline. Prefixes in front, which have no effect on the jump,
+# make other bytes the upper ones. A breakpoint on those bytes, or the removal of another jump there, would change the
+# target of the jump, and is not allowed.
 
 
 JUMP_SIZE, SHORT_JUMP_SIZE = 5, 2
@@ -50,7 +50,7 @@ _PAGE = 4096
 
 
 class Method(enum.Enum):
-    """How a jump gets its bytes; the value completes "probed by a ..."."""
+    """Method by which a jump gets its bytes; the value completes "probed by a ..."."""
 
     JUMP = "jump"
     PUN = "punned jump"
@@ -61,7 +61,7 @@ class Method(enum.Enum):
 
     @property
     def term(self) -> str:
-        """What a summary says."""
+        """The name of the method in a summary."""
         return _TERMS[self]
 
 
@@ -76,7 +76,7 @@ _TERMS = {
 
 
 class Reach(NamedTuple):
-    """What a jump behind that many ``prefixes`` leads to: any address from ``first`` to ``last``."""
+    """Targets of a jump after ``prefixes`` prefixes: any address from ``first`` to ``last``."""
 
     prefixes: int
     first: int
@@ -86,12 +86,12 @@ class Reach(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    How the instruction at ``site`` is probed; all addresses are those of the process.
+    Plan for the jump that probes the instruction at ``site``; all addresses are those of the process.
 
-    The instructions with the bytes ``raw``, which have these ``sizes``, are displaced from ``start`` on: that is the
-    site, or what follows the ``endbr64`` there, which stays, or what leads to the site. The first ``written`` bytes
-    change. The jump lies there, or in ``padding``, and leads to where one of ``reaches`` says. A plan that
-    ``emulates_call`` leaves no return address on a shadow stack.
+    The instructions with the bytes ``raw`` and the ``sizes`` are displaced from ``start`` on. That is the site, or the
+    instruction after an ``endbr64`` there, which stays, or the instructions before the site. The first ``written``
+    bytes change. The jump is there, or in ``padding``, and its target is in one of ``reaches``. With ``emulates_call``,
+    the displaced code pushes no return address on a shadow stack.
     """
 
     method: Method
@@ -112,53 +112,54 @@ class Plan:
     @property
     def landings(self) -> tuple[int, ...]:
         """
-        The bytes of the jump's distance, by their numbers, that are where displaced instructions begin.
+        The bytes of the jump's distance, by index, at which displaced instructions begin.
 
-        A context that was saved there before may be resumed at any time: so each must be an instruction that traps.
+        A context that was saved there before may be resumed at any time. So each such byte must be an instruction that
+        traps.
         """
         inner = (address - self.start - 1 for address in self.boundaries[1:])
         return tuple(place for place in inner if place < JUMP_SIZE - 1)
 
     @property
     def lead(self) -> int:
-        """How many of the displaced bytes are executed before the probe is hit."""
+        """The number of displaced bytes that are executed before the probe is hit."""
         return max(0, self.site - self.start)
 
     def end(self, reach: Reach) -> int:
-        """Return the end of the bytes that are the jump at the site: those behind the written ones must stay."""
+        """Return the end of the bytes that make up the jump at the site; those after the written ones must stay."""
         return self.start + (SHORT_JUMP_SIZE if self.padding is not None else reach.prefixes + JUMP_SIZE)
 
     @property
     def crosses_cache_line(self) -> bool:
-        """Whether a processor may see a part of the change, so that all threads have to be stopped for it."""
+        """True if a processor may see a part of the change, so that all threads must be stopped for it."""
         return self.start // CACHE_LINE != (self.start + self.written - 1) // CACHE_LINE
 
     @property
     def crosses_page(self) -> bool:
-        """Whether the change is in two pages, and is half done if it is interrupted."""
+        """True if the change is in two pages, and is half done if it is interrupted."""
         return self.start // _PAGE != (self.start + self.written - 1) // _PAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the instruction at ``site`` gets no jump, as a clause about ``it``."""
+    """Reason why the instruction at ``site`` gets no jump, as a clause about ``it``."""
 
     site: int
     reason: str
 
 
 _LANDING_MARK = b"\xf3\x0f\x1e\xfa"
-"""``endbr64``: with indirect branch tracking, indirect branches lead to nothing else."""
+"""``endbr64``: with indirect branch tracking, the only valid target of indirect branches."""
 _LOOKED_AT = JUMP_SIZE + 2 * MAX_LENGTH
 _NEAR = 1 << 31
 _ROOM_MAX = 1 << 16
-"""Bytes of a trampoline: where in it the copy is depends on the handler."""
+"""Maximum size of a trampoline in bytes; the offset of the displaced code in it depends on the handler."""
 _VAGUE = "its function computes where it jumps to"
 _SHORT_BACK, _SHORT_ON = -128, 127
 
 
 class Site:
-    """An instruction that a probe is to be put on, from ``start`` on in ``code``."""
+    """Instruction to be probed, at ``start`` in ``code``."""
 
     __slots__ = ("_decoder", "_module", "address", "changeable", "code", "first", "length", "place", "start")
 
@@ -175,14 +176,14 @@ class Site:
         self.length = self.first.len
         targets, link = module.flow.targets, start - module.bias
         self.changeable = self.length
-        """How many bytes of the instruction can change: a branch may lead into it, behind its prefix."""
+        """The number of bytes of the instruction that can change: a branch may lead into it, after its prefix."""
         for size in range(1, min(self.length, JUMP_SIZE)):
             if link + size in targets:
                 self.changeable = size
                 break
 
     def raw(self, size: int) -> bytes:
-        """Return the first bytes of the code as it is in the file."""
+        """Return the first bytes of the instruction in the file."""
         return self.code.original[self.place : self.place + size]
 
     def jump(self) -> Plan | str:
@@ -194,7 +195,7 @@ class Site:
         return self._plan(Method.JUMP, (self.length,), self.first)
 
     def window(self, wanted: Collection[int]) -> Plan | str:
-        """Return the plan for a window, or for bytes behind it that nobody executes; none holds a ``wanted`` place."""
+        """Return the plan for a window, or for a jump into dead bytes after it; without ``wanted`` addresses."""
         targets, bias = self._module.flow.targets, self._module.bias
         if self.address - bias in self._module.flow.vague:
             return _VAGUE
@@ -230,7 +231,7 @@ class Site:
             sizes.append(last.len)
 
     def lead(self, wanted: Collection[int]) -> Plan | str:
-        """Return the plan for a window that begins before the instruction, which nothing else may lead to."""
+        """Return the plan for a window that begins before the instruction; no branch may lead into that window."""
         targets, bias = self._module.flow.targets, self._module.bias
         if self.address - bias in self._module.flow.vague:
             return _VAGUE
@@ -267,7 +268,7 @@ class Site:
         return "nothing that precedes it is known"
 
     def _preceding(self) -> list[Instruction]:
-        """Return the instructions before this one, from the start of the function on, as many as can be needed."""
+        """Return the instructions before this one in its function, at most as many as a jump can displace."""
         from iced_x86 import Decoder
 
         starts, link = self._module.flow.starts, self.start - self._module.bias
@@ -300,7 +301,7 @@ class Site:
         return self._plan(Method.PUN, (self.length,), self.first, written=size, reaches=tuple(reaches))
 
     def shorts(self) -> Iterator[Plan]:
-        """Give the plans for a short jump to dead bytes nearby that hold a jump."""
+        """Iterate over the plans for a short jump to dead bytes nearby that have room for a jump."""
         if self.start % PAGE_SIZE == PAGE_SIZE - 1 and self.changeable > 1:
             return
         flow, bias = self._module.flow, self._module.bias
@@ -335,7 +336,7 @@ class Site:
         start = self.start if start is None else start
         jump = start if padding is None else padding
         if not reaches:
-            # From the trampoline the displaced code has to reach all of the module.
+            # The displaced code in the trampoline must reach every address of the module.
             middle, distance = jump + JUMP_SIZE, _NEAR - self._module.size - _ROOM_MAX
             reaches = (Reach(0, max(0, middle - distance), middle + distance),)
         return Plan(
@@ -352,7 +353,7 @@ class Site:
 
 
 def look_at(module: ModuleCode, address: int) -> Site | str:
-    """Return the instruction at a run-time address as a site, or why there can be none, as a clause about ``it``."""
+    """Return the instruction at a run-time address as a site, or the reason against one, as a clause about ``it``."""
     prepare_decoder()
     code = module.around(address)
     if code is None:

@@ -1,12 +1,12 @@
 """
 Addresses for trampolines, in the gaps between the mappings of a process.
 
-Most trampolines may lie anywhere within reach of their site, and share *blocks*. A punned jump leads to few addresses
-or to one: it gets the page that holds them, which others share whose addresses are there as well. A jump over several
-instructions needs an address whose distance has certain bytes (``TRAPS``), since these are where instructions were.
+Most trampolines may be anywhere within reach of their site, and share *blocks*. A punned jump has few possible targets,
+or one. It gets the page with that address, and shares it with punned jumps whose targets are there as well. A jump over
+several instructions needs an address whose distance has certain bytes (``TRAPS``) where the instructions were.
 
-Nothing is put where the heap or the stack of the process may grow (``process_maps.Growth``), and nothing into the
-low 4 GiB, unless the module itself is there.
+No address is in the range into which the heap or the stack of the process may grow (``process_maps.Growth``). None is
+in the low 4 GiB, unless the module itself is there.
 """
 
 from __future__ import annotations
@@ -25,44 +25,45 @@ __all__ = ["TRAPS", "AddressSpace"]
 
 TRAPS = bytes.fromhex("06 07 0e 16 17 1e 1f 27 2f 37 3f 60 61 82 9a ce d4 d6 ea f4 fa fb")
 """
-Bytes that are an instruction which always traps, whatever follows: not valid in 64-bit code, or not for programs.
+Bytes that always trap as an instruction, whatever follows: invalid in 64-bit code, or privileged.
 
-Without those that are something else with APX (d5), by a permission for ports (in, out), or a breakpoint.
+Bytes are excluded that have another meaning with APX (d5) or with a permission for ports (in, out), or that are a
+breakpoint.
 """
 
 _LOW = 1 << 32
 _LOWEST = 1 << 20
-"""Nothing is put below: what is read or written there is named by a pointer that is null."""
+"""The lowest address for a trampoline; the addresses below catch accesses through null pointers."""
 _HIGH = (1 << 47) - 2 * PAGE_SIZE
-"""Where the addresses of programs end (TASK_SIZE_MAX of arch/x86/include/asm/page_64_types.h), and a page before it."""
+"""The end of user addresses (TASK_SIZE_MAX of arch/x86/include/asm/page_64_types.h), minus a page."""
 _NOWHERE = 1 << 64
 _BLOCK = 1 << 16
 _ALIGNMENT = 16
 _DISTANCE = 16 << 20
-"""How far from a mapping a block lies where there is room, so that the mapping's neighbour can be larger one day."""
+"""Distance in bytes between a mapping and a block if there is room, so that the neighbouring mapping can grow."""
 _SHORT_DISTANCE = 1 << 20
-"""The same where there is less room."""
+"""Distance in bytes if there is less room."""
 _SHARED_FROM = PAGE_SIZE
-"""From so many possible addresses on a punned jump looks for a page that is used already."""
+"""Number of possible addresses from which on a punned jump may share a page that is used already."""
 _LOOKED_AT = 8
-"""Pages with room that are looked at before a new one is taken."""
+"""Maximum number of pages with room that are tried before a new one is taken."""
 _HOLES_LOOKED_AT = 64
-"""Holes in blocks that are looked at before a new block is begun."""
+"""Maximum number of holes in blocks that are tried before a new block is begun."""
 _SMALLEST_HOLE = 64
 _BYTE = 8
 _AHEAD = 64 << 20
 _ORIGINS = tuple(
     each << 20 for each in (0, 112, 368, 496, -16, -80, -96, -192, -352, -480, 624, 752, 880, 1008, -816, -1632, 1552)
 )
-"""Where blocks are looked for whose distances from the module have certain upper bytes: the nearest ones first."""
+"""Offsets from the module from which blocks with certain upper bytes of the distance are searched, nearest first."""
 
 
 class AddressSpace:
     """
-    Addresses to be given out near a module, which is mapped from ``start`` to ``end`` (excluded).
+    Allocator of addresses near a module, which is mapped from ``start`` to ``end`` (excluded).
 
-    They are not where ``growth`` says that the process may grow. No more than ``regions_max`` regions are begun: the
-    kernel limits mappings (vm.max_map_count).
+    Ranges of the ``growth`` of the process are left out. At most ``regions_max`` regions are begun, because the kernel
+    limits mappings (vm.max_map_count).
     """
 
     def __init__(
@@ -76,17 +77,17 @@ class AddressSpace:
         self._used: list[tuple[int, int]] = []
         self._blocks: list[list[int]] = []  # cursor and end; the latest last
         self._holes: list[tuple[int, int]] = []
-        """What is free in blocks before their cursors, or in those with distances that trap; the latest last."""
+        """The free ranges in blocks before their cursors, or in blocks with distances that trap; the latest last."""
         self._pages: list[int] = []
         self._cursors: dict[int, int] = {}
         self._searched: dict[int, int] = {}
-        """Of each 16 MiB where a claim began: the page that was found for the latest one."""
+        """For the 16 MiB in which a claim begins: the page that the latest one got."""
 
     def allocate(self, first: int, last: int, size: int, base: int = 0, landings: Collection[int] = ()) -> int | None:
         """
         Return an address from ``first`` to ``last`` for ``size`` bytes in a block; None if there is no room.
 
-        Of its distance from ``base`` the bytes with the numbers ``landings`` are instructions that trap.
+        The bytes with the indices ``landings`` of its distance from ``base`` are instructions that trap.
         """
         if landings:
             return self._allocate_trapping(first, last, size, _Distances(base, frozenset(landings)))
@@ -118,7 +119,7 @@ class AddressSpace:
         return None
 
     def _trapping_block(self, first: int, last: int, size: int, distances: _Distances, origin: int) -> int | None:
-        """Begin a block for an address that is not far above ``origin``; return that, None if there is no room."""
+        """Begin a block for an address a little above ``origin``; return the address, None if there is no room."""
         limit = min(last, origin + _AHEAD)
         address = distances.next_address(max(first, origin))
         while address <= limit:
@@ -138,7 +139,7 @@ class AddressSpace:
         return None
 
     def _end_of_use(self, address: int, size: int) -> int | None:
-        """Return where what is used in some bytes ends, None if nothing is."""
+        """Return the end of the used range that overlaps some bytes; None if there is none."""
         i = bisect_left(self._used, (address + size, 0))
         return self._used[i - 1][1] if i and self._used[i - 1][1] > address else None
 
@@ -164,13 +165,13 @@ class AddressSpace:
         return None
 
     def release(self, address: int, size: int) -> None:
-        """Let the bytes of a claim be given out again; those of a block are not."""
+        """Release the bytes of a claim; those of a block are not reused."""
         i = bisect_left(self._used, (address, address + size))
         if i < len(self._used) and self._used[i] == (address, address + size):
             del self._used[i]
 
     def regions(self) -> list[tuple[int, int]]:
-        """Return start and end of all that must be mapped, in whole pages, in order."""
+        """Return start and end of all ranges that must be mapped, in whole pages, in order."""
         found: list[tuple[int, int]] = []
         for start, end in self._used:
             first, last = start & -PAGE_SIZE, _page_end(end)
@@ -181,17 +182,17 @@ class AddressSpace:
         return found
 
     def _is_free(self, address: int, size: int) -> bool:
-        """Return whether the process has nothing in the pages of these bytes."""
+        """Return True if the process has no mapping in the pages of these bytes."""
         i = bisect_right(self._gap_starts, address) - 1
         return i >= 0 and address + size <= self._gap_ends[i]
 
     def _next_gap(self, address: int) -> int:
-        """Return the start of the first gap behind an address."""
+        """Return the start of the first gap after an address."""
         i = bisect_right(self._gap_starts, address)
         return self._gap_starts[i] if i < len(self._gap_starts) else _NOWHERE
 
     def _take(self, address: int, size: int) -> bool:
-        """Note that bytes are used; False if their page would be one region too many."""
+        """Mark bytes as used; return False if their page would exceed the limit of regions."""
         interval = address, address + size
         i = bisect_left(self._used, interval)
         page, end = address & -PAGE_SIZE, _page_end(address + size)
@@ -222,7 +223,7 @@ class AddressSpace:
         )
 
     def _in_new_page(self, first: int, last: int, size: int) -> int | None:
-        """Return an address in a page among these that nobody uses: the first one behind where one was found before."""
+        """Return an address in an unused page, the first one from where one was found before."""
         key, start = first >> 24, _page_end(first)
         found = None
         for begin in (max(start, self._searched.get(key, 0)), start):
@@ -237,7 +238,7 @@ class AddressSpace:
         return found
 
     def _unused_page(self, page: int, last: int, size: int) -> int | None:
-        """Return the first page from ``page`` to ``last`` that begins ``size`` bytes that nobody uses."""
+        """Return the first page from ``page`` to ``last`` at which ``size`` bytes are unused; None if there is none."""
         while page <= last:
             if not self._is_free(page, size):
                 page = _page_end(self._next_gap(page))
@@ -248,7 +249,7 @@ class AddressSpace:
         return None
 
     def _room_for_block(self, first: int, last: int, size: int) -> int | None:
-        """Return where a block can begin: as near to the module as may be, but away from mappings if there is room."""
+        """Return the address of a block: as near to the module as possible, but away from mappings if there is room."""
         for distance in (_DISTANCE, _SHORT_DISTANCE, 0):
             places = [
                 place
@@ -265,14 +266,14 @@ class AddressSpace:
         return address - end if address >= end else start - address
 
     def _in_gap(self, first: int, last: int, size: int) -> int | None:
-        """Return a free place from ``first`` to ``last`` for a block, coming from the module's side."""
+        """Return a free address from ``first`` to ``last`` for a block, searched from the module's side."""
         low, high = _page_end(first), last & -PAGE_SIZE
         if low > high:
             return None
         return self._beside_used(low, high, size, 1 if low >= self._near[1] else -1)
 
     def _beside_used(self, low: int, high: int, size: int, direction: int) -> int | None:
-        """Return the first free place from ``low`` upwards, or from ``high`` downwards."""
+        """Return the first free address from ``low`` upwards, or from ``high`` downwards."""
         start = low if direction > 0 else high
         while low <= start <= high:
             i = bisect_left(self._used, (start + size, 0))
@@ -284,20 +285,20 @@ class AddressSpace:
 
 
 class _Distances:
-    """The distances from an address of which some bytes, by their numbers, are instructions that trap."""
+    """Distances from an address in which some bytes, given by index, are instructions that trap."""
 
     def __init__(self, base: int, landings: frozenset[int]) -> None:
         self._base = base
         self._landings = sorted(landings, reverse=True)
 
     def next_address(self, address: int) -> int:
-        """Return the first address that is not below another one and has such a distance."""
+        """Return the first address with such a distance that is not below ``address``."""
         distance = address - self._base
         for number in self._landings:
             unit = 1 << _BYTE * number
             byte = distance // unit & 0xFF
             i = bisect_left(TRAPS, byte)
-            if i == len(TRAPS):  # the next higher byte is one more, which may not be one that traps
+            if i == len(TRAPS):  # carry into the next higher byte, which may not trap then
                 above = unit << _BYTE
                 return self.next_address(self._base + (distance // above + 1) * above)
             if TRAPS[i] != byte:

@@ -1,1 +1,1 @@
-"""Handlers in processes, as the tracer sees to them: memory, jumps, stops, and what is left."""
+"""The tracer's part of handlers that run in processes: memory, jumps, stops, and cleanup."""

@@ -1,8 +1,8 @@
 """
-Times in which no handler is under way in a process, or in which there are no jumps to handlers.
+Waiting until no handler runs in a process, or changing programs while there are no jumps to handlers.
 
-Who has waited for the ends of handlers, and looks at what a program has counted and recorded, or what its handlers have
-left, finds all of it. Who changes programs does so without jumps.
+After the handlers have ended, their counts and records, and what they have left, are complete. Programs are changed
+without jumps.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     Code = dict[AddressSpace, list[tuple[int, int]]]
 
 _TRIES = 20
-"""How often threads are looked at that may be in handlers: of a program that does little else many are."""
+"""Number of checks of threads that may be in handlers: in a program that does little else there are many."""
 _HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.05
-"""Seconds for which a thread in a handler is let run before it is looked at again: at first, and at most."""
+"""Seconds between two checks of a thread in a handler: the first pause, and the maximum."""
 _HOLD_PATIENCE = 0.1
-"""Seconds for which threads are looked at that may be in handlers, while others stand still for that."""
+"""Seconds to wait for threads that may be in handlers, while others are stopped for that."""
 _HANDLER_PATIENCE = 2.0
-"""Seconds for which handlers are let end: a thread may have to wait for a processor."""
+"""Seconds to wait for handlers to end: a thread may have to wait for a processor."""
 
 
 class HandlerEnds:
-    """The waits for the ends of handlers."""
+    """Waits for the ends of handlers."""
 
     def __init__(self, state: TracerState, stopper: Stopper) -> None:
         self._connection = state.connection
@@ -55,12 +55,12 @@ class HandlerEnds:
 
     def let_end(self, go_on: Callable[[], int], program: int | None = None) -> int:
         """
-        Let the handlers end that are under way, all or a program's; return how many threads are still in theirs.
+        Let all handlers that are running end, or those of one program; return how many threads are still in theirs.
 
         There must be no jumps meanwhile.
 
-        ``go_on`` handles stops, and returns how many: a thread may have stopped in its handler for a signal, or at a
-        breakpoint in the program's signal handler, and leaves that only when somebody sees to it.
+        ``go_on`` handles stops, and returns their number. A thread may have stopped in its handler for a signal, or at
+        a breakpoint in the program's signal handler; it continues only when that is handled.
         """
         code: Code = {}
         for space in self._threads.spaces():
@@ -75,7 +75,7 @@ class HandlerEnds:
             while (left := look - time.monotonic()) > 0:
                 if not go_on():
                     signal.sigtimedwait([signal.SIGCHLD], left)
-            # A thread that has to wait for a processor gets nowhere if it is stopped whenever it has one.
+            # A thread that waits for a processor makes no progress if it is stopped whenever it gets one.
             pause = min(2 * pause, _HANDLER_PAUSE_MAX)
             present = [thread for thread in waiting if self._threads.get(thread.tid) is thread]
             waiting = self._in_handlers([thread for thread in present if thread.space in code], code)
@@ -83,10 +83,10 @@ class HandlerEnds:
 
     def hold_outside(self, spaces: Sequence[AddressSpace], go_on: Callable[[], int]) -> list[Thread] | None:
         """
-        Hold all threads of spaces outside of handlers, and return them; None if one is in its handler all the time.
+        Stop all threads of spaces outside of handlers, and return them; None if one is in its handler all the time.
 
-        Those that are outside are held already while others come to the end of their handlers; jumps may stay. As with
-        ``let_end`` stops are handled meanwhile.
+        Threads that are outside are held while others finish their handlers; jumps may stay. As in ``let_end`` stops
+        are handled meanwhile.
         """
         held: list[Thread] = []
         until = time.monotonic() + _HOLD_PATIENCE
@@ -106,16 +106,16 @@ class HandlerEnds:
                 signal.sigtimedwait([signal.SIGCHLD], _HANDLER_PAUSE)
 
     def _in_handlers(self, threads: list[Thread], code: Code) -> list[Thread]:
-        """Return those of some threads that may be in a handler just now, which is in the code of their space."""
+        """Return those of some threads that may be in a handler at the moment, in the ``code`` of their space."""
         with self._stopper.holding(threads):
             return [thread for thread in threads if not is_outside(thread.space, thread, code[thread.space])]
 
     def release(self, message: ReleaseMemory) -> None:
         """
-        Release what handlers of a program have left without an end, and say whether that could be done.
+        Release what handlers of a program have left without an end, and report whether that was possible.
 
-        A handler that was under way has ended, or was left, once its thread has been seen elsewhere. The words may be
-        taken again meanwhile: they need a moment in which no thread is in a handler.
+        A running handler has ended, or was left, once its thread has been seen elsewhere. The words may be taken again
+        meanwhile, so they are cleared at a moment in which no thread is in a handler.
         """
         spaces = [s for s in self._threads.spaces() if s.is_open and message.program in s.patches.memories]
         waiting: set[int] | None = None
@@ -127,7 +127,7 @@ class HandlerEnds:
         self._connection.send(MemoryReleased(message.program, not waiting))
 
     def _inside(self, message: ReleaseMemory, spaces: Sequence[AddressSpace]) -> set[int]:
-        """Return the threads that may be in a handler just now; if there are none, the words of a message become 0."""
+        """Return the threads that may be in a handler at the moment; if there are none, clear the message's words."""
         threads = {space: list(self._threads.in_space(space)) for space in spaces}
         with self._stopper.holding([thread for mine in threads.values() for thread in mine]):
             inside = {t.tid for space, mine in threads.items() for t in mine if not is_outside(space, t)}
@@ -140,16 +140,16 @@ class HandlerEnds:
 
 
 _PAUSE, _PAUSE_MAX = 0.01, 60.0
-"""Seconds until it is looked again: at first, and at most, as each pause is twice the last one."""
+"""Seconds until the next attempt: the first pause, and the maximum, as each pause is twice the previous one."""
 
 
 class Reclaimer:
     """
-    The giver of memory that programs had which have ended, while others go on.
+    Unmapping of the memory of programs that have ended, while others continue.
 
-    A program's jumps are taken out when it ends; its memory goes once all threads of a process stand still and none can
-    come back into it. Where that is not so just then, it is looked again, ever more rarely, as long as it takes. A
-    thread that has just made a process has a copy of the memory that nobody knows yet: first that is to be heard of.
+    A program's jumps are removed when it ends; its memory is unmapped when all threads of a process are stopped and
+    none can return into it. If that is not possible, it is retried at growing intervals, without limit. A thread that
+    has just created a process has a copy of the memory that is not recorded yet: its event must be handled first.
     """
 
     def __init__(self, state: TracerState, stopper: Stopper) -> None:
@@ -161,11 +161,11 @@ class Reclaimer:
         self._pause = _PAUSE
 
     def begin(self) -> None:
-        """Take notice that a program may have ended."""
+        """Schedule an attempt, because a program may have ended."""
         self._due, self._pause = 0.0, _PAUSE
 
     def look_after(self) -> float | None:
-        """Give back what can be; return in how many seconds to ask again, None if there is nothing more."""
+        """Unmap memory where that is possible; return the seconds until the next attempt, None if none is left."""
         if self._due is None:
             return None
         now = time.monotonic()
@@ -182,7 +182,7 @@ class Reclaimer:
         return pause
 
     def _ended_in(self, space: AddressSpace) -> list[int]:
-        """Return the numbers of the programs that have memory in a space and are no more."""
+        """Return the numbers of the programs that have memory in a space and have ended."""
         return [number for number in space.patches.memories if self._programs.numbered(number) is None]
 
     def _reclaim(self, space: AddressSpace, ended: Sequence[int]) -> None:
@@ -206,10 +206,10 @@ class Reclaimer:
             except ThreadGoneError as gone:
                 self._stopper.defer(held[0].tid, gone.status)
             except ProcessLookupError:
-                pass  # its end is still to be reported
+                pass  # its end is not reported yet
 
     def _is_changing(self, thread: Thread) -> bool:
-        """Return whether a thread has a copy of its memory made, or another memory, and that is not handled yet."""
+        """Return whether a thread has an unhandled event of a new process or an exec, which change its memory."""
         status = self._stopper.deferred.get(thread.tid)
         if status is None:
             return False
@@ -218,28 +218,29 @@ class Reclaimer:
 
 
 def _is_free(space: AddressSpace, threads: Sequence[Thread], number: int) -> bool:
-    """Return whether nothing leads to the code of a program any more, and no thread is in it."""
+    """Return whether no jump leads to the code of a program, and no thread is in it."""
     patches = space.patches
     return not patches.is_used(space.memory, number) and is_left(space, threads, patches.code_of(number))
 
 
 _PATIENCE = 10.0
 """
-Seconds for which a thread waits, before breakpoints are written instead: of the client's processor time.
+Seconds of the client's processor time for which a thread waits, before breakpoints are written instead.
 
-Or for which the client does not run at all. So a busy machine makes the wait longer, and not the jumps late.
+The wait also ends after so many seconds in which the client does not run at all. A busy machine thus makes the wait
+longer, instead of making the jumps late.
 """
 _PATIENCE_OF_ALL = 0.5
-"""The same of all threads of a process: they are in the middle of something."""
+"""Seconds for which all threads of a process wait together: they are in the middle of their work."""
 
 
 class JumpWaits:
     """
-    The threads that wait for jumps: until they are there, nobody executes code that a thread has just mapped.
+    Threads that wait for jumps, so that no thread executes code before its jumps are written.
 
-    That is so after an exec, and while the program's loader says that a library is mapped, which nobody has been told
-    of yet. The thread is asked to stop as it runs on; the breakpoints for which jumps come are not written meanwhile.
-    All threads of a space wait, for a shorter time, when one program has taken the place of another one.
+    A thread waits after an exec, and when the program's loader reports a mapped library whose code no thread uses yet.
+    The thread is asked to stop as it is resumed; breakpoints that jumps will replace are not written meanwhile. All
+    threads of a space wait, for a shorter time, when one program has replaced another one.
     """
 
     def __init__(self, threads: ThreadTable, stopper: Stopper, client: int) -> None:
@@ -247,16 +248,16 @@ class JumpWaits:
         self._client = client
         self._stopper = stopper
         self._until: dict[Thread, float] = {}
-        """By thread, when it waits no more."""
+        """End of the wait of each thread, in seconds of the monotonic clock."""
         self._work: dict[Thread, tuple[float, float]] = {}
-        """By thread that waits on its own, the client's processor time when that began, and when it was looked at."""
+        """Client's processor time at the beginning and at the last check, by thread that waits on its own."""
         self._held: set[Thread] = set()
-        """Those that have stopped for it."""
+        """Threads that have stopped to wait."""
         self._spaces: dict[AddressSpace, float] = {}
-        """The spaces of which all threads wait, also those that are yet to begin, and until when."""
+        """End of the wait of all threads of a space, including those that are created later."""
 
     def begin(self, thread: Thread) -> None:
-        """Let a stopped thread wait, once it is let run, if there are jumps to wait for."""
+        """Let a stopped thread wait when it is resumed, if there are jumps to wait for."""
         if thread.space.unwritten and not thread.space.shared_with:
             thread.awaits_jumps = True
             self._until[thread] = time.monotonic() + _PATIENCE
@@ -265,9 +266,9 @@ class JumpWaits:
 
     def hold(self, space: AddressSpace, held: Iterable[Thread]) -> None:
         """
-        Let all threads of a space wait, if there are jumps to wait for; ``held`` are those that stand still for that.
+        Let all threads of a space wait, if there are jumps to wait for; ``held`` are those that are stopped for that.
 
-        If another one can run on, breakpoints are written at once.
+        If another thread can run on, breakpoints are written at once.
         """
         if not space.unwritten:
             return
@@ -284,7 +285,7 @@ class JumpWaits:
                 self.take(thread)
 
     def _can_wait(self, thread: Thread, still: set[Thread]) -> bool:
-        """Return whether a thread stands still, or stops before it runs on."""
+        """Return whether a thread is stopped, or stops before it runs on."""
         has_stopped = thread in still or thread.tid in self._stopper.deferred or thread.state is ThreadState.ENDED
         return has_stopped or thread.awaits_jumps
 
@@ -293,10 +294,10 @@ class JumpWaits:
         return thread in self._held
 
     def take(self, thread: Thread) -> bool:
-        """Return whether a thread that has stopped because it was asked to stays where it is."""
+        """Return whether a thread that has stopped on request must stay stopped."""
         until = self._spaces.get(thread.space) if thread.space.unwritten else None
         if until is not None and not thread.awaits_jumps:
-            thread.awaits_jumps, self._until[thread] = True, until  # it has just begun
+            thread.awaits_jumps, self._until[thread] = True, until  # it was created after the wait began
         if not thread.awaits_jumps:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -305,7 +306,7 @@ class JumpWaits:
         return True
 
     def look_after(self) -> float | None:
-        """Let threads run whose jumps are there; return in how many seconds to look again, None if nobody waits."""
+        """Resume threads whose jumps are written; return the seconds until the next check, None if no thread waits."""
         if not self._until:
             return None
         now = time.monotonic()
@@ -330,7 +331,7 @@ class JumpWaits:
         return min((until - now for until in self._until.values()), default=None)
 
     def _is_worked_on(self, thread: Thread) -> bool:
-        """Return whether the client has worked since this was asked last, and for less than it may take in all."""
+        """Return whether the client has run since the last check, and for less than ``_PATIENCE`` seconds in all."""
         if thread not in self._work:
             return False  # it waits with all others of its process
         began, last = self._work[thread]
@@ -340,7 +341,7 @@ class JumpWaits:
 
 
 def _processor_time(pid: int) -> float:
-    """Return the processor time that a process has had, in seconds, 0 if it is gone (clock_getcpuclockid(3))."""
+    """Return the processor time of a process in seconds, 0 if it has ended (clock_getcpuclockid(3))."""
     try:
         return time.clock_gettime(~pid << 3 | 2)
     except OSError:
@@ -349,10 +350,10 @@ def _processor_time(pid: int) -> float:
 
 class JumpAbsence:
     """
-    The times without jumps while programs come and go: breakpoints change, and jumps come back where they can.
+    Periods without jumps in which programs are changed; afterwards jumps are written again where possible.
 
-    All threads of the address space stand still meanwhile. So none of them meets a breakpoint, at which it would end if
-    we were killed before we had heard of it.
+    All threads of the address space are stopped meanwhile. So none of them meets a breakpoint, which would kill it if
+    the tracer were killed before handling the stop.
     """
 
     def __init__(
@@ -366,16 +367,16 @@ class JumpAbsence:
         self._still: set[AddressSpace] = set()
 
     def is_still(self, space: AddressSpace) -> bool:
-        """Return whether all threads of a space stand still, and can wait for jumps then."""
+        """Return whether all threads of a space are stopped, and can wait for jumps then."""
         return space in self._still
 
     def end_joining(self, space: AddressSpace) -> None:
-        """Let breakpoints take the place of jumps that lack probepoints for which no others have come."""
+        """Replace jumps that lack probepoints by breakpoints, if no other jumps have come."""
         self._patcher.end_joining(space)
 
     @contextlib.contextmanager
     def in_space(self, space: AddressSpace, sites: Collection[int] | None = None) -> Iterator[None]:
-        """Have no jumps in a space, at all or at some ``sites`` and what they belong to."""
+        """Remove the jumps in a space for the block: all of them, or those at some ``sites`` and their groups."""
         patches = space.patches
         may_change = patches.known_at(sites) or patches.bound_to(patches.by_site if sites is None else sites)
         if not space.is_open or not may_change:
@@ -389,7 +390,7 @@ class JumpAbsence:
     @contextlib.contextmanager
     def everywhere(self, go_on: Callable[[], int] | None = None) -> Iterator[None]:
         """
-        Have no jumps in any space; with ``go_on``, which handles stops, no handler is under way either.
+        Remove the jumps in all spaces for the block; with ``go_on``, which handles stops, no handler runs either.
 
         Then threads also wait for the jumps of breakpoints that are ``unwritten`` at the end.
         """
@@ -410,13 +411,13 @@ class JumpAbsence:
     def _hold(
         self, spaces: list[AddressSpace], go_on: Callable[[], int] | None
     ) -> tuple[list[Thread], list[tuple[AddressSpace, list[SitePatch]]]]:
-        """Hold all threads of spaces, and take the jumps out; return both."""
+        """Stop all threads of spaces, and remove the jumps; return both."""
         held = None if go_on is None else self._handler_ends.hold_outside(spaces, go_on)
         if held is None and go_on is None:
             held = self._stopper.stop([thread for space in spaces for thread in self._threads.in_space(space)])
         taken = [(space, self._patcher.restore(space)) for space in spaces]
         if held is None and go_on is not None:
-            # A thread never was outside when it was looked at: without jumps it does not come back.
+            # A thread was in a handler at every check: without jumps it does not enter one again.
             self._handler_ends.let_end(go_on)
             held = self._stopper.stop([thread for space in spaces for thread in self._threads.in_space(space)])
         return held or [], taken

@@ -1,11 +1,11 @@
 """
-Memory that a stopped process maps for handlers in it, without noticing.
+Memory that a stopped process maps for handlers, transparently to its program.
 
-The file of the client's is handed over as a process hands files to another one, by SCM_RIGHTS (unix(7)): the process
-makes a socket, which takes what we send through a copy of it (``process_calls.send_file``). So it needs no path, works
-through namespaces, whose file it may be; and nothing is open in the process afterwards. What is not the file's is
-a page with a table of threads, and room for calls behind it, of which a child of the process does not inherit the
-contents; and a manifest (``restorer_messages``), of which it does.
+The client's file is passed with SCM_RIGHTS (unix(7)), as one process passes files to another. The process creates a
+socket, to which the tracer sends through a duplicate of it (``process_calls.send_file``). So the file needs no path,
+and may belong to another namespace; no descriptor stays open in the process. Two mappings are not of the client's file.
+One is a page with a table of threads, followed by room for calls, whose contents a child of the process does not
+inherit. The other is a manifest (``restorer_messages``), which a child does inherit.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ _WIPE_ON_FORK = 18
 
 _AF_UNIX, _DATAGRAMS = 1, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
 _CLOSE_ON_EXEC_NOW = 0x40000000 | socket.MSG_DONTWAIT
-"""MSG_CMSG_CLOEXEC, and no waiting."""
+"""Flags of recvmsg: MSG_CMSG_CLOEXEC and MSG_DONTWAIT."""
 
 _HEADER, _VECTOR, _BYTE, _CONTROL = 64, 128, 160, 192
-"""Where on the page things are put for the calls: a ``struct msghdr`` with what it names."""
+"""Offsets on the page of the arguments of system calls: a ``struct msghdr`` and the objects that it refers to."""
 _MESSAGE_HEADER = struct.Struct("=QIxxxxQQQQi")
 _CONTROL_SIZE, _CONTROL_DATA = 24, 16
 
@@ -90,10 +90,10 @@ def share_memory(
     tell: Callable[[FilesShared], None],
 ) -> NativeMemory:
     """
-    Let a process map files of ours, (descriptor, size) each, and room for ``calls``; its other threads must be stopped.
+    Map the tracer's files, (descriptor, size) each, and room for ``calls`` in a process; other threads must be stopped.
 
-    ``tell`` says beforehand which files they are, should we be killed in the middle. Raise ``InjectionError`` if it is
-    not possible; then nothing is left of the attempt.
+    ``tell`` reports beforehand which files these are, in case the tracer is killed. Raise ``InjectionError`` if it is
+    not possible; then no mapping is left.
     """
     manifest = memory_file(MANIFEST_FILE_NAME, MANIFEST_SIZE)
     try:
@@ -115,7 +115,7 @@ def _share(
     calls: CallTable | None,
     tell: Callable[[tuple[int, int]], None],
 ) -> NativeMemory:
-    """Do it, and ``tell`` where the page is; the last one of the files becomes a manifest of the process's own."""
+    """Map the files and report the page by ``tell``; the last file is mapped private and becomes the manifest."""
     own = PROCESS_SIZE + (0 if calls is None else -(-calls.size // PAGE_SIZE) * PAGE_SIZE)
     with injecting(thread) as call:
         page = _checked(call(MMAP[_WORD], 0, own, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
@@ -129,7 +129,7 @@ def _share(
                 how = (_READ, _PRIVATE) if number == len(files) else (_READ_WRITE, _SHARED)
                 mapped.append((_checked(call(MMAP[_WORD], 0, size, *how, received, 0)), size))
         except (InjectionError, OSError) as error:
-            tell((0, 0))  # the process may have something of its own there one day
+            tell((0, 0))  # the process may map other memory there later
             for address, size in ((page, own), *mapped):
                 call(MUNMAP[_WORD], address, size)
             if isinstance(error, OSError):
@@ -148,9 +148,9 @@ def _share(
 
 def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) -> str | None:
     """
-    Enter something into a manifest: first the entry, and then that there is one more.
+    Add an entry to a manifest: write the entry first, then the new length.
 
-    Return why that cannot be; then nothing of what is in the entry may be written.
+    Return the reason if that is not possible; then none of the bytes in the entry may be written.
     """
     if memory.manifest is None:
         return None
@@ -170,9 +170,9 @@ def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) ->
 
 def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:
     """
-    Let the process receive a file of ours; return its number there, and note what is to be closed.
+    Send a file to the process; return the descriptor there, and append descriptors to be closed to ``opened``.
 
-    The process may have others that write into its memory meanwhile: what is read from there is compared.
+    Other processes may write to its memory meanwhile: the received file is compared with the sent one.
     """
     space = thread.space
     number = _checked(call(_SOCKET, _AF_UNIX, _DATAGRAMS, 0))
@@ -191,10 +191,10 @@ def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: lis
 
 def map_code(thread: Thread, program: int, ranges: Iterable[tuple[int, int]]) -> None:
     """
-    Let a process map pages for a program's code, (start, end) each, where nothing is; its threads must be stopped.
+    Map free pages for a program's code in a process, (start, end) each; its threads must be stopped.
 
-    What is mapped is noted with the jumps of its address space: nothing else may be unmapped one day. Raise
-    ``InjectionError`` if one cannot be had, and ``OccupiedError`` if something is there; those before it stay.
+    The mapped ranges are recorded in ``patches``, so that nothing else is unmapped later. Raise ``InjectionError`` if
+    one cannot be mapped, and ``OccupiedError`` if the range is occupied; those before it stay.
     """
     with injecting(thread) as call:
         for start, end in ranges:
@@ -203,7 +203,7 @@ def map_code(thread: Thread, program: int, ranges: Iterable[tuple[int, int]]) ->
             if found == -errno.EEXIST:
                 raise OccupiedError(f"something else is mapped at {start:#x}")
             if _checked(found) != start:
-                call(MUNMAP[_WORD], found, end - start)  # a kernel that takes the address as a hint
+                call(MUNMAP[_WORD], found, end - start)  # a kernel that treats the address as a hint
                 raise OccupiedError(f"something else is mapped at {start:#x}")
             thread.space.patches.code.setdefault(program, []).append((start, end))
 
@@ -214,12 +214,11 @@ def _checked(result: int) -> int:
     return result
 
 
-# The ids that threads have in a PID namespace of their process's own, for handlers in it: they find them there.
+# Thread ids in the PID namespace of a process, for handlers in it, which look them up there.
 #
-# The C library of a process has nothing else, while records, tables and all that is said of threads have the ids of our
-# namespace. So each thread is entered into a table of its process (``native.process_page``) before it runs, and taken
-# out when it has ended, before somebody else can get the same ids. A process that is in no nested namespace has no
-# table.
+# The C library of a process provides only local ids, whereas records, tables and messages contain the ids of the
+# tracer's namespace. So each thread is entered into a table of its process (``native.process_page``) before it runs. It
+# is removed after its end, before its ids can be reused. A process in no nested namespace has no table.
 
 
 NO_ROOM = "it has more threads than there is room for with their ids in its PID namespace"
@@ -227,7 +226,7 @@ _SHARED_IDS = "another process runs in its memory"
 
 
 def own_pages(space: AddressSpace, pid: int) -> None:
-    """Let handlers in the copy of a process know its id, and whether its threads have others there, before it runs."""
+    """Write the process id, and whether thread ids are local, to the pages of a forked child before it runs."""
     space.local_ids = LocalIds.of(pid) if space.patches.memories else None
     for memory in space.patches.memories.values():
         with contextlib.suppress(OSError):
@@ -236,9 +235,9 @@ def own_pages(space: AddressSpace, pid: int) -> None:
 
 def begin_ids(space: AddressSpace, page: int, pid: int, tids: Iterable[int]) -> str | None:
     """
-    Let handlers that have a page in a process know its threads, all of them stopped; return why that cannot be.
+    Enter all threads of a process, which are stopped, into the page of handlers; return the reason if that fails.
 
-    It takes nothing but a look for a process whose threads have the same ids there.
+    A process whose threads have the same ids in its namespace needs no table.
     """
     if space.local_ids is None or space.local_ids.pid not in space.pids:
         space.local_ids = LocalIds.of(pid)
@@ -259,7 +258,7 @@ def begin_ids(space: AddressSpace, page: int, pid: int, tids: Iterable[int]) -> 
 
 
 def enter_thread(space: AddressSpace, pid: int, tid: int) -> bool:
-    """Let handlers know a thread that has not run yet; return False if there is no room: then none may run there."""
+    """Enter a thread that has not run yet; return False if there is no room: then no handler may run there."""
     ids = space.local_ids
     if ids is None or ids.pid != pid:
         return True
@@ -274,7 +273,7 @@ def enter_thread(space: AddressSpace, pid: int, tid: int) -> bool:
 
 
 def leave_thread(space: AddressSpace, tid: int) -> None:
-    """Take a thread out that has ended, and has not been waited for."""
+    """Remove a thread that has ended and has not been waited for."""
     ids = space.local_ids
     if ids is None or (local := ids.by_thread.pop(tid, None)) is None:
         return
@@ -286,7 +285,7 @@ def leave_thread(space: AddressSpace, tid: int) -> None:
 
 
 def lacks_ids(space: AddressSpace) -> bool:
-    """Return whether there are threads in a space that handlers would not know."""
+    """Return whether there are threads in a space that handlers cannot identify."""
     return space.local_ids is not None and space.local_ids.is_full
 
 
@@ -296,7 +295,7 @@ def _write_head(space: AddressSpace, page: int, pid: int) -> None:
 
 
 def _enter(space: AddressSpace, page: int, local: int, tid: int) -> bool:
-    """Write a thread where a page has it already, or nothing; return whether there was such a place."""
+    """Write a thread to its present place on a page, or a free one; return whether there was such a place."""
     found = list(_places(space, page, local))
     place = next((place for place, known, _ in found if known == local), None)
     if place is None:
@@ -308,16 +307,16 @@ def _enter(space: AddressSpace, page: int, local: int, tid: int) -> bool:
 
 
 def _places(space: AddressSpace, page: int, local: int) -> Iterable[tuple[int, int, int]]:
-    """Return where a page may have a thread, and what is there: a local id and ours."""
+    """Return the places on a page for a thread, with their contents: address, local id and global id."""
     window = thread_window(local)
     data = os.pread(space.memory, len(window) * window.step, page + window.start)
     pairs = THREAD.iter_unpack(data[: len(data) // THREAD.size * THREAD.size])
     return [(page + at, found, tid) for at, (found, tid) in zip(window, pairs, strict=False)]
 
 
-# What is about to be written into a process, told to those who take it out: the restorer, and the process's own list.
+# Reports of bytes that are about to be written into a process: to the restorer, and to the process's own manifest.
 #
-# A killed tracer leaves it to the restorer; where both were killed, the list says what to look for
+# The restorer cleans up after a killed tracer; if both were killed, the manifest lists what to look for
 # (``restorer_messages``).
 
 
@@ -329,15 +328,15 @@ def announce(
     patches: tuple[SitePatch, ...] = (),
 ) -> str | None:
     """
-    Tell the restorer what is about to be written for a program, and list it in the process.
+    Report to the restorer what is about to be written for a program, and list it in the process.
 
-    Return why that cannot be; then it must not be written.
+    Return the reason if that is not possible; then it must not be written.
     """
     memory = space.patches.memories[number]
     for pid in space.pids:
         connection.tell_restorer(JumpsPlanned(pid, memory, pages, patches))
     listed = space.patches.listed.setdefault(memory.page, set())
-    # What could not be written at once comes again.
+    # Jumps whose writing failed at first are announced again.
     new = {key: patch for patch in patches if (key := (patch.writes, patch.originals)) not in listed}
     if pages or new or not listed:
         why = list_in_manifest(space, memory, entry_of(memory, pages, tuple(new.values()), ()))
@@ -349,7 +348,7 @@ def announce(
 
 
 def _list_breakpoints(connection: Connection, space: AddressSpace, number: int, listed: set[object]) -> None:
-    """List the breakpoints beside jumps, which are the tracer's and the restorer's to take out, as well."""
+    """List the breakpoints beside jumps as well, which normally the tracer or the restorer removes."""
     memory = space.patches.memories[number]
     found = {(each.address, each.original) for each in space.breakpoints.values()}
     new = sorted(found - listed)
@@ -366,21 +365,21 @@ def _list_breakpoints(connection: Connection, space: AddressSpace, number: int, 
     connection.send(Warned(text, hint, number))
 
 
-# The calls that handlers in a process keep there (``bpf.map_layouts``), as the tracer sees them.
+# Entries of calls that handlers in a process store there (``bpf.map_layouts``), accessed by the tracer.
 #
-# While handlers run, the tracer takes what it wants to know of a call that returns where there is a breakpoint, after a
-# tail call for instance: the slot belongs to the thread that has stopped. It adds calls only while no thread runs.
+# While handlers run, the tracer takes the entry of a call that returns to a breakpoint, after a tail call for instance.
+# That slot belongs to the thread that has stopped. The tracer adds entries only while no thread runs.
 
 
 _HEAD = struct.Struct("=QQ")
 _FREE = bytes(8)
 
 Kept = tuple[tuple[int, int | None], ...]
-"""What is kept of the entry: ``Site.kept``."""
+"""Values stored at an entry, as in ``Site.kept``."""
 
 
 def take_call(space: AddressSpace, probe: Probe, frame: int, kept: Kept) -> Entry | None:
-    """Return the entry of a call that returns, None if it is not kept in the process; it is kept no longer."""
+    """Remove and return the entry of a call that returns; None if it is not stored in the process."""
     memory = space.patches.memories.get(probe.program.number)
     if memory is None or memory.calls is None:
         return None
@@ -403,7 +402,7 @@ def take_call(space: AddressSpace, probe: Probe, frame: int, kept: Kept) -> Entr
 
 
 def add_calls(space: AddressSpace, memory: NativeMemory, probe: Probe, calls: Sequence[tuple[int, Entry]]) -> None:
-    """Keep calls in the process that the tracer knows of by their frames, while no thread of it runs."""
+    """Store calls in the process that the tracer has recorded, by their frames, while no thread of it runs."""
     assert memory.calls is not None
     table, start = memory.calls, memory.page + PROCESS_SIZE
     for frame, entry in calls:
@@ -413,7 +412,7 @@ def add_calls(space: AddressSpace, memory: NativeMemory, probe: Probe, calls: Se
             data = os.pread(space.memory, len(window) * table.slot, start + window.start)
             heads = [(*_HEAD.unpack_from(data, at), at) for at in range(0, len(data) - table.slot + 1, table.slot)]
             if not heads:
-                return  # the process has taken the memory away
+                return  # the process has unmapped the memory
             free = [at for found, _, at in heads if found in (0, key)]
             at = free[0] if free else min(heads, key=lambda head: head[1])[2]
             registers = [entry.registers[index] for index in sorted(entry.registers)]

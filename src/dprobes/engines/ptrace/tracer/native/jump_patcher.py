@@ -1,12 +1,12 @@
 """
 Jumps in the place of breakpoints, on the client's request, and breakpoints again where jumps cannot stay.
 
-The client plans and generates code; here it is written. A breakpoint is always there first: so a jump is nothing but a
-faster way to the same handler, and whatever it is not good for is left to the breakpoint. All threads of the address
-space are stopped when code changes, none of them in what is overwritten or in the middle of a hit there. Where that
-cannot be had just then, it is tried again, ever more rarely, and not for ever.
+The client plans and generates code; this module writes it. A breakpoint is always placed first: a jump is only a faster
+way to the same handler, and cases that it cannot handle are left to the breakpoint. All threads of the address space
+are stopped when code changes; none may be in bytes that are overwritten, or in the middle of a hit there. If that
+condition is not met, writing is retried, at growing intervals and for a limited time.
 
-Jumps are looked at all the time: a uprobe in one of them makes it code that nobody wrote when it goes.
+Jumps are checked regularly: a uprobe that was inserted over a jump leaves invalid code when it is removed.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 __all__ = ["Patcher", "Retries", "adapted", "fitting", "groups_of", "obstacle_to"]
 
 _PAUSE, _PAUSE_MAX = 0.01, 2.0
-"""Seconds until what could not be done is tried again: at first, and at most, as each pause is twice the last one."""
+"""Seconds until a retry: the first pause, and the maximum, as each pause is twice the previous one."""
 _ATTEMPTS = 18
-"""How often something is tried: for about twenty seconds."""
+"""Maximum number of attempts, which last about twenty seconds."""
 
 
 class _Retry(NamedTuple):
-    """A request that is tried again at a time of the monotonic clock."""
+    """A request that is retried at a time of the monotonic clock."""
 
     message: ShareMemory | PatchSites
     due: float
@@ -70,13 +70,13 @@ class _Retry(NamedTuple):
 
 
 class Retries:
-    """The requests that are tried again."""
+    """Requests that are retried later."""
 
     def __init__(self) -> None:
         self._waiting: list[_Retry] = []
 
     def add(self, message: ShareMemory | PatchSites, attempts: int) -> bool:
-        """Note what is to be tried again; return False if it was tried often enough."""
+        """Schedule a retry; return False if there were too many attempts."""
         if attempts >= _ATTEMPTS:
             return False
         pause = min(_PAUSE * 2**attempts, _PAUSE_MAX)
@@ -84,7 +84,7 @@ class Retries:
         return True
 
     def take_due(self) -> list[tuple[ShareMemory | PatchSites, int]]:
-        """Return what is to be tried again now, each with how often it was tried."""
+        """Remove and return the requests that are due, each with the number of attempts."""
         if not self._waiting:
             return []
         now = time.monotonic()
@@ -93,17 +93,17 @@ class Retries:
         return due
 
     def delay(self) -> float | None:
-        """Return in how many seconds something is to be tried again, None if nothing is."""
+        """Return the seconds until the next retry, None if there is none."""
         now = time.monotonic() if self._waiting else 0.0
         return min((max(0.0, each.due - now) for each in self._waiting), default=None)
 
 
 DIFFERS = "memory holds something else than the file"
-"""What may pass: another jump may be written that this one relies on."""
+"""Reason that may be temporary: another jump may be written on whose bytes this one relies."""
 
 
 def groups_of(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
-    """Iterate over the patches that belong together, those first of which the first one comes first."""
+    """Iterate over groups of patches that must be written together, in the order of their first members."""
     left = dict.fromkeys(patches)
     members: dict[tuple[int, int], list[SitePatch]] = {}
     for patch in left:
@@ -121,7 +121,7 @@ def groups_of(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
 
 
 def adapted(space: AddressSpace, patch: SitePatch) -> SitePatch:
-    """Return a jump as it is for the probepoints that are there now, as far as it can do without the others."""
+    """Return a jump adapted to the probepoints that are present now, as far as it can omit the others."""
     if patch.place is not None:
         patch = space.patches.known.get(patch.place, patch)
     return patch.only(
@@ -135,7 +135,7 @@ def _present(space: AddressSpace, address: int) -> set[tuple[int, int]]:
 
 
 def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
-    """Return why a jump does not do what the breakpoints do in whose place it comes."""
+    """Return the reason why a jump is not equivalent to the breakpoints that it replaces; None if it is."""
     for address in patch.addresses:
         breakpoint_ = space.breakpoints.get(address)
         if breakpoint_ is None:
@@ -163,10 +163,10 @@ def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
 
 def fitting(space: AddressSpace, jumps: Iterable[SitePatch]) -> list[SitePatch]:
     """
-    Return jumps that do what breakpoints do that are there now, as they do it, the first one for each place.
+    Return jumps that are equivalent to the breakpoints that are present now, the first one for each place.
 
-    Of those that belong together there are all or none. The last ones in memory come first: a punned jump relies on
-    bytes of the jump behind it.
+    Of jumps that belong together either all or none are returned. They are sorted by descending address: a punned jump
+    relies on bytes of the jump after it.
     """
     left = [made for jump in jumps if (made := adapted(space, jump)).sites]
     members: dict[tuple[int, int], set[int]] = {}
@@ -189,7 +189,7 @@ def fitting(space: AddressSpace, jumps: Iterable[SitePatch]) -> list[SitePatch]:
 
 
 def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> str | None:
-    """Write one jump; return why not."""
+    """Write one jump; return the reason if that is not possible, otherwise None."""
     try:
         if _code_at(space, patch.start, len(patch.code)) != patch.code:
             return DIFFERS
@@ -198,9 +198,9 @@ def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> s
             return DIFFERS
         places.move(patch)
         if len(patch.writes) > 1 and patch.start in space.unwritten:
-            os.pwrite(space.memory, INT3, patch.start)  # nobody may see one page with its part and one without
+            os.pwrite(space.memory, INT3, patch.start)  # no thread may see only one page's part
         space.patches.write(space.memory, patch)
-        space.unwritten.difference_update(patch.addresses)  # who reads there sees the jump
+        space.unwritten.difference_update(patch.addresses)  # a reader of memory sees the jump there
         space.end_joining({address: patch.probes_at(address) for address in patch.addresses})
     except OSError as error:
         return reason_of(error)
@@ -208,7 +208,7 @@ def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> s
 
 
 def _code_at(space: AddressSpace, address: int, size: int) -> bytes:
-    """Return what memory holds besides breakpoints and jumps of ours; raise OSError if there is no memory."""
+    """Return the bytes of memory without the engine's breakpoints and jumps; raise OSError if it is not mapped."""
     found = bytearray(space.read(address, size))
     space.patches.hide(address, found)
     for place in range(address, address + len(found)):
@@ -225,29 +225,29 @@ _SHARED = "several processes share the memory"
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
 _TRAPS = (signal.SIGILL, signal.SIGSEGV)
-"""The signals for instructions that are not valid, or not for programs (``trampoline_space.TRAPS``)."""
+"""Signals that invalid and privileged instructions raise (``trampoline_space.TRAPS``)."""
 
 _PLANS = 4
-"""How often a process may have mapped something where code was planned to be, until breakpoints stay instead."""
+"""Number of times that the planned place for code may be occupied, until breakpoints are kept instead."""
 
 _CHANGED = "another tool has inserted uprobes over jumps of this run, which have been written again"
 _CHANGED_BY = "hits in between may be missing, and the other tool sees none here: --engine ebpf shares places"
 
 _BETWEEN_LOOKS = 0.2
-"""Seconds from one look at the jumps to the next one, at least."""
+"""Minimum seconds from one check of the jumps to the next one."""
 _SHARE_OF_LOOKS = 50
-"""How many times as long as a look the time to the next one is, at least."""
+"""Minimum ratio of the time between two checks to the duration of a check."""
 
 _ATTEMPTS_BEFORE_BREAKPOINTS = 7
-"""How often jumps are tried before breakpoints are written in their place: for about a second."""
+"""Number of attempts to write jumps before breakpoints are written in their place: about a second."""
 
 
 class Patcher:
     """
-    The writer of jumps.
+    Writer of jumps.
 
-    ``take_children`` enters the children that threads of a space have just made: their memory is a copy of what is
-    there before anything changes.
+    ``take_children`` registers the children that threads of a space have just created: their memory is a copy of the
+    state before a change.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Patcher:
         self._has_jumps = False
 
     def look_after(self) -> float | None:
-        """Try again what could not be done, and mend jumps; return in how many seconds to ask again, None for never."""
+        """Retry due requests, and mend jumps; return the seconds until the next call, None for never."""
         for message, attempts in self._retries.take_due():
             if isinstance(message, ShareMemory):
                 self.share(message, attempts)
@@ -278,7 +278,7 @@ class Patcher:
         return min((delay for delay in delays if delay is not None), default=None)
 
     def _mend_jumps(self) -> float | None:
-        """Look for uprobes in jumps if it is time; return in how many seconds to look again, None without jumps."""
+        """Look for uprobes in jumps if a check is due; return the seconds until the next check, None without jumps."""
         now = time.monotonic()
         if now >= self._next_look:
             spaces = [space for space in self._threads.spaces() if space.patches.by_site]
@@ -300,13 +300,13 @@ class Patcher:
             yield held
 
     def share(self, message: ShareMemory, attempts: int = 0) -> None:
-        """Let a process map the client's memory, and say where, unless the program has ended meanwhile."""
+        """Map the client's memory in a process, and report its address, unless the program has ended meanwhile."""
         number, pid = message.program, message.pid
         if self._programs.numbered(number) is None:
             return
         with self._process_held(pid) as held:
             known = held[0].space.patches.memories.get(number) if held else None
-            if known is not None:  # a copy of its parent's
+            if known is not None:  # in a copy of its parent's memory
                 self._connection.send(_shared(number, pid, known))
                 return
             if (problem := self._obstacle(pid, held)) is None:
@@ -337,7 +337,7 @@ class Patcher:
         self._connection.send(MemoryShared(number, pid, problem=problem))
 
     def _problem(self, thread: Thread, error: InjectionError | OSError | ThreadGoneError) -> str:
-        """Return what has happened when a thread was to make system calls; its end is handled later."""
+        """Return the reason why a thread could not make system calls; if it has ended, that is handled later."""
         if isinstance(error, ThreadGoneError):
             self._stopper.defer(thread.tid, error.status)
             return _GONE
@@ -346,18 +346,18 @@ class Patcher:
         return str(error) if isinstance(error, InjectionError) else reason_of(error)
 
     def _globals(self, message: ShareMemory) -> list[tuple[int, int]]:
-        """Return the file of the global variables, if they are to be mapped: it may be one that nobody can open."""
+        """Return the file of the global variables if they are to be mapped; it may have no path to open."""
         program = self._programs.numbered(message.program)
         return [] if program is None or not message.globals else [(program.globals_file, message.globals)]
 
     def _write_breakpoints(self, pid: int, but: Collection[int] = ()) -> None:
-        """Write the breakpoints of a process in whose place no jumps come; ``but`` at some addresses they may yet."""
+        """Write the breakpoints of a process that no jumps replace, ``but`` not those that are still retried."""
         for thread in self._threads.of_process(pid)[:1]:
             self._modules.write_late(thread.space, thread, but)
             self.end_joining(thread.space)
 
     def end_joining(self, space: AddressSpace) -> None:
-        """Let breakpoints take the place of jumps that lack probepoints for which no others have come."""
+        """Replace jumps that lack probepoints by breakpoints, if no other jumps have come."""
         if space.joining:
             sites = list(space.joining)
             end_joining(space, sites)
@@ -365,9 +365,9 @@ class Patcher:
 
     def patch(self, message: PatchSites, attempts: int = 0) -> None:
         """
-        Write code and jumps into a process, and say which, unless the program has ended meanwhile.
+        Write code and jumps to a process, and report which; do nothing if the program has ended meanwhile.
 
-        The same is written into copies of the process that wait for it.
+        The same is written to copies of the process that wait for it.
         """
         self._patch(message, attempts)
         for space in self._threads.spaces():
@@ -414,7 +414,7 @@ class Patcher:
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
 
     def _let_plan_again(self, message: PatchSites, why: str) -> None:
-        """Ask for other jumps, as the process has mapped something where their code was to be."""
+        """Ask for other jumps, because the process has mapped something at the place of their code."""
         refused = tuple((probe, why) for patch in message.patches for probe in patch.probes)
         self._connection.send(SitesPatched(message.program, message.pid, (), refused, is_occupied=True))
 
@@ -422,9 +422,9 @@ class Patcher:
         self, space: AddressSpace, message: PatchSites, attempts: int
     ) -> tuple[set[tuple[int, int]], list[tuple[tuple[int, int], str]], list[SitePatch]]:
         """
-        Write jumps, all threads being stopped.
+        Write jumps while all threads are stopped.
 
-        Return which probepoints have them, why others have not, and the jumps that are tried again.
+        Return the probepoints that have jumps, the reasons why others have not, and the jumps that are retried.
         """
         done: set[tuple[int, int]] = set()
         refused: list[tuple[tuple[int, int], str]] = []
@@ -453,7 +453,7 @@ class Patcher:
         return done, refused, waiting
 
     def _make_room(self, space: AddressSpace, patches: Sequence[SitePatch]) -> list[SitePatch]:
-        """Take the jumps out for all of whose places jumps for several programs come; return them."""
+        """Remove the jumps all of whose places get jumps for several programs; return them."""
         shared = [patch for patch in patches if patch.switches]
         used = {place for patch in shared for place in patch.used_bytes()}
         sites = {address for patch in shared for address in patch.addresses}
@@ -463,7 +463,7 @@ class Patcher:
         return self.restore(space, [site for patch in gone for site in patch.addresses])
 
     def _fill(self, space: AddressSpace, jumps: Iterable[SitePatch]) -> None:
-        """Write jumps again where they were replaced, and nothing else has come."""
+        """Write jumps again where they were removed, and no other jump has come."""
         sites = [site for jump in jumps for site in jump.addresses if site not in space.patches.by_site]
         wanted = fitting(space, self._candidates(space, sites)) if sites else []
         places = ThreadPlaces(space, self._threads.in_space(space), wanted)
@@ -474,16 +474,16 @@ class Patcher:
     def _candidates(
         self, space: AddressSpace, sites: Collection[int] | None, taken: Iterable[SitePatch] = ()
     ) -> list[SitePatch]:
-        """Return the jumps that may be had at some places, or at all, the latest first, and those that were there."""
+        """Return the jumps that are available at some places, or at all, the latest first, and those ``taken`` out."""
         present = {program.number for program in self._programs}
         known = [p for p in space.patches.known_at(sites) if p.owner is None or p.owner in present]
         return [*known, *(patch for patch in taken if patch.place not in space.patches.known)]
 
     def bring_back(self, space: AddressSpace, jumps: Iterable[SitePatch], sites: Collection[int] | None = None) -> None:
         """
-        Write jumps again that were taken out for a change, or others in their place that do what is needed now.
+        Write jumps again that were removed for a change, or others in their place that match the present breakpoints.
 
-        They are those at ``sites``, or all.
+        Only those at ``sites`` are considered, or all if that is None.
         """
         if sites is not None:
             sites = {*sites, *(site for jump in jumps for site in jump.addresses)}
@@ -501,7 +501,7 @@ class Patcher:
 
     @staticmethod
     def _write_all(space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:
-        """Write jumps that belong together; return why not, with nothing changed."""
+        """Write jumps that belong together; if that is not possible, restore everything and return the reason."""
         written: list[int] = []
         for patch in patches:
             present = space.patches.by_site.get(patch.addresses[0])
@@ -535,9 +535,9 @@ class Patcher:
 
     def place_fault(self, thread: Thread) -> None:
         """
-        Let a fault in displaced code be one of the original instruction; the thread has stopped for its signal.
+        Move a fault in displaced code to the original instruction; the thread has stopped for its signal.
 
-        The program may come back to it. Where a jump is in the way of that, the breakpoints take its place again.
+        The program may return to that instruction. If a jump makes that impossible, breakpoints replace the jump.
         """
         if not thread.space.patches.starts:
             return
@@ -555,10 +555,11 @@ class Patcher:
 
     def is_between_steps(self, thread: Thread, registers: RegisterWords) -> bool:
         """
-        Return whether a thread that steps itself has trapped at an instruction that the program does not have.
+        Return whether a thread that steps itself has trapped at an instruction that is not the program's.
 
-        Where it has come to one of the program's in displaced code it is put there, since it gets the trap. So it comes
-        back to what was displaced: where the jump does not trap it there, the jump goes.
+        If it has reached an instruction of the program in displaced code, it is moved to the original, since it
+        receives the trap. It will then return into the displaced bytes: if the jump does not trap it there, the jump is
+        removed.
         """
         patches = thread.space.patches
         if not patches.starts:
@@ -575,9 +576,9 @@ class Patcher:
 
     def lead_on(self, thread: Thread, number: int) -> bool:
         """
-        Let a thread go on in the copy that has come into the middle of a jump, and stopped for the trap there.
+        Move a thread that has jumped into the middle of a jump, and stopped for the trap there, to the copy.
 
-        So it is with a context that was saved before there was a jump. Return whether it was so.
+        This happens with a context that was saved before the jump was written. Return whether the thread was moved.
         """
         if number not in _TRAPS or not thread.space.patches.by_site:
             return False
@@ -593,7 +594,7 @@ class Patcher:
         return True
 
     def _lead_back(self, thread: Thread, pc: int) -> bool:
-        """Let a thread in 32-bit code that a jump has led here meet the breakpoint instead; return whether it has."""
+        """Move a thread in 32-bit code from a jump's trampoline to the breakpoint; return whether it was there."""
         begin = pc - TRAP_OF_32_BITS
         patch = next((each for each in thread.space.patches.displaced.values() if each.begin == begin), None)
         if patch is None:
@@ -604,10 +605,10 @@ class Patcher:
 
     def make_way(self, thread: Thread, address: int, breakpoint_: Breakpoint | None) -> None:
         """
-        Let a stopped thread be hit at a breakpoint though a jump stands in its place.
+        Prepare a hit of a stopped thread at a breakpoint that a jump has replaced.
 
-        Where the jump overwrites what the thread comes to next, or comes back to after a fault, the breakpoints take
-        its place again.
+        If the jump overwrites the instruction that follows, or one that the thread returns to after a fault,
+        breakpoints replace it.
         """
         patch = thread.space.patches.by_site.get(address)
         if patch is None or breakpoint_ is None:
@@ -617,15 +618,15 @@ class Patcher:
             self.give_up(thread.space, patch.addresses)
 
     def give_up(self, space: AddressSpace, sites: Collection[int]) -> None:
-        """Do as ``restore``, for good."""
+        """Replace jumps by breakpoints as ``restore`` does, permanently."""
         for jump in self.restore(space, sites):
             space.patches.give_up(jump.addresses)
 
     def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> list[SitePatch]:
         """
-        Put breakpoints back in the place of jumps, of all or of those at some ``sites`` and what they belong to.
+        Replace jumps by breakpoints: all jumps, or those at some ``sites`` and those that belong to them.
 
-        Return the jumps that are gone, and can be brought back.
+        Return the removed jumps, which can be written again.
         """
         mine = space.patches.bound_to(list(space.patches.by_site) if sites is None else sites)
         if not mine or not space.is_open:
@@ -639,9 +640,9 @@ class Patcher:
 
     def keep_call(self, thread: Thread, breakpoint_: Breakpoint, probe: Probe, frame: int, entry: Entry) -> bool:
         """
-        Keep a call in the process that has begun at a breakpoint, if a jump stands in its place by now.
+        Store a call in the process that has begun at a breakpoint which a jump has replaced since.
 
-        So it is with a thread that has run into the breakpoint before. Return False if the tracer is to keep it.
+        The thread ran into the breakpoint before the jump was written. Return False if the tracer must store the call.
         """
         space = thread.space
         memory = space.patches.memories.get(probe.program.number)
@@ -652,13 +653,13 @@ class Patcher:
         return True
 
     def give_way(self, space: AddressSpace, address: int) -> None:
-        """Take the jumps away that do not bear a breakpoint at an address."""
+        """Remove the jumps that are incompatible with a breakpoint at an address."""
         if sites := space.patches.relying_on(address):
             self.give_up(space, sites)
 
 
 def _move_calls(space: AddressSpace, site: int) -> None:
-    """Let handlers in the process know of the calls that the tracer has seen begin at a place, and that go on."""
+    """Pass the entries of active calls at a place from the tracer to the handlers in the process."""
     for probe, _ in space.breakpoints[site].entries:
         memory = space.patches.memories.get(probe.program.number)
         if memory is not None and memory.calls is not None:
@@ -666,7 +667,7 @@ def _move_calls(space: AddressSpace, site: int) -> None:
 
 
 def _shared(program: int, pid: int, memory: NativeMemory) -> MemoryShared:
-    """Return the answer that says where memory is."""
+    """Return the answer with the address of memory."""
     return MemoryShared(program, pid, memory.page, memory.region, others=tuple(at for at, _ in memory.others))
 
 

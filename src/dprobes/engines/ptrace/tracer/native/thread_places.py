@@ -1,15 +1,16 @@
 """
-Where the threads of an address space stand when code changes under them.
+Places of the threads of an address space, checked before code changes under them.
 
-A jump over several instructions must not be written while a thread is, or may come back, behind its first byte. One
-that stands there goes on in the displaced code. Where one comes back to is on its stack, in the frame of a signal; then
-the jump has to wait.
+A jump over several instructions must not be written while a thread is after its first byte, or may return there. A
+thread that is there is moved to the displaced code. If a stack contains an address there, in the frame of a signal, the
+jump has to wait.
 
-Nor may a thread be in the trampoline of an earlier jump, which would lead it back behind the first byte.
+Nor may a thread be in the trampoline of an earlier jump, which would return it to a place after the first byte.
 
-A thread that has stopped because we asked for it may have run into a breakpoint all the same: the kernel reports our
-request first (``get_signal`` looks for JOBCTL_TRAP_MASK before it takes a synchronous signal). It stands behind the
-byte of the breakpoint, which may be where the next instruction begins, and must be found there by its SIGTRAP.
+A thread that was stopped on request may have run into a breakpoint at the same time. The kernel reports the request
+first: ``get_signal`` looks for JOBCTL_TRAP_MASK before it takes a synchronous signal. Its instruction pointer is after
+the breakpoint's byte, which may be the beginning of the next instruction, and it must be there when its SIGTRAP
+arrives.
 """
 
 from __future__ import annotations
@@ -42,40 +43,41 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadPlaces", "is_left", "is_outside", "stack_words", "stacks_from", "unmap_native", "unmap_program"]
 
-# What contexts a process may come back to: those on the stacks of threads, and those that it has saved elsewhere.
+# Contexts that a process may return to: those on the stacks of threads, and those that it has saved elsewhere.
 #
-# Stacks are looked through from the stack pointers to the ends of the mappings. Where a signal has interrupted a thread
-# on another stack, the frame of that signal says where, and from there on that one is looked at as well. A program that
-# switches between contexts by itself keeps them anywhere in its memory (``saved_parts``).
+# Stacks are searched from the stack pointers to the ends of the mappings. If a signal has interrupted a thread on
+# another stack, the frame of that signal contains the other stack pointer, and that stack is searched as well. A
+# program that switches contexts by itself stores them anywhere in its memory (``saved_parts``).
 
 
 _STACK_MAX = 16 << 20
 _FRAMES_MAX = 256
-"""How many frames of signals may be on a stack: a program can fill it with what looks like some."""
+"""Maximum number of signal frames on a stack: a program can fill it with data that looks like frames."""
 _SAVED_MAX = 64 << 20
-"""Bytes of memory in use that are looked through for saved contexts: it takes a quarter of a second."""
+"""Maximum bytes of resident memory that are searched for saved contexts: this takes a quarter of a second."""
 _MAPPED_MAX = 16 << 30
-"""Bytes of mappings of which the kernel is asked what is in use."""
+"""Maximum bytes of mappings for which the kernel is asked which pages are resident."""
 _WRITABLE_MAX = 1 << 13
-"""Mappings of which the kernel is asked that: two system calls each."""
+"""Maximum number of mappings for which the kernel is asked that: two system calls each."""
 _RUN_MAX = 1 << 20
 _RED_ZONE = 128
 _PRESENT = 1 << 63 | 1 << 62
-"""A page is there, or in the swap (Documentation/admin-guide/mm/pagemap.rst)."""
+"""Bits of a pagemap entry: page present, or swapped (Documentation/admin-guide/mm/pagemap.rst)."""
 _WORD = 8
 _SELECTORS = bytes.fromhex("3300 0000 0000 2b00")
-"""What a signal frame holds behind flags: cs, gs, fs and ss (``struct sigcontext_64``)."""
+"""Words after the flags in a signal frame: cs, gs, fs and ss (``struct sigcontext_64``)."""
 _SP_BEFORE = 24
-"""How far before these the stack pointer is that the signal has interrupted."""
+"""Distance in bytes from the interrupted stack pointer in the frame to the selectors."""
 
 
 def stacks_from(
     space: AddressSpace, mapping_at: Callable[[int], Mapping | None], pointers: Iterable[int]
 ) -> list[bytes] | None:
     """
-    Return what is on stacks, each from a word on; None if one is too large, or cannot be read.
+    Return the contents of stacks, from each pointer to the end of its mapping.
 
-    ``mapping_at`` returns what is mapped at an address.
+    Return None if a stack is too large, or cannot be read. Pointers are rounded down to words. ``mapping_at`` returns
+    the mapping that contains an address.
     """
     found: list[bytes] = []
     waiting = list(pointers)
@@ -106,7 +108,7 @@ def _mapping_of(mappings: Sequence[Mapping], address: int) -> Mapping | None:
 
 
 def _interrupted(data: bytes) -> Iterator[int]:
-    """Give the stack pointers in what looks like frames of signals."""
+    """Iterate over the stack pointers in data that looks like signal frames."""
     place = data.find(_SELECTORS)
     while place >= 0:
         if place >= _SP_BEFORE and not place % _WORD:
@@ -118,10 +120,10 @@ def saved_parts(
     space: AddressSpace, tid: int, mappings: Sequence[Mapping], pointers: Iterable[int], limit: int = _SAVED_MAX
 ) -> Iterator[bytes] | None:
     """
-    Return all that the program may have written to, in parts; None if that is more than ``limit`` bytes.
+    Return all memory that the program may have written to, in parts; None if that is more than ``limit`` bytes.
 
-    What of it is ours is left out, and what is below the stack ``pointers`` of threads. Raise OSError if it cannot be
-    read.
+    The engine's own memory is omitted, and the memory below the stack ``pointers`` of threads. Raise OSError if memory
+    cannot be read.
     """
     ours = space.patches.ranges()
     tops = {stack.start: pointer for pointer in pointers if (stack := _mapping_of(mappings, pointer)) is not None}
@@ -140,7 +142,7 @@ def saved_parts(
 
 
 def _used_runs(pagemap: FileIO, mapping: Mapping) -> Iterator[tuple[int, int]]:
-    """Iterate over the resident parts of a mapping."""
+    """Iterate over the ranges (start, end) of resident pages of a mapping."""
     pagemap.seek(mapping.start // PAGE_SIZE * _WORD)
     data = pagemap.read((mapping.end - mapping.start) // PAGE_SIZE * _WORD)
     start = None
@@ -159,24 +161,24 @@ def _used_runs(pagemap: FileIO, mapping: Mapping) -> Iterator[tuple[int, int]]:
         yield start, mapping.start + len(data) // _WORD * PAGE_SIZE
 
 
-# The giving back of memory that handlers ran in: when no thread can come back into it.
+# Unmapping of memory that handlers ran in, when no thread can return into it.
 #
-# A thread may stand in a handler, or be in a signal handler that has interrupted one: then the address is on its stack,
-# in the signal frame. So the stacks of all threads are looked through (``thread_places``); one that is too large for
-# that counts as in use. So is the rest of the memory, where a program may have saved a context to come back to.
+# A thread may be in a handler, or in a signal handler that has interrupted one: then the address is on its stack, in
+# the signal frame. So the stacks of all threads are searched (``thread_places``); a stack that is too large for that
+# counts as in use. So is the rest of the memory, where a program may have saved a context to return to.
 
 
 _ENDED = ("Z", "X")
-"""The states of threads that execute nothing more, though their end may still be to be handled."""
+"""States of threads that execute nothing more, though their end may not be handled yet."""
 _LOOKED_THROUGH_MAX = 256 << 20
-"""Bytes of memory that are looked through, at about 1 GB/s; a larger process keeps the code."""
+"""Maximum bytes of memory that are searched, at about 1 GB/s; a larger process keeps the code."""
 _GRANULE = 16
-"""Bits of an address that are not searched for: the others are six bytes, which are found quickly."""
+"""Number of low bits of an address that are not searched for: the others are six bytes, which are found quickly."""
 
 
 def is_left(space: AddressSpace, threads: Sequence[Thread], ranges: Sequence[tuple[int, int]] | None = None) -> bool:
     """
-    Return whether no thread of a space can come back into code of ours, all or that in ``ranges``.
+    Return whether no thread of a space can return into the engine's code, all of it or that in ``ranges``.
 
     All threads must be stopped.
     """
@@ -188,7 +190,7 @@ def is_left(space: AddressSpace, threads: Sequence[Thread], ranges: Sequence[tup
 
 
 def _is_saved_nowhere(space: AddressSpace, threads: Sequence[Thread], ranges: Sequence[tuple[int, int]]) -> bool:
-    """Return whether the program has certainly saved no address in our code, with a context or by itself."""
+    """Return whether the program has certainly saved no address in ``ranges``, with a context or by itself."""
     pointers: list[int] = []
     registers = ptrace_calls.Registers()
     for thread in threads:
@@ -205,7 +207,11 @@ def _is_saved_nowhere(space: AddressSpace, threads: Sequence[Thread], ranges: Se
 
 
 def is_outside(space: AddressSpace, thread: Thread, ranges: Sequence[tuple[int, int]] | None = None) -> bool:
-    """Return whether a thread of a space that is stopped, or has ended, can certainly not come back into our code."""
+    """
+    Return whether a stopped or ended thread can certainly not return into the engine's code.
+
+    ``ranges`` restricts the code that is considered.
+    """
     if ranges is None:
         ranges = space.patches.code_ranges()
     if not ranges:
@@ -234,7 +240,7 @@ def names_address(data: bytes, start: int, end: int) -> bool:
 
 
 def unmap_native(space: AddressSpace, call: Call) -> None:
-    """Unmap all that handlers in a space had, which no thread comes back to."""
+    """Unmap all memory of handlers in a space; no thread may be able to return into it."""
     patches = space.patches
     for number in patches.code.keys() | patches.memories.keys():
         unmap_program(space, call, number)
@@ -243,10 +249,11 @@ def unmap_native(space: AddressSpace, call: Call) -> None:
 
 def unmap_program(space: AddressSpace, call: Call, number: int) -> None:
     """
-    Unmap what handlers of one program had.
+    Unmap the memory of the handlers of one program.
 
-    Should we be killed meanwhile, others go on with what is left (``outside_removal``). The region comes before
-    the page, which cannot be told from what the program may map there next; the manifest, which lists all, is the last.
+    If the tracer is killed meanwhile, other processes unmap the rest (``outside_removal``). The region is unmapped
+    before the page, which cannot be distinguished from memory that the program may map there next. The manifest, which
+    lists everything, is the last.
     """
     number_of_call, patches = MUNMAP[space.word_size], space.patches
     for start, end in patches.code.get(number, ()):
@@ -269,7 +276,7 @@ _SAVED = "a context that the program has saved may be in what would be displaced
 
 
 class _Place(NamedTuple):
-    """Where a thread stands; ``is_trapping`` says that it has run into a breakpoint, and has not stopped for it."""
+    """Place of a thread; ``is_trapping`` means that it has run into a breakpoint, but has not stopped for it yet."""
 
     thread: Thread
     pc: int
@@ -279,7 +286,7 @@ class _Place(NamedTuple):
 
 class ThreadPlaces:
     """
-    The places of all threads of a space, read once; those that can stop must have.
+    Places of all threads of a space, read once; all those that can stop must be stopped.
 
     ``patches`` are the jumps that are to be written.
     """
@@ -291,7 +298,7 @@ class ThreadPlaces:
         self._unknown = False
         inside = [original for patch in patches for original, _ in patch.moves]
         self._leading_back: dict[int, list[tuple[int, int]]] = {}
-        """Where trampolines are, by where they lead back to."""
+        """Ranges of trampolines, by the address to which they return."""
         for former in space.patches.displaced.values() if inside else ():
             if former.begin:
                 self._leading_back.setdefault(former.back, []).append((former.begin, former.end))
@@ -308,7 +315,7 @@ class ThreadPlaces:
             self._saved = self._words_saved(resumed)
 
     def _words_saved(self, wanted: frozenset[int]) -> frozenset[int] | None:
-        """Return which addresses are anywhere in the memory of the program; None if that is not known."""
+        """Return which addresses are anywhere in the memory of the program; None if that cannot be determined."""
         tid = self._threads[0].tid
         try:
             pointers = [pointer for thread in self._threads for pointer in self._pointers(thread)]
@@ -346,10 +353,10 @@ class ThreadPlaces:
         yield registers[Register.RSP]
 
     def obstacle(self, patch: SitePatch) -> str | None:
-        """Return why a jump cannot be written now; that passes."""
+        """Return the temporary reason why a jump cannot be written now; None if it can."""
         sites = patch.addresses
         for thread in self._threads:
-            # Others that have run into the breakpoint stand where they can go on, with it or without.
+            # Other threads that have run into the breakpoint can continue where they are, with or without it.
             if thread.hit.is_late and thread.hit.breakpoint.address in sites:
                 return _SLEEPS
             if thread.restarting in sites:
@@ -357,7 +364,7 @@ class ThreadPlaces:
         return self._obstacle_to_moves(patch) if patch.moves else None
 
     def _obstacle_to_moves(self, patch: SitePatch) -> str | None:
-        """Return why code cannot be displaced now."""
+        """Return the reason why code cannot be displaced now; None if it can."""
         if self._unknown:
             return _CANNOT_STOP
         if any(original in self._kept for original, _ in patch.moves):
@@ -370,14 +377,14 @@ class ThreadPlaces:
         return _BUSY if any(_is_busy(place, patch) for place in self._places) else None
 
     def move(self, patch: SitePatch) -> None:
-        """Let threads that stand in what a jump displaces go on in the copy; raise OSError for one that is gone."""
+        """Move threads in instructions that a jump displaces to the copies; raise OSError for one that has ended."""
         for thread, pc, slot, _ in self._places:
             to: int | None = pc
             if thread.trapped:
                 if thread.trapped in patch.addresses:
                     to = patch.way_on(thread.trapped)
             elif slot is not None:
-                # What becomes of a pending hit shows in its slot.
+                # The outcome of a pending hit is determined from its slot.
                 if slot.site in patch.addresses and thread.hit.state is not HitState.PENDING:
                     to = patch.copy_of(slot.site) if pc == slot.address else patch.way_on(slot.following)
             else:
@@ -402,7 +409,7 @@ def _has_trap_pending(thread: Thread) -> bool:
 
 
 def stack_words(space: AddressSpace, tid: int, pointers: Iterable[int], first: int, last: int) -> frozenset[int] | None:
-    """Return the words from ``first`` to ``last`` on the stacks of threads; None if one cannot be looked through."""
+    """Return the words from ``first`` to ``last`` on the stacks of threads; None if one cannot be searched."""
     try:
         stacks = stacks_from(space, mapping_finder(tid), pointers)
     except TargetError:
