@@ -50,7 +50,7 @@ lint: .venv/dev.stamp ## check style, types, layers, and that generated files ar
 	.venv/bin/lint-imports
 	$(PYTHON) tools/module_graph.py
 	$(PYTHON) tools/word_lint.py
-	$(PYTHON) tools/reference_lint.py
+	$(PYTHON) tools/docstring_lint.py
 	$(PYTHON) tools/match_lint.py
 	$(PYTHON) tools/generate_docs.py --check
 	$(PYTHON) tools/generate_man.py --check

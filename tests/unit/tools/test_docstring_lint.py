@@ -1,10 +1,10 @@
-"""A name in double backquotes is one that the code has."""
+"""A docstring begins with a noun or an imperative, and names what is there."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tools.reference_lint import prose_and_names, stale
+from tools.docstring_lint import beginnings, prose_and_names, stale
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,3 +31,17 @@ def test_references_to_nothing_are_found(tmp_path: Path) -> None:
     file.write_text(TEXT, encoding="utf-8")
     known = prose_and_names(TEXT)[1]
     assert list(stale(file, known)) == [(1, "gone_thing"), (4, "other.limit"), (7, "nowhere")]
+
+
+def test_docstrings_that_begin_like_a_riddle_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        '"""What there is."""\n\n\ndef f():\n    r"""\n    Say how.\n    """\n    return """What"""\n', "utf-8"
+    )
+    assert list(beginnings(file)) == [(1, "What"), (5, "Say")]
+
+
+def test_nouns_and_imperatives_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text('"""Status of a run."""\n\n\ndef f():\n    """Return what there is."""  # What\n', "utf-8")
+    assert list(beginnings(file)) == []

@@ -1,5 +1,8 @@
 """
-Find references in docstrings and comments to names that are not there any more.
+Find docstrings that begin like a riddle, and references in prose to names that are not there any more.
+
+A class's docstring begins with a noun, a function's with an imperative; none begins with one of ``BEGINNINGS``, which
+hide what a reader searches for.
 
 A reference is what stands in double backquotes and looks like a name, such as ``probe_manager``, ``Manager.stop`` or
 ``rpn.instruction_set``. Each of its words must be a name of the code, a module, a word of a string, or one that the
@@ -24,6 +27,11 @@ PLACES = ("src", "tools", "benchmarks")
 
 REFERENCE = re.compile(r"``([A-Za-z_][\w.]*?)(?:\(\))?``")
 WORD = re.compile(r"[A-Za-z_]\w*")
+
+BEGINNINGS = re.compile(
+    r'[rb]*"+\s*'
+    r"(Behind|Hold|How|Know|Nobody|Say|Tell|What|Where|Whether|Which|Who|Whoever|Why)\b"
+)
 
 ELSEWHERE = frozenset(
     """
@@ -93,13 +101,28 @@ def stale(path: Path, known: set[str]) -> Iterator[tuple[int, str]]:
                 yield line + text.count("\n", 0, found.start()), found[1]
 
 
+def beginnings(path: Path) -> Iterator[tuple[int, str]]:
+    """Iterate over docstrings that begin with a word of ``BEGINNINGS``, with their lines."""
+    for line, text in prose_and_names(path.read_text(encoding="utf-8"))[0]:
+        if (found := BEGINNINGS.match(text)) is not None:
+            yield line, found[1]
+
+
 def main() -> int:
-    """Print each reference to nothing; return 1 if there is one."""
+    """Print each docstring that begins so, and each reference to nothing; return 1 if there is one."""
     known = known_names()
-    places = [(path, *place) for path in files() for place in stale(path, known)]
-    for path, line, name in places:
-        print(f"{path.relative_to(ROOT)}:{line}: there is no '{name}'")
-    return 1 if places else 0
+    problems = [
+        f"{path.relative_to(ROOT)}:{line}: a docstring begins with '{word}'"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for line, word in beginnings(path)
+    ]
+    problems += [
+        f"{path.relative_to(ROOT)}:{line}: there is no '{name}'"
+        for path in files()
+        for line, name in stale(path, known)
+    ]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
