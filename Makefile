@@ -9,11 +9,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
-# Tests of real programs wait most of their time: two workers for each processor.
-WORKERS := $(shell n=$$(nproc); echo $$((n < 4 ? 2 * n : 8)))
+WORKERS := 2
 TESTS := $(PYTHON) -m pytest -q --timeout=600 --timeout-method=signal
 # The tests of a file run one after the other: they share what they build, and the names they probe.
-PARALLEL := $(TESTS) --dist loadfile
+PARALLEL := $(TESTS) -n $(WORKERS) --dist loadfile
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +21,7 @@ demo: .venv/run.stamp ## install what is needed and show probe records of a real
 	@sh tools/demo.sh
 
 quick: .venv/dev.stamp ## run the tests that take no time: unit tests and cases
-	$(PARALLEL) -n 2 -m "not torture and not slow" tests/unit tests/cases
+	$(PARALLEL) -m "not torture and not slow" tests/unit tests/cases
 
 test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 	$(PYTHON) -m compileall -q src
@@ -30,7 +29,7 @@ test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 
 test-kernels: .venv/dev.stamp .venv/tools.stamp ## run the tests that other kernels are booted for, each on all of them
 	$(PYTHON) -m compileall -q src
-	$(PARALLEL) -n 2 --all-kernels -m "not torture" tests/kernel
+	$(PARALLEL) --all-kernels -m "not torture" tests/kernel
 
 guest-kernel: .venv/dev.stamp ## build the kernel of guests that lets functions be skipped, which some tests need
 	$(PYTHON) tools/build_guest_kernel.py
