@@ -141,7 +141,7 @@ def test_several_threads_that_want_a_debugger_are_let_go(build: Builder, run: Ru
 def is_writer(pid: int) -> bool:
     """Return whether a process is one that writes a core: nobody else lets the stopped process go on."""
     try:
-        return b"coredump" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"core_dumper" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
