@@ -11,6 +11,7 @@ import fnmatch
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -172,8 +173,25 @@ for pair in ((3, 3), (3, 2), (2, 3)):
     print(run_handler("push %d\\npush %d\\nleu\\nlog b, 1" % pair).log.hex(), end=" ")
 """
     assert copy.python(program) == "01 01 00 "
-    source = copy.write("p.rpn", HEADER + "push r, rax\npush 3\nleu\nlog 1\nexit\n")
-    assert "leu" in copy.dprobes("show", "--bpf", source)
+    copy.replace(
+        "bpf/lower/templates/arithmetic_templates.py",
+        '_COMPARED = {"==": _equal, "<": _less}',
+        """\
+def _at_most(w, top, second, *, is_signed):
+    result = _less(w, second, top, is_signed=is_signed)
+    w.asm.alu(Alu.XOR, result, 1, wide=w.wide)
+    return result
+
+
+_COMPARED = {"==": _equal, "<": _less, "<=": _at_most}""",
+    )
+    # Handlers in the process are compiled; the cells are known at run time only.
+    source = copy.write("p.rpn", HEADER + "push r, arg0\nlog 1\npush 100\npush r, arg0\nleu\nlog 1\nexit\n")
+    printed = copy.dprobes("run", "--engine", "inline", "--format", "json", source, "--", "ls", "/")
+    data = [bytes.fromhex(found) for found in re.findall('"data": "([0-9a-f]+)"', printed)]
+    sizes = [struct.unpack("=QQ", each) for each in data]
+    assert {is_small for _, is_small in sizes} == {0, 1}
+    assert [(size, is_small) for size, is_small in sizes if is_small != (size <= 100)] == []
 
 
 @recipe("a header keyword")
@@ -522,9 +540,8 @@ def add_aggregation(copy: Copy) -> None:
         case TableKind.SUM:
             yield""",
     )
-    copy.replace(
-        layout, "not in (TableKind.MIN, TableKind.MAX)", "not in (TableKind.RANGE, TableKind.MIN, TableKind.MAX)"
-    )
+    merged = " case TableKind.MIN | TableKind.MAX:\n            return False"
+    copy.replace(layout, merged, merged.replace("TableKind.MAX", "TableKind.MAX | TableKind.RANGE"))
     copy.replace(
         layout,
         "        case TableKind.MIN:\n            return",
@@ -545,6 +562,11 @@ def add_aggregation(copy: Copy) -> None:
         copy.replace(file, f" {old}", f" {old} TableKind.RANGE |")
     templates = "bpf/lower/templates/table_templates.py"
     copy.insert_after(templates, "_GREATEST = {", "    TableKind.RANGE: ((0, _LEAST), (1, _LARGEST)),")
+    copy.replace(
+        templates,
+        "case TableKind.MIN | TableKind.MAX:\n            pass",
+        "case TableKind.MIN | TableKind.MAX | TableKind.RANGE:\n            pass",
+    )
     copy.replace(
         templates,
         "        case TableKind.AVG:\n",

@@ -174,7 +174,7 @@ class CompiledProgram:
 
     @property
     def is_joined(self) -> bool:
-        """True if it consists of several programs, for several modules."""
+        """True if it consists of several programs, for several modules, or has blocks of the tool."""
         return bool(self.companions) or self.tool is not None
 
     @property

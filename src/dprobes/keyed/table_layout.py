@@ -167,6 +167,8 @@ def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
             yield lhist_bucket(value, table.range), Change.ADD, 1
         case TableKind.LAST:
             yield 0, Change.SET, value & _MASK
+        case other:
+            assert_never(other)
 
 
 def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
@@ -185,7 +187,14 @@ def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
 
 def merges_by_adding(table: Table, cell: int) -> bool:
     """Return whether the cells of several CPUs are added; otherwise their maximum is the result."""
-    return table.kind not in (TableKind.MIN, TableKind.MAX) and not (table.kind is TableKind.STATS and cell > 1)
+    match table.kind:
+        case TableKind.MIN | TableKind.MAX:
+            return False
+        case TableKind.STATS:
+            return cell < 2
+        case TableKind.COUNT | TableKind.SUM | TableKind.AVG | TableKind.HIST | TableKind.LHIST | TableKind.LAST:
+            return True
+    assert_never(table.kind)
 
 
 def merged(table: Table, parts: Iterable[Sequence[int]]) -> tuple[int, ...]:

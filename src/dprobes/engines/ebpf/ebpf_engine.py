@@ -47,8 +47,8 @@ class EbpfEngine(Engine):
     """
     Engine that probes files in all processes that map them, with handlers compiled to eBPF that run in the kernel.
 
-    ``exact``, ``command`` are those of the ``Planner``, the others those of ``Settings``. Any thread may use an engine,
-    and sessions may share it.
+    ``symbols``, ``allow_write``, ``exact`` and ``command`` are passed to the ``Planner``, the others to ``Settings``.
+    Any thread may use an engine, and sessions may share it.
     """
 
     name = "ebpf"

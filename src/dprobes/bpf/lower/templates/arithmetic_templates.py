@@ -50,19 +50,19 @@ def _binary(operation: Alu, meaning: Binary) -> Template:
 def _comparison(name: str) -> Template:
     """Return the template of a comparison, without branches: they would be two paths for the verifier."""
     comparison = COMPARISONS[name]
+    compare = _COMPARED[comparison.symbol]
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         top, second = w.stack.pop(), w.stack.pop()
         if isinstance(top, int) and isinstance(second, int):
             w.stack.push(comparison.of_words(top, second, w.bits))
             return
-        result = _equal(w, top, second) if name == "eq" else _less(w, top, second, is_signed=comparison.is_signed)
-        w.stack.push(result)
+        w.stack.push(compare(w, top, second, is_signed=comparison.is_signed))
 
     return template
 
 
-def _equal(w: Writer, top: Operand, second: Operand) -> Register:
+def _equal(w: Writer, top: Operand, second: Operand, *, is_signed: bool) -> Register:
     if isinstance(top, int):
         top, second = second, top
     differs = w.stack.in_register(top)
@@ -89,6 +89,10 @@ def _less(w: Writer, top: Operand, second: Operand, *, is_signed: bool) -> Regis
     asm.alu(Alu.XOR, less, other, wide=wide)
     asm.alu(Alu.RSH, less, w.bits - 1, wide=wide)
     return less
+
+
+_COMPARED = {"==": _equal, "<": _less}
+"""Code for each symbol of ``COMPARISONS``: 1 if the top cell compares so with the second one, else 0."""
 
 
 def _neg(w: Writer, i: EncodedInstruction) -> None:

@@ -9,7 +9,7 @@ the changes. A table without keys is memory that is addressed directly.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.lower.state.handler_state import KEY_HEAD, SCRATCH, Field
@@ -248,6 +248,10 @@ def write_value(w: Writer, table: Table, again: Label | None) -> None:
                 asm.copy_from(_R.R2, place, _R.R5, _offset(table, 0) + place)
         case TableKind.LAST:
             asm.copy_from(SCRATCH, w.work(_VALUE), _R.R5, _offset(table, 0))
+        case TableKind.MIN | TableKind.MAX:
+            pass  # the greatest number is kept already
+        case other:
+            assert_never(other)
 
 
 def _add(w: Writer, offset: int, amount: int | None) -> None:
@@ -303,6 +307,10 @@ def load_shown(w: Writer, table: Table) -> None:
             for cell in range(1, table.value_cells):
                 asm.load(_R.R2, _R.R0, _offset(table, cell))
                 asm.alu(Alu.ADD, _R.R1, _R.R2)
+        case TableKind.COUNT | TableKind.SUM | TableKind.STATS | TableKind.LAST:
+            pass  # the first cell is the number
+        case other:
+            assert_never(other)
 
 
 _COPY = 14

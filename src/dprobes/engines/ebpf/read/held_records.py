@@ -35,7 +35,7 @@ class Ended:
 
     probe: int
     reason: int
-    """Operand of ``exit``, or ``layout.LIMIT`` or ``layout.REMOVE``."""
+    """Operand of ``exit``, or ``LIMIT`` or ``REMOVE`` of ``bpf.map_layouts``."""
     pid: int
     tid: int
 
