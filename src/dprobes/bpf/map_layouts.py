@@ -403,7 +403,7 @@ class Entry(IntEnum):
     probepoint that gives tickets back (NOTES) are affected only if that number is not 0.
     """
     PROCESS = 4
-    """A process left the scope: u32 process id."""
+    """A process left the scope: u32 process id. The entry wakes the reader, which needs nothing of it."""
     SNAPSHOT = 5
     """
     The data by which a call stack is found; it comes before the record that it belongs to.

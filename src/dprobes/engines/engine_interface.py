@@ -104,7 +104,11 @@ class Counts:
 
 
 class RecordBatch(NamedTuple):
-    """Records (``log_record``) in their order, each with its probepoint: an index into the attachment's ``probes``."""
+    """
+    Records (``log_record``) in their order, each with its probepoint: an index into the attachment's ``probes``.
+
+    Engines that have many give a ``RecordTable``, which yields such pairs.
+    """
 
     records: Sequence[tuple[int, bytes]]
 

@@ -1,5 +1,5 @@
 """
-The rules of the logging instructions.
+The rules of the instructions that log, and of those that use keyed tables.
 
 PLP is set to LP when a log instruction starts, and to the new LP only when it succeeds. The part that fits is kept with
 its true length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (language.md, "The log buffer"). If

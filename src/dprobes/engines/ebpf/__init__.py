@@ -3,7 +3,7 @@ The eBPF engine: breakpoints in every process that maps a file, with handlers th
 
 ::
 
-    files ─► plan of sites ─► bpf.lower ─► maps, programs, links ─► ring ─► RecordStream ─► RecordBatch
+    files ─► plan of sites ─► bpf.lower ─► maps, programs, links ─► ring ─► EntryReader ─► HeldRecords ─► RecordBatch
 
 ``kernel`` is the engine's interface to the kernel; it finds the kernel's features by trial, where tests switch them
 off. No code checks the kernel's version. ``attach`` creates what is attached, ``read`` turns the contents of the ring

@@ -4,7 +4,7 @@ The ptrace engine: breakpoints in the processes of one process tree, without pri
 ::
 
     dprobes run ──────────────── pipes ─────────────── tracer (own process, own session)
-      client: files, symbols, output                     threads, breakpoints, interpreter
+      client: files, symbols, output                     threads, breakpoints, handlers in Python
       parent of the command                              ptrace, /proc/PID/mem
 
 The *tracer* stops threads, runs handlers and keeps the target's code right. It is small and handles neither files nor

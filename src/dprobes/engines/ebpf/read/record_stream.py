@@ -1,5 +1,5 @@
 """
-Records in their canonical form, ends of probepoints and signals, decoded from the entries of a ring.
+Records with process names cut at their NUL, ends of probepoints and signals, decoded from the entries of a ring.
 
 A piece of the ring is copied as it is, with headers and discarded entries (``ring_reader``). Many consecutive records
 of one size are packed without examining each.
