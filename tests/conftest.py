@@ -41,7 +41,7 @@ CASES = Path(__file__).parent / "cases"
 
 @dataclass(frozen=True)
 class BackEnd:
-    """What can run cases: ``obstacle`` returns why this machine does not let it."""
+    """Back end that runs cases; ``obstacle`` returns the reason why it cannot run on this machine."""
 
     check: Callable[[Case, Target], None]
     can_run: Callable[[Case, Target], bool] = lambda case, target: True

@@ -3,9 +3,9 @@ Files in the user's cache directory (XDG Base Directory Specification), which ma
 
 They are data, and never executed or unpickled. An unreadable file counts as missing, and a failed write is ignored.
 Other users cannot add files, or cause files of another directory to be read, written or removed. For that the directory
-is opened component by component from the root, and each component must belong to the user or to root, and be writable
-by nobody else. If root's environment names another user's home directory (``sudo -E``), nothing is cached. All later
-operations are relative to the descriptor.
+is opened component by component from the root. Each component must belong to the user or to root, and no other user may
+be able to write it. If root's environment names another user's home directory (``sudo -E``), nothing is cached. All
+later operations are relative to the descriptor.
 """
 
 from __future__ import annotations

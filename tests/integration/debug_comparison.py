@@ -148,7 +148,7 @@ def take(pc, frame, only_arguments=False, is_before=False):
         if only_arguments != (is_before and symbol.is_argument):
             continue
         if order["is_slow"] and not symbol.is_argument and not is_common and line <= symbol.line:
-            continue  # nobody has written to it yet: it is what was on the stack
+            continue  # the program has not written it yet, so its value is left over on the stack
         found.extend((pc, *row) for row in guarded(name, lambda: symbol.value(frame)))
 
 while waiting:
@@ -230,7 +230,7 @@ def asked(
 
 
 class Comparison:
-    """What a program for all variables is made of, and why others are not in it."""
+    """The variables that a program for all of them reads, and the reason for each that it leaves out."""
 
     def __init__(self, path: Path, *, is_plain: bool = False) -> None:
         self.path = path

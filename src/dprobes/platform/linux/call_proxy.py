@@ -143,7 +143,7 @@ class _Proxy:
                 _, status = os.waitpid(self._pid, _WALL)
             except ChildProcessError:
                 break  # other code has waited for it
-            except BaseException as error:  # noqa: BLE001 - a signal handler's; it is raised when nobody has our memory
+            except BaseException as error:  # noqa: BLE001 - from a signal handler; it is raised after the proxy's end
                 interruption = error
                 continue
             break
