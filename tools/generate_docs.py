@@ -1,5 +1,5 @@
 """
-Write docs/language.md from the instruction and keyword tables; with --check only compare.
+Write docs/reference/rpn.md from the instruction and keyword tables; with --check only compare.
 
 The reference is generated so that it cannot say anything else than the tables that the program uses.
 """
@@ -24,7 +24,7 @@ from dprobes.rpn.keyed_tables import (
 )
 from dprobes.rpn.program_text import KEYWORD_ALIASES, Header, Keyword, keywords_of
 
-OUTPUT = Path(__file__).parent.parent / "docs" / "language.md"
+OUTPUT = Path(__file__).parent.parent / "docs" / "reference" / "rpn.md"
 
 INTRODUCTION = """\
 # The RPN language
@@ -157,7 +157,7 @@ def opcode_lines() -> list[str]:
             joined.append((start, end))
     reserved = [f"{interval(each.start, each.stop)}: {purpose}" for each, purpose in instruction_set.RESERVED]
     return [
-        f"This is version {instruction_set.VERSION} of the instruction set; compiled programs (`docs/ppdf.md`) carry that number.",
+        f"This is version {instruction_set.VERSION} of the instruction set; compiled programs (`docs/reference/ppdf.md`) carry that number.",
         "",
         (
             f"Codes that are free: {', '.join(interval(*each) for each in joined)}. "

@@ -41,7 +41,7 @@ EXCUSED: dict[str, str] = {
     "platform/x86/patches/displaced_code.py:add": "The enumeration is another library's.",
     "rpn/operands.py:_operand": "All other operands are constants, whose bounds their kind has.",
     "testing.py:_offset": "All other places have no offset.",
-    "trace/trace_reader.py:_of_frame": "A frame of a later version is skipped, as docs/tracefile.md promises.",
+    "trace/trace_reader.py:_of_frame": "A frame of a later version is skipped, as trace-file.md promises.",
 }
 """Functions as ``file:function``, and why what is not listed there is meant."""
 

@@ -1,7 +1,8 @@
 """
 Find words that the glossary has another one for: in sources, messages and documentation.
 
-``docs/glossary.md`` is the only list: the last column of its tables names what is not to be used. A plain entry matches
+``docs/reference/glossary.md`` is the only list: the last column of its tables names what is not to be used. A plain
+entry matches
 whole words, whatever their case and the blanks between them; an entry in backticks matches in identifiers.
 """
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
-GLOSSARY = ROOT / "docs" / "glossary.md"
+GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 SUFFIXES = (".py", ".md", ".sh", ".rpn", ".8")
 PLACES = ("src", "docs", "tools", "examples", "benchmarks", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
 

@@ -15,8 +15,8 @@ Dynamic Probes: safe handlers at any instruction of any running program, without
 
 Write programs with ``ProgramBuilder``, or compile them with ``compile_file``, ``compile_source``, ``load_ppdf``. Insert
 them temporarily with ``attach``, ``launch`` and ``everywhere``, or permanently by the probe manager with
-``ManagerClient``. Test handlers without a process with ``dprobes.testing``. docs/python.md is the guide; the command
-``dprobes`` does the same from a shell.
+``ManagerClient``. Test handlers without a process with ``dprobes.testing``. docs/how-to/python.md is the guide; the
+command ``dprobes`` does the same from a shell.
 """
 
 from __future__ import annotations

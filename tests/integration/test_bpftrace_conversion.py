@@ -1,5 +1,5 @@
 """
-bpftrace's own tools and the one-liners of its tutorial, converted: which can be, as docs/coming-from.md says.
+bpftrace's own tools and the one-liners of its tutorial, converted: which can be, as docs/how-to/coming-from.md says.
 
 Several are run side by side with bpftrace, on the same command, and print the same.
 """
@@ -19,7 +19,7 @@ from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "coming-from.md").read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "coming-from.md").read_text()
 DPROBES = [sys.executable, "-m", "dprobes"]
 TOOLS = {path.stem: path for path in sorted(Path("/usr/sbin").glob("*.bt"))}
 TABLE = dict(re.findall(r"^\| `([a-z]+)\.bt` \| (.*?) \|$", GUIDE, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Programs in DProbes C on real processes, with both engines, and the words of docs/dpc.md."""
+"""Programs in DProbes C on real processes, with both engines, and the words of docs/reference/dpc.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ENGINES = ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root"))]
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "dpc.md").read_text()
+GUIDE = (ROOT / "docs" / "reference" / "dpc.md").read_text()
 TARGET = """
 import ctypes, os
 libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""The one-liners of docs/one-liners.md and the page that teaches DProbes C: with both engines what the pages say."""
+"""The one-liners of one-liners.md and the page that teaches DProbes C: with both engines what the pages say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from integration.support import TIMEOUT
 
 DOCS = Path(__file__).parents[2] / "docs"
-ONE_LINERS, LESSON = (DOCS / name for name in ("one-liners.md", "dpc-in-80-lines.md"))
+ONE_LINERS, LESSON = DOCS / "how-to" / "one-liners.md", DOCS / "tutorial" / "dpc-in-80-lines.md"
 _COMMAND = re.compile(r"^\$ (dprobes run .*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 _HEADER = re.compile(r"^\d\d:\d\d:\d\d\.\d{6}  ([^\[\n]+)\[\d+\]  ", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md run, and print what the guide says."""
+"""The examples of docs/how-to/python.md run, and print what the guide says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from integration.support import TIMEOUT
 
-GUIDE = Path(__file__).parents[2] / "docs" / "python.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "python.md"
 _EXAMPLE = re.compile(r"^```python(?P<needs>[a-z ]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = [(match["needs"].split(), match["code"]) for match in _EXAMPLE.finditer(GUIDE.read_text())]
 HEADINGS = re.findall(r"^## (\d+)\. ", GUIDE.read_text(), re.MULTILINE)

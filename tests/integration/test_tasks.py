@@ -1,4 +1,4 @@
-"""The tasks of docs/coming-from.md: each line does what it says, by what is known of the programs otherwise."""
+"""The tasks of docs/how-to/coming-from.md: each line does what it says, by what is known of the programs otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from integration.support import TIMEOUT
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from.md").read_text()
 _TASK = re.compile(r"^\*\*(?P<number>\d+)\. (?P<what>.*?)\*\*.*?^```\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
 COUNT = 25
 

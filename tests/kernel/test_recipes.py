@@ -1,4 +1,4 @@
-"""The recipes for the kernel (docs/recipes.md) on other kernels: all of them are inserted, and memory runs out."""
+"""The recipes for the kernel (recipes.md) on other kernels: all of them are inserted, and memory runs out."""
 
 from __future__ import annotations
 

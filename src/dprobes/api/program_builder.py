@@ -170,7 +170,7 @@ class ProgramBuilder:
             handler.push_r("arg0").log(1).exit()
 
     ``name`` is the module: a program, a shared library, or its path; with ``modtype`` "kernel" or "kmod" the kernel or
-    one of its modules. The other arguments are the statements of the file header (docs/language.md): ``vars``,
+    one of its modules. The other arguments are the statements of the file header (docs/reference/rpn.md): ``vars``,
     ``gvars``, ``cvars`` and ``tvars`` are the numbers of local, global, per-CPU and per-thread variables; each of
     ``table`` is the text after ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
 

@@ -1,5 +1,5 @@
 """
-DProbes C: the language that most users write, compiled to the source of RPN programs (``docs/dpc.md``).
+DProbes C: the language that most users write, compiled to the source of RPN programs (``docs/reference/dpc.md``).
 
 ::
 

@@ -1,5 +1,5 @@
 """
-Extensions: user-defined instructions, which handlers run with ``callk NAME`` (docs/extensions.md).
+Extensions: user-defined instructions, which handlers run with ``callk NAME`` (docs/reference/extensions.md).
 
 A package registers an ``Extension`` as an entry point in the group ``dprobes.extensions``; the name of the entry point
 is the operand of ``callk``. Order of registration: packages by name, each with the order of its own list.

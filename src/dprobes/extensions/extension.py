@@ -54,7 +54,7 @@ class View:
     The access of an extension to a hit.
 
     An extension need not catch the exceptions of these methods: they become the RPN exception that an instruction would
-    raise. Any other exception of an extension is a failure (docs/extensions.md).
+    raise. Any other exception of an extension is a failure (docs/reference/extensions.md).
     """
 
     def __init__(self, machine: Machine, *, may_write: bool) -> None:

@@ -1,5 +1,5 @@
 """
-The requests and answers of the manager as dataclasses; docs/manager.md describes the fields.
+The requests and answers of the manager as dataclasses; docs/reference/manager.md describes the fields.
 
 ``answer`` is the JSON object as received by a client.
 """
@@ -154,7 +154,7 @@ VERBS: dict[str, type] = {
     "targets": NoArguments,
     "stop": StopArguments,
 }
-"""The verbs, in the order of docs/manager.md, with their arguments."""
+"""The verbs, in the order of docs/reference/manager.md, with their arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ Dataclasses as the schema of the manager's JSON: a field's annotation determines
 
 ``encode`` converts a dataclass to an object. ``decode`` converts an answer, and ``decode_arguments`` a request, to a
 dataclass, checked field by field. Both sides of the socket use them, and a test compares the dataclasses with the
-tables of docs/manager.md::
+tables of docs/reference/manager.md::
 
     str    text        tuple[str, ...]              list of strings
     int    number      tuple[int, ...]              list of numbers
@@ -68,7 +68,7 @@ class _UnfitError(Exception):
 
 
 class _Type(NamedTuple):
-    """A type of value: its name in docs/manager.md, its checked decoder, and its encoder."""
+    """A type of value: its name in docs/reference/manager.md, its checked decoder, and its encoder."""
 
     name: str
     decode: Callable[[Any], Any]
@@ -330,7 +330,8 @@ _TYPES = {
 }
 
 
-# The protocol between client and manager: one JSON object a line, UTF-8, on a stream socket (docs/manager.md).
+# The protocol between client and manager: one JSON object a line, UTF-8, on a stream socket
+# (docs/reference/manager.md).
 #
 # ::
 #

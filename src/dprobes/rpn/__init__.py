@@ -4,7 +4,7 @@ The RPN probe language: text to ``Program`` and back, static checks, and the byt
 Only the language is here. ``vm`` defines the effects of instructions; ``target`` defines modules and symbols.
 
 ``instruction_set`` has one row for each instruction. The parser matches statements against its syntax, the checker
-computes stack depths from its effect, the encoder takes widths from the operand kind, and ``docs/language.md`` is
+computes stack depths from its effect, the encoder takes widths from the operand kind, and ``docs/reference/rpn.md`` is
 generated from it. A test fails if a row lacks a rule, a case, or a line of documentation. ``word_arithmetic`` defines
 the results of operators on words of each size; interpreter, translation and lowering read it. ``;`` separates
 statements (ours): a macro expands to one line, and so can contain several statements.

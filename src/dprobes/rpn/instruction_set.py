@@ -62,7 +62,7 @@ __all__ = [
 RPN_STACK_CELLS = 1024
 CALL_DEPTH_MAX = 32
 HANDLER_DISPATCH_MAX = 256
-"""The largest number of exceptions that are dispatched to handlers in one hit (language.md, "Values")."""
+"""The largest number of exceptions that are dispatched to handlers in one hit (docs/reference/rpn.md, "Values")."""
 
 JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
 """The defaults for one hit: the number of jumps, loops and calls, and the sizes of its buffers in bytes."""

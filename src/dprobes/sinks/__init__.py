@@ -1,4 +1,4 @@
-"""Sinks: the code behind log targets, and the interface for those of other packages (docs/sinks.md, "Plug-ins")."""
+"""Sinks: the code behind log targets, and the interface for those of other packages (log-targets.md, "Plug-ins")."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 r"""
-The frames of a trace file (``.dpt``): the one place where their layout is written; ``docs/tracefile.md`` explains it.
+Layout of the frames of a trace file (``.dpt``); ``docs/reference/trace-file.md`` explains it.
 
 A file is a sequence of frames, and begins with a HEADER. All numbers are little-endian::
 

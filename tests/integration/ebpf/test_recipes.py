@@ -1,4 +1,4 @@
-"""The recipes for the kernel (docs/recipes.md) on work that says itself what it did."""
+"""The recipes for the kernel (docs/how-to/recipes.md) on work that says itself what it did."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_name_of_an_error_is_printed(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_is_printed() -> None:
     """Of what ``cat`` opens besides, its libraries, the page shows nothing."""
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "recipes.md").read_text()
     shown = next(block for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL) if "# dprobes run" in block)
     command, *lines = shown.splitlines()
     arguments = command.removeprefix("# dprobes ").split()

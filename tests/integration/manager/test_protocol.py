@@ -1,4 +1,4 @@
-"""What docs/manager.md says of the arguments and results of verbs is what the manager takes and answers."""
+"""What docs/reference/manager.md says of the arguments and results of verbs is what the manager takes and answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dprobes.manager.probe_manager import Manager
     from integration.manager.sandbox import Sandbox, Service
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "manager.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "reference" / "manager.md").read_text()
 
 PROBE_KINDS = {"breakpoint", "watchpoint", "sampler", "tracepoint"}
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Program
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-GUIDE = EXAMPLES.parent / "docs" / "dpc.md"
+GUIDE = EXAMPLES.parent / "docs" / "reference" / "dpc.md"
 FACTOR = 1.3
 """How many times as many instructions a program in C may take."""
 

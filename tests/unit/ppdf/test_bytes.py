@@ -1,4 +1,4 @@
-"""The bytes themselves, read as ``docs/ppdf.md`` draws them, and a file of version 1.0 that every version must read."""
+"""The bytes themselves, read as ``ppdf.md`` draws them, and a file of version 1.0 that every version must read."""
 
 from __future__ import annotations
 

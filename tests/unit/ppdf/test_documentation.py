@@ -1,4 +1,4 @@
-"""``docs/ppdf.md`` draws what is written: its numbers are those of the code."""
+"""``docs/reference/ppdf.md`` draws what is written: its numbers are those of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dprobes.ppdf.tool_trees import BLOCK_KINDS, StatementKind, ValueKind
 from dprobes.target.elf.elf_file import CODE_PREFIX
 from unit.ppdf.samples import SMALL, sections_of
 
-TEXT = (Path(__file__).parents[3] / "docs" / "ppdf.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "ppdf.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dprobes.rpn import instruction_set
 
-LANGUAGE = (Path(__file__).parents[3] / "docs" / "language.md").read_text()
+LANGUAGE = (Path(__file__).parents[3] / "docs" / "reference" / "rpn.md").read_text()
 
 VERSIONS = {1: 0xC3565CD9, 2: 0x98E66636, 3: 0x945A6966, 4: 0x73D77BB9, 5: 0xE5B8A3A3}
 """The versions of the instruction set, each with the checksum of its table."""

@@ -11,7 +11,7 @@ from dprobes.errors import SinkError
 from dprobes.sinks.sink_interface import SinkOptions
 from dprobes.sinks.target_kinds import KINDS, parse_target
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "sinks.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "reference" / "log-targets.md").read_text()
 
 
 def test_the_document_lists_all_that_there_are() -> None:

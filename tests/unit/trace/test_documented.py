@@ -1,4 +1,4 @@
-"""``docs/tracefile.md``: its example is a trace file, and its numbers are those of the code."""
+"""``docs/reference/trace-file.md``: its example is a trace file, and its numbers are those of the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dprobes.trace.trace_frames import BODY_MAX, JSON_MAX, VERSION, FrameKind
 if TYPE_CHECKING:
     import pytest
 
-TEXT = (Path(__file__).parents[3] / "docs/tracefile.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs/reference/trace-file.md").read_text(encoding="utf-8")
 
 
 def test_the_example_is_printed_as_the_document_says(

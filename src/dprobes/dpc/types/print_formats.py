@@ -1,5 +1,5 @@
 """
-The formats of ``printf``: C's conversions and those of templates, as template lines (``docs/templates.md``).
+The formats of ``printf``: C's conversions and those of templates, as template lines (``docs/reference/templates.md``).
 
 A conversion sets the form of output. The size follows from the type of the value, so that most length modifiers (``l``,
 ``z``) have no effect. The exceptions are ``h`` and ``hh``, which truncate a number, and ``%lc``, which is ``%C``, a

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EMULATED", "EffectEmulator", "Emulator", "Stepper"]
 
-# A step costs another stop of the target, which takes QEMU longer than all other requests (docs/engines.md).
+# A step costs another stop of the target, which takes QEMU longer than all other requests
+# (docs/explanation/engines.md).
 
 
 class _Planned(NamedTuple):

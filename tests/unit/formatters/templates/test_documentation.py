@@ -1,4 +1,4 @@
-"""What docs/templates.md says is so."""
+"""What docs/reference/templates.md says is so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dprobes.formatters.templates.template_model import HEADER_ITEMS, Conversion
 from unit.formatters.templates.support import formatted
 
 ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs" / "templates.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "templates.md").read_text()
 EXAMPLES = re.findall(r"^\| `([^`]+)` \| `([0-9a-f ]+)` \| (`.*`) \|$", PAGE, re.MULTILINE)
 
 
