@@ -2,13 +2,14 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-kernels guest-kernel torture mutants lint bench docs clean
+.PHONY: help demo quick test test-kernels guest-kernel torture mutants lint bench docs site clean
 
 # Many containers forbid to write byte code; each run would then rewrite the assertions of all test files again.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
+MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
 WORKERS := 2
 TESTS := $(PYTHON) -m pytest -q --timeout=600 --timeout-method=signal
 # The tests of a file run one after the other: they share what they build, and the names they probe.
@@ -42,7 +43,7 @@ torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long
 mutants: .venv/dev.stamp ## change single places of the sources, and list the changes that no test notices
 	$(PYTHON) tools/mutants.py --count 200
 
-lint: .venv/dev.stamp ## check style, types, layers, and that generated files are up to date
+lint: .venv/dev.stamp .venv/site.stamp ## check style, types, layers, links of the documentation, and that generated files are up to date
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -55,6 +56,7 @@ lint: .venv/dev.stamp ## check style, types, layers, and that generated files ar
 	$(PYTHON) tools/generate_man.py --check
 	$(PYTHON) tools/generate_builder.py --check
 	$(PYTHON) tools/generate_syntax.py --check
+	$(MKDOCS) build --strict --quiet --site-dir .cache/site
 
 bench: .venv/dev.stamp .venv/tools.stamp .venv/bench.stamp ## measure costs beside those of the peers, in one table
 	$(PYTHON) benchmarks/run.py
@@ -65,8 +67,12 @@ docs: .venv/dev.stamp ## write what is generated from tables: parts of the docum
 	$(PYTHON) tools/generate_builder.py
 	$(PYTHON) tools/generate_syntax.py
 
+site: .venv/dev.stamp .venv/site.stamp ## build the documentation as a web site, in site/
+	$(MKDOCS) build --strict --quiet
+	@echo "open site/index.html"
+
 clean: ## remove everything that can be made again
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv site .cache/site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/run.stamp: pyproject.toml tools/setup.sh
 	@sh tools/setup.sh run
@@ -76,6 +82,9 @@ clean: ## remove everything that can be made again
 
 .venv/tools.stamp: .venv/dev.stamp tools/setup.sh
 	@sh tools/setup.sh tools
+
+.venv/site.stamp: .venv/dev.stamp pyproject.toml tools/setup.sh
+	@sh tools/setup.sh site
 
 .venv/selftests.stamp: .venv/tools.stamp tools/setup.sh
 	@sh tools/setup.sh selftests

@@ -2,6 +2,7 @@
 # Install what the project needs.
 #   setup.sh run     a virtual environment with DProbes in it
 #   setup.sh dev     the same with the tools of development
+#   setup.sh site    the generator of the documentation's site
 #   setup.sh bench   the other tracers that the benchmark measures, where they can be installed
 #   setup.sh tools   Debian packages that tests and benchmarks use, where we may install them
 #   setup.sh selftests   the sources of the kernel's selftests for x86, for "make torture"
@@ -94,6 +95,11 @@ dev)
     compile_sources
     touch .venv/run.stamp .venv/dev.stamp
     ;;
+site)
+    pip_install $(.venv/bin/python tools/requirements_of.py site)
+    check_imports mkdocs material
+    touch .venv/site.stamp
+    ;;
 bench)
     for requirement in $(.venv/bin/python tools/requirements_of.py bench); do
         .venv/bin/python -m pip install -q --disable-pip-version-check "$requirement" >/dev/null 2>&1 ||
@@ -151,5 +157,5 @@ selftests)
     [ ! -d "$cache/sources" ] || touch .venv/selftests.stamp
     ;;
 *)
-    say "usage: setup.sh run|dev|bench|tools|selftests"; exit 2 ;;
+    say "usage: setup.sh run|dev|site|bench|tools|selftests"; exit 2 ;;
 esac

@@ -1,0 +1,32 @@
+"""
+Hooks of MkDocs: the navigation of the site comes from the index page of each section.
+
+An index page, such as docs/how-to/index.md, lists the pages of its directory as ``* [TITLE](PAGE.md): ...``; the
+navigation has them in this order. A page that no index lists is a warning, which the strict build makes an error.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+
+SECTIONS = {"tutorial": "Tutorial", "how-to": "How-to", "reference": "Reference", "explanation": "Explanation"}
+"""Directories of docs/ and their titles, in the order of the navigation."""
+
+LISTED = re.compile(r"^\* \[[^\]]+\]\(([\w-]+\.md)\)", re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    docs = Path(config.docs_dir)
+    config.nav = ["index.md", *({title: listed(docs / name)} for name, title in SECTIONS.items())]
+    return config
+
+
+def listed(directory: Path) -> list[str]:
+    """Return the pages of a section as its index lists them, the index first; paths are relative to docs/."""
+    pages = LISTED.findall((directory / "index.md").read_text())
+    return [f"{directory.name}/{page}" for page in ("index.md", *pages)]
