@@ -7,15 +7,13 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
-from generate_docs import bounds, default
+from generate_docs import bounds, default, limits
 from man_command import DATE
 from roff import Page, bold, escaped, italic
 
 from dprobes.arch import ARCHITECTURE_NAMES, Direction, architecture
 from dprobes.rpn import instruction_set
-from dprobes.rpn.instruction_set import HANDLER_DISPATCH_MAX
-from dprobes.rpn.program_text import KEYWORD_ALIASES, KEYWORDS, Header, keywords_of
-from dprobes.rpn.rpn_program import MAX_INSTRUCTIONS
+from dprobes.rpn.program_text import KEYWORD_ALIASES, Header, keywords_of
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
@@ -171,22 +169,3 @@ def shortened(names: list[str]) -> str:
         ", ".join(group) if len(group) < 3 else f"{group[0]}-{group[-1].removeprefix(re.sub(r'[0-9]+$', '', group[0]))}"
         for group in groups
     )
-
-
-def limits() -> Iterator[tuple[str, str]]:
-    by_name = {keyword.name: keyword for keyword in KEYWORDS if keyword.header is Header.FILE}
-    yield "RPN stack", f"{instruction_set.RPN_STACK_CELLS} cells; TSP wraps around."
-    yield "jumps, loops and calls", f"`jmpmax` in one hit, by default {by_name['jmpmax'].default}, then JMP_MAX."
-    yield "calls", f"{instruction_set.CALL_DEPTH_MAX} deep, then CALL_MAX."
-    yield (
-        "exceptions",
-        f"{HANDLER_DISPATCH_MAX} are dispatched in one hit; then the handler ends, and its record is kept.",
-    )
-    yield "log buffer", f"`logmax` bytes, by default {by_name['logmax'].default}, at most {by_name['logmax'].maximum}."
-    yield "stack traces", f"`ex_logmax` bytes, by default {by_name['ex_logmax'].default}."
-    yield "heap", f"`heapmax` bytes in one hit, by default {by_name['heapmax'].default}."
-    yield (
-        "variables",
-        f"{by_name['vars'].maximum} local, global and CPU variables each, {by_name['tvars'].maximum} a thread.",
-    )
-    yield "program", f"{MAX_INSTRUCTIONS} instructions."

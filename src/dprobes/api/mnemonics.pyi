@@ -27,35 +27,35 @@ class Instructions(ABC):
 
     def jmp(self, label: str) -> Self:
         """
-        Jump.
+        Jump to the label.
 
         jmp <label>: stack ``--``; raises JMP_MAX.
         """
 
     def jlt(self, label: str) -> Self:
         """
-        Jump if the signed top of the stack is < 0.
+        Jump if the top of the stack, as a signed number, is < 0.
 
         jlt <label>: stack ``x -- x``; raises JMP_MAX.
         """
 
     def jle(self, label: str) -> Self:
         """
-        Jump if the signed top of the stack is <= 0.
+        Jump if the top of the stack, as a signed number, is <= 0.
 
         jle <label>: stack ``x -- x``; raises JMP_MAX.
         """
 
     def jgt(self, label: str) -> Self:
         """
-        Jump if the signed top of the stack is > 0.
+        Jump if the top of the stack, as a signed number, is > 0.
 
         jgt <label>: stack ``x -- x``; raises JMP_MAX.
         """
 
     def jge(self, label: str) -> Self:
         """
-        Jump if the signed top of the stack is >= 0.
+        Jump if the top of the stack, as a signed number, is >= 0.
 
         jge <label>: stack ``x -- x``; raises JMP_MAX.
         """
@@ -76,23 +76,23 @@ class Instructions(ABC):
 
     def loop(self, label: str) -> Self:
         """
-        Subtract one from the top of the stack, in place, and jump if it is not 0 then.
+        Decrement the top of the stack in place, and jump if the result is not 0. Every execution counts towards jmpmax..
 
-        Every execution costs one of jmpmax.
+
 
         loop <label>: stack ``x -- x-1``; raises JMP_MAX.
         """
 
     def call(self, procedure: str) -> Self:
         """
-        Call a procedure; SBP and the exception handler are saved.
+        Call a procedure. SBP and the exception handler are saved.
 
         call <procname>: stack ``--``; raises CALL_MAX, JMP_MAX.
         """
 
     def ret(self) -> Self:
         """
-        Return from a procedure; SBP is restored.
+        Return from a procedure. SBP is restored.
 
         ret: stack ``--``; raises CALL_MAX.
         """
@@ -113,7 +113,7 @@ class Instructions(ABC):
 
     def exit(self, code: int | None = None) -> Self:
         """
-        End the handler with a record, then act by the code: 1 debugger, 2 crash dump, 3 core dump.
+        End the handler with a record, then perform the action of the code: 1 debugger, 2 crash dump, 3 core dump.
 
         exit <code>: stack ``--``; raises INVALID_OPERAND.
 
@@ -122,21 +122,21 @@ class Instructions(ABC):
 
     def skip(self) -> Self:
         """
-        End the handler with a record.
+        End the handler with a record. The function that begins at the probepoint is not executed.
 
-        The function that begins at the probepoint is not executed, and returns the value.
+        It returns the value.
 
         skip: stack ``value --``; needs ``allow_write``.
         """
 
     def callk(self, name: str | None = None) -> Self:
         """
-        Call the registered extension of that name; INVALID_OPERAND(6, number) if it fails.
+        Call the registered extension of that name. INVALID_OPERAND(6, number) is raised if it fails.
 
         callk <name>: stack ``--``; raises INVALID_OPERAND.
 
-        callk: stack ``--``; raises INVALID_OPERAND. Call every registered extension, in order of registration;
-        INVALID_OPERAND(6, number) if one fails.
+        callk: stack ``--``; raises INVALID_OPERAND. Call every registered extension in order of registration.
+        INVALID_OPERAND(6, number) is raised if one fails.
         """
 
     def setmin(self, minor: int | None = None) -> Self:
@@ -145,7 +145,7 @@ class Instructions(ABC):
 
         setmin <minor>: stack ``--``.
 
-        setmin: stack ``minor --``. Pop the minor code of this hit's record.
+        setmin: stack ``minor --``. Pop a minor code and set it for this hit's record.
         """
 
     def setmaj(self, major: int | None = None) -> Self:
@@ -154,19 +154,19 @@ class Instructions(ABC):
 
         setmaj <major>: stack ``--``.
 
-        setmaj: stack ``major --``. Pop the major code of this hit's record.
+        setmaj: stack ``major --``. Pop a major code and set it for this hit's record.
         """
 
     def log_str(self) -> Self:
         """
-        Log the string at address, up to its NUL (not logged) or max bytes, after token 1 and its length.
+        Log token 1, the length, and the string at address up to its NUL (not logged) or max bytes.
 
         log str: stack ``max address --``; raises INVALID_ADDR, LOG_OVERFLOW.
         """
 
     def log_mrf(self) -> Self:
         """
-        Log length bytes of memory after token 0 and the length.
+        Log token 0, the length, and length bytes of memory at address.
 
         log mrf: stack ``length address --``; raises INVALID_ADDR, LOG_OVERFLOW.
         """
@@ -198,41 +198,41 @@ class Instructions(ABC):
 
         log <count>: stack ``x*n --``; raises LOG_OVERFLOW.
 
-        log: stack ``x*? count --``; raises LOG_OVERFLOW. Pop a count, then that many cells, and log them after token 7
-        and the count.
+        log: stack ``x*? count --``; raises LOG_OVERFLOW. Pop a count, then that many cells. Log token 7, the count, and
+        the cells.
         """
 
     def log_lv(self) -> Self:
         """
-        Log range local variables from start on, after token 5 and their number.
+        Log token 5, range, and that many local variables from index start on.
 
         log lv: stack ``start range --``; raises INVALID_OPERAND, LOG_OVERFLOW.
         """
 
     def log_gv(self) -> Self:
         """
-        Log range global variables from start on, after token 6 and their number.
+        Log token 6, range, and that many global variables from index start on.
 
         log gv: stack ``start range --``; raises INVALID_OPERAND, LOG_OVERFLOW.
         """
 
     def log_cv(self) -> Self:
         """
-        Log range variables of the current CPU from start on, after token 8 and their number.
+        Log token 8, range, and that many variables of the current CPU from index start on.
 
         log cv: stack ``start range --``; raises INVALID_OPERAND, LOG_OVERFLOW.
         """
 
     def log_tv(self) -> Self:
         """
-        Log range variables of the thread from start on, after token 11 and their number.
+        Log token 11, range, and that many variables of the thread from index start on.
 
         log tv: stack ``start range --``; raises INVALID_OPERAND, LOG_OVERFLOW.
         """
 
     def log_kstack(self, frames: int | None = None) -> Self:
         """
-        Log up to frames addresses of the kernel's call stack after token 9 and their number.
+        Log token 9, the number of addresses, and up to frames addresses of the kernel's call stack.
 
         log kstack, <frames>: stack ``--``; raises LOG_OVERFLOW.
 
@@ -241,9 +241,9 @@ class Instructions(ABC):
 
     def log_ustack(self, frames: int | None = None) -> Self:
         """
-        Log up to frames addresses of the program's call stack after token 10 and their number.
+        Log token 10, the number of addresses, and up to frames addresses of the program's call stack. If the stack cannot be followed to its end, a reason code below 16 follows the last address..
 
-        Where it cannot be followed to its end, a number below 16 behind them says why.
+
 
         log ustack, <frames>: stack ``--``; raises LOG_OVERFLOW.
 
@@ -266,7 +266,9 @@ class Instructions(ABC):
 
     def pop_lp(self) -> Self:
         """
-        Pop LP: back a partial item out, or go forward again; bytes that this hit has not logged are 0.
+        Set LP to the popped position: back, to discard a partial item, or forward again. Bytes that this hit has not logged are 0..
+
+
 
         pop lp: stack ``position --``; raises LOG_OVERFLOW.
         """
@@ -465,26 +467,27 @@ class Instructions(ABC):
 
     def tally(self, table: str) -> Self:
         """
-        Take a value into a table under its keys.
+        Add a value to the entry of the keys.
 
-        'count' takes no value, and one of more than a word takes cells, its beginning on top. Keys that find no room
-        are counted as lost.
+        A table of kind 'count' takes no value. A value of more than one word takes several cells, its first one on top.
+        Values whose keys find no room are counted as lost.
 
         tally <table>: stack ``keys value --``; raises INVALID_ADDR.
         """
 
     def push_table(self, table: str) -> Self:
         """
-        Push what a table has under its keys, of 'stats' and histograms the count, and 0 if there is nothing.
+        Push the value of the keys' entry, or 0 if there is none.
 
-        What takes more than a word comes in cells, its beginning on top.
+        For 'stats' and histograms it is the count. A value of more than one word takes several cells, its first one on
+        top.
 
         push table, <table>: stack ``keys -- value``; raises INVALID_ADDR.
         """
 
     def delete(self, table: str) -> Self:
         """
-        Take keys, and what is under them, out of a table.
+        Delete the entry of the keys.
 
         delete <table>: stack ``keys --``; raises INVALID_ADDR.
         """
@@ -512,21 +515,21 @@ class Instructions(ABC):
 
     def div(self) -> Self:
         """
-        Divide unsigned; the divisor is on top, the quotient ends on top.
+        Divide unsigned. The divisor is on top; the quotient ends on top.
 
         div: stack ``a b -- a%b a/b``; raises DIVIDE_BY_ZERO.
         """
 
     def idiv(self) -> Self:
         """
-        Divide signed, towards zero; the divisor is on top, the quotient ends on top.
+        Divide signed, rounding towards zero. The divisor is on top; the quotient ends on top.
 
         idiv: stack ``a b -- a%b a/b``; raises DIVIDE_BY_ZERO.
         """
 
     def neg(self) -> Self:
         """
-        Take the one's complement.
+        Invert all bits (one's complement).
 
         neg: stack ``a -- ~a``.
         """
@@ -554,7 +557,7 @@ class Instructions(ABC):
 
     def rol(self, bits: int | None = None) -> Self:
         """
-        Rotate left.
+        Rotate left by that many bits.
 
         rol <bits>: stack ``a -- a``.
 
@@ -563,7 +566,7 @@ class Instructions(ABC):
 
     def ror(self, bits: int | None = None) -> Self:
         """
-        Rotate right.
+        Rotate right by that many bits.
 
         ror <bits>: stack ``a -- a``.
 
@@ -581,11 +584,11 @@ class Instructions(ABC):
 
     def shr(self, bits: int | None = None) -> Self:
         """
-        Shift right, zeros coming in; a count of the word's width or more gives 0.
+        Shift right and fill with zeros; a count of the word's width or more gives 0.
 
         shr <bits>: stack ``a -- a``.
 
-        shr: stack ``count a -- a``. Shift the top cell right by the cell below it, zeros coming in.
+        shr: stack ``count a -- a``. Shift the top cell right by the cell below it, and fill with zeros.
         """
 
     def eq(self) -> Self:
@@ -597,14 +600,14 @@ class Instructions(ABC):
 
     def lt(self) -> Self:
         """
-        Push 1 if the top cell is less than the second one, both signed, else 0.
+        Push 1 if the top cell is less than the second one in a signed comparison, else 0.
 
         lt: stack ``a b -- b<a``.
         """
 
     def ltu(self) -> Self:
         """
-        Push 1 if the top cell is less than the second one, both unsigned, else 0.
+        Push 1 if the top cell is less than the second one in an unsigned comparison, else 0.
 
         ltu: stack ``a b -- b<a``.
         """
@@ -654,11 +657,11 @@ class Instructions(ABC):
 
     def dup(self, times: int | None = None) -> Self:
         """
-        Push the top cell that many times more.
+        Push that many more copies of the top cell.
 
         dup <times>: stack ``x -- x x*n``.
 
-        dup: stack ``count x -- x x*?``. Pop a value and a count below it; push the value count+1 times.
+        dup: stack ``count x -- x x*?``. Pop a value and the count below it; push the value count+1 times.
         """
 
     def ros(self, cells: int) -> Self:
@@ -688,20 +691,20 @@ class Instructions(ABC):
 
     def push_tsp(self, n: int | None = None) -> Self:
         """
-        Push the cell at TSP+n, TSP being that before the instruction.
+        Push the cell at TSP+n, with TSP taken before the instruction.
 
         push tsp, <n>: stack ``-- value``.
 
-        push tsp: stack ``n -- value``. Pop n; push the cell at TSP+n, TSP being that after n is popped.
+        push tsp: stack ``n -- value``. Pop n; push the cell at TSP+n, with TSP taken after n is popped.
         """
 
     def pop_tsp(self, n: int | None = None) -> Self:
         """
-        Pop a value into the cell at TSP+n, TSP being that before the instruction.
+        Pop a value into the cell at TSP+n, with TSP taken before the instruction.
 
         pop tsp, <n>: stack ``value --``.
 
-        pop tsp: stack ``n value --``. Pop a value and n; store the value in the cell at TSP+n, TSP being that after
+        pop tsp: stack ``n value --``. Pop a value and n; store the value in the cell at TSP+n, with TSP taken after
         both are popped.
         """
 
@@ -720,7 +723,7 @@ class Instructions(ABC):
 
         copy tsp, <n>: stack ``value -- value``.
 
-        copy tsp: stack ``value n -- value``. Pop n; copy the top cell to the cell at TSP+n, TSP being that after n is
+        copy tsp: stack ``value n -- value``. Pop n; copy the top cell to the cell at TSP+n, with TSP taken after n is
         popped.
         """
 
@@ -761,7 +764,9 @@ class Instructions(ABC):
 
     def pop_r(self, register: int | str) -> Self:
         """
-        Pop a register of the current context; SEG_FAULT for a selector that a segment register cannot hold.
+        Pop a value into a register of the current context. SEG_FAULT is raised for a selector that a segment register cannot hold..
+
+
 
         pop r, <register>: stack ``value --``; raises SEG_FAULT; needs ``allow_write``.
         """
@@ -775,7 +780,7 @@ class Instructions(ABC):
 
     def pop_u(self, register: int | str) -> Self:
         """
-        Pop a register of the user context; SEG_FAULT as above.
+        Pop a value into a register of the user context. SEG_FAULT is raised as by pop r.
 
         pop u, <register>: stack ``value --``; raises SEG_FAULT; needs ``allow_write``.
         """
@@ -789,28 +794,28 @@ class Instructions(ABC):
 
     def push_mem_u8(self) -> Self:
         """
-        Pop an address and push the 8 bits there, least significant cell on top.
+        Pop an address and push the 8 bits at it, least significant cell on top.
 
         push mem, u8: stack ``address -- value*cells``; raises INVALID_ADDR.
         """
 
     def push_mem_u16(self) -> Self:
         """
-        Pop an address and push the 16 bits there, least significant cell on top.
+        Pop an address and push the 16 bits at it, least significant cell on top.
 
         push mem, u16: stack ``address -- value*cells``; raises INVALID_ADDR.
         """
 
     def push_mem_u32(self) -> Self:
         """
-        Pop an address and push the 32 bits there, least significant cell on top.
+        Pop an address and push the 32 bits at it, least significant cell on top.
 
         push mem, u32: stack ``address -- value*cells``; raises INVALID_ADDR.
         """
 
     def push_mem_u64(self) -> Self:
         """
-        Pop an address and push the 64 bits there, least significant cell on top.
+        Pop an address and push the 64 bits at it, least significant cell on top.
 
         push mem, u64: stack ``address -- value*cells``; raises INVALID_ADDR.
         """
@@ -845,16 +850,16 @@ class Instructions(ABC):
 
     def match_str(self, text: str) -> Self:
         """
-        Push 0 if the string at address, up to its NUL, is the text, else 1.
+        Push 0 if the string at address, up to its NUL, equals the text, else 1. At most one byte more than the text's length is read..
 
-        At most one byte more than the text has is read.
+
 
         match str, <text>: stack ``address -- differs``; raises INVALID_ADDR.
         """
 
     def match_strn(self, text: str) -> Self:
         """
-        Push 0 if the string at address begins with the text, else 1; no more bytes than the text has are read.
+        Push 0 if the string at address begins with the text, else 1. No more bytes than the text's length are read.
 
         match strn, <text>: stack ``address -- differs``; raises INVALID_ADDR.
         """
@@ -903,21 +908,21 @@ class Instructions(ABC):
 
     def push_tp(self, field: str) -> Self:
         """
-        Push a field of the tracepoint or system call that was hit; of an array its address.
+        Push a field of the tracepoint or system call that was hit; for an array, its address.
 
         push tp, <field>: stack ``-- value``; raises INVALID_ADDR.
         """
 
     def push_comm(self) -> Self:
         """
-        Push the name of the process, 16 bytes with zeros behind it, the first bytes on top.
+        Push the name of the process as 16 bytes, padded with zeros, the first bytes on top.
 
         push comm: stack ``-- name*cells``.
         """
 
     def match_comm(self, text: str) -> Self:
         """
-        Push 0 if the name of the process is the text, else 1.
+        Push 0 if the name of the process equals the text, else 1.
 
         match comm, <text>: stack ``-- differs``.
         """
@@ -931,25 +936,25 @@ class Instructions(ABC):
 
     def push_usdt(self, argument: int) -> Self:
         """
-        Push an argument of the USDT probe that was hit, counted from 1, as wide and signed as its note says.
+        Push an argument of the USDT probe that was hit, counted from 1, with the size and sign in the probe's note.
 
         push usdt, <argument>: stack ``-- value``; raises INVALID_ADDR.
         """
 
     def push_elapsed(self) -> Self:
         """
-        Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top.
+        Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top. INVALID_ADDR is raised if the entry was not seen..
 
-        INVALID_ADDR if the entry was not seen.
+
 
         push elapsed: stack ``-- elapsed*cells``; raises INVALID_ADDR.
         """
 
     def push_entry(self, register: int | str) -> Self:
         """
-        Push a general register as it was at the entry of the call that returns.
+        Push a general register as it was at the entry of the returning call. INVALID_ADDR is raised if the entry was not seen..
 
-        INVALID_ADDR if the entry was not seen.
+
 
         push entry, <register>: stack ``-- value``; raises INVALID_ADDR.
         """
@@ -1012,14 +1017,14 @@ class Instructions(ABC):
 
     def vfyrw(self) -> Self:
         """
-        Push 0 if the byte at address can be read and written, else 1; nothing is written.
+        Push 0 if the byte at address can be read and written, else 1. Nothing is written.
 
         vfyrw: stack ``address -- invalid``.
         """
 
     def seg2lin(self) -> Self:
         """
-        Turn a segmented address into a flat one.
+        Convert a segmented address into a flat one.
 
         seg2lin: stack ``selector offset -- address``; raises SEG_FAULT.
         """
@@ -1152,16 +1157,16 @@ class Instructions(ABC):
 
     def lin2phys(self) -> Self:
         """
-        Turn an address into the physical one of the same byte, by the page tables of the processor that took the hit.
+        Convert an address into the physical address of the same byte, by the page tables of the processor that took the hit. INVALID_ADDR is raised if no page is mapped there..
 
-        INVALID_ADDR if no page is there.
+
 
         lin2phys: stack ``address -- physical``; raises INVALID_ADDR.
         """
 
     def sx(self, label: str) -> Self:
         """
-        Set the exception handler of this call frame; it is used once.
+        Set the exception handler of this call frame. It is used once.
 
         sx <label>: stack ``--``.
         """
@@ -1175,14 +1180,14 @@ class Instructions(ABC):
 
     def rx(self) -> Self:
         """
-        Raise the exception on top of the stack, whatever the mask.
+        Raise the exception on top of the stack, regardless of ex_mask.
 
         rx: stack ``parm2 parm1 code -- parm2 parm1 code``; raises USER_EX.
         """
 
     def push_x(self) -> Self:
         """
-        Push the last exception, or zeros.
+        Push the last exception, or zeros if there was none.
 
         push x: stack ``-- parm2 parm1 code``.
         """
@@ -1203,21 +1208,21 @@ class Instructions(ABC):
 
     def trace_lv(self) -> Self:
         """
-        Let traces of this call frame show range local variables from index on.
+        Include range local variables from index on in traces of this call frame.
 
         trace lv: stack ``index range --``; raises INVALID_OPERAND.
         """
 
     def trace_gv(self) -> Self:
         """
-        Let traces of this call frame show range global variables from index on.
+        Include range global variables from index on in traces of this call frame.
 
         trace gv: stack ``index range --``; raises INVALID_OPERAND.
         """
 
     def trace_pv(self) -> Self:
         """
-        Let traces of this call frame show range RPN stack cells from cell index on.
+        Include range RPN stack cells from cell index on in traces of this call frame.
 
         trace pv: stack ``index range --``.
         """
@@ -1231,14 +1236,14 @@ class Instructions(ABC):
 
     def pop_stp(self) -> Self:
         """
-        Pop STP; bytes that no trace of this hit has written are 0.
+        Set STP to the popped position. Bytes that no trace of this hit has written are 0.
 
         pop stp: stack ``position --``; raises LOG_OVERFLOW.
         """
 
     def malloc(self) -> Self:
         """
-        Allocate size bytes of this hit's heap; they are 0.
+        Allocate size bytes, filled with zeros, from this hit's heap.
 
         malloc: stack ``size -- handle``; raises HEAP_NOMEM.
         """
@@ -1252,56 +1257,56 @@ class Instructions(ABC):
 
     def push_h_u8(self, values: int) -> Self:
         """
-        Push that many 8-bit values of a block, the first on top.
+        Push that many 8-bit values from offset of a block, the first on top.
 
         push h, u8, <values>: stack ``handle offset -- value*?``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def push_h_u16(self, values: int) -> Self:
         """
-        Push that many 16-bit values of a block, the first on top.
+        Push that many 16-bit values from offset of a block, the first on top.
 
         push h, u16, <values>: stack ``handle offset -- value*?``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def push_h_u32(self, values: int) -> Self:
         """
-        Push that many 32-bit values of a block, the first on top.
+        Push that many 32-bit values from offset of a block, the first on top.
 
         push h, u32, <values>: stack ``handle offset -- value*?``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def push_h_u64(self, values: int) -> Self:
         """
-        Push that many 64-bit values of a block, the first on top.
+        Push that many 64-bit values from offset of a block, the first on top.
 
         push h, u64, <values>: stack ``handle offset -- value*?``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def pop_h_u8(self, values: int) -> Self:
         """
-        Pop that many 8-bit values into a block, the first from the top.
+        Pop that many 8-bit values to offset of a block, the first from the top.
 
         pop h, u8, <values>: stack ``value*? handle offset --``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def pop_h_u16(self, values: int) -> Self:
         """
-        Pop that many 16-bit values into a block, the first from the top.
+        Pop that many 16-bit values to offset of a block, the first from the top.
 
         pop h, u16, <values>: stack ``value*? handle offset --``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def pop_h_u32(self, values: int) -> Self:
         """
-        Pop that many 32-bit values into a block, the first from the top.
+        Pop that many 32-bit values to offset of a block, the first from the top.
 
         pop h, u32, <values>: stack ``value*? handle offset --``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def pop_h_u64(self, values: int) -> Self:
         """
-        Pop that many 64-bit values into a block, the first from the top.
+        Pop that many 64-bit values to offset of a block, the first from the top.
 
         pop h, u64, <values>: stack ``value*? handle offset --``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """

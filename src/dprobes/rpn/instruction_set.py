@@ -62,7 +62,7 @@ __all__ = [
 RPN_STACK_CELLS = 1024
 CALL_DEPTH_MAX = 32
 HANDLER_DISPATCH_MAX = 256
-"""The largest number of exceptions that are dispatched to handlers in one hit (docs/reference/rpn.md, "Values")."""
+"""The largest number of exceptions that are dispatched to handlers in one hit (docs/reference/rpn.md, "Limits")."""
 
 JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
 """The defaults for one hit: the number of jumps, loops and calls, and the sizes of its buffers in bytes."""
@@ -378,48 +378,48 @@ _HEAP_ACCESS = (_E.HEAP_INVALID_HANDLE, _E.HEAP_INVALID_OFFSET)
 
 _EXECUTION = (
     Row(0x00, "nop", "--", Group.EXECUTION, "Do nothing."),
-    Row(0x01, "jmp <label>", "--", Group.EXECUTION, "Jump.", (_E.JMP_MAX,), Flow.JUMP),
-    Row(0x02, "jlt <label>", "x -- x", Group.EXECUTION, "Jump if the signed top of the stack is < 0.", (_E.JMP_MAX,), Flow.BRANCH),
-    Row(0x03, "jle <label>", "x -- x", Group.EXECUTION, "Jump if the signed top of the stack is <= 0.", (_E.JMP_MAX,), Flow.BRANCH),
-    Row(0x04, "jgt <label>", "x -- x", Group.EXECUTION, "Jump if the signed top of the stack is > 0.", (_E.JMP_MAX,), Flow.BRANCH),
-    Row(0x05, "jge <label>", "x -- x", Group.EXECUTION, "Jump if the signed top of the stack is >= 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x01, "jmp <label>", "--", Group.EXECUTION, "Jump to the label.", (_E.JMP_MAX,), Flow.JUMP),
+    Row(0x02, "jlt <label>", "x -- x", Group.EXECUTION, "Jump if the top of the stack, as a signed number, is < 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x03, "jle <label>", "x -- x", Group.EXECUTION, "Jump if the top of the stack, as a signed number, is <= 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x04, "jgt <label>", "x -- x", Group.EXECUTION, "Jump if the top of the stack, as a signed number, is > 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x05, "jge <label>", "x -- x", Group.EXECUTION, "Jump if the top of the stack, as a signed number, is >= 0.", (_E.JMP_MAX,), Flow.BRANCH),
     Row(0x06, "jz <label>", "x -- x", Group.EXECUTION, "Jump if the top of the stack is 0.", (_E.JMP_MAX,), Flow.BRANCH),
     Row(0x07, "jnz <label>", "x -- x", Group.EXECUTION, "Jump if the top of the stack is not 0.", (_E.JMP_MAX,), Flow.BRANCH),
-    Row(0x08, "loop <label>", "x -- x-1", Group.EXECUTION, "Subtract one from the top of the stack, in place, and jump if it is not 0 then; every execution costs one of jmpmax.", (_E.JMP_MAX,), Flow.BRANCH),
-    Row(0x09, "call <procname>", "--", Group.EXECUTION, "Call a procedure; SBP and the exception handler are saved.", (_E.CALL_MAX, _E.JMP_MAX), Flow.CALL),
-    Row(0x0A, "ret", "--", Group.EXECUTION, "Return from a procedure; SBP is restored.", (_E.CALL_MAX,), Flow.RETURN),
+    Row(0x08, "loop <label>", "x -- x-1", Group.EXECUTION, "Decrement the top of the stack in place, and jump if the result is not 0. Every execution counts towards jmpmax.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x09, "call <procname>", "--", Group.EXECUTION, "Call a procedure. SBP and the exception handler are saved.", (_E.CALL_MAX, _E.JMP_MAX), Flow.CALL),
+    Row(0x0A, "ret", "--", Group.EXECUTION, "Return from a procedure. SBP is restored.", (_E.CALL_MAX,), Flow.RETURN),
     Row(0x0B, "abort", "--", Group.EXECUTION, "End the handler without a record.", (), Flow.END),
     Row(0x0C, "remove", "--", Group.EXECUTION, "End the handler with a record and remove the probepoint.", (), Flow.END),
     Row(0x0D, "exit", "--", Group.EXECUTION, "End the handler with a record.", (), Flow.END),
-    Row(0x0E, "exit <code>", "--", Group.EXECUTION, "End the handler with a record, then act by the code: 1 debugger, 2 crash dump, 3 core dump.", (_E.INVALID_OPERAND,), Flow.END),
-    Row(0x58, "skip", "value --", Group.EXECUTION, "End the handler with a record; the function that begins at the probepoint is not executed, and returns the value.", (), Flow.END, since=OURS, writes=True),
-    Row(0x8D, "callk", "--", Group.EXECUTION, "Call every registered extension, in order of registration; INVALID_OPERAND(6, number) if one fails.", (_E.INVALID_OPERAND,), since="3.0"),
-    Row(0x99, "callk <name>", "--", Group.EXECUTION, "Call the registered extension of that name; INVALID_OPERAND(6, number) if it fails.", (_E.INVALID_OPERAND,), since=OURS),
+    Row(0x0E, "exit <code>", "--", Group.EXECUTION, "End the handler with a record, then perform the action of the code: 1 debugger, 2 crash dump, 3 core dump.", (_E.INVALID_OPERAND,), Flow.END),
+    Row(0x58, "skip", "value --", Group.EXECUTION, "End the handler with a record. The function that begins at the probepoint is not executed; it returns the value.", (), Flow.END, since=OURS, writes=True),
+    Row(0x8D, "callk", "--", Group.EXECUTION, "Call every registered extension in order of registration. INVALID_OPERAND(6, number) is raised if one fails.", (_E.INVALID_OPERAND,), since="3.0"),
+    Row(0x99, "callk <name>", "--", Group.EXECUTION, "Call the registered extension of that name. INVALID_OPERAND(6, number) is raised if it fails.", (_E.INVALID_OPERAND,), since=OURS),
 )  # fmt: skip
 
 _LOGGING = (
     Row(0x11, "setmin <minor>", "--", Group.LOGGING, "Set the minor code of this hit's record."),
-    Row(0x12, "setmin", "minor --", Group.LOGGING, "Pop the minor code of this hit's record."),
+    Row(0x12, "setmin", "minor --", Group.LOGGING, "Pop a minor code and set it for this hit's record."),
     Row(0x13, "setmaj <major>", "--", Group.LOGGING, "Set the major code of this hit's record."),
-    Row(0x14, "setmaj", "major --", Group.LOGGING, "Pop the major code of this hit's record."),
-    Row(0x15, "log str", "max address --", Group.LOGGING, "Log the string at address, up to its NUL (not logged) or max bytes, after token 1 and its length.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW)),
-    Row(0x17, "log mrf", "length address --", Group.LOGGING, "Log length bytes of memory after token 0 and the length.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW)),
+    Row(0x14, "setmaj", "major --", Group.LOGGING, "Pop a major code and set it for this hit's record."),
+    Row(0x15, "log str", "max address --", Group.LOGGING, "Log token 1, the length, and the string at address up to its NUL (not logged) or max bytes.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW)),
+    Row(0x17, "log mrf", "length address --", Group.LOGGING, "Log token 0, the length, and length bytes of memory at address.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW)),
     Row(0x18, "log b, <count>", "x*n --", Group.LOGGING, "Pop count cells and log the low byte of each.", _OVERFLOW, since="1.0"),
     Row(0x19, "log w, <count>", "x*n --", Group.LOGGING, "Pop count cells and log the low 2 bytes of each.", _OVERFLOW, since="1.0"),
     Row(0x1A, "log d, <count>", "x*n --", Group.LOGGING, "Pop count cells and log the low 4 bytes of each.", _OVERFLOW, since="1.0"),
     Row(0x1B, "log <count>", "x*n --", Group.LOGGING, "Pop count cells and log each as a word, without prefix.", _OVERFLOW),
-    Row(0x8A, "log", "x*? count --", Group.LOGGING, "Pop a count, then that many cells, and log them after token 7 and the count.", _OVERFLOW),
-    Row(0x8B, "log lv", "start range --", Group.LOGGING, "Log range local variables from start on, after token 5 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
-    Row(0x8C, "log gv", "start range --", Group.LOGGING, "Log range global variables from start on, after token 6 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
-    Row(0x9A, "log cv", "start range --", Group.LOGGING, "Log range variables of the current CPU from start on, after token 8 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
-    Row(0xEA, "log tv", "start range --", Group.LOGGING, "Log range variables of the thread from start on, after token 11 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
-    Row(0xA9, "log kstack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the kernel's call stack after token 9 and their number.", _OVERFLOW, since=OURS),
+    Row(0x8A, "log", "x*? count --", Group.LOGGING, "Pop a count, then that many cells. Log token 7, the count, and the cells.", _OVERFLOW),
+    Row(0x8B, "log lv", "start range --", Group.LOGGING, "Log token 5, range, and that many local variables from index start on.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
+    Row(0x8C, "log gv", "start range --", Group.LOGGING, "Log token 6, range, and that many global variables from index start on.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
+    Row(0x9A, "log cv", "start range --", Group.LOGGING, "Log token 8, range, and that many variables of the current CPU from index start on.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
+    Row(0xEA, "log tv", "start range --", Group.LOGGING, "Log token 11, range, and that many variables of the thread from index start on.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
+    Row(0xA9, "log kstack, <frames>", "--", Group.LOGGING, "Log token 9, the number of addresses, and up to frames addresses of the kernel's call stack.", _OVERFLOW, since=OURS),
     Row(0xAA, "log kstack", "--", Group.LOGGING, "Log the kernel's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
-    Row(0xAB, "log ustack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the program's call stack after token 10 and their number; where it cannot be followed to its end, a number below 16 behind them says why.", _OVERFLOW, since=OURS),
+    Row(0xAB, "log ustack, <frames>", "--", Group.LOGGING, "Log token 10, the number of addresses, and up to frames addresses of the program's call stack. If the stack cannot be followed to its end, a reason code below 16 follows the last address.", _OVERFLOW, since=OURS),
     Row(0xAC, "log ustack", "--", Group.LOGGING, "Log the program's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
     Row(0x70, "push lp", "-- position", Group.LOGGING, "Push LP, the position of the next byte in the log buffer."),
     Row(0x71, "push plp", "-- position", Group.LOGGING, "Push PLP, the value that LP had before the last log instruction if that failed."),
-    Row(0x72, "pop lp", "position --", Group.LOGGING, "Pop LP: back a partial item out, or go forward again; bytes that this hit has not logged are 0.", _OVERFLOW),
+    Row(0x72, "pop lp", "position --", Group.LOGGING, "Set LP to the popped position: back, to discard a partial item, or forward again. Bytes that this hit has not logged are 0.", _OVERFLOW),
 )  # fmt: skip
 
 _VARIABLES = (
@@ -430,32 +430,32 @@ _VARIABLES = (
 )
 
 _TABLES = (
-    Row(0x55, "tally <table>", "keys value --", Group.TABLE, "Take a value into a table under its keys; 'count' takes no value, and one of more than a word takes cells, its beginning on top. Keys that find no room are counted as lost.", (ExceptionCode.INVALID_ADDR,), since=OURS),
-    Row(0x56, "push table, <table>", "keys -- value", Group.TABLE, "Push what a table has under its keys, of 'stats' and histograms the count, and 0 if there is nothing; what takes more than a word comes in cells, its beginning on top.", (ExceptionCode.INVALID_ADDR,), since=OURS),
-    Row(0x57, "delete <table>", "keys --", Group.TABLE, "Take keys, and what is under them, out of a table.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x55, "tally <table>", "keys value --", Group.TABLE, "Add a value to the entry of the keys; a table of kind 'count' takes no value. A value of more than one word takes several cells, its first one on top. Values whose keys find no room are counted as lost.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x56, "push table, <table>", "keys -- value", Group.TABLE, "Push the value of the keys' entry, or 0 if there is none; for 'stats' and histograms it is the count. A value of more than one word takes several cells, its first one on top.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x57, "delete <table>", "keys --", Group.TABLE, "Delete the entry of the keys.", (ExceptionCode.INVALID_ADDR,), since=OURS),
 )  # fmt: skip
 
 _ARITHMETIC = (
     Row(0x33, "add", "a b -- a+b", Group.ARITHMETIC, "Add."),
     Row(0x34, "sub", "a b -- b-a", Group.ARITHMETIC, "Subtract the second cell from the top one."),
     Row(0x35, "mul", "a b -- a*b", Group.ARITHMETIC, "Multiply; the low word is kept."),
-    Row(0x62, "div", "a b -- a%b a/b", Group.ARITHMETIC, "Divide unsigned; the divisor is on top, the quotient ends on top.", (_E.DIVIDE_BY_ZERO,)),
-    Row(0x63, "idiv", "a b -- a%b a/b", Group.ARITHMETIC, "Divide signed, towards zero; the divisor is on top, the quotient ends on top.", (_E.DIVIDE_BY_ZERO,)),
-    Row(0x36, "neg", "a -- ~a", Group.ARITHMETIC, "Take the one's complement."),
+    Row(0x62, "div", "a b -- a%b a/b", Group.ARITHMETIC, "Divide unsigned. The divisor is on top; the quotient ends on top.", (_E.DIVIDE_BY_ZERO,)),
+    Row(0x63, "idiv", "a b -- a%b a/b", Group.ARITHMETIC, "Divide signed, rounding towards zero. The divisor is on top; the quotient ends on top.", (_E.DIVIDE_BY_ZERO,)),
+    Row(0x36, "neg", "a -- ~a", Group.ARITHMETIC, "Invert all bits (one's complement)."),
     Row(0x37, "and", "a b -- a&b", Group.ARITHMETIC, "Take the bitwise and."),
     Row(0x38, "or", "a b -- a|b", Group.ARITHMETIC, "Take the bitwise or."),
     Row(0x39, "xor", "a b -- a^b", Group.ARITHMETIC, "Take the bitwise exclusive or."),
-    Row(0x3A, "rol <bits>", "a -- a", Group.ARITHMETIC, "Rotate left."),
+    Row(0x3A, "rol <bits>", "a -- a", Group.ARITHMETIC, "Rotate left by that many bits."),
     Row(0x3B, "rol", "count a -- a", Group.ARITHMETIC, "Rotate the top cell left by the cell below it."),
-    Row(0x3C, "ror <bits>", "a -- a", Group.ARITHMETIC, "Rotate right."),
+    Row(0x3C, "ror <bits>", "a -- a", Group.ARITHMETIC, "Rotate right by that many bits."),
     Row(0x3D, "ror", "count a -- a", Group.ARITHMETIC, "Rotate the top cell right by the cell below it."),
     Row(0x3E, "shl <bits>", "a -- a", Group.ARITHMETIC, "Shift left; a count of the word's width or more gives 0."),
     Row(0x3F, "shl", "count a -- a", Group.ARITHMETIC, "Shift the top cell left by the cell below it."),
-    Row(0x40, "shr <bits>", "a -- a", Group.ARITHMETIC, "Shift right, zeros coming in; a count of the word's width or more gives 0."),
-    Row(0x41, "shr", "count a -- a", Group.ARITHMETIC, "Shift the top cell right by the cell below it, zeros coming in."),
+    Row(0x40, "shr <bits>", "a -- a", Group.ARITHMETIC, "Shift right and fill with zeros; a count of the word's width or more gives 0."),
+    Row(0x41, "shr", "count a -- a", Group.ARITHMETIC, "Shift the top cell right by the cell below it, and fill with zeros."),
     Row(0x16, "eq", "a b -- b==a", Group.ARITHMETIC, "Push 1 if the two cells are equal, else 0.", since=OURS),
-    Row(0x4A, "lt", "a b -- b<a", Group.ARITHMETIC, "Push 1 if the top cell is less than the second one, both signed, else 0.", since=OURS),
-    Row(0x4B, "ltu", "a b -- b<a", Group.ARITHMETIC, "Push 1 if the top cell is less than the second one, both unsigned, else 0.", since=OURS),
+    Row(0x4A, "lt", "a b -- b<a", Group.ARITHMETIC, "Push 1 if the top cell is less than the second one in a signed comparison, else 0.", since=OURS),
+    Row(0x4B, "ltu", "a b -- b<a", Group.ARITHMETIC, "Push 1 if the top cell is less than the second one in an unsigned comparison, else 0.", since=OURS),
     Row(0x64, "pbl", "a n -- a", Group.ARITHMETIC, "Copy bit n-1 into all bits to its left; n is on top.", (_E.INVALID_OPERAND,), since="2.0"),
     Row(0x66, "pbl <bits>", "a -- a", Group.ARITHMETIC, "Copy bit n-1 into all bits to its left.", (_E.INVALID_OPERAND,), since="2.0"),
     Row(0x65, "pbr", "a n -- a", Group.ARITHMETIC, "Copy bit n-1 into all bits to its right; n is on top.", (_E.INVALID_OPERAND,), since="2.0"),
@@ -468,21 +468,21 @@ _ARITHMETIC = (
 
 _STACK = (
     Row(0x42, "xchg", "a b -- b a", Group.STACK, "Exchange the top two cells."),
-    Row(0x43, "dup <times>", "x -- x x*n", Group.STACK, "Push the top cell that many times more."),
-    Row(0x44, "dup", "count x -- x x*?", Group.STACK, "Pop a value and a count below it; push the value count+1 times."),
+    Row(0x43, "dup <times>", "x -- x x*n", Group.STACK, "Push that many more copies of the top cell."),
+    Row(0x44, "dup", "count x -- x x*?", Group.STACK, "Pop a value and the count below it; push the value count+1 times."),
     Row(0x45, "ros <cells>", "x*n --", Group.STACK, "Drop that many cells.", since="3.0"),
     Row(0x78, "push sbp", "n -- value", Group.STACK, "Pop n; push the cell at SBP+n."),
     Row(0x79, "pop sbp", "n value --", Group.STACK, "Pop a value and n; store the value in the cell at SBP+n."),
-    Row(0x7A, "push tsp", "n -- value", Group.STACK, "Pop n; push the cell at TSP+n, TSP being that after n is popped."),
-    Row(0x7B, "pop tsp", "n value --", Group.STACK, "Pop a value and n; store the value in the cell at TSP+n, TSP being that after both are popped."),
+    Row(0x7A, "push tsp", "n -- value", Group.STACK, "Pop n; push the cell at TSP+n, with TSP taken after n is popped."),
+    Row(0x7B, "pop tsp", "n value --", Group.STACK, "Pop a value and n; store the value in the cell at TSP+n, with TSP taken after both are popped."),
     Row(0x7C, "push sbp, <n>", "-- value", Group.STACK, "Push the cell at SBP+n."),
     Row(0x7D, "pop sbp, <n>", "value --", Group.STACK, "Pop a value into the cell at SBP+n."),
-    Row(0x7E, "push tsp, <n>", "-- value", Group.STACK, "Push the cell at TSP+n, TSP being that before the instruction."),
-    Row(0x7F, "pop tsp, <n>", "value --", Group.STACK, "Pop a value into the cell at TSP+n, TSP being that before the instruction."),
+    Row(0x7E, "push tsp, <n>", "-- value", Group.STACK, "Push the cell at TSP+n, with TSP taken before the instruction."),
+    Row(0x7F, "pop tsp, <n>", "value --", Group.STACK, "Pop a value into the cell at TSP+n, with TSP taken before the instruction."),
     Row(0x80, "copy sbp, <n>", "value -- value", Group.STACK, "Copy the top cell to the cell at SBP+n."),
     Row(0x81, "copy tsp, <n>", "value -- value", Group.STACK, "Copy the top cell to the cell at TSP+n."),
     Row(0x88, "copy sbp", "value n -- value", Group.STACK, "Pop n; copy the top cell to the cell at SBP+n."),
-    Row(0x89, "copy tsp", "value n -- value", Group.STACK, "Pop n; copy the top cell to the cell at TSP+n, TSP being that after n is popped."),
+    Row(0x89, "copy tsp", "value n -- value", Group.STACK, "Pop n; copy the top cell to the cell at TSP+n, with TSP taken after n is popped."),
     Row(0x84, "save sbp", "-- sbp", Group.STACK, "Push SBP."),
     Row(0x85, "restore sbp", "sbp --", Group.STACK, "Pop SBP."),
     Row(0x86, "save tsp", "-- tsp", Group.STACK, "Push TSP, as it was before the push."),
@@ -491,23 +491,23 @@ _STACK = (
 
 _REGISTER = (
     Row(0x46, "push r, <register>", "-- value*cells", Group.REGISTER, "Push a register of the current context, least significant cell on top.", _ADDR),
-    Row(0x47, "pop r, <register>", "value --", Group.REGISTER, "Pop a register of the current context; SEG_FAULT for a selector that a segment register cannot hold.", (_E.SEG_FAULT,), writes=True),
+    Row(0x47, "pop r, <register>", "value --", Group.REGISTER, "Pop a value into a register of the current context. SEG_FAULT is raised for a selector that a segment register cannot hold.", (_E.SEG_FAULT,), writes=True),
     Row(0x48, "push u, <register>", "-- value*cells", Group.REGISTER, "Push a register of the user context, least significant cell on top.", _ADDR),
-    Row(0x49, "pop u, <register>", "value --", Group.REGISTER, "Pop a register of the user context; SEG_FAULT as above.", (_E.SEG_FAULT,), writes=True),
+    Row(0x49, "pop u, <register>", "value --", Group.REGISTER, "Pop a value into a register of the user context. SEG_FAULT is raised as by pop r.", (_E.SEG_FAULT,), writes=True),
 )  # fmt: skip
 
 _DATA = (
     Row(0x4C, "push <value>", "-- value", Group.DATA, "Push a number, or the run-time address of a symbol of the module."),
     *(
-        Row(0x4D + n, f"push mem, u{8 << n}", "address -- value*cells", Group.DATA, f"Pop an address and push the {8 << n} bits there, least significant cell on top.", _ADDR)
+        Row(0x4D + n, f"push mem, u{8 << n}", "address -- value*cells", Group.DATA, f"Pop an address and push the {8 << n} bits at it, least significant cell on top.", _ADDR)
         for n in range(4)
     ),
     *(
         Row(0x51 + n, f"pop mem, u{8 << n}", "address value*cells --", Group.DATA, f"Pop a value and the address below it; store {8 << n} bits.", _ADDR, writes=True)
         for n in range(4)
     ),
-    Row(0xEC, "match str, <text>", "address -- differs", Group.DATA, "Push 0 if the string at address, up to its NUL, is the text, else 1; at most one byte more than the text has is read.", _ADDR, since=OURS),
-    Row(0xED, "match strn, <text>", "address -- differs", Group.DATA, "Push 0 if the string at address begins with the text, else 1; no more bytes than the text has are read.", _ADDR, since=OURS),
+    Row(0xEC, "match str, <text>", "address -- differs", Group.DATA, "Push 0 if the string at address, up to its NUL, equals the text, else 1. At most one byte more than the text's length is read.", _ADDR, since=OURS),
+    Row(0xED, "match strn, <text>", "address -- differs", Group.DATA, "Push 0 if the string at address begins with the text, else 1. No more bytes than the text's length are read.", _ADDR, since=OURS),
 )  # fmt: skip
 
 _SYSTEM = (
@@ -517,13 +517,13 @@ _SYSTEM = (
     Row(0x90, "push wid", "-- bits", Group.SYSTEM, "Push the word's width in bits: positive for big endian, negative for little endian.", since="5.0"),
     Row(0xA5, "push tid", "-- tid", Group.SYSTEM, "Push the thread id.", since=OURS),
     Row(0xA6, "push uid", "-- uid", Group.SYSTEM, "Push the real user id.", since=OURS),
-    Row(0xA8, "push tp, <field>", "-- value", Group.SYSTEM, "Push a field of the tracepoint or system call that was hit; of an array its address.", _ADDR, since=OURS),
-    Row(0xEB, "push comm", "-- name*cells", Group.SYSTEM, "Push the name of the process, 16 bytes with zeros behind it, the first bytes on top.", since=OURS),
-    Row(0xEE, "match comm, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process is the text, else 1.", since=OURS),
+    Row(0xA8, "push tp, <field>", "-- value", Group.SYSTEM, "Push a field of the tracepoint or system call that was hit; for an array, its address.", _ADDR, since=OURS),
+    Row(0xEB, "push comm", "-- name*cells", Group.SYSTEM, "Push the name of the process as 16 bytes, padded with zeros, the first bytes on top.", since=OURS),
+    Row(0xEE, "match comm, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process equals the text, else 1.", since=OURS),
     Row(0xEF, "match commn, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process begins with the text, else 1.", since=OURS),
-    Row(0xAF, "push usdt, <argument>", "-- value", Group.SYSTEM, "Push an argument of the USDT probe that was hit, counted from 1, as wide and signed as its note says.", _ADDR, since=OURS),
-    Row(0xAD, "push elapsed", "-- elapsed*cells", Group.SYSTEM, "Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top; INVALID_ADDR if the entry was not seen.", _ADDR, since=OURS),
-    Row(0xAE, "push entry, <register>", "-- value", Group.SYSTEM, "Push a general register as it was at the entry of the call that returns; INVALID_ADDR if the entry was not seen.", _ADDR, since=OURS),
+    Row(0xAF, "push usdt, <argument>", "-- value", Group.SYSTEM, "Push an argument of the USDT probe that was hit, counted from 1, with the size and sign in the probe's note.", _ADDR, since=OURS),
+    Row(0xAD, "push elapsed", "-- elapsed*cells", Group.SYSTEM, "Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top. INVALID_ADDR is raised if the entry was not seen.", _ADDR, since=OURS),
+    Row(0xAE, "push entry, <register>", "-- value", Group.SYSTEM, "Push a general register as it was at the entry of the returning call. INVALID_ADDR is raised if the entry was not seen.", _ADDR, since=OURS),
     Row(0xA7, "push time", "-- time*cells", Group.SYSTEM, "Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.", since=OURS),
 )  # fmt: skip
 
@@ -540,11 +540,11 @@ _IO = (
 
 _VERIFY = (
     Row(0x60, "vfyr", "address -- invalid", Group.VERIFY, "Push 0 if the byte at address can be read, else 1."),
-    Row(0x61, "vfyrw", "address -- invalid", Group.VERIFY, "Push 0 if the byte at address can be read and written, else 1; nothing is written."),
+    Row(0x61, "vfyrw", "address -- invalid", Group.VERIFY, "Push 0 if the byte at address can be read and written, else 1. Nothing is written."),
 )  # fmt: skip
 
 _SEGMENT = (
-    Row(0xB0, "seg2lin", "selector offset -- address", Group.SEGMENT, "Turn a segmented address into a flat one.", (_E.SEG_FAULT,)),
+    Row(0xB0, "seg2lin", "selector offset -- address", Group.SEGMENT, "Convert a segmented address into a flat one.", (_E.SEG_FAULT,)),
     Row(0xB7, "log mrs", "length selector offset --", Group.SEGMENT, "As log mrf, with a segmented address.", (_E.INVALID_ADDR, _E.SEG_FAULT, _E.LOG_OVERFLOW), since="1.0"),
     Row(0xB8, "log ars", "max selector offset --", Group.SEGMENT, "As log str, with a segmented address.", (_E.INVALID_ADDR, _E.SEG_FAULT, _E.LOG_OVERFLOW), since="1.0"),
     *(
@@ -568,35 +568,35 @@ _PHYSICAL = (
         for n in range(4)
     ),
     Row(0xC8, "log mrp", "length address --", Group.PHYSICAL, "As log mrf, with a physical address.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW), since=OURS),
-    Row(0xC9, "lin2phys", "address -- physical", Group.PHYSICAL, "Turn an address into the physical one of the same byte, by the page tables of the processor that took the hit; INVALID_ADDR if no page is there.", _ADDR, since=OURS),
+    Row(0xC9, "lin2phys", "address -- physical", Group.PHYSICAL, "Convert an address into the physical address of the same byte, by the page tables of the processor that took the hit. INVALID_ADDR is raised if no page is mapped there.", _ADDR, since=OURS),
 )  # fmt: skip
 
 _EXCEPTION = (
-    Row(0x6C, "sx <label>", "--", Group.EXCEPTION, "Set the exception handler of this call frame; it is used once."),
+    Row(0x6C, "sx <label>", "--", Group.EXCEPTION, "Set the exception handler of this call frame. It is used once."),
     Row(0x6D, "ux", "--", Group.EXCEPTION, "Clear the exception handler of this call frame."),
-    Row(0x6E, "rx", "parm2 parm1 code -- parm2 parm1 code", Group.EXCEPTION, "Raise the exception on top of the stack, whatever the mask.", (_E.USER_EX,), Flow.RAISE),
-    Row(0x6F, "push x", "-- parm2 parm1 code", Group.EXCEPTION, "Push the last exception, or zeros."),
+    Row(0x6E, "rx", "parm2 parm1 code -- parm2 parm1 code", Group.EXCEPTION, "Raise the exception on top of the stack, regardless of ex_mask.", (_E.USER_EX,), Flow.RAISE),
+    Row(0x6F, "push x", "-- parm2 parm1 code", Group.EXCEPTION, "Push the last exception, or zeros if there was none."),
 )  # fmt: skip
 
 _TRACE = (
     Row(0x73, "log st", "--", Group.TRACE, "Write the call stack to the stack-trace buffer."),
     Row(0x74, "purge st", "--", Group.TRACE, "Empty the stack-trace buffer."),
-    Row(0x75, "trace lv", "index range --", Group.TRACE, "Let traces of this call frame show range local variables from index on.", (_E.INVALID_OPERAND,)),
-    Row(0x76, "trace gv", "index range --", Group.TRACE, "Let traces of this call frame show range global variables from index on.", (_E.INVALID_OPERAND,)),
-    Row(0x77, "trace pv", "index range --", Group.TRACE, "Let traces of this call frame show range RPN stack cells from cell index on."),
+    Row(0x75, "trace lv", "index range --", Group.TRACE, "Include range local variables from index on in traces of this call frame.", (_E.INVALID_OPERAND,)),
+    Row(0x76, "trace gv", "index range --", Group.TRACE, "Include range global variables from index on in traces of this call frame.", (_E.INVALID_OPERAND,)),
+    Row(0x77, "trace pv", "index range --", Group.TRACE, "Include range RPN stack cells from cell index on in traces of this call frame."),
     Row(0x82, "push stp", "-- position", Group.TRACE, "Push STP, the position of the next byte in the stack-trace buffer."),
-    Row(0x83, "pop stp", "position --", Group.TRACE, "Pop STP; bytes that no trace of this hit has written are 0.", _OVERFLOW),
+    Row(0x83, "pop stp", "position --", Group.TRACE, "Set STP to the popped position. Bytes that no trace of this hit has written are 0.", _OVERFLOW),
 )  # fmt: skip
 
 _HEAP = (
-    Row(0x8E, "malloc", "size -- handle", Group.HEAP, "Allocate size bytes of this hit's heap; they are 0.", (_E.HEAP_NOMEM,), since="5.0"),
+    Row(0x8E, "malloc", "size -- handle", Group.HEAP, "Allocate size bytes, filled with zeros, from this hit's heap.", (_E.HEAP_NOMEM,), since="5.0"),
     Row(0x8F, "free", "handle --", Group.HEAP, "Free a block of the heap.", (_E.HEAP_INVALID_HANDLE,), since="5.0"),
     *(
-        Row(0x91 + n, f"push h, u{8 << n}, <values>", "handle offset -- value*?", Group.HEAP, f"Push that many {8 << n}-bit values of a block, the first on top.", _HEAP_ACCESS, since="5.0")
+        Row(0x91 + n, f"push h, u{8 << n}, <values>", "handle offset -- value*?", Group.HEAP, f"Push that many {8 << n}-bit values from offset of a block, the first on top.", _HEAP_ACCESS, since="5.0")
         for n in range(4)
     ),
     *(
-        Row(0x95 + n, f"pop h, u{8 << n}, <values>", "value*? handle offset --", Group.HEAP, f"Pop that many {8 << n}-bit values into a block, the first from the top.", _HEAP_ACCESS, since="5.0")
+        Row(0x95 + n, f"pop h, u{8 << n}, <values>", "value*? handle offset --", Group.HEAP, f"Pop that many {8 << n}-bit values to offset of a block, the first from the top.", _HEAP_ACCESS, since="5.0")
         for n in range(4)
     ),
 )  # fmt: skip

@@ -73,7 +73,7 @@ def _writes_below_top(instruction: Instruction) -> bool:
 
 def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) -> None:
     """
-    Warn of a read of a cell that was never written, or that was popped (docs/reference/rpn.md, "Values").
+    Warn of a read of a cell that was never written, or that was popped (docs/reference/rpn.md, "RPN stack").
 
     ``depth`` is an upper bound: the cells TSP+0 to TSP+depth-1 may be written, and in a handler, where SBP is the end
     of the stack, SBP-depth to SBP-1.

@@ -2,7 +2,7 @@
 The rules of the instructions that log, and of those that use keyed tables.
 
 PLP is set to LP when a log instruction starts, and to the new LP only when it succeeds. The part that fits is kept with
-its true length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (docs/reference/rpn.md, "The log
+its true length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (docs/reference/rpn.md, "Log
 buffer"). If the exception is ignored, nothing more is logged until ``pop lp``, and the record is marked.
 """
 
