@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -37,10 +38,10 @@ def method(function: Callable[..., object]) -> str:
 
 
 def docstring(documented: object) -> str:
-    """Return the docstring of a class or method; its first line is a whole sentence of its own."""
+    """Return the docstring of a class or method; its first line is one sentence."""
     summary, *paragraphs = inspect.getdoc(documented).split("\n\n")
     if len(summary) > 110:
-        summary, _, rest = summary.partition("; ")
+        summary, rest = re.split(r"; |\. ", summary, maxsplit=1)
         summary, paragraphs = f"{summary}.", [rest[:1].upper() + rest[1:], *paragraphs]
     if not paragraphs:
         return f'"""{summary}"""\n'

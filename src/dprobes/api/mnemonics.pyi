@@ -76,9 +76,9 @@ class Instructions(ABC):
 
     def loop(self, label: str) -> Self:
         """
-        Decrement the top of the stack in place, and jump if the result is not 0. Every execution counts towards jmpmax..
+        Decrement the top of the stack in place, and jump if the result is not 0.
 
-
+        Every execution counts towards jmpmax.
 
         loop <label>: stack ``x -- x-1``; raises JMP_MAX.
         """
@@ -122,9 +122,9 @@ class Instructions(ABC):
 
     def skip(self) -> Self:
         """
-        End the handler with a record. The function that begins at the probepoint is not executed.
+        End the handler with a record.
 
-        It returns the value.
+        The function that begins at the probepoint is not executed; it returns the value.
 
         skip: stack ``value --``; needs ``allow_write``.
         """
@@ -241,9 +241,9 @@ class Instructions(ABC):
 
     def log_ustack(self, frames: int | None = None) -> Self:
         """
-        Log token 10, the number of addresses, and up to frames addresses of the program's call stack. If the stack cannot be followed to its end, a reason code below 16 follows the last address..
+        Log token 10, the number of addresses, and up to frames addresses of the program's call stack.
 
-
+        If the stack cannot be followed to its end, a reason code below 16 follows the last address.
 
         log ustack, <frames>: stack ``--``; raises LOG_OVERFLOW.
 
@@ -266,9 +266,9 @@ class Instructions(ABC):
 
     def pop_lp(self) -> Self:
         """
-        Set LP to the popped position: back, to discard a partial item, or forward again. Bytes that this hit has not logged are 0..
+        Set LP to the popped position: back, to discard a partial item, or forward again.
 
-
+        Bytes that this hit has not logged are 0.
 
         pop lp: stack ``position --``; raises LOG_OVERFLOW.
         """
@@ -764,9 +764,9 @@ class Instructions(ABC):
 
     def pop_r(self, register: int | str) -> Self:
         """
-        Pop a value into a register of the current context. SEG_FAULT is raised for a selector that a segment register cannot hold..
+        Pop a value into a register of the current context.
 
-
+        SEG_FAULT is raised for a selector that a segment register cannot hold.
 
         pop r, <register>: stack ``value --``; raises SEG_FAULT; needs ``allow_write``.
         """
@@ -850,9 +850,9 @@ class Instructions(ABC):
 
     def match_str(self, text: str) -> Self:
         """
-        Push 0 if the string at address, up to its NUL, equals the text, else 1. At most one byte more than the text's length is read..
+        Push 0 if the string at address, up to its NUL, equals the text, else 1.
 
-
+        At most one byte more than the text's length is read.
 
         match str, <text>: stack ``address -- differs``; raises INVALID_ADDR.
         """
@@ -943,18 +943,18 @@ class Instructions(ABC):
 
     def push_elapsed(self) -> Self:
         """
-        Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top. INVALID_ADDR is raised if the entry was not seen..
+        Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top.
 
-
+        INVALID_ADDR is raised if the entry was not seen.
 
         push elapsed: stack ``-- elapsed*cells``; raises INVALID_ADDR.
         """
 
     def push_entry(self, register: int | str) -> Self:
         """
-        Push a general register as it was at the entry of the returning call. INVALID_ADDR is raised if the entry was not seen..
+        Push a general register as it was at the entry of the returning call.
 
-
+        INVALID_ADDR is raised if the entry was not seen.
 
         push entry, <register>: stack ``-- value``; raises INVALID_ADDR.
         """
@@ -1157,9 +1157,9 @@ class Instructions(ABC):
 
     def lin2phys(self) -> Self:
         """
-        Convert an address into the physical address of the same byte, by the page tables of the processor that took the hit. INVALID_ADDR is raised if no page is mapped there..
+        Convert an address into the physical address of the same byte, by the page tables of the hit's processor.
 
-
+        INVALID_ADDR is raised if no page is mapped there.
 
         lin2phys: stack ``address -- physical``; raises INVALID_ADDR.
         """

@@ -568,7 +568,7 @@ _PHYSICAL = (
         for n in range(4)
     ),
     Row(0xC8, "log mrp", "length address --", Group.PHYSICAL, "As log mrf, with a physical address.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW), since=OURS),
-    Row(0xC9, "lin2phys", "address -- physical", Group.PHYSICAL, "Convert an address into the physical address of the same byte, by the page tables of the processor that took the hit. INVALID_ADDR is raised if no page is mapped there.", _ADDR, since=OURS),
+    Row(0xC9, "lin2phys", "address -- physical", Group.PHYSICAL, "Convert an address into the physical address of the same byte, by the page tables of the hit's processor. INVALID_ADDR is raised if no page is mapped there.", _ADDR, since=OURS),
 )  # fmt: skip
 
 _EXCEPTION = (
