@@ -2,7 +2,7 @@
 All functions of a library are probed at once, with an empty handler, while tests of others run on it.
 
 The tests are Python's own, in a program that is linked with libpython, and command lines of other programs of which all
-is to be seen in the output. They end as they do without probes, each of them: docs/explanation/engines.md says how
+is to be seen in the output. They end as they do without probes, each of them: docs/explanation/measurements.md says how
 many there were.
 """
 

@@ -31,7 +31,7 @@ def test_probed_code_that_is_moved_is_probed_where_it_is(build: Builder, run: Ru
 
 
 def test_a_child_that_nobody_may_trace_ends_at_a_breakpoint_and_its_parent_goes_on(build: Builder, run: Runner) -> None:
-    # The kernel tells no tracer of such a child; docs/explanation/engines.md says so.
+    # The kernel tells no tracer of such a child; docs/reference/engine-ptrace.md says so.
     result = run.command(WORK, build("oddcode.c", "-no-pie"), "untraced")
     assert result.stdout == f"child {signal.SIGTRAP}\n"
     assert result.counts[1].hits == 2

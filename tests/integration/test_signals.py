@@ -87,7 +87,7 @@ def test_a_program_with_a_handler_for_sigtrap_gets_each_of_its_own(build: Builde
 
 @pytest.mark.parametrize("mode", ["blocked", "ignored"])
 def test_a_breakpoint_resets_what_a_program_does_with_sigtrap(build: Builder, run: Runner, mode: str) -> None:
-    # The kernel does that before the tracer hears of it (docs/explanation/engines.md); all else is as it was.
+    # The kernel does that before the tracer hears of it (docs/reference/engine-ptrace.md); all else is as it was.
     result = run.command(TRAPS, build("traps.c"), mode)
     before = {"blocked": "blocked, default", "ignored": "not blocked, ignored"}
     assert result.stdout == f"{before[mode]}\nnot blocked, default\n"

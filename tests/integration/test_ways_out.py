@@ -214,7 +214,7 @@ def test_the_death_of_the_tracer_between_hits_costs_nothing(build: Builder, run:
 @pytest.mark.torture
 @pytest.mark.parametrize("threads", [1, 3])
 def test_hot_threads_whose_tracer_dies_find_their_code_restored(build: Builder, run: Runner, threads: int) -> None:
-    # What a thread in a hit loses cannot be helped: it is measured (docs/explanation/engines.md).
+    # What a thread in a hit loses cannot be helped: it is measured (docs/explanation/measurements.md).
     program = build("orphan.c")
     dice = random.Random(threads)
     trapped, torn = 0, 0

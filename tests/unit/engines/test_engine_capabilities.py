@@ -84,7 +84,7 @@ def test_who_writes_in_the_kernel_needs_an_engine_for_that(header: str, statemen
 
 
 def test_the_documentation_says_what_each_engine_can() -> None:
-    text = (Path(__file__).parents[3] / "docs/explanation/engines.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/reference/engines.md").read_text()
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     start = next(number for number, line in enumerate(lines) if line[0] == "a program needs")
     names = [name.strip("`") for name in lines[start][1:]]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["EMULATED", "EffectEmulator", "Emulator", "Stepper"]
 
 # A step costs another stop of the target, which takes QEMU longer than all other requests
-# (docs/explanation/engines.md).
+# (docs/explanation/gdb.md).
 
 
 class _Planned(NamedTuple):

@@ -15,8 +15,8 @@ the linker's ``_dl_debug_state``.
 When the client disappears, its pipe ends; the tracer then restores all code and detaches. When the tracer is killed,
 the kernel stops its exit (PTRACE_O_TRACEEXIT) until the client has restored the bytes. When a thread has run into a
 breakpoint, the tracer corrects its instruction pointer before it takes the stop from the kernel. The thread can then
-continue without the tracer. A third process, the restorer, outlives both; the tracer reports breakpoints and jumps to
-it before it writes them.
+continue without the tracer. With ``inline``, a third process, the restorer, outlives both; the tracer reports
+breakpoints and jumps to it before it writes them.
 
 * Memory is compared with the file before a byte is written (MISMATCH, CONFLICT), and only a byte that the tracer wrote
   is restored.

@@ -165,7 +165,7 @@ def _cpu_number(child: int) -> Finding:
 
 def _out_of_memory(child: int) -> Finding:
     what = "keep the tracer from the out-of-memory killer"
-    remedy = "give CAP_SYS_RESOURCE: a tracer that is killed may end what it traces (docs/explanation/engines.md)"
+    remedy = "give CAP_SYS_RESOURCE: a tracer that is killed may end what it traces (docs/explanation/safety.md)"
     try:
         set_score(child, SPARED)
     except OSError as error:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordedHit", "read_recording"]
 
-# A recording: hits in a text file, one JSON object a line (docs/explanation/engines.md).
+# A recording: hits in a text file, one JSON object a line (docs/reference/engine-replay.md).
 
 
 class RecordedHit(NamedTuple):
