@@ -3,8 +3,8 @@ Hits are the arrivals that a single-stepper of our own counts, at random instruc
 
 ``programs/stepper.c`` shares nothing with DProbes: no breakpoints, and each instruction of the command is seen. Both
 run it with the same environment and without randomised addresses. Where the dynamic linker calls into a library before
-it announces it, no probepoint can be hit (docs/reference/engine-ptrace.md): there hits are between the arrivals since the
-program's entry and all of them; everywhere else both are the same number.
+it announces it, no probepoint can be hit (docs/reference/engine-ptrace.md): there hits are between the arrivals since
+the program's entry and all of them; everywhere else both are the same number.
 """
 
 from __future__ import annotations

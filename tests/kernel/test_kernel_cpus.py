@@ -158,7 +158,7 @@ minor = 3
 exit
 """
 MISSED_MAX = {"6.1": 2, "6.12": 0}
-"""A hit runs no handler while bpf(2) has its CPU; kernels before 6.7 do not count that (docs/reference/kernel-probes.md)."""
+"""A hit runs no handler while bpf(2) has its CPU; kernels before 6.7 do not count that: reference/kernel-probes.md."""
 CALLS_OF_ONE = "import os\nfor _ in range(300): os.getppid()\n"
 
 

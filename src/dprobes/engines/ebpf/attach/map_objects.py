@@ -64,8 +64,8 @@ _COSTS = {
 }
 """
 Cost of a hit in nanoseconds, excluding its handler, which cannot measure it: the trap precedes or follows the handler.
-The figures are those of docs/explanation/measurements.md and of the kernel of a current machine; hits cost more on slower
-machines.
+The figures are those of docs/explanation/measurements.md and of the kernel of a current machine; hits cost more on
+slower machines.
 """
 
 
