@@ -20,11 +20,10 @@ from dprobes.formatters.templates.data_columns import RaggedData, fixed_places, 
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields
 from dprobes.formatters.templates.template_model import character
 from dprobes.record.log_items import UNSEEN, split_items
-from dprobes.record.log_record import Item, decode_record, header_struct
-from dprobes.record.record_table import NAME_SPACE, PROBE_SIZE, PackedRows
+from dprobes.record.log_record import Item, decode_record
+from dprobes.record.record_table import PackedRows
 from dprobes.rpn.instruction_set import Token
 from dprobes.tables.table_schema import HEADER_COLUMNS, field_columns, field_type, name_columns, name_type, table_schema
-from dprobes.trace.trace_frames import RECORD_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,11 +34,10 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.template_model import Template, Value
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import Place
-    from dprobes.record.record_table import Rows
     from dprobes.trace.record_columns import RaggedRows
     from dprobes.trace.trace_content import TraceProgram
 
-__all__ = ["NameColumns", "clean", "headers_of", "rows_table", "sparse"]
+__all__ = ["NameColumns", "clean", "rows_table", "sparse"]
 
 _UNSIGNED_MAX = (1 << 64) - 1
 _TIME_MAX = (1 << 63) - 1
@@ -53,12 +51,16 @@ _PLACE_COLUMNS = ("module", "symbol", "function", "placed", "at_return")
 
 
 def rows_table(
-    rows: Rows, wanted: Sequence[int], names: NameColumns, template: Template | None, wall_offset: int
+    rows: PackedRows | RaggedRows,
+    wanted: Sequence[int],
+    names: NameColumns,
+    template: Template | None,
+    wall_offset: int,
 ) -> pa.Table:
     """Return the table of the ``wanted`` records, which have one major and minor code; packed rows are all wanted."""
     import pyarrow as pa
 
-    headers = rows if isinstance(rows, PackedRows) else headers_of(rows, wanted)  # type: ignore[arg-type]
+    headers = rows if isinstance(rows, PackedRows) else rows.headers(wanted)
     count, shape, program = len(headers), headers.shape, names.program
     columns: dict[str, Any] = {
         name: _numbers(headers, shape.place(item), pa.type_for_alias(HEADER_COLUMNS[name]))
@@ -80,27 +82,6 @@ def rows_table(
     empty = {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}
     columns |= empty
     return pa.table([columns[name] for name in schema.names], schema=schema)
-
-
-def headers_of(rows: RaggedRows, wanted: Sequence[int]) -> PackedRows:
-    """Return the headers of adjacent records as packed rows without data."""
-    body, starts, _ = rows.data_bounds()
-    tid = 4 if rows.shape.flags & Item.TID else 0
-    heads = [(rows.start(row), starts[row]) for row in wanted]
-    size = RECORD_HEAD.size
-    if rows.shape.flags & Item.PROCESS_NAME:
-        fixed = header_struct(rows.shape.flags, rows.shape.byte_order).size
-        parts = [
-            body[start : start + PROBE_SIZE]
-            + body[start + size : start + size + fixed]
-            + body[start + size + fixed : end - tid].ljust(NAME_SPACE, b"\0")
-            + body[end - tid : end]
-            for start, end in heads
-        ]
-    else:
-        parts = [body[start : start + PROBE_SIZE] + body[start + size : end] for start, end in heads]
-    stride = len(parts[0])
-    return PackedRows.of_table(b"".join(parts), stride, range(stride))
 
 
 # The columns of the header
@@ -264,7 +245,7 @@ class NameColumns:
 # The data
 
 
-def _binary(rows: Rows, wanted: Sequence[int]) -> pa.Array:
+def _binary(rows: PackedRows | RaggedRows, wanted: Sequence[int]) -> pa.Array:
     import pyarrow as pa
 
     if not isinstance(rows, PackedRows):
@@ -285,7 +266,7 @@ _TOKENS = bytes(byte in frozenset(Token) for byte in range(256))
 _NO_TOKEN = _TOKENS.index(0)
 
 
-def _item_columns(rows: Rows, wanted: Sequence[int]) -> dict[str, pa.Array]:
+def _item_columns(rows: PackedRows | RaggedRows, wanted: Sequence[int]) -> dict[str, pa.Array]:
     """Return the column of items of self-describing data; nothing if there are none."""
     import pyarrow as pa
 
@@ -298,7 +279,7 @@ def _item_columns(rows: Rows, wanted: Sequence[int]) -> dict[str, pa.Array]:
     return {"items": pa.array(found, kind)} if any(found) else {}
 
 
-def _items(rows: Rows, wanted: Sequence[int]) -> list[list[dict[str, str]] | None]:
+def _items(rows: PackedRows | RaggedRows, wanted: Sequence[int]) -> list[list[dict[str, str]] | None]:
     if rows.shape.flags & Item.STACK_TRACE:
         return []
     if isinstance(rows, PackedRows):
@@ -327,7 +308,7 @@ def _with_token(begins: bytes) -> Iterator[int]:
 
 
 def _field_columns(
-    rows: Rows, wanted: Sequence[int], template: Template, names: NameColumns, headers: PackedRows
+    rows: PackedRows | RaggedRows, wanted: Sequence[int], template: Template, names: NameColumns, headers: PackedRows
 ) -> dict[str, pa.Array]:
     """Return the columns of a template: its fields and their names, problems, and the rest of the data."""
     import pyarrow as pa
@@ -365,7 +346,7 @@ def _fixed_columns(rows: PackedRows, template: Template, names: NameColumns) -> 
 
 
 def _decoded_columns(
-    rows: Rows, wanted: Sequence[int], template: Template
+    rows: PackedRows | RaggedRows, wanted: Sequence[int], template: Template
 ) -> tuple[list[list[Any]], dict[str, pa.Array]]:
     """Return the values of fields by columns, and the columns of their problems and of the rest of the data."""
     import pyarrow as pa

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dprobes.formatters.templates.template_model import Template
-    from dprobes.record.record_table import Rows
     from dprobes.trace.packed_blocks import Block
     from dprobes.trace.trace_content import TraceProgram
 
@@ -103,7 +102,7 @@ _Key = tuple[int | None, int | None]
 class _Group(NamedTuple):
     """Records of one flag word and of one key: the ``wanted`` ones of ``rows``."""
 
-    rows: Rows
+    rows: PackedRows | RaggedRows
     wanted: Sequence[int]
     all_numbers: Sequence[int]
     """The positions of all rows in the block; for packed rows only those of the ``mask``, if there is one."""
@@ -117,7 +116,7 @@ class _Group(NamedTuple):
         return [self.all_numbers[row] for row in self.wanted]
 
 
-def _by_codes(rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[_Key, _Group]]:
+def _by_codes(rows: PackedRows | RaggedRows, numbers: Sequence[int]) -> Iterator[tuple[_Key, _Group]]:
     """Iterate over groups of records by major and minor code."""
     majors, minors = rows.item(Item.MAJOR), rows.item(Item.MINOR)
     if not isinstance(majors, list) and not isinstance(minors, list):
@@ -149,10 +148,11 @@ def _ragged_groups(block: RecordBlock) -> Iterator[tuple[RaggedRows, Sequence[in
         if len(runs) == 1:
             yield runs[0]
             continue
-        starts = [rows.start(row) for rows, _ in runs for row in range(len(rows))]
+        starts = [start for rows, _ in runs for start in rows.starts]
+        ends = [end for rows, _ in runs for end in rows.ends]
         shape = runs[0][0].shape
         numbers = [number for _, those in runs for number in those]
-        yield RaggedRows(block, starts, shape.flags, shape.byte_order), numbers
+        yield RaggedRows(block, starts, ends, shape.flags, shape.byte_order), numbers
 
 
 def _sound(block: RecordBlock) -> RecordBlock:
@@ -221,7 +221,9 @@ class _Program:
             self._add(zip(table.parts, numbers, strict=True), self._waiting_offset, mine)
             first += len(table)
 
-    def _add(self, groups: Iterable[tuple[Rows, Sequence[int]]], wall_offset: int, lost: Mapping[int, int]) -> None:
+    def _add(
+        self, groups: Iterable[tuple[PackedRows | RaggedRows, Sequence[int]]], wall_offset: int, lost: Mapping[int, int]
+    ) -> None:
         """Add records of several flag words with their positions; ``lost`` maps positions to counts of lost records."""
         import pyarrow as pa
         import pyarrow.compute as pc

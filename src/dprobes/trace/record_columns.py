@@ -2,22 +2,21 @@
 Columns of the items of many records.
 
 A block of records is cut into ``BlockRows``: records whose flag words are the same. For a table these are its parts.
-Adjacent records mostly have the same size, so that an item has one offset in all of them, and a single
-``struct.iter_unpack`` extracts its column. Slices with a stride compare sizes and flag words. All this costs a small
-part of what decoding all records does.
+An item has the same offset in all of them, or in adjacent records the same distance from their data. Reading one item
+of all records costs a small part of what decoding them does.
 """
 
 from __future__ import annotations
 
 import operator
 import struct
-from functools import lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.record.log_record import PROCESS_NAME_MAX, Item, decode_record, flag_word, header_struct
-from dprobes.record.record_table import ITEM_COLUMNS, PROBE_SIZE, Rows, RowShape
+from dprobes.record.record_table import ITEM_COLUMNS, NAME_SPACE, PROBE_SIZE, PackedRows, Rows, RowShape
 from dprobes.trace.trace_content import RecordBlock, TraceRecord
 from dprobes.trace.trace_frames import RECORD_HEAD
 
@@ -38,15 +37,10 @@ The columns of strings: the process name, then the file's attributes of the prog
 All output formats print these items like this, with the same escapes.
 """
 
-_FIRST_WINDOW, _LAST_WINDOW = 32, 1 << 16
-_RAGGED = 1024
+_RAGGED = 4096
 """Maximum number of rows of various sizes that are processed together."""
-_FEW = 16
-"""Minimum number of rows of one size that are processed as a run of their own."""
 
 _HEAD = RECORD_HEAD.size
-_SAME = slice(4, 12)
-"""The slice of a row with its size and its flag word."""
 _FLAGS = 4
 _ROW = struct.Struct("<4xII")
 """The structure of size and flag word, the flag word read as little-endian."""
@@ -125,37 +119,39 @@ def _escaped(column: Column | Strings | None) -> Strings | None:
 
 
 class RaggedRows(Rows):
-    """
-    Adjacent records of a block.
+    """Records of a block, of one flag word and any sizes, from ``starts`` to ``ends`` in ``block.body``."""
 
-    If all have one size, ``starts`` is a range, otherwise a list of their offsets in ``block.body``.
-    """
-
-    def __init__(self, block: RecordBlock, starts: Sequence[int], flags: int, byte_order: ByteOrder) -> None:
-        self.block: RecordBlock = block
-        self._starts = starts
-        self._items: dict[Item, list[int]] = {}
-        self._names: list[bytes] | None = None
-        self._bounds: tuple[bytes, list[int], list[int]] | None = None
+    def __init__(
+        self, block: RecordBlock, starts: list[int], ends: list[int], flags: int, byte_order: ByteOrder
+    ) -> None:
+        self.block = block
+        self.starts = starts
+        self.ends = ends
         try:
             self.shape = RowShape.of(flags, byte_order)
         except FormatError:
             self._refuse()
             raise
-        self._header = header_struct(flags, byte_order).size
-        self._check()
+        self._names_at = _HEAD + header_struct(flags, byte_order).size
+        self._tid_size = 4 if flags & Item.TID else 0
+        if min(map(operator.sub, ends, starts)) < self._names_at:
+            self._refuse()
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.starts)
 
     def pair(self, row: int) -> tuple[int, bytes]:
         """Return the probepoint of a record, and the encoded record."""
-        probe, begin, end = self.block.bounds(self._starts[row])
+        probe, begin, end = self.block.bounds(self.starts[row])
         return probe, self.block.body[begin:end]
 
     def written_at(self, row: int) -> int:
         """Return the time of writing of a record."""
-        return self.block.written_at(self._starts[row])
+        return self.block.written_at(self.starts[row])
+
+    def probes(self) -> list[int]:
+        """Return the column of probepoint numbers."""
+        return self._numbers("<I", self.starts, 0)
 
     def item(self, item: Item) -> list[int] | None:
         """
@@ -163,116 +159,66 @@ class RaggedRows(Rows):
 
         Raise ``FormatError`` if a record is too short.
         """
-        if not self.shape.flags & item:
+        if (place := self.shape.place(item)) is None:
             return None
-        if item not in self._items:
-            self._items[item] = self._tids() if item is Item.TID else self._fixed(item)
-        return self._items[item]
+        offset, size = place
+        code = ("<" if self.shape.byte_order == "little" else ">") + ("Q" if size == 8 else "I")
+        if item is Item.TID:
+            return self._numbers(code, self.data_bounds()[1], -size)
+        return self._numbers(code, self.starts, _HEAD - PROBE_SIZE + offset)
 
-    def _fixed(self, item: Item) -> list[int]:
-        place = self.shape.place(item)
-        assert place is not None, "the flag word has the item"
-        offset, size = place[0] - PROBE_SIZE, place[1]
-        sign = "<" if self.shape.byte_order == "little" else ">"
-        code = "Q" if size == 8 else "I"
-        if isinstance(self._starts, range):
-            layout = _padded(f"{sign}{_HEAD + offset}x{code}", self._starts.step)
-            return [value for (value,) in layout.iter_unpack(self._view())]
-        unpack, at = struct.Struct(sign + code).unpack_from, _HEAD + offset
-        body = self.block.body
-        return [unpack(body, start + at)[0] for start in self._starts]
+    def _numbers(self, code: str, starts: list[int], at: int) -> list[int]:
+        unpack, body = struct.Struct(code).unpack_from, self.block.body
+        return [unpack(body, start + at)[0] for start in starts]
 
-    def probes(self) -> list[int]:
-        """Return the column of probepoint numbers."""
-        unpack, body = RECORD_HEAD.unpack_from, self.block.body
-        return [unpack(body, start)[0] for start in self._starts]
-
-    def start(self, row: int) -> int:
-        """Return the offset in the block of a record's head (``trace_frames.RECORD_HEAD``)."""
-        return self._starts[row]
+    def names(self) -> list[bytes] | None:
+        """Return the process names; None if records lack them."""
+        if self.shape.name is None:
+            return None
+        body, data, _ = self.data_bounds()
+        first, after = self._names_at, self._tid_size + 1
+        return [body[start + first : end - after] for start, end in zip(self.starts, data, strict=True)]
 
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
         """Return the bytes of the block, and the offsets in them where the data of each record start and end."""
-        if self._bounds is None:
-            self._bounds = self._find_bounds()
         return self._bounds
 
-    def _find_bounds(self) -> tuple[bytes, list[int], list[int]]:
-        body, starts = self.block.body, self._starts
-        at = _HEAD + self._header
-        if isinstance(starts, range):
-            ends = [start + starts.step for start in starts]
-        else:
-            unpack = _ROW.unpack_from
-            ends = [start + _HEAD + unpack(body, start)[0] for start in starts]
-        data = [start + at for start in starts]
-        if self.shape.flags & Item.PROCESS_NAME:
+    @cached_property
+    def _bounds(self) -> tuple[bytes, list[int], list[int]]:
+        body, ends = self.block.body, self.ends
+        data = [start + self._names_at for start in self.starts]
+        if self.shape.name is not None:
             find = body.find
             names, data = data, [find(0, start) + 1 for start in data]
             if any(not 0 < end - start <= PROCESS_NAME_MAX + 1 for start, end in zip(names, data, strict=True)):
                 self._refuse()
-        if self.shape.flags & Item.TID:
-            data = [start + 4 for start in data]
+        if self._tid_size:
+            data = [start + self._tid_size for start in data]
         if any(map(operator.gt, data, ends)):
             self._refuse()
         return body, data, ends
 
-    def _view(self) -> memoryview:
-        assert isinstance(self._starts, range)
-        return memoryview(self.block.body)[self._starts.start : self._starts.stop]
-
-    def _tails(self, size: int) -> list[bytes]:
-        """Return up to ``size`` bytes after the fixed items of each record."""
-        at = _HEAD + self._header
-        if isinstance(self._starts, range):
-            layout = _padded(f"{at}x{min(size, self._starts.step - at)}s", self._starts.step)
-            return [tail for (tail,) in layout.iter_unpack(self._view())]
-        unpack, body = _ROW.unpack_from, self.block.body
-        return [body[start + at : start + min(at + size, _HEAD + unpack(body, start)[0])] for start in self._starts]
-
-    def names(self) -> list[bytes] | None:
-        """Return the process names; None if records lack them."""
-        if not self.shape.flags & Item.PROCESS_NAME:
-            return None
-        if self._names is None:
-            try:
-                self._names = [tail[: tail.index(0)] for tail in self._tails(PROCESS_NAME_MAX + 1)]
-            except ValueError:
-                self._refuse()
-                raise
-        return self._names
-
-    def _tids(self) -> list[int]:
-        order = self.shape.byte_order
-        if not self.shape.flags & Item.PROCESS_NAME:
-            ids = self._tails(4)
-        else:
-            tails = self._tails(PROCESS_NAME_MAX + 1 + 4)
-            try:
-                ends = [tail.index(0, 0, PROCESS_NAME_MAX + 1) + 1 for tail in tails]
-            except ValueError:
-                self._refuse()
-                raise
-            ids = [tail[end : end + 4] for tail, end in zip(tails, ends, strict=True)]
-        if min(map(len, ids)) < 4:
-            self._refuse()
-        return [int.from_bytes(each, order) for each in ids]
-
-    def _check(self) -> None:
-        """Raise ``FormatError`` if a record is too short for its fixed items."""
-        needed = self._header
-        unpack, body = _ROW.unpack_from, self.block.body
-        if isinstance(self._starts, range):
-            least = self._starts.step - _HEAD
-        else:
-            least = min([unpack(body, start)[0] for start in self._starts])
-        if least < needed:
-            self._refuse()
+    def headers(self, wanted: Sequence[int]) -> PackedRows:
+        """Return the headers of the ``wanted`` records as packed rows without data."""
+        body, data, _ = self.data_bounds()
+        tid, names_at = self._tid_size, self._names_at
+        space = 0 if self.shape.name is None else NAME_SPACE
+        rows: list[bytes] = []
+        for start, end in ((self.starts[row], data[row]) for row in wanted):
+            name = body[start + names_at : end - tid].ljust(space, b"\0")
+            rows += (
+                body[start : start + PROBE_SIZE],
+                body[start + _HEAD : start + names_at],
+                name,
+                body[end - tid : end],
+            )
+        size = self.shape.data
+        return PackedRows.of_table(b"".join(rows), size, range(size))
 
     def _refuse(self) -> None:
         """Raise the error that decoding the first invalid record raises."""
-        for row in range(len(self)):
-            _check_record(self.block, self._starts[row])
+        for start in self.starts:
+            _check_record(self.block, start)
 
 
 def rows_of(block: Block) -> Iterator[BlockRows]:
@@ -284,24 +230,21 @@ def rows_of(block: Block) -> Iterator[BlockRows]:
 
 def ragged_rows_of(block: RecordBlock) -> Iterator[RaggedRows]:
     """Cut adjacent records into rows, in order; raise ``FormatError`` at an invalid record."""
-    at, window = block.start, _FIRST_WINDOW
-    body, end = block.body, len(block.body)
-    while at < end:
-        _, begin, stop = block.bounds(at)
-        if stop - begin < _FLAGS:
+    body, at, last = block.body, block.start, len(block.body) - _ROW.size
+    while at < len(body):
+        _, begin, end = block.bounds(at)
+        if end - begin < _FLAGS:
             _check_record(block, at)
         flags, byte_order = flag_word(body[begin : begin + _FLAGS])
-        stride = stop - at
-        limit = min((end - at) // stride, window)
-        same = _same(body, at, stride, limit) if limit >= _FEW else 0
-        if same >= _FEW:
-            starts: Sequence[int] = range(at, at + same * stride, stride)
-            at += same * stride
-            window = min(window * 2, _LAST_WINDOW) if same == limit else _FIRST_WINDOW
-        else:
-            starts, at = _ragged(block, at)
-            window = _FIRST_WINDOW
-        yield RaggedRows(block, starts, flags, byte_order)
+        _, first = _ROW.unpack_from(body, at)
+        joints, at = [at, end], end
+        while at <= last and len(joints) <= _RAGGED:
+            size, word = _ROW.unpack_from(body, at)
+            end = at + _HEAD + size
+            if word != first or size < _FLAGS or end > len(body):
+                break  # the next rows find the damage
+            joints.append(at := end)
+        yield RaggedRows(block, joints[:-1], joints[1:], flags, byte_order)
 
 
 def _check_record(block: RecordBlock, at: int) -> None:
@@ -313,35 +256,3 @@ def _check_record(block: RecordBlock, at: int) -> None:
         raise FormatError(
             f"a frame of '{file}' holds a damaged record: {error.message}", offset=block.position_at(at)
         ) from None
-
-
-def _same(body: bytes, at: int, stride: int, limit: int) -> int:
-    """Return the number of rows from ``at`` on with size and flag word of the first, at most ``limit``."""
-    end = at + limit * stride
-    same = limit
-    for place in range(at + _SAME.start, at + _SAME.stop):
-        column = body[place:end:stride]
-        same = min(same, len(column) - len(column.lstrip(column[:1])))
-    return same
-
-
-def _ragged(block: RecordBlock, at: int) -> tuple[list[int], int]:
-    """Return the offsets of rows from ``at`` on with the first one's flag word, at most ``_RAGGED``, and the end."""
-    starts: list[int] = []
-    body, last = block.body, len(block.body) - _ROW.size
-    _, first = _ROW.unpack_from(body, at)
-    while at <= last and len(starts) < _RAGGED:
-        size, flags = _ROW.unpack_from(body, at)
-        end = at + _HEAD + size
-        if flags != first or size < _FLAGS or end > len(body):
-            break  # damage is found at the beginning of the next rows
-        starts.append(at)
-        at = end
-    return starts, at
-
-
-@lru_cache(1024)
-def _padded(layout: str, stride: int) -> struct.Struct:
-    """Return a structure padded to ``stride`` bytes."""
-    padding = stride - struct.calcsize(layout)
-    return struct.Struct(f"{layout}{padding}x")
