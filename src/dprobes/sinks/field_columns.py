@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from functools import cached_property, partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,13 @@ from dprobes.escapes import escaped
 from dprobes.filters.filter_language import fail
 from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.field_values import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues, names_of
-from dprobes.formatters.templates.data_columns import RaggedData, field_places, steps_of, strings_at
+from dprobes.formatters.templates.data_columns import FieldPlace, RaggedData, field_places, steps_of, strings_at
 from dprobes.record.log_record import Item, decode_record
 from dprobes.record.record_table import PackedRows, repeated
 from dprobes.trace.trace_filter import FILTER_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dprobes.filters.filter_language import Name
     from dprobes.formatters.templates.template_model import Template
@@ -104,8 +105,6 @@ class FieldColumns:
             return self.of_place(lambda place: self._fields.of_place(place, name))
         if (found := self._of_data(name)) is not _Absent.ABSENT:
             return self._chosen(found)  # type: ignore[no-any-return]
-        if (numbered := NUMBERED.match(name)) is not None:
-            return self._chosen(self._numbered(numbered[1], int(numbered[2])))  # type: ignore[no-any-return]
         if name in ("word_size", "stack_trace"):
             return self._rows.column(name)
         return self._fields.of_program(name)
@@ -113,119 +112,90 @@ class FieldColumns:
     # The fields of the data
 
     def _of_data(self, name: str) -> Column | _Absent:
-        """Return the column of a template's field: by its offset if that is the same in all, else record by record."""
-        if self._rows.column("stack_trace"):
-            return _Absent.ABSENT
-        if isinstance(self._rows, PackedRows):
-            with contextlib.suppress(NoColumnError):
-                return self._in_templates(self._rows, name)
-        return self._ragged(name)
+        """Return the column of a template's field or a word of the data; absent if no record has this name."""
+        found = {codes: self._of_codes(codes, wanted, name) for codes, wanted in self._by_codes.items()}
+        there = {codes: column for codes, column in found.items() if column is not _Absent.ABSENT}
+        if len(found) == 1 or not there:
+            return next(iter(found.values()), _Absent.ABSENT)
+        merged: list[Any] = [None] * len(self._rows)
+        for codes, column in there.items():
+            wanted = self._by_codes[codes]
+            for row, value in zip(wanted, repeated(column, len(wanted)), strict=True):
+                merged[row] = value
+        return merged
 
-    def _codes(self) -> list[_Codes] | _Codes:
-        """Return the major and minor code of each record, or the codes that all share."""
+    @cached_property
+    def _by_codes(self) -> Mapping[_Codes, Sequence[int]]:
+        """The numbers of the rows by their codes."""
+        count = len(self._rows)
         majors, minors = (self._rows.item(code) or 0 for code in (Item.MAJOR, Item.MINOR))
         if isinstance(majors, int) and isinstance(minors, int):
-            return majors, minors
-        count = len(self._rows)
-        return list(zip(repeated(majors, count), repeated(minors, count), strict=True))
+            return {(majors, minors): range(count)}
+        groups: dict[_Codes, list[int]] = {}
+        for row, codes in enumerate(zip(repeated(majors, count), repeated(minors, count), strict=True)):
+            groups.setdefault(codes, []).append(row)
+        return groups
+
+    def _of_codes(self, codes: _Codes, wanted: Sequence[int], name: str) -> Column | _Absent:
+        """Return the column of the rows ``wanted``, which have these codes: from their planes, or record by record."""
+        rows, word_size = self._rows, self._rows.shape.word_size
+        template, is_derived = self._template_of(*codes)
+        names = () if template is None else names_of(template, word_size)
+        numbered = NUMBERED.match(name)
+        if template is not None and name in names:
+            if isinstance(rows, PackedRows) and (fixed := field_places(rows, template, word_size)) is not None:
+                places, end = fixed
+                place = places[names.index(name)]
+                if is_derived and end != rows.data_size:  # a derived template must cover all of the data
+                    return _Absent.ABSENT
+                if place.start + place.size <= rows.data_size:
+                    values = strings_at(rows, place) if place.is_text else _numbers_at(rows, place)
+                    return _of_rows(values, wanted)
+            if (steps := steps_of(template, word_size)) is None:
+                raise NoColumnError
+            find = partial(self._found, name)
+            return self._ragged.of_template(steps, names.index(name), wanted, find, is_whole=is_derived)
+        if numbered is None:
+            return _Absent.ABSENT
+        if numbered[1] != "word":
+            raise NoColumnError
+        start = int(numbered[2]) * word_size
+        if not isinstance(rows, PackedRows):
+            return self._ragged.numbers(start, word_size, wanted)
+        if start + word_size > rows.data_size:
+            return None
+        return _of_rows(_numbers_at(rows, FieldPlace(start, word_size)), wanted)
+
+    @cached_property
+    def _ragged(self) -> RaggedData:
+        return RaggedData(self._rows)
+
+    def _found(self, name: str, row: int) -> Any:
+        """Return a field of one record."""
+        probe, record = self._rows.pair(row)
+        return self._fields.find(decode_record(record), self._place(probe), name)
 
     def _template_of(self, major: int, minor: int) -> tuple[Template | None, bool]:
-        """Return the template for codes, and whether it was derived from a handler."""
+        """Return the template for codes, and whether it was derived from a handler; None for stack traces."""
+        if self._rows.column("stack_trace"):
+            return None, False
         templates = self._fields.templates
         if (written := templates.written.find(major, minor)) is not None:
             return written, False
-        return templates.derived(self._word_size, major, minor), True
-
-    def _ragged(self, name: str) -> list[Any] | _Absent:
-        """Return the column of a field of records with various layouts; absent if no template or word has this name."""
-        rows, word_size = self._rows, self._word_size
-        numbered = NUMBERED.match(name)
-        if numbered is not None and numbered[1] != "word":
-            raise NoColumnError
-
-        def find(row: int) -> Any:
-            probe, record = rows.pair(row)
-            return self._fields.find(decode_record(record), self._place(probe), name)
-
-        data = RaggedData(rows, find)
-        found: list[Any] = [None] * len(rows)
-        is_there = numbered is not None
-        groups = _groups(self._codes(), len(rows))
-        for (major, minor), wanted in groups.items():
-            template, is_derived = self._template_of(major, minor)
-            if template is not None and name in (names := names_of(template, word_size)):
-                is_there = True
-                steps = steps_of(template, word_size)
-                if steps is None:
-                    raise NoColumnError
-                values = data.of_template(steps, names.index(name), wanted, is_whole=is_derived)
-            elif numbered is not None:
-                values = data.numbers(int(numbered[2]) * word_size, word_size, wanted)
-            else:
-                continue
-            if len(groups) == 1:
-                return values
-            for row, value in zip(wanted, values, strict=True):
-                found[row] = value
-        return found if is_there else _Absent.ABSENT
-
-    def _in_templates(self, packed: PackedRows, name: str) -> Column | _Absent:
-        """Return the column of a template's field in packed records; raise ``NoColumnError`` if its offset varies."""
-        codes = self._codes()
-        if not isinstance(codes, list):
-            return self._in_template(packed, *codes, name)
-        found = {key: self._in_template(packed, *key, name) for key in set(codes)}
-        if all(column is _Absent.ABSENT for column in found.values()):
-            return _Absent.ABSENT
-        columns = {
-            key: repeated(None if column is _Absent.ABSENT else column, len(packed)) for key, column in found.items()
-        }
-        return [columns[key][row] for row, key in enumerate(codes)]
-
-    def _in_template(self, packed: PackedRows, major: int, minor: int, name: str) -> Column | _Absent:
-        """Return the column as if all records had these codes; raise ``NoColumnError`` if its offset varies."""
-        word_size = self._word_size
-        template, is_derived = self._template_of(major, minor)
-        if template is None or name not in (names := names_of(template, word_size)):
-            return _Absent.ABSENT
-        found = field_places(packed, template, word_size)
-        if found is None:
-            raise NoColumnError
-        places, end = found
-        if is_derived and end != packed.data_size:  # a derived template must cover all of the data
-            return _Absent.ABSENT
-        place = places[names.index(name)]
-        if place.start + place.size > packed.data_size:
-            raise NoColumnError
-        if place.is_text:
-            return strings_at(packed, place)
-        return _numbers(packed, place.start, place.size, is_signed=place.is_signed)
-
-    @property
-    def _word_size(self) -> int:
-        return self._rows.shape.word_size
-
-    def _numbered(self, kind: str, number: int) -> Column:
-        packed, size = self._rows, self._word_size
-        if kind != "word" or not isinstance(packed, PackedRows):
-            raise NoColumnError
-        return _numbers(packed, number * size, size) if (number + 1) * size <= packed.data_size else None
+        return templates.derived(self._rows.shape.word_size, major, minor), True
 
 
-def _groups(codes: list[_Codes] | _Codes, count: int) -> dict[_Codes, Sequence[int]]:
-    """Return the indices of the ``count`` rows by their codes."""
-    if not isinstance(codes, list):
-        return {codes: range(count)}
-    groups: dict[_Codes, list[int]] = {}
-    for row, key in enumerate(codes):
-        groups.setdefault(key, []).append(row)
-    return {**groups}
+def _of_rows(column: Column, wanted: Sequence[int]) -> Column:
+    if isinstance(column, list) and len(wanted) != len(column):
+        return [column[row] for row in wanted]
+    return column
 
 
-def _numbers(packed: PackedRows, start: int, size: int, *, is_signed: bool = False) -> Column:
-    """Return the numbers at an offset of the data."""
-    column = packed.numbers(packed.shape.data + start, size, packed.shape.byte_order)
-    if not is_signed:
+def _numbers_at(packed: PackedRows, place: FieldPlace) -> Column:
+    """Return the numbers at a place of the data."""
+    size = place.size
+    column = packed.numbers(packed.shape.data + place.start, size, packed.shape.byte_order)
+    if not place.is_signed:
         return column
     top, span = 1 << (8 * size - 1), 1 << 8 * size
     if isinstance(column, int):

@@ -319,7 +319,7 @@ def _field_columns(
     if isinstance(rows, PackedRows) and (found := _fixed_columns(rows, template, names)) is not None:
         return found
     steps = None if rows.shape.flags & Item.CUT else steps_of(template, rows.shape.word_size)
-    values = None if steps is None else RaggedData(rows, lambda _: None).fields(steps, wanted)
+    values = None if steps is None else RaggedData(rows).fields(steps, wanted)
     columns: dict[str, pa.Array] = {}
     if values is None:
         values, columns = _decoded_columns(rows, wanted, template)

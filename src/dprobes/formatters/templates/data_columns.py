@@ -161,13 +161,12 @@ def _string(data: bytes, cut: int | None) -> str:
 
 class RaggedData:
     """
-    The data of records that are not packed; ``find`` decodes a field of a single record.
+    The data of records whose fields are at various offsets.
 
     ``starts`` and ``ends`` are the offsets in ``body`` of each record's data.
     """
 
-    def __init__(self, rows: Rows, find: Callable[[int], Any]) -> None:
-        self._find = find
+    def __init__(self, rows: Rows) -> None:
         self._order: ByteOrder = rows.shape.byte_order
         self.body, self.starts, self.ends = rows.data_bounds()
 
@@ -177,11 +176,13 @@ class RaggedData:
         places = [(self.starts[row] + at, self.ends[row]) for row in wanted]
         return [read(body, place)[0] if place + size <= end else None for place, end in places]
 
-    def of_template(self, steps: Sequence[Step], field: int, wanted: Sequence[int], *, is_whole: bool) -> list[Any]:
+    def of_template(
+        self, steps: Sequence[Step], field: int, wanted: Sequence[int], find: Callable[[int], Any], *, is_whole: bool
+    ) -> list[Any]:
         """
         Return a field of the records ``wanted``, whose template has these steps.
 
-        With ``is_whole`` the template must cover all of the data.
+        ``find`` decodes it in a record with other contents; with ``is_whole`` also in one with more data.
         """
         number = next(n for n, step in enumerate(steps) if step.field == field)
         walked = steps if is_whole else steps[: number + 1]
@@ -190,7 +191,7 @@ class RaggedData:
         if len(rows) == len(wanted):
             return values
         by_row = dict(zip(rows, values, strict=True))
-        return [by_row[row] if row in by_row else self._find(row) for row in wanted]
+        return [by_row[row] if row in by_row else find(row) for row in wanted]
 
     def fields(self, steps: Sequence[Step], wanted: Sequence[int]) -> list[list[Any]] | None:
         """Return all fields of records, whose template has these steps; None if one has other contents."""
