@@ -21,7 +21,6 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, overload
 
 from dprobes.errors import FormatError
@@ -162,6 +161,14 @@ class Rows(ABC):
     @abstractmethod
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
         """Return a buffer, and the offsets in it where the data of each record start and end."""
+
+    @abstractmethod
+    def chosen(self, wanted: Sequence[int]) -> Self:
+        """Return the rows with these numbers; there must be at least one."""
+
+    @abstractmethod
+    def headers(self) -> PackedRows:
+        """Return packed rows of these records, which need not contain their data."""
 
     def column(self, name: str) -> Column | Strings | None:
         """Return the column of a header item by its name; None if records lack it."""
@@ -403,11 +410,15 @@ class PackedRows(Rows):
         }
         return cls(sum(map(len, parts)), parts[0].first, planes)
 
-    def chosen(self, mask: Sequence[bool]) -> Self:
-        """Return the records whose element of the mask is true; there must be at least one."""
-        planes = {place: bytes(compress(plane, mask)) for place, plane in self.planes.items()}
-        count, number = sum(mask), list(mask).index(True)
-        return type(self)(count, self._row(number), {place: p for place, p in planes.items() if p.strip(p[:1])})
+    def chosen(self, wanted: Sequence[int]) -> Self:
+        """Return the rows with these numbers; there must be at least one."""
+        planes = {place: bytes([plane[row] for row in wanted]) for place, plane in self.planes.items()}
+        first = self._row(wanted[0])
+        return type(self)(len(wanted), first, {place: p for place, p in planes.items() if p.strip(p[:1])})
+
+    def headers(self) -> PackedRows:
+        """Return these rows."""
+        return self
 
     def begins(self, size: int) -> set[bytes]:
         """Return the distinct first ``size`` bytes of records; these bytes must precede the process name."""

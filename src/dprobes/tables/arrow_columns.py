@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from functools import lru_cache, partial
-from itertools import compress, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from dprobes.escapes import escaped
@@ -19,22 +19,22 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_columns import RaggedData, fixed_places, steps_of
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields
 from dprobes.formatters.templates.template_model import character
-from dprobes.record.log_items import UNSEEN, split_items
+from dprobes.record.log_items import ITEM_TOKENS, UNSEEN, split_items
 from dprobes.record.log_record import Item, decode_record
 from dprobes.record.record_table import PackedRows
-from dprobes.rpn.instruction_set import Token
 from dprobes.tables.table_schema import HEADER_COLUMNS, field_columns, field_type, name_columns, name_type, table_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
     from dprobes.formatters.templates.data_extraction import Decoded, Field
     from dprobes.formatters.templates.template_model import Template, Value
+    from dprobes.record.log_items import LogItem
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import Place
-    from dprobes.trace.record_columns import RaggedRows
+    from dprobes.record.record_table import Rows
     from dprobes.trace.trace_content import TraceProgram
 
 __all__ = ["NameColumns", "clean", "rows_table", "sparse"]
@@ -50,17 +50,11 @@ _ITEMS = {
 _PLACE_COLUMNS = ("module", "symbol", "function", "placed", "at_return")
 
 
-def rows_table(
-    rows: PackedRows | RaggedRows,
-    wanted: Sequence[int],
-    names: NameColumns,
-    template: Template | None,
-    wall_offset: int,
-) -> pa.Table:
-    """Return the table of the ``wanted`` records, which have one major and minor code; packed rows are all wanted."""
+def rows_table(rows: Rows, names: NameColumns, template: Template | None, wall_offset: int) -> pa.Table:
+    """Return the table of records, which have one major and minor code."""
     import pyarrow as pa
 
-    headers = rows if isinstance(rows, PackedRows) else rows.headers(wanted)
+    headers = rows.headers()
     count, shape, program = len(headers), headers.shape, names.program
     columns: dict[str, Any] = {
         name: _numbers(headers, shape.place(item), pa.type_for_alias(HEADER_COLUMNS[name]))
@@ -74,10 +68,8 @@ def rows_table(
     columns["byte_order"] = pa.repeat(pa.scalar(shape.byte_order), count)
     columns["stack_trace"] = pa.repeat(pa.scalar(bool(shape.flags & Item.STACK_TRACE)), count)
     columns["lost_before"] = pa.nulls(count, pa.uint64())
-    columns["data"] = _binary(rows, wanted)
-    columns |= (
-        _item_columns(rows, wanted) if template is None else _field_columns(rows, wanted, template, names, headers)
-    )
+    columns["data"] = _binary(rows)
+    columns |= _item_columns(rows) if template is None else _field_columns(rows, template, names, headers)
     schema = table_schema(template)
     empty = {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}
     columns |= empty
@@ -245,12 +237,12 @@ class NameColumns:
 # The data
 
 
-def _binary(rows: PackedRows | RaggedRows, wanted: Sequence[int]) -> pa.Array:
+def _binary(rows: Rows) -> pa.Array:
     import pyarrow as pa
 
     if not isinstance(rows, PackedRows):
         body, starts, ends = rows.data_bounds()
-        return pa.array([body[starts[row] : ends[row]] for row in wanted], pa.binary())
+        return pa.array([body[start:end] for start, end in zip(starts, ends, strict=True)], pa.binary())
     start, size = rows.shape.data, rows.data_size
     buffers = [None, pa.py_buffer(_offsets(len(rows), size)), pa.py_buffer(rows.raw(start, size))]
     return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
@@ -261,55 +253,25 @@ def _offsets(count: int, size: int) -> array[int]:
     return array("i", range(0, count * size + 1, size) if size else [0] * (count + 1))
 
 
-_TOKENS = bytes(byte in frozenset(Token) for byte in range(256))
-"""Translation table: 1 for each byte that may begin an item."""
-_NO_TOKEN = _TOKENS.index(0)
-
-
-def _item_columns(rows: PackedRows | RaggedRows, wanted: Sequence[int]) -> dict[str, pa.Array]:
+def _item_columns(rows: Rows) -> dict[str, pa.Array]:
     """Return the column of items of self-describing data; nothing if there are none."""
     import pyarrow as pa
 
-    if rows.shape.flags & Item.CUT:
-        records = [decode_record(rows.pair(row)[1]) for row in wanted]
-        found = [[{"type": item.kind, "text": item.text} for item in record.items()] or None for record in records]
-    else:
-        found = _items(rows, wanted)
-    kind = table_schema(None).field("items").type
-    return {"items": pa.array(found, kind)} if any(found) else {}
+    shape = rows.shape
+    if shape.flags & Item.STACK_TRACE:
+        return {}
+    body, starts, ends = rows.data_bounds()
+    found: list[Sequence[LogItem] | None] = [None] * len(rows)
+    for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if shape.flags & Item.CUT:
+            found[row] = decode_record(rows.pair(row)[1]).items()
+        elif start < end and body[start] in ITEM_TOKENS:
+            found[row] = split_items(body[start:end], shape.word_size, shape.byte_order)
+    shown = [[{"type": item.kind, "text": item.text} for item in items or ()] or None for items in found]
+    return {"items": pa.array(shown, table_schema(None).field("items").type)} if any(shown) else {}
 
 
-def _items(rows: PackedRows | RaggedRows, wanted: Sequence[int]) -> list[list[dict[str, str]] | None]:
-    if rows.shape.flags & Item.STACK_TRACE:
-        return []
-    if isinstance(rows, PackedRows):
-        place, size = rows.shape.data, rows.data_size
-        begins = rows.planes.get(place) or rows.first[place : place + 1] * len(rows)
-        if 1 not in begins.translate(_TOKENS):
-            return []
-        body = bytes(rows.raw(place, size))
-        data = ((row, body[row * size : (row + 1) * size]) for row in _with_token(begins))
-    else:
-        body, starts, ends = rows.data_bounds()
-        begins = bytes([body[starts[row]] if starts[row] < ends[row] else _NO_TOKEN for row in wanted])
-        data = ((at, body[starts[wanted[at]] : ends[wanted[at]]]) for at in _with_token(begins))
-    result: list[list[dict[str, str]] | None] = [None] * len(wanted)
-    word_size, order = rows.shape.word_size, rows.shape.byte_order
-    for row, each in data:
-        items = split_items(each, word_size, order)
-        if items is not None:
-            result[row] = [{"type": item.kind, "text": item.text} for item in items]
-    return result
-
-
-def _with_token(begins: bytes) -> Iterator[int]:
-    """Iterate over the positions of bytes that may begin an item."""
-    return compress(range(len(begins)), begins.translate(_TOKENS))
-
-
-def _field_columns(
-    rows: PackedRows | RaggedRows, wanted: Sequence[int], template: Template, names: NameColumns, headers: PackedRows
-) -> dict[str, pa.Array]:
+def _field_columns(rows: Rows, template: Template, names: NameColumns, headers: PackedRows) -> dict[str, pa.Array]:
     """Return the columns of a template: its fields and their names, problems, and the rest of the data."""
     import pyarrow as pa
 
@@ -319,10 +281,10 @@ def _field_columns(
     if isinstance(rows, PackedRows) and (found := _fixed_columns(rows, template, names)) is not None:
         return found
     steps = None if rows.shape.flags & Item.CUT else steps_of(template, rows.shape.word_size)
-    values = None if steps is None else RaggedData(rows).fields(steps, wanted)
+    values = None if steps is None else RaggedData(rows).fields(steps, range(len(rows)))
     columns: dict[str, pa.Array] = {}
     if values is None:
-        values, columns = _decoded_columns(rows, wanted, template)
+        values, columns = _decoded_columns(rows, template)
     for (name, field), column in zip(described, values, strict=True):
         columns[name] = pa.array(_shown(field, column), field_type(field))
     return columns | names.of_fields(template, headers, values)
@@ -345,9 +307,7 @@ def _fixed_columns(rows: PackedRows, template: Template, names: NameColumns) -> 
     return columns | names.of_fields(template, rows, values)
 
 
-def _decoded_columns(
-    rows: PackedRows | RaggedRows, wanted: Sequence[int], template: Template
-) -> tuple[list[list[Any]], dict[str, pa.Array]]:
+def _decoded_columns(rows: Rows, template: Template) -> tuple[list[list[Any]], dict[str, pa.Array]]:
     """Return the values of fields by columns, and the columns of their problems and of the rest of the data."""
     import pyarrow as pa
 
@@ -356,7 +316,7 @@ def _decoded_columns(
     values: list[tuple[Any, ...]] = []
     problems: list[Any] = []
     rests: list[bytes | None] = []
-    for row in wanted:
+    for row in range(len(rows)):
         decoded = decode_fields(template, decode_record(rows.pair(row)[1]))
         problems.append(_problems(names, decoded, is_cut=is_cut))
         values.append(tuple(None if isinstance(value, Fault) else value for value in decoded.values))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import chain, compress
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.record.log_record import Item, decode_record
-from dprobes.record.record_table import PackedRows, RecordTable
+from dprobes.record.record_table import RecordTable
 from dprobes.tables.arrow_columns import NameColumns, clean, rows_table, sparse
 from dprobes.tables.table_schema import Partition
 from dprobes.trace.packed_blocks import TableBlock
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dprobes.formatters.templates.template_model import Template
+    from dprobes.record.record_table import Rows
     from dprobes.trace.packed_blocks import Block
     from dprobes.trace.trace_content import TraceProgram
 
@@ -99,42 +100,23 @@ _Key = tuple[int | None, int | None]
 """A major and a minor code."""
 
 
-class _Group(NamedTuple):
-    """Records of one flag word and of one key: the ``wanted`` ones of ``rows``."""
-
-    rows: PackedRows | RaggedRows
-    wanted: Sequence[int]
-    all_numbers: Sequence[int]
-    """The positions of all rows in the block; for packed rows only those of the ``mask``, if there is one."""
-    mask: Sequence[bool] | None = None
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """The positions of the wanted records in the block."""
-        if self.mask is not None:
-            return list(compress(self.all_numbers, self.mask))
-        return [self.all_numbers[row] for row in self.wanted]
+_Group = tuple["Rows", "Sequence[int]"]
+"""Records of one flag word, and their positions in the block."""
 
 
-def _by_codes(rows: PackedRows | RaggedRows, numbers: Sequence[int]) -> Iterator[tuple[_Key, _Group]]:
+def _by_codes(rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[_Key, _Group]]:
     """Iterate over groups of records by major and minor code."""
     majors, minors = rows.item(Item.MAJOR), rows.item(Item.MINOR)
     if not isinstance(majors, list) and not isinstance(minors, list):
-        yield (majors, minors), _Group(rows, range(len(rows)), numbers)
-        return
-    spread = (each if isinstance(each, list) else [each] * len(rows) for each in (majors, minors))
-    codes = list(zip(*spread, strict=True))
-    if isinstance(rows, PackedRows):
-        for key in dict.fromkeys(codes):
-            mask = [each == key for each in codes]
-            chosen = rows.chosen(mask)
-            yield key, _Group(chosen, range(len(chosen)), numbers, mask)
+        yield (majors, minors), (rows, numbers)
         return
     groups: dict[_Key, list[int]] = {}
-    for row, key in enumerate(codes):
+    spread = (each if isinstance(each, list) else [each] * len(rows) for each in (majors, minors))
+    for row, key in enumerate(zip(*spread, strict=True)):
         groups.setdefault(key, []).append(row)
     for key, wanted in groups.items():
-        yield key, _Group(rows, wanted, numbers)
+        chosen = rows if len(wanted) == len(rows) else rows.chosen(wanted)
+        yield key, (chosen, [numbers[row] for row in wanted])
 
 
 def _ragged_groups(block: RecordBlock) -> Iterator[tuple[RaggedRows, Sequence[int]]]:
@@ -221,9 +203,7 @@ class _Program:
             self._add(zip(table.parts, numbers, strict=True), self._waiting_offset, mine)
             first += len(table)
 
-    def _add(
-        self, groups: Iterable[tuple[PackedRows | RaggedRows, Sequence[int]]], wall_offset: int, lost: Mapping[int, int]
-    ) -> None:
+    def _add(self, groups: Iterable[tuple[Rows, Sequence[int]]], wall_offset: int, lost: Mapping[int, int]) -> None:
         """Add records of several flag words with their positions; ``lost`` maps positions to counts of lost records."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -234,9 +214,9 @@ class _Program:
                 by_key.setdefault(key, []).append(group)
         for key, mine in by_key.items():
             template = self._template(key)
-            parts = [rows_table(each.rows, each.wanted, self._names, template, wall_offset) for each in mine]
+            parts = [rows_table(rows, self._names, template, wall_offset) for rows, _ in mine]
             table = parts[0]
-            order = list(chain.from_iterable(each.numbers for each in mine)) if lost or len(parts) > 1 else []
+            order = list(chain.from_iterable(numbers for _, numbers in mine)) if lost or len(parts) > 1 else []
             if len(parts) > 1:
                 table = pa.concat_tables(parts).take(pc.sort_indices(pa.array(order, pa.int64())))
             order.sort()

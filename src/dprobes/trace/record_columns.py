@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import struct
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
@@ -198,13 +198,18 @@ class RaggedRows(Rows):
             self._refuse()
         return body, data, ends
 
-    def headers(self, wanted: Sequence[int]) -> PackedRows:
-        """Return the headers of the ``wanted`` records as packed rows without data."""
+    def chosen(self, wanted: Sequence[int]) -> Self:
+        """Return the rows with these numbers."""
+        starts, ends = ([offsets[row] for row in wanted] for offsets in (self.starts, self.ends))
+        return type(self)(self.block, starts, ends, self.shape.flags, self.shape.byte_order)
+
+    def headers(self) -> PackedRows:
+        """Return the headers of the records as packed rows without data."""
         body, data, _ = self.data_bounds()
         tid, names_at = self._tid_size, self._names_at
         space = 0 if self.shape.name is None else NAME_SPACE
         rows: list[bytes] = []
-        for start, end in ((self.starts[row], data[row]) for row in wanted):
+        for start, end in zip(self.starts, data, strict=True):
             name = body[start + names_at : end - tid].ljust(space, b"\0")
             rows += (
                 body[start : start + PROBE_SIZE],
