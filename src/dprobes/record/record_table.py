@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from dprobes.errors import FormatError
 from dprobes.record.log_items import ITEM_TOKENS
@@ -48,11 +48,13 @@ __all__ = [
     "TableBytes",
     "TablePlaces",
     "in_order",
+    "mapped",
     "numbers_in",
     "repeated",
 ]
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 PROBE_SIZE = 4
 """Size in bytes of the probepoint's number, which precedes the record in a row."""
@@ -174,19 +176,17 @@ class Rows(ABC):
         """Return the column of a header item by its name; None if records lack it."""
         match name:
             case "name":
-                return self._strings()
+                return self.strings()
             case "word_size":
                 return self.shape.word_size
             case "stack_trace":
                 return int(bool(self.shape.flags & Item.STACK_TRACE))
         return self.item(ITEM_COLUMNS[name])
 
-    def _strings(self) -> Strings | None:
+    def strings(self) -> Strings | None:
+        """Return the process names as strings; None if records lack them."""
         names = self.names()
-        if names is None or isinstance(names, bytes):
-            return None if names is None else names.decode("utf-8", "surrogateescape")
-        known = {name: name.decode("utf-8", "surrogateescape") for name in set(names)}
-        return [known[name] for name in names]
+        return None if names is None else mapped(names, lambda name: name.decode("utf-8", "surrogateescape"))
 
     def probe_set(self) -> set[int]:
         """Return the set of probepoints that occur."""
@@ -345,8 +345,7 @@ class PackedRows(Rows):
             return self.first[place : self.first.index(0, place)]
         values = bytes(self.raw(place, NAME_SPACE))
         padded = [values[at : at + NAME_SPACE] for at in range(0, len(values), NAME_SPACE)]
-        known = {name: name.partition(b"\0")[0] for name in set(padded)}
-        return [known[name] for name in padded]
+        return mapped(padded, lambda name: name.partition(b"\0")[0])
 
     def probes(self) -> Column:
         """Return the column of probepoint numbers."""
@@ -476,6 +475,22 @@ def numbers_in(values: bytearray, size: int) -> list[int]:
 def repeated(column: list[_T] | _T, count: int) -> list[_T]:
     """Return one value per row, repeating a value that all rows share."""
     return column if isinstance(column, list) else [column] * count
+
+
+@overload
+def mapped(column: list[_T], function: Callable[[_T], _U]) -> list[_U]: ...
+
+
+@overload
+def mapped(column: _T, function: Callable[[_T], _U]) -> list[_U] | _U: ...
+
+
+def mapped(column: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a column with a function applied to its values, once for each distinct one."""
+    if not isinstance(column, list):
+        return function(column)
+    known = {value: function(value) for value in set(column)}
+    return [known[value] for value in column]
 
 
 def _padded(record: bytes, name: int) -> bytes:

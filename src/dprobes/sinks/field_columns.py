@@ -22,7 +22,7 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.field_values import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues, names_of
 from dprobes.formatters.templates.data_columns import FieldPlace, RaggedData, field_places, steps_of, strings_at
 from dprobes.record.log_record import Item, decode_record
-from dprobes.record.record_table import PackedRows, repeated
+from dprobes.record.record_table import PackedRows, mapped, repeated
 from dprobes.trace.trace_filter import FILTER_NAMES
 
 if TYPE_CHECKING:
@@ -81,13 +81,8 @@ class FieldColumns:
 
     def of_place(self, text: Callable[[Place], str | None]) -> Column:
         """Return the column of an attribute of the probepoints, which ``text`` returns."""
-        probes = self._probes
-        if isinstance(probes, int):
-            return text(self._place(probes))
-        known = {probe: text(self._place(probe)) for probe in set(probes)}
-        if len(set(known.values())) == 1:
-            return next(iter(known.values()))
-        return [known[probe] for probe in probes]
+        column: Column = mapped(self._probes, lambda probe: text(self._place(probe)))
+        return column[0] if isinstance(column, list) and len(set(column)) == 1 else column
 
     def _are_in_code(self) -> bool:
         probes = {self._probes} if isinstance(self._probes, int) else set(self._probes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from functools import lru_cache, partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from dprobes.escapes import escaped
@@ -21,7 +20,7 @@ from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decod
 from dprobes.formatters.templates.template_model import character
 from dprobes.record.log_items import ITEM_TOKENS, UNSEEN, split_items
 from dprobes.record.log_record import Item, decode_record
-from dprobes.record.record_table import PackedRows
+from dprobes.record.record_table import PackedRows, repeated
 from dprobes.tables.table_schema import HEADER_COLUMNS, field_columns, field_type, name_columns, name_type, table_schema
 
 if TYPE_CHECKING:
@@ -83,9 +82,8 @@ def _place_columns(program: TraceProgram, rows: PackedRows) -> dict[str, pa.Arra
     """Return the columns of probepoints; each place is looked up once."""
     import pyarrow as pa
 
-    probes = rows.probes()
-    numbers = {probe: number for number, probe in enumerate(rows.probe_set())}
-    places = [program.place(probe) for probe in numbers]
+    probes, spread = _distinct(rows.probes(), len(rows))
+    places = [program.place(probe) for probe in probes]
     values: list[list[Any]] = [
         clean([program.source.module] * len(places)),
         clean([place.where or None for place in places]),
@@ -93,19 +91,33 @@ def _place_columns(program: TraceProgram, rows: PackedRows) -> dict[str, pa.Arra
         [place.placed if place.placed is not None and 0 <= place.placed <= _UNSIGNED_MAX else None for place in places],
         [place.at_return for place in places],
     ]
-    columns = {}
-    indices = None if isinstance(probes, int) else pa.array([numbers[probe] for probe in probes], pa.int32())
-    for name, shown in zip(_PLACE_COLUMNS, values, strict=True):
-        column = pa.array(shown, pa.type_for_alias(HEADER_COLUMNS[name]))
-        columns[name] = pa.repeat(column[0], len(rows)) if indices is None else column.take(indices)
-    return columns
+    return {
+        name: spread(pa.array(shown, pa.type_for_alias(HEADER_COLUMNS[name])))
+        for name, shown in zip(_PLACE_COLUMNS, values, strict=True)
+    }
+
+
+def _distinct(keys: Any, count: int) -> tuple[dict[Any, int], Callable[[pa.Array], pa.Array]]:
+    """
+    Return the distinct values of a column, with the first row of each, and a function that spreads values over rows.
+
+    The function takes an array with a value for each distinct key, and returns one with a value for each row.
+    """
+    import pyarrow as pa
+
+    if not isinstance(keys, list):
+        return {keys: 0}, lambda values: pa.repeat(values[0], count)
+    rows: dict[Any, int] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault(key, row)
+    numbers = {key: number for number, key in enumerate(rows)}
+    indices = pa.array([numbers[key] for key in keys], pa.int32())
+    return rows, lambda values: values.take(indices)
 
 
 def clean(strings: Iterable[str | None]) -> list[str | None]:
     """Return names with unprintable characters escaped, as in all formats."""
-    strings = list(strings)
-    known = {text: text if text is None else escaped(text) for text in set(strings)}
-    return [known[text] for text in strings]
+    return [None if text is None else escaped(text) for text in strings]
 
 
 def sparse(values: Mapping[int, int], count: int) -> pa.Array:
@@ -156,13 +168,8 @@ def _times(rows: PackedRows, wall_offset: int) -> pa.Array:
 def _names(rows: PackedRows) -> pa.Array:
     import pyarrow as pa
 
-    names = rows.column("name")
-    if names is None or isinstance(names, str):
-        return pa.repeat(pa.scalar(names and escaped(names), pa.string()), len(rows))
-    assert isinstance(names, list), "names are no numbers"
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    shown = pa.array(clean(map(str, numbers)), pa.string())
-    return shown.take(pa.array([numbers[name] for name in names], pa.int32()))
+    names, spread = _distinct(rows.strings(), len(rows))
+    return spread(pa.array(clean(names), pa.string()))
 
 
 # The names of addresses that templates print by name, and the functions where samples and accesses hit. They come from
@@ -216,22 +223,15 @@ class NameColumns:
         columns = [values, rows.probes(), rows.item(Item.PID), rows.names()]
         if self.program.names.has_changes:
             columns.append(rows.item(Item.TIME))
-        if not any(isinstance(column, list) for column in columns):
-            keys: list[tuple[Any, ...]] = [tuple(columns)]
-        else:
-            keys = list(zip(*(c if isinstance(c, list) else repeat(c, len(rows)) for c in columns), strict=True))
-        numbers: dict[tuple[Any, ...], int] = {}
-        names = []
-        module = self.program.source.module
-        for row, key in enumerate(keys):
-            if key not in numbers:
-                numbers[key] = len(numbers)
-                probe, encoded = rows.pair(row)
-                names.append(name(decode_record(encoded), self.program.place(probe).in_module(module), key[0]))
-        shown = pa.array(names, kind)
-        if len(keys) == 1:
-            return pa.repeat(shown[0], len(rows))
-        return shown.take(pa.array([numbers[key] for key in keys], pa.int32()))
+        keys: Any = tuple(columns)
+        if any(isinstance(column, list) for column in columns):
+            keys = list(zip(*(repeated(column, len(rows)) for column in columns), strict=True))
+        distinct, spread = _distinct(keys, len(rows))
+        names, module = [], self.program.source.module
+        for key, row in distinct.items():
+            probe, encoded = rows.pair(row)
+            names.append(name(decode_record(encoded), self.program.place(probe).in_module(module), key[0]))
+        return spread(pa.array(names, kind))
 
 
 # The data

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.record.log_record import PROCESS_NAME_MAX, Item, decode_record, flag_word, header_struct
-from dprobes.record.record_table import ITEM_COLUMNS, NAME_SPACE, PROBE_SIZE, PackedRows, Rows, RowShape
+from dprobes.record.record_table import ITEM_COLUMNS, NAME_SPACE, PROBE_SIZE, PackedRows, Rows, RowShape, mapped
 from dprobes.trace.trace_content import RecordBlock, TraceRecord
 from dprobes.trace.trace_frames import RECORD_HEAD
 
@@ -97,25 +97,17 @@ class BlockRows:
             case "symbol" | "function":
                 return self._places(is_symbol=name == "symbol")
             case "name":
-                return _escaped(self.rows.column("name"))
+                names = self.rows.strings()
+                shown: Strings | None = None if names is None else mapped(names, escaped)
+                return shown
         return self.rows.column(name)
 
     def _places(self, *, is_symbol: bool) -> Strings:
-        probes, program = self.rows.probes(), self.block.program
-        places = {probe: program.place(probe) for probe in ({probes} if isinstance(probes, int) else set(probes))}
-        known = {n: escaped(place.where if is_symbol else place.routine) for n, place in places.items()}
-        return known[probes] if isinstance(probes, int) else [known[probe] for probe in probes]
+        def shown(probe: int) -> str:
+            place = self.block.program.place(probe)
+            return escaped(place.where if is_symbol else place.routine)
 
-
-def _escaped(column: Column | Strings | None) -> Strings | None:
-    match column:
-        case list():
-            known = {text: escaped(str(text)) for text in set(column)}
-            return [known[text] for text in column]
-        case None:
-            return None
-        case text:
-            return escaped(str(text))
+        return mapped(self.rows.probes(), shown)
 
 
 class RaggedRows(Rows):

@@ -37,7 +37,7 @@ from dprobes.filters.filter_language import (
     values_of,
 )
 from dprobes.globs import compile_glob
-from dprobes.record.record_table import in_order, repeated
+from dprobes.record.record_table import in_order, mapped, repeated
 from dprobes.trace.packed_blocks import TableBlock
 from dprobes.trace.record_columns import ITEM_COLUMNS, TEXT_COLUMNS, BlockRows, rows_of
 from dprobes.trace.trace_content import LostRecords
@@ -242,11 +242,7 @@ def _tested(source: Source, test: Callable[[Any], bool]) -> RowFilter:
     """Return a test of values, evaluated once for each distinct value; a missing value fails it."""
 
     def tested(rows: BlockRows) -> Mask:
-        column = source(rows)
-        if not isinstance(column, list):
-            return column is not None and test(column)
-        verdicts = {value: value is not None and test(value) for value in set(column)}
-        return [verdicts[value] for value in column]
+        return mapped(source(rows), lambda value: value is not None and test(value))
 
     return tested
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dprobes.escapes import cut_text
 from dprobes.formatters.templates.data_extraction import data_parts
 from dprobes.formatters.templates.template_model import Conversion, Placeholder, Skip
+from dprobes.record.record_table import mapped
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, Token
 
 if TYPE_CHECKING:
@@ -141,12 +142,7 @@ def strings_at(packed: PackedRows, place: FieldPlace) -> list[str] | str:
     if packed.is_constant(first, size):
         return _string(packed.first[first : first + size], place.cut)
     values = bytes(packed.raw(first, size))
-    return _strings([values[at : at + size] for at in range(0, len(values), size)], place.cut)
-
-
-def _strings(found: Sequence[bytes], cut: int | None = None) -> list[str]:
-    known = {data: _string(data, cut) for data in set(found)}
-    return [known[data] for data in found]
+    return mapped([values[at : at + size] for at in range(0, len(values), size)], lambda data: _string(data, place.cut))
 
 
 def _string(data: bytes, cut: int | None) -> str:
@@ -249,8 +245,10 @@ class RaggedData:
             return [read(body, p)[0] for p in places]
         if step.kind == "item":
             ends = self._after(step, places)
-            return _strings([body[p + ITEM_PREFIX_SIZE : end] for p, end in zip(places, ends, strict=True)], step.cut)
-        return _strings([body[p : body.index(0, p)] for p in places])
+            found = [body[p + ITEM_PREFIX_SIZE : end] for p, end in zip(places, ends, strict=True)]
+        else:
+            found = [body[p : body.index(0, p)] for p in places]
+        return mapped(found, lambda data: _string(data, step.cut))
 
     def _reader(self, size: int, *, is_signed: bool) -> Callable[[bytes, int], tuple[int, ...]]:
         code = _CODES[size] if is_signed else _CODES[size].upper()
