@@ -106,7 +106,19 @@ def environment() -> dict[str, str]:
 
 def command_line(program: Path, output: Path, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     engine = [] if "--engine" in options else ["--engine", os.environ.get("DPROBES_TEST_ENGINE", "ptrace")]
-    return [*DPROBES, "run", str(program), *engine, "--format", "json", "-o", str(output), *options, *target]
+    return [
+        *DPROBES,
+        "run",
+        str(program),
+        *engine,
+        "--format",
+        "json",
+        "--explain",
+        "-o",
+        str(output),
+        *options,
+        *target,
+    ]
 
 
 def _with_numbers(line: dict[str, Any]) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def test_lines_typed_into_a_shell_are_logged(tmp_path: Path) -> None:
         for line in ("echo one", "ls / | head -1", "exit"):
             _read_until(terminal, b"ready> ")
             os.write(terminal, line.encode() + b"\n")
-        _read_until(terminal, b"recursed")
+        _read_until(terminal, b"ptrace engine")
     finally:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.close(terminal)

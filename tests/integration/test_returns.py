@@ -139,8 +139,8 @@ def test_a_tail_call_returns_on_another_thread_or_is_missed_and_counted(
     assert (result.counts[0].hits, result.counts[0].records) == (3, 3), result.stderr
     assert (result.counts[1].hits, result.counts[1].records) == (3, 0), result.stderr
     assert (
-        "0,1  3 hits of starts (return) ran no handler: there was no room for one more at that moment, the processor "
-        "ran a handler, the process was changing its mappings, or no breakpoint could be where a tail call returns to"
+        "0,1  3 hits of starts (return) ran no handler: too many were in progress, the CPU was running a handler, the "
+        "process was changing its mappings, or a tail call returned to a place where no breakpoint can be"
     ) in result.stderr
 
 

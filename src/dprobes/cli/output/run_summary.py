@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.rpn_program import Program
 
-__all__ = ["advice_on_unreached", "fault_lines", "faulted_runs", "left_out_lines", "place_of", "summary"]
+__all__ = [
+    "SummaryOptions",
+    "advice_on_unreached",
+    "fault_lines",
+    "faulted_runs",
+    "left_out_lines",
+    "place_of",
+    "summary",
+    "words_of_ways",
+]
 
 _SHOWN = 20
 """Maximum number of probepoints for which those without a hit are listed as well."""
@@ -35,25 +44,85 @@ _NAMED = 3
 """Maximum number of names in the summary for each reason to leave functions out."""
 
 _MISSED = (
-    "there was no room for one more at that moment, the processor ran a handler, the process was changing its "
-    "mappings, or no breakpoint could be where a tail call returns to"
+    "too many were in progress, the CPU was running a handler, the process was changing its mappings, or a "
+    "tail call returned to a place where no breakpoint can be"
 )
 
 _PLACE = 1
 """Index of the column of places."""
 
-_RARE = ("passed", "recursed")
-"""Columns that are omitted if the table is too wide and they contain only zeros."""
+_RARE = frozenset({"passed", "recursed"})
+"""Columns that are omitted if they contain only zeros."""
 
-_HEADER = ("probe", "place", "hits", "records", "lost", "passed", "recursed", "executed")
+_ROWS = 50
+"""Maximum number of rows, unless ``--rows`` gives another one."""
+
+_COLUMNS = ("probe", "place", "hits", "records", "lost", "passed", "recursed")
+
+_COLUMN_LEGEND = {
+    "hits": "how often a thread came to the probepoint, whether or not the handler ran",
+    "records": "records that handlers have logged",
+    "lost": "records that were dropped, because they were not read in time",
+    "passed": "hits that 'passcount' skipped",
+    "recursed": "hits in a thread whose handler was running",
+}
+
+_WORDS = {
+    "inline": "jump",
+    "in a page": "breakpoint",
+    "in padding": "breakpoint",
+    "in place": "single-stepped",
+}
+"""Words of the summary for the engines' terms; other terms stand for themselves."""
+
+_WORD_LEGEND = {
+    "jump": "a jump leads to the handler, which runs in the process itself",
+    "breakpoint": "a breakpoint stops the thread; a copy of the probed instruction is executed elsewhere",
+    "emulated": "a breakpoint stops the thread; the probed instruction is emulated, without another stop",
+    "single-stepped": "a breakpoint stops the thread; the probed instruction is executed by a single step",
+    "uretprobe": "the kernel replaces the return address; a breakpoint there runs the handler",
+    "kprobe": "the kernel calls the handler at one of its instructions",
+    "kretprobe": "the kernel replaces the return address of one of its functions",
+    "ftrace": "the kernel calls the handler at the start of a function, without a breakpoint",
+    "ftrace return": "the kernel calls the handler at the return of a function, without a breakpoint",
+    "fentry": "a BPF trampoline calls the handler at the start of a function of the kernel",
+    "fexit": "a BPF trampoline calls the handler at the return of a function of the kernel",
+    "fmod_ret": "a BPF trampoline calls the handler, which may skip the function of the kernel",
+    "tracepoint": "the kernel calls the handler at one of its tracepoints",
+    "debug register": "the processor stops the thread at an access to watched memory",
+    "clock": "a timer of each CPU calls the handler",
+    "at least": "the counts are lower bounds: the stub does not report every hit",
+}
 
 
-def summary(program: Program, session: Attachment, counts: Sequence[Counts], width: int | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class SummaryOptions:
+    """
+    The options of the summary of a run.
+
+    The last column is titled with the ``engine``, and shows its work at each probepoint in one word. Of more than
+    ``rows`` rows those with the most hits are printed. With ``explain`` the summary has all rows with hits, all columns
+    and the engine's own terms, and a legend.
+    """
+
+    engine: str
+    rows: int | None = None
+    explain: bool = False
+
+
+def summary(
+    program: Program,
+    session: Attachment,
+    counts: Sequence[Counts],
+    options: SummaryOptions,
+    width: int | None = None,
+) -> str:
     """
     Return a table of the probepoints in the order of their definitions, and of the definitions without any.
 
     It fits into ``width`` columns if possible.
     """
+    rows, explain = options.rows, options.explain
     probes = session.probes
     unused = _unused_files(probes, counts)
     # A place includes its file only if the same name occurs in several.
@@ -62,32 +131,86 @@ def summary(program: Program, session: Attachment, counts: Sequence[Counts], wid
     missing = set(range(len(program.definitions))) - {probe.number for probe in probes}
     lines = _lines(used, missing, with_paths=len(paths) > 1)
     codes = [f"{program.major},{definition.minor}" for definition in program.definitions]
-    rows = [
+    shown = _cut(lines, rows or (len(lines) if explain else _ROWS))
+    header: tuple[str, ...] = (*_COLUMNS, f"{options.engine} engine")
+    cells: list[tuple[str, ...]] = [
         (
             codes[number],
             place,
             *(str(value) for value in (count.hits, count.records, count.lost, count.passed, count.recursed)),
-            ", ".join(count.executed) or "-",
+            ", ".join(count.executed if explain else words_of_ways(count.executed)) or "-",
         )
-        for number, place, count in lines
-        if count.hits or len(lines) <= _SHOWN
+        for number, place, count in shown
     ]
-    below = [_table(rows, paths if len(paths) > 1 else [], width)]
+    if not explain:
+        header, cells = _without_zeros(header, cells)
+    below = [_table(header, cells, paths if len(paths) > 1 else [], width)]
+    below += _left_out_rows(lines, shown)
     if unused:
-        below.append(f"nothing was hit in {escaped(', '.join(unused))}")
-    if hidden := len(lines) - len(rows):
-        below.append(f"and {f'{hidden} probepoints that were' if hidden > 1 else '1 probepoint that was'} not hit")
+        idle = sum(probe.path in unused for probe in probes)
+        below.append(f"and {_unhit(idle, f'{len(unused)} other files' if len(unused) > 1 else escaped(unused[0]))}")
     for number, place, count in lines:
         below += [f"{codes[number]}  {remark}" for remark in _remarks(count, escaped(place))]
     for number, its_codes in enumerate(codes):
         mine = [left_out for left_out in session.left_out if left_out.number == number]
         below += [f"{its_codes}  {escaped(line)}" for line in left_out_lines(mine, names=_NAMED)]
+    if explain:
+        below += _legend(count for _, _, count in lines)
     return "\n".join(below)
 
 
-def _lines(
-    used: Iterable[tuple[Probepoint, Counts]], missing: Iterable[int], *, with_paths: bool
-) -> list[tuple[int, str, Counts]]:
+def _cut(lines: Sequence[_Line], rows: int) -> list[_Line]:
+    """Return the lines with the most hits, in their order; of many lines none without a hit."""
+    found = [line for line in lines if line[2].hits or len(lines) <= _SHOWN]
+    if len(found) <= rows:
+        return found
+    ranks = sorted(range(len(found)), key=lambda n: -found[n][2].hits)[:rows]
+    return [found[n] for n in sorted(ranks)]
+
+
+def _left_out_rows(lines: Sequence[_Line], shown: Sequence[_Line]) -> Iterator[str]:
+    """Yield lines about the rows that the table lacks."""
+    hits = sum(count.hits for _, _, count in lines) - sum(count.hits for _, _, count in shown)
+    idle = sum(not count.hits for _, _, count in lines) - sum(not count.hits for _, _, count in shown)
+    if busy := len(lines) - len(shown) - idle:
+        probepoints = f"{busy} more probepoint{'s' if busy > 1 else ''}"
+        yield f"and {probepoints} with {hits} hit{'s' if hits > 1 else ''} (--rows N prints more)"
+    if idle:
+        yield f"and {_unhit(idle)}"
+
+
+def _unhit(count: int, files: str = "") -> str:
+    """Return the phrase for a number of probepoints without a hit."""
+    place = f" in {files}" if files else ""
+    return f"{count} probepoints{place} that were not hit" if count > 1 else f"1 probepoint{place} that was not hit"
+
+
+def words_of_ways(ways: Iterable[str]) -> list[str]:
+    """Return the summary's words for the ways in which an engine handles hits."""
+    return list(dict.fromkeys(_word(way) for way in ways))
+
+
+def _word(way: str) -> str:
+    term = re.split(r" \(|: ", way, maxsplit=1)[0]
+    return _WORDS.get(term, term)
+
+
+def _legend(counts: Iterable[Counts]) -> Iterator[str]:
+    """Yield an explanation of each column, and of each of the engine's terms in the last one."""
+    ways = list(dict.fromkeys(way for count in counts for way in count.executed))
+    legend = {**_COLUMN_LEGEND, **{way: _WORD_LEGEND[_word(way)] for way in ways if _word(way) in _WORD_LEGEND}}
+    width = max(map(len, legend))
+    yield ""
+    for name, meaning in legend.items():
+        word = f"{_word(name)}: " if _word(name) != name else ""
+        yield f"{name:<{width}}  {word}{meaning}"
+
+
+_Line = tuple[int, str, Counts]
+"""The definition's number, the place and the counts of a probepoint."""
+
+
+def _lines(used: Iterable[tuple[Probepoint, Counts]], missing: Iterable[int], *, with_paths: bool) -> list[_Line]:
     """Return definition, place and counts of each probepoint, and of the definitions without any."""
     lines = [
         (probe.number, f"{place_of(probe)} in {probe.path}" if with_paths else place_of(probe), count)
@@ -117,18 +240,24 @@ def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> lis
     return [path for path in paths if path not in used] if used else []
 
 
-def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | None) -> str:
+def _without_zeros(
+    header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return a table without the rare columns that contain only zeros."""
+    kept = [n for n, name in enumerate(header) if name not in _RARE or any(row[n] != "0" for row in rows)]
+    return tuple(header[n] for n in kept), [tuple(row[n] for n in kept) for row in rows]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], paths: Sequence[str], width: int | None) -> str:
     """
-    Return the table; if it is too wide, without columns of zeros, and with the files below it.
+    Return the table; if it is too wide, with the files below it.
 
     If it is still too wide, places are on lines of their own.
     """
-    text = console.table(_HEADER, rows)
+    text = console.table(header, rows)
     if width is None or _width(text) <= width:
         return text
-    kept = [n for n, name in enumerate(_HEADER) if name not in _RARE or any(row[n] != "0" for row in rows)]
-    header = [_HEADER[n] for n in kept]
-    narrow = [[row[n] for n in kept] for row in rows]
+    narrow = [list(row) for row in rows]
     below = ""
     for number, path in enumerate(paths, 1):
         below += f"\n[{number}] {escaped(path)}"

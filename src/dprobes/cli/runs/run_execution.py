@@ -225,6 +225,7 @@ class _LineFace(run_steps.Face[int]):
     def follow(self, planned: RunPlan, attachment: Attachment) -> int:
         """Show records and messages until the end, and return the exit status."""
         self._stack.callback(attachment.close)
+        from dprobes.cli.output.run_summary import SummaryOptions
         from dprobes.cli.runs.run_follower import Run
 
         given, compiled = self._given, planned.compiled
@@ -240,6 +241,7 @@ class _LineFace(run_steps.Face[int]):
             outputs,
             planned.members[0].job.scope,
             self._progress,
+            SummaryOptions(engine_row(planned.engine).name, given.rows, explain=given.explain),
             exit_status=given.exit_status,
             filters=given.filters,
             duration=given.duration,

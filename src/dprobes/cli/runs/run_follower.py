@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from dprobes.cli.output.run_outputs import Outputs
+    from dprobes.cli.output.run_summary import SummaryOptions
     from dprobes.cli.progress import Progress
     from dprobes.cli.runs.early_interrupt import EarlyInterrupt
     from dprobes.engines.engine_interface import Attachment, Counts, Event, Scope
@@ -120,8 +121,8 @@ class Run:
     """
     A program's session that is followed to its end, or for ``duration`` seconds.
 
-    ``outputs`` take the records; ``progress`` shows slow operations before the first and after the last record. With
-    ``exit_status`` the run has the exit status of the command. Hits that ``filters`` refuse produce no records, as is
+    ``outputs`` take the records; ``progress`` shows slow operations before the first and after the last record;
+    ``summary`` has the options of the table at the end. With ``exit_status`` the run has the exit status of the command. Hits that ``filters`` refuse produce no records, as is
     reported at the end.
     """
 
@@ -132,12 +133,14 @@ class Run:
         outputs: Outputs,
         scope: Scope,
         progress: Progress,
+        summary: SummaryOptions,
         *,
         exit_status: bool,
         filters: Sequence[str] = (),
         duration: float | None = None,
     ) -> None:
         self._program = program
+        self._summary = summary
         self._filters = filters
         self._progress = progress
         self._session = session
@@ -361,7 +364,7 @@ class Run:
         """Print the state of each probepoint."""
         from dprobes.cli.output.run_summary import fault_lines, summary
 
-        console.write(summary(self._program, self._session, finished.counts, console.width()))
+        console.write(summary(self._program, self._session, finished.counts, self._summary, console.width()))
         if any(table.name == FAULTS for table in self._program.tables) and (
             text := "\n".join(fault_lines(self._program, self._session.tables()))
         ):

@@ -73,6 +73,7 @@ class RunOptions:
     stop_cpus: bool = False
     allow_self: bool = False
     verbose: bool = False
+    explain: bool = False
     exit_status: bool = False
 
     @property

@@ -67,7 +67,8 @@ def print_json(value: object) -> None:
 
 
 _COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed", "skipped")
-_HEADER = ("probe", "place", "state", *_COUNTS)
+_RARE = ("passed", "recursed", "missed", "skipped")
+"""Counts that have no column if all are zero."""
 _MANY = 40
 """Maximum number of a program's probepoints that are all listed; of more only those with hits or not active."""
 
@@ -135,16 +136,17 @@ def counts_table(program: ManagedProgram, title: str) -> None:
     probes = program.probepoints
     shown = [p for p in probes if len(probes) <= _MANY or p.counts.hits or p.state is not ProbeState.ACTIVE]
     with_path = len({probe.path for probe in probes}) > 1
+    counts = [each for each in _COUNTS if each not in _RARE or any(getattr(p.counts, each) for p in shown)]
     rows = [
         (
             f"{probe.major},{probe.minor}",
             _place(probe, with_path=with_path),
             probe.state.value,
-            *(str(getattr(probe.counts, count)) for count in _COUNTS),
+            *(str(getattr(probe.counts, count)) for count in counts),
         )
         for probe in shown
     ]
-    print_table(_HEADER, rows, title)
+    print_table(("probe", "place", "state", *counts), rows, title)
     if len(shown) < len(probes):
         print_line(f"and {len(probes) - len(shown)} active probepoints that were not hit")
     for line in _remarks(program):

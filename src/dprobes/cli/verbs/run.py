@@ -120,6 +120,11 @@ __all__ = ["run_command"]
 @stop_cpus_option
 @click.option("--allow-self", is_flag=True, help="Allow -p for a process of another dprobes.")
 @verbose_option
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Print all columns of the summary, the engine's own terms in the last one, and a legend.",
+)
 @click.option("--exit-status", is_flag=True, help="Return the exit status of the command.")
 def run_command(**values: Any) -> int:
     """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from dprobes.cli.output.run_summary import SummaryOptions
 from dprobes.cli.progress import Progress
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.runs.run_follower import Run
@@ -67,11 +68,14 @@ class NoOutputs:
         return False
 
 
+SUMMARY = SummaryOptions("ptrace")
+
+
 def conclusion_of(session: EmptySession, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Return the exit status of a run, and the last line of what it says."""
     program = parse_source(SourceFile("p.rpn", 'name = "libm.so.6"\noffset = 1\nexit\n'), Diagnostics())
     outputs = cast("Any", NoOutputs())
-    run = Run(program, cast("Attachment", session), outputs, Scope(pid=1), Progress(), exit_status=False)
+    run = Run(program, cast("Attachment", session), outputs, Scope(pid=1), Progress(), SUMMARY, exit_status=False)
     status = run.conclude(run.follow(EarlyInterrupt(deferred=False)))
     return status, capsys.readouterr().err.splitlines()[-1]
 
@@ -131,7 +135,7 @@ def run_of(session: LastingSession, scope: Scope, source: str = "", duration: fl
     text = source or 'name = "libm.so.6"\noffset = 1\nexit\n'
     program = parse_source(SourceFile("p.rpn", text), Diagnostics())
     outputs, given = cast("Any", NoOutputs()), cast("Attachment", session)
-    return Run(program, given, outputs, scope, Progress(), exit_status=False, duration=duration)
+    return Run(program, given, outputs, scope, Progress(), SUMMARY, exit_status=False, duration=duration)
 
 
 ACTIVE = StateEvent((0,), 0, ProbeState.ACTIVE)
