@@ -269,7 +269,7 @@ table_options = with_options(
         "--rows",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Print only the N rows with the greatest values of each keyed table, and with the most hits of the summary.",
+        help="Print only the N greatest rows of each keyed table and of the summary.",
     ),
     click.option(
         "--interval",

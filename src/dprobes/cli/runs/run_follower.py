@@ -122,8 +122,8 @@ class Run:
     A program's session that is followed to its end, or for ``duration`` seconds.
 
     ``outputs`` take the records; ``progress`` shows slow operations before the first and after the last record;
-    ``summary`` has the options of the table at the end. With ``exit_status`` the run has the exit status of the command. Hits that ``filters`` refuse produce no records, as is
-    reported at the end.
+    ``summary`` has the options of the table at the end. With ``exit_status`` the run has the exit status
+    of the command. Hits that ``filters`` refuse produce no records, as is reported at the end.
     """
 
     def __init__(
