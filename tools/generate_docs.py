@@ -1,7 +1,8 @@
 """
-Write docs/reference/rpn.md from the instruction and keyword tables; with --check only compare.
+Write pages of docs/reference/ from the tables of the program; with --check only compare.
 
-Each instruction, keyword, limit and register comes from the table that the program uses.
+Each instruction, keyword, limit and register comes from the table that the program uses. This module has the page of the
+RPN language.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import reference_errors
+import reference_support
+import reference_verbs
 
 from dprobes.arch import ARCHITECTURE_NAMES, Direction, architecture
 from dprobes.rpn import instruction_set
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.arch.processor import Register
 
-OUTPUT = Path(__file__).parent.parent / "docs" / "reference" / "rpn.md"
+OUTPUT = Path(__file__).parent.parent / "docs" / "reference"
 
 INTRODUCTION = """\
 # The RPN language
@@ -659,14 +664,22 @@ def document() -> str:
     return "\n".join([*lines, *opcode_lines()]).rstrip() + "\n"
 
 
+PAGES = {
+    "rpn.md": document,
+    "errors.md": reference_errors.document,
+    "support.md": reference_support.document,
+    "verbs.md": reference_verbs.document,
+}
+
+
 def main(arguments: list[str]) -> int:
-    text = document()
-    if arguments == ["--check"]:
-        if OUTPUT.exists() and OUTPUT.read_text() == text:
-            return 0
-        print(f"{OUTPUT.name} is not what the tables say: run 'make docs'", file=sys.stderr)
-        return 1
-    OUTPUT.write_text(text)
+    for name, page in PAGES.items():
+        path, text = OUTPUT / name, page()
+        if arguments != ["--check"]:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            print(f"{name} is not what the tables say: run 'make docs'", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -1,5 +1,5 @@
 """
-Hooks of MkDocs: the navigation of the site comes from the index page of each section.
+Hooks of MkDocs: the navigation comes from the index page of each section, and the messages from the sources.
 
 An index page, such as docs/how-to/index.md, lists the pages of its directory as ``* [TITLE](PAGE.md): ...``; the
 navigation has them in this order. A page that no index lists is a warning, which the strict build makes an error.
@@ -8,11 +8,16 @@ navigation has them in this order. A page that no index lists is a warning, whic
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).parent))
+import message_catalogue
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.pages import Page
 
 SECTIONS = {"tutorial": "Tutorial", "how-to": "How-to", "reference": "Reference", "explanation": "Explanation"}
 """Directories of docs/ and their titles, in the order of the navigation."""
@@ -30,3 +35,7 @@ def listed(directory: Path) -> list[str]:
     """Return the pages of a section as its index lists them, the index first; paths are relative to docs/."""
     pages = LISTED.findall((directory / "index.md").read_text())
     return [f"{directory.name}/{page}" for page in ("index.md", *pages)]
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    return message_catalogue.page(markdown) if page.file.src_uri == "reference/messages.md" else markdown

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Instruction, ProbeDefinition, Program
     from dprobes.source_text import Span
 
-__all__ = ["Capability", "Requirement", "requirements"]
+__all__ = ["USUAL_PROCESSORS", "Capability", "Requirement", "requirements"]
 
 
 class Capability(Enum):
@@ -67,7 +67,7 @@ class Requirement:
     hurdle: str | None = None
 
 
-_USUAL = ("x86_64", "i386")
+USUAL_PROCESSORS = ("x86_64", "i386")
 """Processors that engines support without a capability."""
 
 _NO_KPROBES = (
@@ -95,7 +95,7 @@ _HELD_BY_EVERY_HIT = ("cs", "ss")
 
 def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
     """Iterate over the needs of a program that not every engine meets."""
-    if architecture.name not in _USUAL:
+    if architecture.name not in USUAL_PROCESSORS:
         what = f"{program.name}, for {architecture.name}"
         yield Requirement(Capability.OTHER_PROCESSOR, what, program.spans.get("name"))
     in_kernel = program.modtype is not ModuleType.USER and not watches_user_addresses(program)

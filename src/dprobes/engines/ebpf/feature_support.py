@@ -21,7 +21,7 @@ from dprobes.target.btf import Kind
 if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Program
 
-__all__ = ["abilities_of", "kernel_support"]
+__all__ = ["FEATURES_OF", "WAYS_OF", "abilities_of", "kernel_support"]
 
 _NEEDED = (Feature.BPF, Feature.MMAPABLE_ARRAY, Feature.RING_BUFFER)
 _NO_TYPES = "this kernel shows no type information (BTF)", "a kernel with CONFIG_DEBUG_INFO_BTF"
@@ -49,18 +49,18 @@ def kernel_support(features: Features) -> KernelSupport:
     return KernelSupport(tree_problem=problem, tree_remedy=remedy, capabilities=_Found(features))
 
 
-_FEATURES = {
+FEATURES_OF = {
     Capability.WRITE_MEMORY: (Feature.WRITE_USER,),
     Capability.WRITE_REGISTER: (Feature.WRITE_REGISTERS,),
     Capability.VERIFY_WRITE: (Feature.FIND_VMA, Feature.BTF),
 }
+"""Features that a capability needs, all of them."""
 
-
-_WAYS = {
+WAYS_OF = {
     Capability.KERNEL_MODULE: (Feature.KPROBE, Feature.TRAMPOLINE),
     Capability.KERNEL_SKIP: (Feature.OVERRIDE_RETURN, Feature.MODIFY_RETURN),
 }
-"""Features of which any one is enough."""
+"""Features of which any one is enough for a capability."""
 
 
 class _Found:
@@ -72,9 +72,9 @@ class _Found:
     def __contains__(self, capability: object) -> bool:
         if not isinstance(capability, Capability):
             return False
-        if (ways := _WAYS.get(capability)) is not None:
+        if (ways := WAYS_OF.get(capability)) is not None:
             return any(feature in self._features for feature in ways)
-        needed = _FEATURES.get(capability)
+        needed = FEATURES_OF.get(capability)
         return needed is not None and all(feature in self._features for feature in needed)
 
 
