@@ -53,7 +53,7 @@ class Message:
 
 
 def messages(sources: Path = SOURCES) -> list[Message]:
-    """Return the messages of all modules, in the order of their kinds and texts."""
+    """Return the messages of all modules, by kind, in alphabetical order."""
     found = {message for path in sources.rglob("*.py") for message in messages_of(path.read_text())}
     return sorted(found, key=lambda message: (list(KINDS).index(message.kind), message.text.lower(), message.hint))
 

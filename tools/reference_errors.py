@@ -36,7 +36,7 @@ hint: did you mean 'malloc', 'mallopt' or 'mallinfo'?
 
 Errors in a probe program have the file, the line and the column, and all of them are printed at once. Python programs
 catch the [classes](#kinds-of-errors) of `dprobes`; all of them have the attributes `message` and `hint`.
-[Messages](messages.md) has all texts.
+[Messages](messages.md) lists all of them.
 """
 
 KINDS: dict[type[errors.DprobesError], tuple[str, str]] = {
