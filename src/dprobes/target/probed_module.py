@@ -23,6 +23,7 @@ from dprobes.target.module_symbols import SymbolTable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from dprobes.target.code.machine_code import FunctionCode
     from dprobes.target.kernel.kernel_symbols import CarriedKernel
     from dprobes.target.module_symbols import Symbol, SymbolSource
 
@@ -117,6 +118,8 @@ class Module:
         self.elf = elf
         self.symbols = symbols
         self._expected = expected
+        self.decoded: dict[int, FunctionCode] = {}
+        """The instructions of functions that were looked at, by the file offsets of their starts."""
 
     @staticmethod
     def load(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from iced_x86 import Instruction
 
@@ -31,6 +32,7 @@ __all__ = [
     "Boundary",
     "BoundaryCheck",
     "DecodedInstruction",
+    "FunctionCode",
     "check_boundary",
     "decode",
     "decode_at",
@@ -256,12 +258,14 @@ def registers_written(module: Module, start: int, end: int) -> frozenset[str] | 
 
 def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:
     """Return whether an instruction starts at ``file_offset``, by decoding from the start of the function."""
-    preceding = _decode_up_to(module, file_offset)
-    if preceding is None:
+    function = _function_around(module, file_offset)
+    preceding = None if function is None else function.starts_before(file_offset)
+    if function is None or preceding is None:
         return BoundaryCheck(Boundary.UNKNOWN)
-    if not preceding or preceding[-1].end <= file_offset:
+    end = function.end_of(preceding[-1]) if preceding else file_offset
+    if end <= file_offset:
         return BoundaryCheck(Boundary.ON_BOUNDARY)
-    return BoundaryCheck(Boundary.INSIDE, preceding[-1].offset, preceding[-1].end)
+    return BoundaryCheck(Boundary.INSIDE, preceding[-1], end)
 
 
 def disassemble(module: Module, start_offset: int, count: int) -> list[DecodedInstruction]:
@@ -281,11 +285,12 @@ def disassemble_around(module: Module, file_offset: int, before: int, after: int
 
     Those before are in the same function; without a known function start the first one is that at ``file_offset``.
     """
-    preceding = _decode_up_to(module, file_offset) or []
+    function = _function_around(module, file_offset)
+    preceding = [] if function is None else function.starts_before(file_offset) or []
     start = file_offset
-    if preceding and preceding[-1].end > file_offset:
-        start = preceding.pop().offset
-    first = preceding[max(0, len(preceding) - before)].offset if preceding and before > 0 else start
+    if function is not None and preceding and function.end_of(preceding[-1]) > file_offset:
+        start, preceding = preceding[-1], preceding[:-1]
+    first = preceding[max(0, len(preceding) - before)] if preceding and before > 0 else start
     return disassemble(module, first, min(len(preceding), max(0, before)) + 1 + max(0, after))
 
 
@@ -303,22 +308,47 @@ class _Extent:
     is_invalid: bool = False
 
 
-def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
-    """Return the instructions of the function that start before ``file_offset``; None if they are not known."""
+class FunctionCode:
+    """The file offsets of a function's instructions, decoded from its start as far as they were asked for."""
+
+    def __init__(self, extents: Iterator[_Extent]) -> None:
+        self._following = extents
+        self._starts: list[int] = []
+        self._end = 0
+        """The end of the last decoded instruction; 0 before the first one."""
+        self._valid_to = sys.maxsize
+        """The offset of the first bytes that are no instruction."""
+
+    def starts_before(self, offset: int) -> Sequence[int] | None:
+        """
+        Return the offsets of the instructions that start before ``offset``.
+
+        Return None if data lies between them: the decoding of what follows may be wrong.
+        """
+        while self._end < offset and (extent := next(self._following, None)) is not None:
+            self._starts.append(extent.offset)
+            self._end = extent.end
+            if extent.is_invalid:
+                self._valid_to = min(self._valid_to, extent.offset)
+        return None if self._valid_to < offset else self._starts[: bisect_left(self._starts, offset)]
+
+    def end_of(self, start: int) -> int:
+        """Return the end of the decoded instruction that starts at ``start``."""
+        following = bisect_right(self._starts, start)
+        return self._starts[following] if following < len(self._starts) else self._end
+
+
+def _function_around(module: Module, file_offset: int) -> FunctionCode | None:
+    """Return the instructions of the function that covers a file offset; None if no function is known there."""
     _bits(module)
     _code_end(module, file_offset)
     start = module.function_start(file_offset)
-    start_offset = module.elf.file_offset(start) if start is not None else None
-    if start_offset is None or start_offset > file_offset:
+    offset = module.elf.file_offset(start) if start is not None else None
+    if offset is None or offset > file_offset:
         return None
-    found = []
-    for extent in _extents(module, start_offset):
-        if extent.offset >= file_offset:
-            break
-        if extent.is_invalid:
-            return None  # data between the instructions: the decoding of what follows may be wrong
-        found.append(extent)
-    return found
+    if offset not in module.decoded:
+        module.decoded[offset] = FunctionCode(_extents(module, offset))
+    return module.decoded[offset]
 
 
 def _extents(module: Module, start_offset: int) -> Iterator[_Extent]:
