@@ -14,6 +14,7 @@ left only by such jumps has the piece that keeps the entry, if the handler reads
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +37,7 @@ from dprobes.engines.inline.shared_state import PROBES_MAX
 from dprobes.errors import NotSupportedError
 from dprobes.native.handler_analysis import trimmed
 from dprobes.record.log_record import Item
+from dprobes.rpn.instruction_set import OperandKind
 from dprobes.rpn.program_needs import entry_registers, executed_instructions
 from dprobes.target.code.function_exits import ExitKind
 
@@ -50,10 +52,12 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.client.site_answers import CompiledSite
     from dprobes.resolve.local_module import Compiled
     from dprobes.resolve.probepoints import Probepoint
+    from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.rpn.rpn_program import ProbeDefinition, Program
     from dprobes.vm import Point
 
 __all__ = [
+    "HandlerCode",
     "HandlerFamily",
     "NumberedCode",
     "Order",
@@ -62,6 +66,7 @@ __all__ = [
     "PlannedSite",
     "SiteGroup",
     "call_table_of",
+    "handler_codes",
     "joined",
     "obstacle_to_all",
     "planned_sites",
@@ -111,24 +116,31 @@ class NumberedCode(NamedTuple):
 
 
 class HandlerFamily:
-    """Handlers of one definition that may differ only in the numbers of their probepoints."""
+    """Handlers with the same instructions, which may differ only in the numbers of their probepoints."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[int, Assembled]] = []
+        self._starts: list[int] = []
         self._numbered: NumberedCode | None = None
         self._is_settled = False
 
-    def handler(self, number: int, compiled: Callable[[int], Assembled]) -> Assembled:
-        """Return the code for a probepoint; ``compiled`` compiles it for an address that many bytes further on."""
+    def handler(self, number: int, start: int, compiled: Callable[[int, int], Assembled]) -> Assembled:
+        """
+        Return the code for a probepoint, whose handler starts at byte ``start`` of the encoded program.
+
+        ``compiled`` compiles the handler at a start, for an address that many bytes further on.
+        """
         if self._numbered is not None:
             return self._numbered.of(number)
-        made = compiled(0)
+        made = compiled(start, 0)
         if not self._is_settled:
             if all(number != known for known, _ in self._samples):
                 self._samples.append((number, made))
+                self._starts.append(start)
             if len(self._samples) == _SAMPLES:
                 self._is_settled = True
-                if compiled(_ELSEWHERE) == made:  # so the code does not depend on its address
+                # The code must not depend on its address, nor on the handler's place in the encoded program.
+                if made.code == compiled(start, _ELSEWHERE).code == compiled(self._starts[0], 0).code:
                     self._numbered = NumberedCode.learnt(self._samples)
                 self._samples = []
         return made
@@ -206,6 +218,8 @@ class PieceWriter:
         )
         self._eligibility = Eligibility(program)
         self._families: dict[tuple[object, ...], HandlerFamily] = {}
+        self._codes: dict[int, list[HandlerCode]] = {}
+        """The contents of a program's handlers, by the identity of its encoded form, which its site keeps alive."""
 
     def pieces(self, number: int, probe: Probepoint, site: CompiledSite | None) -> tuple[Piece, ...] | str:
         """Return the pieces for a probepoint, or the reason why its handler cannot run in the process."""
@@ -270,26 +284,65 @@ class PieceWriter:
         return found
 
     def _lowered(self, probe: Probepoint, site: CompiledSite, request: Request) -> Assembled:
-        """Return the code of a handler; the handlers of a definition differ only in data of their probepoints."""
+        """Return the code of a handler; handlers with the same content differ only in data of their probepoints."""
         assert request.probe is not None
-        shape = probe.number, replace(site.point, offset=0), request.placement, request.return_bytes, id(site.resolved)
+        shape = (
+            self._content(site)[probe.number],
+            replace(site.point, offset=0),
+            (request.placement, request.return_bytes, request.passcount, request.maxhits, request.diverts),
+            id(site.resolved),
+        )
         family = self._families.setdefault(shape, HandlerFamily())
 
-        def compiled(distance: int) -> Assembled:
+        def compiled(start: int, distance: int) -> Assembled:
             point = replace(site.point, offset=site.point.offset + distance)
-            return self._compiled(probe, site, point, replace(request, link=request.link + distance))
+            return self._compiled(site, start, point, replace(request, link=request.link + distance))
 
-        return family.handler(request.probe, compiled)
+        return family.handler(request.probe, site.resolved.image.handlers[probe.number], compiled)
 
-    def _compiled(self, probe: Probepoint, site: CompiledSite, point: Point, request: Request) -> Assembled:
+    def _content(self, site: CompiledSite) -> list[HandlerCode]:
+        """Return what the code of each handler of a program is made of."""
         image = site.resolved.image
-        handler = image, architecture(_NAME), image.handlers[probe.number], point
+        if id(image) not in self._codes:
+            self._codes[id(image)] = handler_codes(image)
+        return self._codes[id(image)]
+
+    def _compiled(self, site: CompiledSite, start: int, point: Point, request: Request) -> Assembled:
+        handler = site.resolved.image, architecture(_NAME), start, point
         lowered = lower(*handler, request)
         if not _has_records(lowered):  # then the header items are not needed
             lowered = lower(*handler, replace(request, items=Item(0)))
         if lowered.state.size > STATE_MAX:
             raise NotSupportedError("its handler needs too much memory")
         return trimmed(lowered.assembled)  # removes code whose results are unused
+
+
+class HandlerCode(NamedTuple):
+    """
+    Content of an encoded handler: two with the same content do the same.
+
+    The addresses of symbols are filled in at ``relocations``: (offset in the handler, symbol, addend) each. Calls of
+    procedures are encoded as distances, so ``start`` is the handler's place in the program if it has calls, else None.
+    """
+
+    data: bytes
+    relocations: tuple[tuple[int, str, int], ...]
+    start: int | None
+
+
+def handler_codes(image: CodeImage) -> list[HandlerCode]:
+    """Return the contents of all handlers of an encoded program, in the order of their definitions."""
+    ends = sorted({*image.handlers, *image.procedures.values(), len(image.data)})
+    calls = [offset for offset, each in image.instructions if each.row.operand_kind is OperandKind.PROCEDURE]
+    places = [relocation.offset for relocation in image.relocations]
+    codes = []
+    for start in image.handlers:
+        end = ends[bisect_right(ends, start)] if start < ends[-1] else start
+        symbols = image.relocations[bisect_left(places, start) : bisect_left(places, end)]
+        moved = tuple((each.offset - start, each.symbol, each.addend) for each in symbols)
+        has_calls = bisect_left(calls, start) < bisect_left(calls, end)
+        codes.append(HandlerCode(image.data[start:end], moved, start if has_calls else None))
+    return codes
 
 
 def _kept(program: Program, definition: ProbeDefinition) -> KeptEntry | None:
