@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,14 +25,15 @@ from dprobes.target.module_symbols import SymbolTable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dprobes.target.code.machine_code import FunctionCode
     from dprobes.target.kernel.kernel_symbols import CarriedKernel
     from dprobes.target.module_symbols import Symbol, SymbolSource
 
 __all__ = [
     "NOT_EXPECTED",
     "OWN_SYMBOLS",
+    "Extent",
     "FileSymbols",
+    "FunctionCode",
     "Module",
     "SymbolProvider",
     "linked_files",
@@ -105,6 +108,45 @@ _LISTED = 4  # names listed in a hint
 
 _CHOOSING = re.compile(r"_chk|_ifunc$|_resolver$")
 """Names in libraries of functions that select a function, or that check something before they call one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The file offsets of the first byte and of the end of one instruction."""
+
+    offset: int
+    end: int
+    is_invalid: bool = False
+
+
+class FunctionCode:
+    """The file offsets of a function's instructions, decoded from its start as far as they were asked for."""
+
+    def __init__(self, extents: Iterator[Extent]) -> None:
+        self._following = extents
+        self._starts: list[int] = []
+        self._end = 0
+        """The end of the last decoded instruction; 0 before the first one."""
+        self._valid_to = sys.maxsize
+        """The offset of the first bytes that are no instruction."""
+
+    def starts_before(self, offset: int) -> Sequence[int] | None:
+        """
+        Return the offsets of the instructions that start before ``offset``.
+
+        Return None if data lies between them: the decoding of what follows may be wrong.
+        """
+        while self._end < offset and (extent := next(self._following, None)) is not None:
+            self._starts.append(extent.offset)
+            self._end = extent.end
+            if extent.is_invalid:
+                self._valid_to = min(self._valid_to, extent.offset)
+        return None if self._valid_to < offset else self._starts[: bisect_left(self._starts, offset)]
+
+    def end_of(self, start: int) -> int:
+        """Return the end of the decoded instruction that starts at ``start``."""
+        following = bisect_right(self._starts, start)
+        return self._starts[following] if following < len(self._starts) else self._end
 
 
 class Module:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import sys
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
@@ -19,9 +18,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import TargetError
+from dprobes.target.probed_module import Extent, FunctionCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from iced_x86 import Instruction
 
@@ -32,7 +32,6 @@ __all__ = [
     "Boundary",
     "BoundaryCheck",
     "DecodedInstruction",
-    "FunctionCode",
     "check_boundary",
     "decode",
     "decode_at",
@@ -299,45 +298,6 @@ def unprobeable(decoded: DecodedInstruction) -> str | None:
     return _UNPROBEABLE.get(decoded.mnemonic)
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """The file offsets of the first byte and of the end of one instruction."""
-
-    offset: int
-    end: int
-    is_invalid: bool = False
-
-
-class FunctionCode:
-    """The file offsets of a function's instructions, decoded from its start as far as they were asked for."""
-
-    def __init__(self, extents: Iterator[_Extent]) -> None:
-        self._following = extents
-        self._starts: list[int] = []
-        self._end = 0
-        """The end of the last decoded instruction; 0 before the first one."""
-        self._valid_to = sys.maxsize
-        """The offset of the first bytes that are no instruction."""
-
-    def starts_before(self, offset: int) -> Sequence[int] | None:
-        """
-        Return the offsets of the instructions that start before ``offset``.
-
-        Return None if data lies between them: the decoding of what follows may be wrong.
-        """
-        while self._end < offset and (extent := next(self._following, None)) is not None:
-            self._starts.append(extent.offset)
-            self._end = extent.end
-            if extent.is_invalid:
-                self._valid_to = min(self._valid_to, extent.offset)
-        return None if self._valid_to < offset else self._starts[: bisect_left(self._starts, offset)]
-
-    def end_of(self, start: int) -> int:
-        """Return the end of the decoded instruction that starts at ``start``."""
-        following = bisect_right(self._starts, start)
-        return self._starts[following] if following < len(self._starts) else self._end
-
-
 def _function_around(module: Module, file_offset: int) -> FunctionCode | None:
     """Return the instructions of the function that covers a file offset; None if no function is known there."""
     _bits(module)
@@ -351,21 +311,21 @@ def _function_around(module: Module, file_offset: int) -> FunctionCode | None:
     return module.decoded[offset]
 
 
-def _extents(module: Module, start_offset: int) -> Iterator[_Extent]:
+def _extents(module: Module, start_offset: int) -> Iterator[Extent]:
     """Iterate over the extents of the instructions from ``start_offset`` on."""
     if _bits(module) is None:
         return _foreign_extents(module, start_offset)
-    return (_Extent(at, at + found.len, found.is_invalid) for found, at, _ in _instructions(module, start_offset))
+    return (Extent(at, at + found.len, found.is_invalid) for found, at, _ in _instructions(module, start_offset))
 
 
-def _foreign_extents(module: Module, start_offset: int) -> Iterator[_Extent]:
+def _foreign_extents(module: Module, start_offset: int) -> Iterator[Extent]:
     from dprobes.target.code.foreign_instructions import LENGTH_MAX, instruction_length
 
     end, at = _code_end(module, start_offset), start_offset
     while at < end:
         data = module.elf.data[at : min(end, at + LENGTH_MAX)]
         length = instruction_length(module.elf.machine, data, module.elf.link_address(at) or 0)
-        yield _Extent(at, at + (length or 1), length is None)
+        yield Extent(at, at + (length or 1), length is None)
         at += length or 1
 
 
