@@ -18,6 +18,7 @@ import reference_verbs
 
 from dprobes.arch import ARCHITECTURE_NAMES, Direction, architecture
 from dprobes.rpn import instruction_set
+from dprobes.rpn.instruction_set import Token
 from dprobes.rpn.keyed_tables import (
     BUCKETS_MAX,
     BYTES_SIZE,
@@ -68,7 +69,9 @@ its handler.
 | the layout of the logged data | [Log buffer](#log-buffer) |
 | an exception, a limit, a register | [Exception codes](#exception-codes), [Limits](#limits), [Register names](#register-names) |
 | an opcode | [Opcodes](#opcodes) |
+"""
 
+SYNTAX = """\
 ## Syntax
 
 * A statement ends with its line or with `;`. `//` and `/* */` are comments.
@@ -81,7 +84,7 @@ its handler.
 ### Types of values
 
 A cell of the RPN stack is one word: 4 or 8 bytes, as in the module. A value of fewer bits is extended with zeros, or has
-the bits that the processor left above it. A type extends it as stated:
+the bits that the processor left above it. A type sets how it is extended:
 
 ```rpn
 name = "libc.so.6"
@@ -155,7 +158,7 @@ A keyed table keeps a value for each key. The handler updates it at the hit, so 
   `ustack[N]`, `kstack[N]`, `frames[N]` or `uframes[N]`. It takes the cells of such a key.
 * `push table` pushes it in the cells of `long`, `text[N]`, `frames[N]` or `uframes[N]`. It can be logged, stored in a
   table, or used as a key of another table.
-* It counts as one of the table's keys.
+* Such a value counts as one of the table's keys.
 
 | limit | value |
 |---|---|
@@ -363,9 +366,13 @@ fault:                  // stack: parm2 parm1 code
 LOG_BUFFER = """\
 ## Log buffer
 
-`log` with a count, and `log b`, `log w` and `log d`, write bare values. All other instructions write items: a token
+`log` with a count, and `log b`, `log w` and `log d`, write bare values. All other log instructions write items: a token
 byte, the length or the number of elements in two bytes, then the data. [Templates](templates.md) describe how the data
 is printed.
+
+If an item does not fit, the part that fits is kept with its true length; a string is kept whole or not at all. Then
+LOG_OVERFLOW is raised. If it is ignored, nothing more is logged until `pop lp`, so that no item is mistaken for another.
+The record is marked: outputs show `…` for the data that is missing.
 """
 
 EXCEPTIONS = f"""\
@@ -374,11 +381,6 @@ innermost call frame that has one, and leaves the frames inside it. Without a ha
 record is kept. `ex_mask` of the probepoint header enables exceptions, one bit each; its default is
 {instruction_set.DEFAULT_EXCEPTION_MASK:#06x}. The last column states what a disabled exception does.
 """
-
-LOG_OVERFLOW = (
-    "If LOG_OVERFLOW is ignored, nothing more is logged until `pop lp`, so that no item is mistaken for another. "
-    "The record is marked: outputs show `…` for the data that is missing."
-)
 
 
 def keyword_rows(header: Header) -> list[str]:
@@ -512,10 +514,6 @@ def index_rows() -> list[str]:
 
 def instruction_lines() -> list[str]:
     lines = [
-        "## Index of instructions",
-        "",
-        *index_rows(),
-        "",
         "## Instructions",
         "",
         (
@@ -575,12 +573,29 @@ def interval(start: int, end: int) -> str:
     return f"`{start:02x}`" if end == start + 1 else f"`{start:02x}` to `{end - 1:02x}`"
 
 
+WRITERS = {
+    Token.SELECTOR_FAULT: "instead of an item, if the selector of its address is invalid",
+    Token.ADDRESS_FAULT: "instead of an item, if memory cannot be read; the data is the address",
+    Token.MEMORY: "`log mrf`, `log mrs`, `log mrp`",
+    Token.STRING: "`log str`, `log ars`",
+    Token.STACK_TRACE: "a stack trace: its beginning",
+    Token.FRAMES: "a stack trace: the call frames",
+    Token.STACK_ENTRIES: "a stack trace: cells of the RPN stack",
+    Token.LOCAL_VARIABLES: "`log lv`; a stack trace",
+    Token.GLOBAL_VARIABLES: "`log gv`; a stack trace",
+    Token.STACK_COUNT: "`log` without a count",
+    Token.CPU_VARIABLES: "`log cv`",
+    Token.KERNEL_STACK: "`log kstack`",
+    Token.USER_STACK: "`log ustack`",
+    Token.THREAD_VARIABLES: "`log tv`",
+}
+"""The instruction or part of a record that writes an item, by its token."""
+
+
 def log_item_rows() -> list[str]:
-    rows = ["| item | token |", "|---|---|"]
-    return [
-        *rows,
-        *(f"| {each.name.replace('_', ' ').lower()} | {each.value:#04x} |" for each in instruction_set.Token),
-    ]
+    rows = ["| token | item | written by |", "|---|---|---|"]
+    rows += [f"| {each.value:#04x} | {each.name.replace('_', ' ').lower()} | {WRITERS[each]} |" for each in Token]
+    return rows
 
 
 def exception_rows() -> list[str]:
@@ -645,11 +660,22 @@ def stem(name: str) -> str:
 
 
 def document() -> str:
-    lines = [INTRODUCTION, "## File header", "", *keyword_rows(Header.FILE), ""]
+    lines = [
+        INTRODUCTION,
+        "## Index of instructions",
+        "",
+        *index_rows(),
+        "",
+        SYNTAX,
+        "## File header",
+        "",
+        *keyword_rows(Header.FILE),
+        "",
+    ]
     lines += ["## Probepoint header", "", *keyword_rows(Header.POINT), ""]
     lines += ["Older spellings: " + ", ".join(f"`{old}` = `{new}`" for old, new in KEYWORD_ALIASES.items()) + ".", ""]
     lines += [*instruction_lines(), TABLES, LOG_BUFFER, *log_item_rows(), ""]
-    lines += ["## Exception codes", "", EXCEPTIONS, *exception_rows(), "", LOG_OVERFLOW, ""]
+    lines += ["## Exception codes", "", EXCEPTIONS, *exception_rows(), ""]
     lines += [
         "## Limits",
         "",

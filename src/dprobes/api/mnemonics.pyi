@@ -1257,56 +1257,56 @@ class Instructions(ABC):
 
     def push_h_u8(self, values: int) -> Self:
         """
-        Push that many 8-bit values from offset of a block, the first on top.
+        Push that many 8-bit values of a block from offset on, the first on top.
 
         push h, u8, <values>: stack ``handle offset -- value*?``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def push_h_u16(self, values: int) -> Self:
         """
-        Push that many 16-bit values from offset of a block, the first on top.
+        Push that many 16-bit values of a block from offset on, the first on top.
 
         push h, u16, <values>: stack ``handle offset -- value*?``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def push_h_u32(self, values: int) -> Self:
         """
-        Push that many 32-bit values from offset of a block, the first on top.
+        Push that many 32-bit values of a block from offset on, the first on top.
 
         push h, u32, <values>: stack ``handle offset -- value*?``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def push_h_u64(self, values: int) -> Self:
         """
-        Push that many 64-bit values from offset of a block, the first on top.
+        Push that many 64-bit values of a block from offset on, the first on top.
 
         push h, u64, <values>: stack ``handle offset -- value*?``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def pop_h_u8(self, values: int) -> Self:
         """
-        Pop that many 8-bit values to offset of a block, the first from the top.
+        Pop that many 8-bit values into a block from offset on, the first from the top.
 
         pop h, u8, <values>: stack ``value*? handle offset --``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def pop_h_u16(self, values: int) -> Self:
         """
-        Pop that many 16-bit values to offset of a block, the first from the top.
+        Pop that many 16-bit values into a block from offset on, the first from the top.
 
         pop h, u16, <values>: stack ``value*? handle offset --``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def pop_h_u32(self, values: int) -> Self:
         """
-        Pop that many 32-bit values to offset of a block, the first from the top.
+        Pop that many 32-bit values into a block from offset on, the first from the top.
 
         pop h, u32, <values>: stack ``value*? handle offset --``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """
 
     def pop_h_u64(self, values: int) -> Self:
         """
-        Pop that many 64-bit values to offset of a block, the first from the top.
+        Pop that many 64-bit values into a block from offset on, the first from the top.
 
         pop h, u64, <values>: stack ``value*? handle offset --``; raises HEAP_INVALID_HANDLE, HEAP_INVALID_OFFSET.
         """

@@ -592,11 +592,11 @@ _HEAP = (
     Row(0x8E, "malloc", "size -- handle", Group.HEAP, "Allocate size bytes, filled with zeros, from this hit's heap.", (_E.HEAP_NOMEM,), since="5.0"),
     Row(0x8F, "free", "handle --", Group.HEAP, "Free a block of the heap.", (_E.HEAP_INVALID_HANDLE,), since="5.0"),
     *(
-        Row(0x91 + n, f"push h, u{8 << n}, <values>", "handle offset -- value*?", Group.HEAP, f"Push that many {8 << n}-bit values from offset of a block, the first on top.", _HEAP_ACCESS, since="5.0")
+        Row(0x91 + n, f"push h, u{8 << n}, <values>", "handle offset -- value*?", Group.HEAP, f"Push that many {8 << n}-bit values of a block from offset on, the first on top.", _HEAP_ACCESS, since="5.0")
         for n in range(4)
     ),
     *(
-        Row(0x95 + n, f"pop h, u{8 << n}, <values>", "value*? handle offset --", Group.HEAP, f"Pop that many {8 << n}-bit values to offset of a block, the first from the top.", _HEAP_ACCESS, since="5.0")
+        Row(0x95 + n, f"pop h, u{8 << n}, <values>", "value*? handle offset --", Group.HEAP, f"Pop that many {8 << n}-bit values into a block from offset on, the first from the top.", _HEAP_ACCESS, since="5.0")
         for n in range(4)
     ),
 )  # fmt: skip

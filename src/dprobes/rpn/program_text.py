@@ -106,7 +106,7 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("wordsize", _F, ValueKind.WORD_SIZE, "Word size in bytes, 4 or 8, that the program is for; without it the "
             "program is for both. The compiler of DProbes C writes it if a handler depends on it.",
             since=OURS, field="word_size"),
-    Keyword("major", _F, ValueKind.NUMBER, "The major code of every record.", 0, 0, U16),
+    Keyword("major", _F, ValueKind.NUMBER, "Major code of every record.", 0, 0, U16),
     Keyword("id", _F, ValueKind.NUMBER, "A number that the user chooses, shown in stack traces.", 0, 0, U16),
     Keyword("vars", _F, ValueKind.NUMBER, "Number of local variables of the program.", 0, 0, 65536),
     Keyword("gvars", _F, ValueKind.NUMBER, "Number of global variables that the program uses.", 0, 0, 65536),
@@ -133,7 +133,7 @@ KEYWORDS: tuple[Keyword, ...] = (
             since=OURS, field="location"),
     Keyword("opcode", _P, ValueKind.NUMBER, "First byte of the probed instruction, checked before insertion.",
             None, *limits(1)),
-    Keyword("minor", _P, ValueKind.NUMBER, "The minor code of the probepoint's records.", 0, 0, U16),
+    Keyword("minor", _P, ValueKind.NUMBER, "Minor code of the probepoint's records.", 0, 0, U16),
     Keyword("watchpoint", _P, ValueKind.ACCESS, "Watch a range of memory for this kind of access."),
     Keyword("group", _P, ValueKind.NAME, "Group of the probepoint.", since="3.0"),
     Keyword("type", _P, ValueKind.NAMES, "Types of the probepoint.", since="3.0", field="types"),
