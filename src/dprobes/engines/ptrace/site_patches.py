@@ -320,12 +320,10 @@ class Patches:
         return [*self.code.get(number, ()), *parts]
 
     def write(self, memory: int, patch: SitePatch) -> None:
-        """Write a jump; raise OSError, with the overwritten code restored, if that is not possible."""
-        for address, data in patch.switched():
-            os.pwrite(memory, data, address)
+        """Write a jump and its switches; raise OSError, with the former bytes restored, if that is not possible."""
         done: list[tuple[int, bytes]] = []
         try:
-            for address, data in patch.writes:
+            for address, data in (*patch.switched(), *patch.writes):
                 before = os.pread(memory, len(data), address)
                 done.append((address, before))
                 os.pwrite(memory, data, address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -145,6 +146,21 @@ def test_a_jump_that_cannot_be_written_changes_nothing() -> None:
         with pytest.raises(OSError, match="Bad file descriptor"):
             patches.write(descriptor, PATCH)
         assert not patches.by_site
+    finally:
+        os.close(descriptor)
+
+
+def test_switches_and_first_bytes_are_undone_where_a_later_byte_cannot_be_written() -> None:
+    descriptor = os.memfd_create("memory", os.MFD_ALLOW_SEALING)
+    try:
+        os.write(descriptor, CODE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)  # a write after the end fails
+        switch = PatchSwitch(50, b"on", b"of", 52, ((0, 0, 8),))
+        patch = replace(jump((8, b"\xe9abcd"), (64, b"XY"), sites=(8,)), switches=(switch,))
+        patches = Patches()
+        with pytest.raises(PermissionError, match="Operation not permitted"):
+            patches.write(descriptor, patch)
+        assert (os.pread(descriptor, 100, 0), patches.by_site) == (CODE, {})
     finally:
         os.close(descriptor)
 
