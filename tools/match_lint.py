@@ -14,36 +14,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "dprobes"
 
-EXCUSED: dict[str, str] = {
-    "bpftrace/statement_writer.py:_map": "Whatever else a map keeps is refused.",
-    "dpc/emitters/cell_emitter.py:cells": "All other parts are values, which exact() takes.",
-    "dpc/emitters/statement_emitter.py:_make_room": "Any other statement ends the search.",
-    "dpc/emitters/statement_emitter.py:statement": "All others are simple, which _simple() has by its type.",
-    "dpc/emitters/value_emitter.py:effect": "All other values are computed and dropped.",
-    "dpc/emitters/value_emitter.py:branch": "All other conditions are numbers, compared with 0.",
-    "dpc/modules/debug_names.py:_argument_on_stack": "All other addresses are of no argument.",
-    "dpc/typers/name_typer.py:part": "Members of all other values are in memory.",
-    "engines/attachment_group.py:_given": "All other events are passed on as they are.",
-    "engines/inline/entry_index.py:_walk_part": "The rest is an end of the walk, with or without damage.",
-    "engines/ptrace/client/left_removal.py:note": "All other messages are for the restorer.",
-    "engines/ptrace/client/tracer_conversation.py:_on_message": "All other messages are for the restorer.",
-    "filters/handler_filter.py:push": "All other values are no numbers, and refused.",
-    "formatters/templates/data_columns.py:steps_of": "All other parts are read singly.",
-    "formatters/templates/data_extraction.py:compiled_of": "All other parts are read singly.",
-    "native/a64/a64_operations.py:alu": "All other operations are one instruction of a table.",
-    "native/a64/a64_operations.py:atomic": "All other operations are one instruction of a table.",
-    "native/x86/x86_operations.py:alu": "All other operations are one instruction of a table.",
-    "platform/x86/patches/displaced_code.py:add": "The enumeration is another library's.",
-    "rpn/operands.py:_operand": "All other operands are constants, whose bounds their kind has.",
-    "testing.py:_offset": "All other places have no offset.",
-    "trace/trace_reader.py:_of_frame": "A frame of a later version is skipped, as trace-file.md promises.",
+EXCUSED: dict[str, tuple[int, str]] = {
+    "bpftrace/statement_writer.py:_map": (1, "Whatever else a map keeps is refused."),
+    "dpc/emitters/cell_emitter.py:cells": (1, "All other parts are values, which exact() takes."),
+    "dpc/emitters/statement_emitter.py:_make_room": (1, "Any other statement ends the search."),
+    "dpc/emitters/statement_emitter.py:statement": (1, "All others are simple, which _simple() has by its type."),
+    "dpc/emitters/value_emitter.py:effect": (1, "All other values are computed and dropped."),
+    "dpc/emitters/value_emitter.py:branch": (1, "All other conditions are numbers, compared with 0."),
+    "dpc/modules/debug_names.py:_argument_on_stack": (1, "All other addresses are of no argument."),
+    "dpc/typers/name_typer.py:part": (1, "Members of all other values are in memory."),
+    "engines/attachment_group.py:_given": (1, "All other events are passed on as they are."),
+    "engines/inline/entry_index.py:_walk_part": (1, "The rest is an end of the walk, with or without damage."),
+    "engines/ptrace/client/left_removal.py:note": (1, "All other messages are for the restorer."),
+    "engines/ptrace/client/tracer_conversation.py:_on_message": (1, "All other messages are for the restorer."),
+    "filters/handler_filter.py:push": (1, "All other values are no numbers, and refused."),
+    "formatters/templates/data_columns.py:steps_of": (1, "All other parts are read singly."),
+    "formatters/templates/data_extraction.py:compiled_of": (1, "All other parts are read singly."),
+    "native/a64/a64_operations.py:alu": (1, "All other operations are one instruction of a table."),
+    "native/a64/a64_operations.py:atomic": (1, "All other operations are one instruction of a table."),
+    "native/x86/x86_operations.py:alu": (1, "All other operations are one instruction of a table."),
+    "platform/x86/patches/displaced_code.py:add": (1, "The enumeration is another library's."),
+    "rpn/operands.py:_operand": (1, "All other operands are constants, whose bounds their kind has."),
+    "testing.py:_offset": (1, "All other places have no offset."),
+    "trace/trace_reader.py:_of_frame": (1, "A frame of a later version is skipped, as trace-file.md promises."),
 }
-"""Functions as ``file:function``, and why what is not listed there is meant."""
+"""Functions as ``file:function``: how many ``case _`` are meant for all others, and why."""
 
 
 def names_of(pattern: ast.pattern) -> Iterator[str | None]:
@@ -89,29 +89,37 @@ def is_checked(case: ast.match_case) -> bool:
 
 
 def places(path: Path) -> Iterator[tuple[int, str]]:
-    """Iterate over the lines of such cases in a file, with the function that each is in."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            for statement in ast.walk(function):
-                if isinstance(statement, ast.Match) and is_closed(statement):
-                    rest = [case for case in statement.cases if is_rest(case) and not is_checked(case)]
-                    yield from ((case.pattern.lineno, function.name) for case in rest)
+    """Iterate over the lines of such cases in a file, with the innermost function that each is in."""
+    waiting: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text(encoding="utf-8")), "")]
+    while waiting:
+        node, function = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        if isinstance(node, ast.Match) and is_closed(node):
+            rest = [case for case in node.cases if is_rest(case) and not is_checked(case)]
+            yield from ((case.pattern.lineno, function) for case in rest)
+        waiting += [(child, function) for child in reversed([*ast.iter_child_nodes(node)])]
+
+
+def problems_in(found: Mapping[str, Sequence[int]], excused: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    """Iterate over the problems with cases, the lines of which are given by function, and with their excuses."""
+    for name, lines in found.items():
+        allowed, _ = excused.get(name, (0, ""))
+        if len(lines) > allowed:
+            shown = ", ".join(map(str, lines))
+            yield f"{name} (lines {shown}): {allowed} 'case _' excused, {len(lines)} take members and classes to come"
+    for name, (count, _) in excused.items():
+        if len(found.get(name, ())) < count:
+            yield f"{name}: {count} 'case _' excused, {len(found.get(name, ()))} found"
 
 
 def main() -> int:
-    """Print each place; return 1 if there is one that is not excused, or an excuse without a place."""
-    found = {
-        f"{path.relative_to(SOURCES)}:{function}": line
-        for path in sorted(SOURCES.rglob("*.py"))
-        for line, function in places(path)
-    }
-    problems = [
-        f"{name} (line {line}): 'case _' takes members and classes that come later"
-        for name, line in found.items()
-        if name not in EXCUSED
-    ]
-    problems += [f"{name}: is excused, and has no such 'case _'" for name in EXCUSED if name not in found]
+    """Print each function with more or fewer cases than are excused; return 1 if there is one."""
+    found: dict[str, list[int]] = {}
+    for path in sorted(SOURCES.rglob("*.py")):
+        for line, function in places(path):
+            found.setdefault(f"{path.relative_to(SOURCES)}:{function}", []).append(line)
+    problems = list(problems_in(found, EXCUSED))
     print(*problems, sep="\n", end="\n" if problems else "")
     return 1 if problems else 0
 
