@@ -151,7 +151,7 @@ class TextTokens:
 
 
 Tokens = TypeVar("Tokens", bound=TextTokens)
-Item = TypeVar("Item")
+_ItemT = TypeVar("_ItemT")
 
 
 class ParseError(Exception):
@@ -194,7 +194,7 @@ class TokenCursor(Generic[Tokens]):
             raise self.wrong(f"expected '{text}' {where}, found {self.peek().described}")
         return token
 
-    def listed(self, parse: Callable[[], Item]) -> list[Item]:
+    def listed(self, parse: Callable[[], _ItemT]) -> list[_ItemT]:
         """Parse items that are separated by commas."""
         found = [parse()]
         while self.accept(","):

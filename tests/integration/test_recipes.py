@@ -697,7 +697,7 @@ def add_option(copy: Copy) -> None:
         '@click.option("--allow-self"',
         '@click.option("--remark", metavar="TEXT", help="Print a text first.")',
     )
-    copy.insert_after("cli/runs/run_options.py", "allow_self: bool = False", "    remark: str | None = None")
+    copy.insert_after("cli/runs/run_execution.py", "allow_self: bool = False", "    remark: str | None = None")
     copy.insert_after(
         "cli/runs/run_execution.py",
         "given, scope = self._given, self._asked",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dprobes.arch import host_architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Job
-from dprobes.resolve.local_module import Compiled
+from dprobes.resolve.local_module import ResolvedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def job_of(program: Program, scope: Scope, *, resolved: ResolvedModule | None = None, **more: Any) -> Job:
     """Return the job of a program, whose module may have been found."""
     architecture = host_architecture() if resolved is None else resolved.architecture
-    return Job(Compiled(program, architecture, resolved, Diagnostics()), scope, **more)
+    return Job(ResolvedProgram(program, architecture, resolved, Diagnostics()), scope, **more)
 
 
 def attach(engine: Engine, job: Job) -> Attachment:

@@ -298,8 +298,8 @@ class Probepoint:
 class _Followed(FollowedProgram):
     """The follower of a program that puts its records into the queue of the session."""
 
-    def __init__(self, program: Program, session: Attachment, queue: RecordQueue, reader: DataReader) -> None:
-        super().__init__(program.name, program, session)
+    def __init__(self, program: Program, attachment: Attachment, queue: RecordQueue, reader: DataReader) -> None:
+        super().__init__(program.name, program, attachment)
         self._queue = queue
         self._reader = reader
         self._places: list[Place] = []
@@ -327,7 +327,7 @@ class InsertedProgram:
     def __init__(
         self,
         program: Program,
-        session: Attachment,
+        attachment: Attachment,
         queue: RecordQueue,
         reader: DataReader,
         *,
@@ -341,12 +341,12 @@ class InsertedProgram:
         self.engine = engine
         self.reason = reason
         self.diagnostics = diagnostics
-        self.session = session
+        self.attachment = attachment
         self._command = command
         self._tells_status = tells_status
         self._is_reported = False
         self._is_stopping = False
-        self._followed = _Followed(program, session, queue, reader)
+        self._followed = _Followed(program, attachment, queue, reader)
 
     def begin(self) -> None:
         """Wait until everything in scope is probed; raise the error that prevented that."""
@@ -396,17 +396,17 @@ class InsertedProgram:
 
     def local_variables(self) -> list[int]:
         """Return its local variables (``lv``)."""
-        return self.session.local_variables()
+        return self.attachment.local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
         """Return its per-CPU variables (``cv``), a list for each CPU."""
-        return self.session.cpu_variables()
+        return self.attachment.cpu_variables()
 
     def tables(self) -> dict[str, KeyedTable]:
         """Return the current contents of its keyed tables, by name."""
         from dprobes.keyed.table_text import KeyedTable
 
-        return {each.table.name: KeyedTable(each) for each in self.session.tables()}
+        return {each.table.name: KeyedTable(each) for each in self.attachment.tables()}
 
     def clear_tables(self, pattern: str = "*") -> None:
         """
@@ -414,11 +414,11 @@ class InsertedProgram:
 
         Raise ``EngineError`` if no name matches.
         """
-        self.session.change([TableChange(number) for number in tables_matching(pattern, self.program.tables)])
+        self.attachment.change([TableChange(number) for number in tables_matching(pattern, self.program.tables)])
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set its local and per-CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
-        self.session.reset_variables(first, last)
+        self.attachment.reset_variables(first, last)
 
     def notices(self) -> list[str]:
         """Return the messages of its engine, the latest at the end."""
@@ -441,7 +441,7 @@ class InsertedProgram:
         probes = self._followed.probes_at(self.program.major, minor)
         if not probes:
             raise EngineError(f"the program for '{self.name}' has no probepoint with minor {minor}")
-        self.session.remove(probes)
+        self.attachment.remove(probes)
 
     def stop(self) -> None:
         """Request its end without waiting."""

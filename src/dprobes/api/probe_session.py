@@ -23,7 +23,7 @@ from dprobes.errors import EngineError
 from dprobes.formatters.field_values import ProgramDataReader
 from dprobes.record.log_record import ABOUT_RECORDS, Item, decode_record
 from dprobes.rpn.rpn_program import joined_program
-from dprobes.runs.run_steps import Face, ProgramInput, Request, carry_out, look_around, record_source, tool_error
+from dprobes.runs.run_steps import Face, ProgramInput, Request, look_around, record_source, run_program, tool_error
 from dprobes.target.probed_module import FileSymbols
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class ProbeSession:
         engine: str | None,
         replaces: InsertedProgram | None,
     ) -> InsertedProgram:
-        beside = tuple(each.session for each in self._programs if not each.has_ended)
+        beside = tuple(each.attachment for each in self._programs if not each.has_ended)
         scope = self._scope if self._command is None else self._command.scope()
         name = self._engine if replaces is None else AUTO
         if engine is not None:
@@ -322,7 +322,7 @@ class ProbeSession:
             scope = scope if argument is None else replace(scope, endpoint=argument)
         request = Request(name, scope, self._options, replaces=replaces, beside=beside, globals=self._globals)
         filters = () if condition is None else (condition,)
-        return carry_out(request, _SessionFace(compiled, filters, self._items, self._queue, self._command))
+        return run_program(request, _SessionFace(compiled, filters, self._items, self._queue, self._command))
 
 
 class _SessionFace(Face[InsertedProgram]):

@@ -1,8 +1,7 @@
 """
 Execution of a command line, and the single place where errors become messages and exit statuses.
 
-Exit status: 0 success, 1 failure, 2 usage or program error, 130 interrupted. click parses command lines; it is not
-imported for the simplest ones, which are to start fast (``run_options``).
+Exit status: 0 success, 1 failure, 2 usage or program error, 130 interrupted. click parses command lines.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import click
-
-    from dprobes.cli.runs.run_options import RunOptions
 
 __all__ = ["run"]
 
@@ -73,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if arguments and arguments[0].startswith("-"):
             arguments, is_translated = _ours(arguments)
-        result = _carry_out(arguments)
+        result = _dispatch(arguments)
     except SourceError as error:
         console.write(error.message)
         _show_translation(arguments, is_shown=is_translated)
@@ -119,29 +116,14 @@ _OPTIONS_OF_OTHERS = {
 """Options of bpftrace, perf, strace and others, with the equivalent options of verbs."""
 
 
-def _carry_out(arguments: Sequence[str]) -> object:
+def _dispatch(arguments: Sequence[str]) -> object:
     if COMPLETE_VARIABLE in os.environ:
         from dprobes.cli.completions import register
 
         register()
-    elif arguments and arguments[0] == "run" and "-e" in arguments:
-        from dprobes.cli.runs.run_options import options_of
-
-        if (options := options_of(arguments)) is not None:
-            return _run_text(options)
     from dprobes.cli.command_group import command_group
 
     return command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
-
-
-def _run_text(options: RunOptions) -> int:
-    from dprobes.cli.runs.run_execution import carry_out
-
-    try:
-        return carry_out(options)
-    except (EOFError, KeyboardInterrupt):
-        console.write("")  # as click does: the terminal has shown ^C
-        return _INTERRUPTED
 
 
 def _status_of_usage(error: Exception) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dprobes.api import C_SUFFIX, compiled_program
 from dprobes.cli.option_values import usage_error
 from dprobes.errors import DprobesError, SourceError
-from dprobes.resolve.local_module import Compiled, resolve_here
+from dprobes.resolve.local_module import ResolvedProgram, resolve_here
 from dprobes.rpn.compilation_passes import CompileOptions
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dprobes.target.btf import Btf
 
 __all__ = [
-    "Compiled",
+    "ResolvedProgram",
     "compile_programs",
     "files_of",
     "is_c",
@@ -157,7 +157,7 @@ def compile_programs(
     pid: int | None = None,
     architecture_name: str | None = None,
     kernel_types: Path | None = None,
-) -> list[Compiled]:
+) -> list[ResolvedProgram]:
     """
     Load a program, find its module, and resolve its probes; raise ``DprobesError`` with all of its errors.
 

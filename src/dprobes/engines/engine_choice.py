@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Engine, Job, Plan, Scope
     from dprobes.engines.engine_options import EngineOptions
     from dprobes.engines.engine_registry import Candidacy, EngineRow, KernelSupport
-    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.kernel.running_kernel import RunningKernel
 
@@ -152,7 +152,7 @@ def refuse_unsupported(
         )
 
 
-def note_unsupported(compiled: Compiled) -> None:
+def note_unsupported(compiled: ResolvedProgram) -> None:
     """Add a note for everything that the program needs and no engine has."""
     for requirement in requirements(compiled.program, compiled.architecture):
         if not _able(requirement.capability):
@@ -177,8 +177,8 @@ class Selection:
     """
     Selection of the engine of a run, in two steps.
 
-    ``refuse`` is called when the program is parsed, and its engine decides what is refused. ``settle`` is called when
-    the places of the probepoints are known: ``auto`` may take another engine then.
+    ``choose`` is called when the program and its processor are known, and adds errors for what the engine lacks.
+    ``settle`` is called when the places of the probepoints are known: ``auto`` may take another engine then.
     """
 
     def __init__(self, name: str, scope: Scope, options: EngineOptions) -> None:
@@ -190,7 +190,7 @@ class Selection:
         self._engine: Engine | None = None
         self._is_in_kernel = False
 
-    def refuse(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
+    def choose(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
         """Choose the engine for a program, and add an error for each need that it does not meet."""
         name = self._name
         self._needs = tuple(requirements(program, architecture))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.table_entries import KeyedStore
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.kernel_places import ResolvedKernel
-    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probe_state import ProbeState
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.rpn.rpn_program import Program
@@ -54,7 +54,7 @@ __all__ = [
     "StateEvent",
     "TableChange",
     "VariableChange",
-    "carry_out",
+    "apply_changes",
     "no_core_notice",
     "written_notice",
 ]
@@ -299,7 +299,7 @@ class Job:
     were written as one program. ``companions`` are the programs that share them, this one included.
     """
 
-    compiled: Compiled
+    compiled: ResolvedProgram
     scope: Scope
     items: Item = Item.MAJOR | Item.MINOR
     globals: GlobalVariables | None = None
@@ -361,7 +361,7 @@ class TableChange(NamedTuple):
 Change = VariableChange | TableChange
 
 
-def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[KeyedStore]) -> None:
+def apply_changes(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[KeyedStore]) -> None:
     """Change variables and tables of a program; no other thread may write them meanwhile."""
     for change in changes:
         match change:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.engine_interface import Engine, Finding, LeftThings, PlaceNote, Scope
     from dprobes.engines.engine_options import EngineOptions, MachineKnowledge
-    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.btf import Btf
@@ -175,7 +175,7 @@ class EngineRow:
         support: KernelSupport = _load(self.candidacy.support)(knowledge)
         return support
 
-    def speeds_up(self, compiled: Compiled) -> bool:
+    def speeds_up(self, compiled: ResolvedProgram) -> bool:
         """Return True if the engine serves a program faster than the engine that it replaces."""
         return self.speedup is not None and _load(self.speedup.obstacle)(compiled) is None
 
@@ -412,7 +412,7 @@ def faster_row(name: str) -> EngineRow | None:
     return next((row for row in _ROWS if row.speedup is not None and row.speedup.engine == name), None)
 
 
-def code_listing(compiled: Compiled) -> Iterator[str]:
+def code_listing(compiled: ResolvedProgram) -> Iterator[str]:
     """Iterate over the lines of a program as compiled by the engine that compiles handlers (``show --bpf``)."""
     path = next(row.code_listing for row in _ROWS if row.code_listing is not None)
     lines: Iterator[str] = _load(path)(compiled)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from dprobes.formatters.address_names import Symboliser
-    from dprobes.formatters.templates.data_extraction import Compiled
+    from dprobes.formatters.templates.data_extraction import CompiledTemplate
     from dprobes.formatters.templates.template_collection import ProgramTemplates
     from dprobes.formatters.templates.template_model import Template
     from dprobes.record.log_record import ByteOrder, LogRecord
@@ -241,7 +241,7 @@ class _ShortWay(NamedTuple):
     """
 
     header: struct.Struct
-    data: Compiled | None
+    data: CompiledTemplate | None
     word_size: int
     byte_order: ByteOrder
     codes: str

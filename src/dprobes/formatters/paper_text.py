@@ -22,7 +22,7 @@ from dprobes.record.log_record import CODES_END, FIXED_ITEMS, Item, codes_in, de
 
 if TYPE_CHECKING:
     from dprobes.formatters.address_names import Symboliser
-    from dprobes.formatters.templates.data_extraction import Compiled
+    from dprobes.formatters.templates.data_extraction import CompiledTemplate
     from dprobes.formatters.templates.template_collection import TemplateFinder
     from dprobes.formatters.templates.template_model import Template
     from dprobes.record.log_record import ByteOrder, LogRecord
@@ -190,7 +190,7 @@ class TextFormatter:
         self._templates = templates
         self._symboliser = symboliser
         self._headers = HeaderLines()
-        self._ways: dict[bytes, Compiled | None] = {}
+        self._ways: dict[bytes, CompiledTemplate | None] = {}
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -215,7 +215,7 @@ class TextFormatter:
                 return f"{header}\n{text}" if text else header
         return self(decode_record(record), place)
 
-    def _way(self, begin: bytes) -> Compiled | None:
+    def _way(self, begin: bytes) -> CompiledTemplate | None:
         """Return the fast path for records with this beginning, if there is one."""
         template = None
         codes = codes_in(begin)

@@ -331,7 +331,7 @@ class Server:
             connection.send({"notice": encode(notice)})
 
         try:
-            return {"result": self._carry_out(request, notify)}
+            return {"result": self._result_of(request, notify)}
         except DprobesError as error:
             return message_of(error)
         except OSError as error:
@@ -341,7 +341,7 @@ class Server:
             traceback.print_exc()
             return message_of(InternalError(f"{type(error).__name__}: {error}"))
 
-    def _carry_out(self, request: Message, notify: Callable[[Notice], None]) -> dict[str, Any]:
+    def _result_of(self, request: Message, notify: Callable[[Notice], None]) -> dict[str, Any]:
         if type(version := request.get("dprobes")) is not int or version != VERSION:
             raise ManagerError(
                 f"the client speaks version {version!r} of the manager's protocol, this manager "

@@ -16,7 +16,7 @@ from dprobes.formatters.table_addresses import has_addresses
 from dprobes.manager.managed_program import InsertedProgram, describe_scope
 from dprobes.rpn.rpn_program import ModuleType, joined_program, select_all, without_opcodes
 from dprobes.runs.followed_program import GONE
-from dprobes.runs.run_steps import Face, ProgramInput, carry_out, record_source, tool_error
+from dprobes.runs.run_steps import Face, ProgramInput, record_source, run_program, tool_error
 from dprobes.target.carried_symbols import CarriedSymbols, OtherBuild
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.manager.manager_messages import InsertArguments
     from dprobes.manager.recorder import Recording
     from dprobes.ppdf.ppdf_model import Ppdf
-    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.rpn_program import Program
     from dprobes.runs.run_steps import Resolution, RunPlan, Vantage
@@ -139,11 +139,11 @@ class Inserter:
                 knowledge=self._knowledge,
             ),
             replaces=present[0] if arguments.replace and present else None,
-            beside=tuple(each.session for each in beside),
+            beside=tuple(each.attachment for each in beside),
             globals=self._globals,
         )
         symbols = tuple(SharingSymbols(_symbols_of(each, arguments), self._files) for each in given.ppdf.members)
-        return carry_out(request, _ManagerFace(name, given, programs, symbols, present, notify, self._recording))
+        return run_program(request, _ManagerFace(name, given, programs, symbols, present, notify, self._recording))
 
 
 def _symbols_of(ppdf: Ppdf, given: InsertArguments) -> CarriedSymbols:
@@ -246,7 +246,7 @@ def _places(inserted: InsertedProgram) -> Iterator[Probepoint]:
     return (probe for probe, (state, _) in states if probe.is_in_code and state not in GONE)
 
 
-def _check_apart(compiled: Compiled, present: Iterable[InsertedProgram]) -> None:
+def _check_apart(compiled: ResolvedProgram, present: Iterable[InsertedProgram]) -> None:
     """Raise ``SourceError`` if a program has a probepoint at the place of an active one of the same name."""
     if compiled.resolved is None:
         return

@@ -46,12 +46,12 @@ class InsertedProgram(FollowedProgram):
         self,
         name: str,
         program: Program,
-        session: Attachment,
+        attachment: Attachment,
         records: ProgramRecords,
         planned: RunPlan,
         given: InsertRequest,
     ) -> None:
-        super().__init__(name, program, session)
+        super().__init__(name, program, attachment)
         self.engine = planned.engine
         self.reason = planned.reason
         self.given = given
@@ -87,7 +87,7 @@ class InsertedProgram(FollowedProgram):
 
     def take_end(self, lost: int) -> None:
         """Record the end, with the number of lost records and the contents of keyed tables."""
-        self._records.end(lost, self.session.tables() if self.program.tables else ())
+        self._records.end(lost, self.attachment.tables() if self.program.tables else ())
 
 
 def describe_program(
@@ -124,7 +124,7 @@ def describe_program(
         not_resolved=tuple(sorted(set(range(len(program.definitions))) - {probe.number for probe in inserted.probes})),
         left_out=tuple(LeftOutPlace(each.number, each.path, each.name, each.reason) for each in inserted.left_out),
         notices=tuple(notice.text for notice in inserted.notices()),
-        local_variables=tuple(inserted.session.local_variables()),
+        local_variables=tuple(inserted.attachment.local_variables()),
         pending=pending,
         unwritten=inserted.unwritten,
         filters=inserted.given.arguments.filters,
@@ -207,14 +207,14 @@ def describe_variables(inserted: InsertedProgram, first: int, last: int) -> Prog
     some = slice(first, last + 1)
     return ProgramVariables(
         inserted.name,
-        tuple(inserted.session.local_variables()[some]),
-        tuple(tuple(values[some]) for values in inserted.session.cpu_variables()),
+        tuple(inserted.attachment.local_variables()[some]),
+        tuple(tuple(values[some]) for values in inserted.attachment.cpu_variables()),
         _tables_of(inserted),
     )
 
 
 def _tables_of(inserted: InsertedProgram) -> bytes | None:
-    contents = inserted.session.tables()
+    contents = inserted.attachment.tables()
     if not contents:
         return None
     from dprobes.keyed.table_codec import encode_tables

@@ -207,7 +207,7 @@ class Manager:
         for inserted, probes in found.items():
             states = inserted.states()
             there = [probe for probe in probes if states[probe][0] not in GONE]
-            inserted.session.remove(there)
+            inserted.attachment.remove(there)
             count += len(there)
         if not count:
             raise ManagerError(f"the probepoint {major},{minor} is removed already")
@@ -238,7 +238,7 @@ class Manager:
                 self._cells[index] = 0
         if given.reset:
             for inserted in chosen:
-                inserted.session.reset_variables(first, last)
+                inserted.attachment.reset_variables(first, last)
         self._clear_tables(given.clear, chosen)
         return result
 
@@ -256,7 +256,7 @@ class Manager:
                 matches = compile_glob(pattern).match
                 tables = inserted.program.tables
                 cleared = [TableChange(number) for number, table in enumerate(tables) if matches(table.name)]
-                inserted.session.change(cleared)
+                inserted.attachment.change(cleared)
 
     def _describe_globals(self, first: int, last: int) -> GlobalValues:
         """Return the global variables that programs declare, or that are nonzero."""

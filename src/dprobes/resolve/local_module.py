@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dprobes.target.probed_module import Module, SymbolProvider
 
 __all__ = [
-    "Compiled",
+    "ResolvedProgram",
     "architecture_of",
     "check_with_extensions",
     "encode_for",
@@ -127,7 +127,7 @@ def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagno
 
 
 @dataclass(frozen=True)
-class Compiled:
+class ResolvedProgram:
     """
     A checked program, and its probepoints if its module was found.
 
@@ -158,18 +158,18 @@ def resolve_here(
     pid: int | None = None,
     command: str | None = None,
     architecture_name: str | None = None,
-    refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
+    choose_engine: Callable[[Program, Architecture, Diagnostics], None] | None = None,
     kernel: Callable[[Program], AbstractContextManager[RunningKernel] | None] = lambda _: None,
     processor: Callable[[Program], AbstractContextManager[Architecture | None] | None] = lambda _: None,
     has_kernel: bool = True,
-) -> Compiled:
+) -> ResolvedProgram:
     """
     Find the module of a program and resolve its probes; raise ``SourceError`` with all errors.
 
-    ``refuse`` adds errors for features that the chosen engine lacks. For a program about a kernel ``processor`` returns
-    a context with that kernel's processor; None means the processor of this machine. After ``refuse``, ``kernel``
-    returns a context with the kernel; None means the running one. Without ``has_kernel`` a program about a kernel is
-    for one that is not here.
+    ``choose_engine`` adds errors for features that the chosen engine lacks. For a program about a kernel ``processor``
+    returns a context with that kernel's processor; None means the processor of this machine. After ``choose_engine``,
+    ``kernel`` returns a context with the kernel; None means the running one. Without ``has_kernel`` a program about a
+    kernel is for one that is not here.
     """
     if space_of(program) is Space.KERNEL and not has_kernel:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
@@ -177,29 +177,35 @@ def resolve_here(
         diagnostics.raise_if_errors()
         message = "the program is for another kernel than the one that runs here: its places are not looked up"
         diagnostics.note(program.spans.get("name"), message)
-        return Compiled(program, arch, None, diagnostics)
+        return ResolvedProgram(program, arch, None, diagnostics)
     if space_of(program) is Space.KERNEL:
         named = architecture(architecture_name) if architecture_name else host_architecture()
         with processor(program) or nullcontext(None) as found:
             return _resolve_in_kernel(
-                program, found or named, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse
+                program,
+                found or named,
+                diagnostics,
+                symbols.kernels,
+                kernel,
+                allow_write=allow_write,
+                choose_engine=choose_engine,
             )
     architecture_name = architecture_name or symbols.machine(host_architecture().name) or _narrow_processor(program)
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
-        if refuse is not None:
-            refuse(program, arch, diagnostics)
+        if choose_engine is not None:
+            choose_engine(program, arch, diagnostics)
         check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
         diagnostics.raise_if_errors()
-        return Compiled(program, arch, None, diagnostics, resolve_everywhere(program, arch, diagnostics))
+        return ResolvedProgram(program, arch, None, diagnostics, resolve_everywhere(program, arch, diagnostics))
     elf = open_named_module(program, module, diagnostics)
     loaded = symbols.module_of(elf)
     arch = architecture_of(elf)
-    if refuse is not None:
-        refuse(program, arch, diagnostics)
+    if choose_engine is not None:
+        choose_engine(program, arch, diagnostics)
     resolved = resolve(program, loaded, diagnostics, allow_write=allow_write)
-    return Compiled(program, arch, resolved, diagnostics)
+    return ResolvedProgram(program, arch, resolved, diagnostics)
 
 
 def _narrow_processor(program: Program) -> str | None:
@@ -215,8 +221,8 @@ def _resolve_in_kernel(
     other: Callable[[Program], AbstractContextManager[RunningKernel] | None],
     *,
     allow_write: bool,
-    refuse: Callable[[Program, Architecture, Diagnostics], None] | None,
-) -> Compiled:
+    choose_engine: Callable[[Program, Architecture, Diagnostics], None] | None,
+) -> ResolvedProgram:
     """
     Resolve a program for a kernel; data that is not available here is a note, and left to the engine.
 
@@ -225,8 +231,8 @@ def _resolve_in_kernel(
     """
     from dprobes.target.kernel.running_kernel import RunningKernel
 
-    if refuse is not None:
-        refuse(program, arch, diagnostics)
+    if choose_engine is not None:
+        choose_engine(program, arch, diagnostics)
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
     diagnostics.raise_if_errors()
     with other(program) or nullcontext(RunningKernel()) as kernel:
@@ -239,7 +245,7 @@ def _resolved_in(
     arch: Architecture,
     diagnostics: Diagnostics,
     carried: Sequence[CarriedKernel],
-) -> Compiled:
+) -> ResolvedProgram:
     from dprobes.resolve.kernel_places import kernel_here, kernel_module_of, needs_addresses, resolve_kernel
 
     try:
@@ -251,10 +257,10 @@ def _resolved_in(
             module.check()
     except TargetError as error:
         diagnostics.note(program.spans.get("name"), error.message, hint=error.hint)
-        return Compiled(program, arch, None, diagnostics, obstacle=error)
+        return ResolvedProgram(program, arch, None, diagnostics, obstacle=error)
     resolved = resolve_kernel(program, module, arch, diagnostics)
     diagnostics.raise_if_errors()
-    return Compiled(program, arch, None, diagnostics, kernel=resolved)
+    return ResolvedProgram(program, arch, None, diagnostics, kernel=resolved)
 
 
 def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:

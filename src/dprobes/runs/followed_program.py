@@ -36,7 +36,7 @@ _BEGINNING = 20.0
 """Seconds that an insertion waits until everything in scope at the beginning is probed."""
 
 _END_PATIENCE = 20.0
-"""Seconds that a session may take to end."""
+"""Seconds that a attachment may take to end."""
 
 _LOOK = 0.005
 """Seconds between two checks whether records have been taken."""
@@ -49,10 +49,10 @@ class FollowedProgram(ABC):
     Subclasses process the records.
     """
 
-    def __init__(self, name: str, program: Program, session: Attachment) -> None:
+    def __init__(self, name: str, program: Program, attachment: Attachment) -> None:
         self.name = name
         self.program = program
-        self.session = session
+        self.attachment = attachment
         self._states: dict[int, ProbeState] = {}
         self._details: dict[int, str] = {}
         self._notices: deque[Notice] = deque(maxlen=_NOTICES_MAX)
@@ -70,7 +70,7 @@ class FollowedProgram(ABC):
     # The thread
 
     def start(self, patience: float = _BEGINNING) -> None:
-        """Start the thread, and wait until the session has begun; raise the error that has prevented that."""
+        """Start the thread, and wait until the attachment has begun; raise the error that has prevented that."""
         self._thread.start()
         self._begun.wait(patience)
         if self._failure is not None:
@@ -86,7 +86,7 @@ class FollowedProgram(ABC):
 
     def _follow(self) -> None:
         try:
-            for event in self.session.poll():
+            for event in self.attachment.poll():
                 self._on_event(event)
         except DprobesError as error:
             self._fail(error)
@@ -136,7 +136,7 @@ class FollowedProgram(ABC):
 
     def _close(self) -> None:
         try:
-            self.session.close()
+            self.attachment.close()
         except Exception as error:  # noqa: BLE001 - as above
             self._problem = self._problem or f"internal error: {type(error).__name__}: {error}"
         self.take_end(sum(count.lost for count in self._finished.counts) if self._finished is not None else 0)
@@ -155,18 +155,18 @@ class FollowedProgram(ABC):
 
     @property
     def finished(self) -> Finished | None:
-        """The last event of the session, None before it."""
+        """The last event of the attachment, None before it."""
         return self._finished
 
     @property
     def probes(self) -> Sequence[Probepoint]:
         """The program's probepoints; they keep their numbers."""
-        return self.session.probes
+        return self.attachment.probes
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
         """The places that match a pattern and have no probepoint."""
-        return self.session.left_out
+        return self.attachment.left_out
 
     def states(self) -> list[tuple[ProbeState, str]]:
         """Return the state of each probepoint, with its details."""
@@ -187,12 +187,12 @@ class FollowedProgram(ABC):
         return self.seen(self.session_counts())
 
     def seen(self, counts: Sequence[Counts]) -> Sequence[Counts]:
-        """Return the counts of the session as callers see them; a subclass may account for later losses of records."""
+        """Return the counts as callers see them; a subclass may account for later losses of records."""
         return counts
 
     def session_counts(self) -> Sequence[Counts]:
-        """Return the counts of the session."""
-        return self._finished.counts if self._finished is not None else self.session.counts()
+        """Return the counts of the attachment."""
+        return self._finished.counts if self._finished is not None else self.attachment.counts()
 
     @property
     def taken(self) -> tuple[int, int]:
@@ -212,7 +212,7 @@ class FollowedProgram(ABC):
 
     def stop(self) -> None:
         """Ask for the end."""
-        self.session.stop()
+        self.attachment.stop()
 
     def wait(self, patience: float | None = _END_PATIENCE) -> bool:
         """Wait until no probepoint of the program is inserted any more; return whether that is so."""
@@ -258,7 +258,7 @@ def settled_counts(programs: Sequence[FollowedProgram], until: float) -> list[tu
         if time.monotonic() > until:
             break
         for program in waiting:
-            program.session.wake()
+            program.attachment.wake()
         time.sleep(_LOOK)
     return [each.result for each in settlements]
 

@@ -1,8 +1,8 @@
 """
 Steps of a run, from a user's request to a program in its targets.
 
-``carry_out`` executes them. A ``Face`` loads the program, follows the events, and reports between the other steps. Each
-step may refuse, by an error of ours. Until ``attach`` nothing is changed.
+``run_program`` executes them. A ``Face`` loads the program, follows the events, and reports between the other steps.
+Each step may refuse, by an error of ours. Until ``attach`` nothing is changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_options import EngineOptions
     from dprobes.engines.shared_globals import GlobalVariables
     from dprobes.record.log_record import Item
-    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.probed_module import SymbolProvider
 
@@ -41,9 +41,9 @@ __all__ = [
     "Resolution",
     "RunPlan",
     "Vantage",
-    "carry_out",
     "look_around",
     "record_source",
+    "run_program",
     "tool_error",
 ]
 
@@ -54,7 +54,7 @@ class Present(Protocol):
     """Program that its owner has inserted already, with its attachment and the name of its engine."""
 
     engine: str
-    session: Attachment
+    attachment: Attachment
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ProgramInput:
 class _Member:
     """Resolved program, and the selection of its engine."""
 
-    compiled: Compiled
+    compiled: ResolvedProgram
     selection: Selection
 
 
@@ -126,7 +126,7 @@ class Resolution:
     diagnostics: Diagnostics
 
     @property
-    def compiled(self) -> tuple[Compiled, ...]:
+    def compiled(self) -> tuple[ResolvedProgram, ...]:
         """The resolved programs."""
         return tuple(each.compiled for each in self.members)
 
@@ -142,7 +142,7 @@ class RunPlan:
 
     members: tuple[Plan, ...]
     reason: str | None
-    compiled: Compiled
+    compiled: ResolvedProgram
     source: RecordSource
     is_group: bool
 
@@ -173,7 +173,7 @@ class Face(Generic[ResultT]):
         raise NotImplementedError
 
 
-def carry_out(request: Request, face: Face[ResultT]) -> ResultT:
+def run_program(request: Request, face: Face[ResultT]) -> ResultT:
     """Execute the steps of a run; return the result of the face."""
     vantage = look_around(request)
     given = face.load(vantage)
@@ -204,7 +204,7 @@ def look_around(request: Request) -> Vantage:
     if (problem := scope_problem(engine, scope, request.options)) is not None:
         raise EngineError(problem)
     present = tuple(member for each in request.beside for member in _members_of(each))
-    if replaces is not None and len(_members_of(replaces.session)) > 1:
+    if replaces is not None and len(_members_of(replaces.attachment)) > 1:
         raise EngineError(
             "a program for several modules cannot be replaced by another one", hint="remove the other one first"
         )
@@ -316,7 +316,7 @@ def _resolved(
         symbols=symbols,
         pid=vantage.tid,
         command=vantage.command,
-        refuse=selection.refuse,
+        choose_engine=selection.choose,
         kernel=selection.kernel,
         processor=selection.processor,
     )
@@ -353,7 +353,7 @@ def plan(resolution: Resolution) -> RunPlan:
 
 def _plans(resolution: Resolution) -> tuple[Plan, ...]:
     request, given = resolution.vantage.request, resolution.given
-    replaces = None if request.replaces is None else request.replaces.session
+    replaces = None if request.replaces is None else request.replaces.attachment
     return tuple(
         member.selection.settle(
             Job(

@@ -76,7 +76,7 @@ def test_each_is_as_a_step(build: Builder, tmp_path: Path, name: str) -> None:
             pc, expected = registers[row.pc], registers.copy()
             raw = instruction_at(target, name, pc)
             target.written.clear()
-            is_carried_out = bool(raw) and emulator.carry_out(raw, expected)
+            is_carried_out = bool(raw) and emulator.emulate(raw, expected)
             reply = target.step(thread, pc, row.pc, is_exact=True)
             assert isinstance(reply, Stopped)
             registers = target.registers(thread)

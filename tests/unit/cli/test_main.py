@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def test_a_thread_that_finds_no_room_is_too_little_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def carry_out(_arguments: object) -> object:
+    def dispatch(_arguments: object) -> object:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(main, "_carry_out", carry_out)
+    monkeypatch.setattr(main, "_dispatch", dispatch)
     assert main.run(["doctor"]) == 1
     assert capsys.readouterr().err == (
         "dprobes: error: there is not enough memory\nhint: ulimit -v says how much there may be\n"

@@ -14,7 +14,7 @@ from dprobes.engines.engine_choice import Choice, Selection, choose
 from dprobes.engines.engine_interface import Job, Scope
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import EngineRow, KernelSupport
-from dprobes.resolve.local_module import Compiled, resolve_here
+from dprobes.resolve.local_module import ResolvedProgram, resolve_here
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 from support.ebpf_backend import obstacle
@@ -112,7 +112,7 @@ def settled(
     source = SourceFile("x.rpn", f'name = "{LIBRARY}"\noffset = m*\nexit\n')
     program = parse_source(source, diagnostics, CompileOptions())
     select = Selection(name, scope, EngineOptions(replaceable=replaceable))
-    compiled: Compiled = resolve_here(program, diagnostics, refuse=select.refuse)
+    compiled: ResolvedProgram = resolve_here(program, diagnostics, choose_engine=select.choose)
     assert compiled.resolved is not None
     assert 20 < len(compiled.resolved.in_code) < 2000
     return select.settle(Job(compiled, scope)).engine.name, select.reason

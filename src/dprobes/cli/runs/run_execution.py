@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
@@ -16,6 +16,7 @@ from dprobes.cli.resolved_program import files_of, load_program, module_of
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.scope_and_engine import check_scope, note_engine, note_process, note_running_cpus, scope_of, words_of
 from dprobes.diagnostics import Severity
+from dprobes.engines.ebpf.ebpf_options import RING_SIZE
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import engine_row
 from dprobes.formatters.table_addresses import has_addresses, names_for
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
     from dprobes.cli.output.run_outputs import Outputs
     from dprobes.cli.output.stack_profiles import StacksOptions
     from dprobes.cli.runs.run_follower import Run
-    from dprobes.cli.runs.run_options import RunOptions
     from dprobes.cli.runs.tool_blocks import ToolBlocks
     from dprobes.engines.attachment_group import AttachmentGroup
     from dprobes.engines.engine_interface import Attachment, Finished
     from dprobes.record.record_origin import RecordSource
+    from dprobes.rpn.keyed_tables import Table
     from dprobes.rpn.rpn_program import Program
     from dprobes.runs.run_steps import RunPlan, Vantage
 
-__all__ = ["carry_out"]
+__all__ = ["RunOptions", "run_line"]
 
 _STANDARD_ERROR = 2
 _CONSOLE = "console"
@@ -51,13 +52,73 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 """The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
 
 
-def carry_out(given: RunOptions) -> int:
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The values of options and arguments of ``run``, which ``cli.verbs.run`` documents."""
+
+    file: Path | None = None
+    arguments: tuple[str, ...] = ()
+    text: str | None = None
+    command_line: str | None = None
+    pid: int | None = None
+    cgroup: str | None = None
+    user: str | None = None
+    defines: tuple[str, ...] = ()
+    includes: tuple[Path, ...] = ()
+    cpp: str | None = None
+    allow_write: bool = False
+    symbols: Path | None = None
+    kernel_types: Path | None = None
+    templates: Path | None = None
+    filters: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    dont_verify_build_id: bool = False
+    dont_verify_opcodes: bool = False
+    engine_name: str = "auto"
+    format_name: str = "text"
+    log_items: tuple[str, ...] = ()
+    output: Path | None = None
+    targets: tuple[str, ...] = ()
+    log_format: str | None = None
+    top: bool = False
+    counted: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    stacks: str | None = None
+    weight: str | None = None
+    baseline: Path | None = None
+    rows: int | None = None
+    interval: float | None = None
+    prometheus: Path | None = None
+    duration: float | None = None
+    debugger: str | None = None
+    core_directory: str = "."
+    follow: bool = True
+    pid_namespace: bool = False
+    exact: bool = False
+    ring_size: int = RING_SIZE >> 20
+    overhead: float | None = None
+    stop_cpus: bool = False
+    allow_self: bool = False
+    verbose: bool = False
+    explain: bool = False
+    exit_status: bool = False
+
+    @property
+    def has_view(self) -> bool:
+        """True if a view is shown instead of records."""
+        return bool(self.counted or self.measured or self.summed or self.top or self.stacks)
+
+
+def run_line(given: RunOptions) -> int:
     """Run a command line, and return the exit status."""
     progress = Progress()
     try:
         with contextlib.ExitStack() as stack:
             face = _LineFace(given, progress, stack)
-            return run_steps.carry_out(face.request(), face)
+            return run_steps.run_program(face.request(), face)
     finally:
         progress.end()  # before an error is printed
 
@@ -133,7 +194,6 @@ class _LineFace(run_steps.Face[int]):
         if space_of(loaded.program) is not Space.KERNEL:  # kernel addresses are the same for all processes
             note_addresses(loaded.templates, items)
         program = joined_program(loaded.programs)
-        self._table_count = sum(table.name != FAULTS for table in loaded.program.tables)
         source, items = self._described(program, items)
         self._views.check(source)
         programs = loaded.programs
@@ -182,12 +242,11 @@ class _LineFace(run_steps.Face[int]):
         is_anywhere = any(not each.is_in_code for each in program.definitions)
         counts_places = is_anywhere and (views.names_functions or given.top)
         names_ip = space_of(program) is not Space.KERNEL and (counts_places or (is_anywhere and self._wants_all))
-        tables = [table for table in self._loaded.program.tables if table.name != FAULTS]
         source = record_source(
             program,
             self._loaded.templates,
             number=1,
-            names_addresses=names_ip or given.stacks is not None or has_addresses(tables),
+            names_addresses=names_ip or given.stacks is not None or has_addresses(self._shown_tables),
         )
         if source.images is not None and (given.counted or given.by):
             items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # the process of the address
@@ -253,8 +312,8 @@ class _LineFace(run_steps.Face[int]):
         tables.print()
         if compiled.kernel is None:
             tables.note_short_times(planned.engine)
-        if self._table_count:
-            outputs.write_tables(attachment.tables()[: self._table_count])
+        if shown := self._shown_tables:
+            outputs.write_tables(attachment.tables()[: len(shown)])
         return run.conclude(finished)
 
     def _finished(self, run: Run) -> Finished | None:
@@ -272,6 +331,11 @@ class _LineFace(run_steps.Face[int]):
     # Outputs of records and tables
 
     @property
+    def _shown_tables(self) -> tuple[Table, ...]:
+        """The tables of the program; the table of faults comes after them, and is not shown."""
+        return tuple(table for table in self._loaded.program.tables if table.name != FAULTS)
+
+    @property
     def _json(self) -> tuple[bool, bool]:
         """True if tables are JSON, and True if they go to standard error because records occupy standard output."""
         as_json = self._given.format_name == "json"
@@ -280,12 +344,12 @@ class _LineFace(run_steps.Face[int]):
     def _table_output(self, attachment: Attachment) -> TableOutput:
         """Return the printer of tables."""
         if self._tables is None:
-            given, count = self._given, self._table_count
+            given, shown = self._given, self._shown_tables
             as_json, aside = self._json
             how = TableOptions(given.rows, given.interval, as_json=as_json, aside=aside, prometheus=given.prometheus)
-            names = names_for(self._source, self._loaded.program.tables[:count])
+            names = names_for(self._source, shown)
             printed = self._loaded.tool.shown if self._loaded.tool is not None else ()
-            self._tables = TableOutput(how, attachment, count, names, printed)
+            self._tables = TableOutput(how, attachment, len(shown), names, printed)
         return self._tables
 
     def _opened_outputs(self) -> Outputs:

@@ -52,9 +52,9 @@ class _Time:
     that exists within ``_BEGINNING`` seconds.
     """
 
-    def __init__(self, duration: float | None, session: Attachment, *, is_command: bool) -> None:
+    def __init__(self, duration: float | None, attachment: Attachment, *, is_command: bool) -> None:
         self._duration = duration
-        self._session = session
+        self._session = attachment
         self._awaits_first = is_command
         self._until: float | None = None
         self._starts: float | None = None
@@ -92,7 +92,7 @@ class _Time:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """End the session after the duration, until the end of the context."""
+        """End the attachment after the duration, until the end of the context."""
         thread = threading.Thread(target=self._count, daemon=True)
         if self._duration is not None:
             thread.start()
@@ -119,7 +119,7 @@ class _Time:
 
 class Run:
     """
-    A program's session that is followed to its end, or for ``duration`` seconds.
+    A program's attachment that is followed to its end, or for ``duration`` seconds.
 
     ``outputs`` take the records; ``progress`` shows slow operations before the first and after the last record;
     ``summary`` has the options of the table at the end. With ``exit_status`` the run has the exit status
@@ -129,7 +129,7 @@ class Run:
     def __init__(
         self,
         program: Program,
-        session: Attachment,
+        attachment: Attachment,
         outputs: Outputs,
         scope: Scope,
         progress: Progress,
@@ -143,11 +143,11 @@ class Run:
         self._summary = summary
         self._filters = filters
         self._progress = progress
-        self._session = session
+        self._session = attachment
         self._outputs = outputs
         self._scope = scope
         self._argv = scope.command
-        self._time = _Time(duration, session, is_command=bool(scope.command))
+        self._time = _Time(duration, attachment, is_command=bool(scope.command))
         self._gone: set[int] = set()
         """The probepoints that have been removed or disabled."""
         self._may_end_itself = not scope.command and not any(

@@ -49,10 +49,10 @@ class ToolBlocks:
     """
 
     def __init__(
-        self, tool: ToolProgram, session: AttachmentGroup, tables: TableOutput, *, as_json: bool, aside: bool
+        self, tool: ToolProgram, attachment: AttachmentGroup, tables: TableOutput, *, as_json: bool, aside: bool
     ) -> None:
         self._tool = tool
-        self._session = session
+        self._session = attachment
         self._tables = tables
         self._as_json = as_json
         self._aside = aside

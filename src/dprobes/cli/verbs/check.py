@@ -21,7 +21,7 @@ from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.cli.resolved_program import Compiled
+    from dprobes.cli.resolved_program import ResolvedProgram
 
 __all__ = ["check_command"]
 
@@ -72,7 +72,7 @@ def check_command(
     return 0
 
 
-def _note_foreign_debug_file(compiled: Compiled) -> None:
+def _note_foreign_debug_file(compiled: ResolvedProgram) -> None:
     """Print a note if the installed debug file of the module is that of another build."""
     from dprobes.target.elf.symbol_sources import lack_of_debug_file
 

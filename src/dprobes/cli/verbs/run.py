@@ -9,8 +9,7 @@ import click
 from dprobes.cli.insertion_options import engine_option, scope_options, stop_cpus_option, verbose_option
 from dprobes.cli.option_values import word_of_program
 from dprobes.cli.record_options import LOG_ITEMS, log_format_option, templates_option
-from dprobes.cli.runs.run_execution import carry_out
-from dprobes.cli.runs.run_options import RunOptions
+from dprobes.cli.runs.run_execution import RunOptions, run_line
 from dprobes.cli.shared_options import (
     PROGRAM,
     PROGRAM_FILE,
@@ -138,4 +137,4 @@ def run_command(**values: Any) -> int:
     """  # fmt: skip
     if values["text"] is not None and values["file"] is not None:
         values |= {"file": None, "arguments": (word_of_program(), *values["arguments"])}
-    return carry_out(RunOptions(**values))
+    return run_line(RunOptions(**values))

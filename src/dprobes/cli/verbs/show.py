@@ -14,7 +14,7 @@ from dprobes.cli.option_values import compile_options, program_of
 from dprobes.cli.output.program_listing import Disassembly
 from dprobes.cli.output.run_summary import left_out_lines, place_of
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolved_program import Compiled, compile_programs, load_program
+from dprobes.cli.resolved_program import ResolvedProgram, compile_programs, load_program
 from dprobes.cli.shared_options import PROCESS_ID, PROGRAM, program_options, symbols_option, text_option
 from dprobes.diagnostics import Severity
 from dprobes.resolve.probepoints import ProbeKind
@@ -109,7 +109,7 @@ def show_command(
     return 0
 
 
-def listing(compiled: Compiled, engine: str | None = None) -> Iterator[str]:
+def listing(compiled: ResolvedProgram, engine: str | None = None) -> Iterator[str]:
     """Iterate over the lines of a program's listing, with the engine's method for each probepoint."""
     program, resolved = compiled.program, compiled.resolved or compiled.kernel
     code = Disassembly(program, compiled.architecture, resolved.image if resolved is not None else None)
@@ -143,7 +143,7 @@ def listing(compiled: Compiled, engine: str | None = None) -> Iterator[str]:
     yield from code.procedures()
 
 
-def json_lines(compiled: Compiled) -> Iterator[str]:
+def json_lines(compiled: ResolvedProgram) -> Iterator[str]:
     """Iterate over the probepoints of a program as JSON; offsets and addresses are numbers."""
     import json
 
@@ -165,7 +165,7 @@ def json_lines(compiled: Compiled) -> Iterator[str]:
         yield json.dumps(fields, ensure_ascii=False)
 
 
-def _notes(compiled: Compiled, engine: str | None) -> dict[int, str]:
+def _notes(compiled: ResolvedProgram, engine: str | None) -> dict[int, str]:
     """Return an engine's remarks about probepoints, by their identities."""
     from dprobes.engines.engine_registry import rows
 

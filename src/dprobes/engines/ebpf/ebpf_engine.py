@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Job, Scope
     from dprobes.engines.engine_options import EngineOptions
     from dprobes.engines.engine_registry import KernelSupport
-    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.probed_module import SymbolProvider
@@ -172,7 +172,7 @@ def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:
     )
 
 
-def _cost(compiled: Compiled, scope: Scope) -> str | None:
+def _cost(compiled: ResolvedProgram, scope: Scope) -> str | None:
     """Return why breakpoints for a command would take too long in all processes; None if they would not."""
     assert compiled.resolved is not None
     count = len(compiled.resolved.in_code)

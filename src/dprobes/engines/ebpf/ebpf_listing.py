@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.lower import Lowered
     from dprobes.engines.ebpf.attach.site_spec import Site
-    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.rpn.rpn_program import ProbeDefinition
     from dprobes.source_text import Span
@@ -35,7 +35,7 @@ _ASSUMED = (Feature.MAY_GOTO, Feature.SLEEPABLE_UPROBE)
 _PROCESSORS = ("i386", "x86_64")
 
 
-def ebpf_listing(compiled: Compiled) -> Iterator[str]:
+def ebpf_listing(compiled: ResolvedProgram) -> Iterator[str]:
     """Iterate over the lines of all handlers of a program; raise ``NotSupportedError`` for a foreign processor."""
     target = compiled.architecture
     if target.name not in _PROCESSORS:
@@ -75,7 +75,7 @@ def _features() -> tuple[Features, str]:
     return assumed, f"for a kernel with {names}: {missing}, so nothing was tried"
 
 
-def _sites(compiled: Compiled, features: Features) -> tuple[Mapping[int, Site], list[str]]:
+def _sites(compiled: ResolvedProgram, features: Features) -> tuple[Mapping[int, Site], list[str]]:
     """Return the first site of each definition, by its number, and messages about what the engine would refuse."""
     if compiled.resolved is None:
         return {}, []

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 from dprobes.engines import engine_interface
-from dprobes.engines.engine_interface import Begun, Finished, Pause, carry_out
+from dprobes.engines.engine_interface import Begun, Finished, Pause, apply_changes
 from dprobes.engines.gdb.stub_member import RunEvents
 from dprobes.engines.gdb.stub_program import StubProgram
 from dprobes.errors import EngineError
@@ -162,7 +162,7 @@ class StubSession(engine_interface.Attachment):
     def change(self, changes: Sequence[engine_interface.Change]) -> None:
         """Change local variables and tables between two hits."""
         with self.shared.lock:
-            carry_out(changes, self.program.local_variables, self.program.keyed_tables)
+            apply_changes(changes, self.program.local_variables, self.program.keyed_tables)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero, from index ``first`` to ``last`` inclusive."""

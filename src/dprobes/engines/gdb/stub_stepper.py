@@ -61,7 +61,7 @@ class EffectEmulator:
         self._modes = MODES[self._machine]
         self._planned: dict[tuple[bytes, int], _Planned | None] = {}
 
-    def carry_out(self, raw: bytes, registers: Registers) -> bool:
+    def emulate(self, raw: bytes, registers: Registers) -> bool:
         """Emulate the instruction that a thread is at; return whether that was done; if not, nothing changes."""
         pc = self._names["pc"]
         at = registers[pc]
@@ -160,7 +160,7 @@ class Emulator:
         self._names = _NAMES if word_size == 8 else _NAMES_OF_I386
         self._plans: dict[bytes, tuple[tuple[Any, ...], MemoryMove | None]] = {}
 
-    def carry_out(self, raw: bytes, registers: Registers) -> bool:
+    def emulate(self, raw: bytes, registers: Registers) -> bool:
         """Emulate the instruction that a thread is at; return whether that was done."""
         if raw not in self._plans:
             self._plans[raw] = plan(raw, self._word_size), memory_move(raw, self._word_size)
@@ -242,7 +242,7 @@ class Stepper:
     def carries_out(self, at: int, raw: bytes | None, registers: Registers) -> bool:  # noqa: ARG002 - for machines
         """Emulate the instruction under a breakpoint if possible; return whether that was done."""
         emulator = None if self.sees_accesses else self._emulator
-        return raw is not None and emulator is not None and emulator.carry_out(raw, registers)
+        return raw is not None and emulator is not None and emulator.emulate(raw, registers)
 
     def step_over(
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]

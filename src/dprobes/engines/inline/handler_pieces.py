@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.lowering_request import Lowered
     from dprobes.engines.inline.handler_trials import Trial
     from dprobes.engines.ptrace.client.site_answers import CompiledSite
-    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.rpn.rpn_program import ProbeDefinition, Program
@@ -445,7 +445,7 @@ def _rank(piece: Piece) -> tuple[int, int]:
     return piece.order, piece.probe
 
 
-def obstacle_to_all(compiled: Compiled) -> str | None:
+def obstacle_to_all(compiled: ResolvedProgram) -> str | None:
     """Return the reason why all handlers of a program need breakpoints; None if one does not."""
     program, resolved = compiled.program, compiled.resolved
     if resolved is None:

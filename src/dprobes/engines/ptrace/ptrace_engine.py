@@ -270,7 +270,7 @@ class PtraceSession:
             if is_over:
                 return
             yield Pause()
-            conversation.wait(run)
+            conversation.await_messages(run)
 
     # Methods that other threads may call during ``poll``
 

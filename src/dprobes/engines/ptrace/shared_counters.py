@@ -20,7 +20,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
-from dprobes.engines.engine_interface import Counts, carry_out
+from dprobes.engines.engine_interface import Counts, apply_changes
 from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.platform.linux.cpus import cpu_limit
 from dprobes.platform.linux.memory_file import growing_memory_file
@@ -228,7 +228,7 @@ class SharedCounters:
         """Change variables and tables; call it only when the tracer no longer writes them."""
         if self._stores is None:
             self._stores = self.stores()
-        carry_out(changes, self.variables.local, self._stores)
+        apply_changes(changes, self.variables.local, self._stores)
 
     @property
     def changes_made(self) -> int:

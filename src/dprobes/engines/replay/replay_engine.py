@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.engines import engine_interface
-from dprobes.engines.engine_interface import Counts, RecordBatch, StateEvent, carry_out
+from dprobes.engines.engine_interface import Counts, RecordBatch, StateEvent, apply_changes
 from dprobes.errors import DprobesError, EngineError, reason_of
 from dprobes.extensions.extension_registry import called_extensions, load_extensions
 from dprobes.fake_context import FakeContext, header_of
@@ -265,7 +265,7 @@ class ReplaySession(engine_interface.Attachment):
 
     def change(self, changes: Sequence[engine_interface.Change]) -> None:
         """Change local variables and tables."""
-        carry_out(changes, self._locals, self._tables)
+        apply_changes(changes, self._locals, self._tables)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero."""

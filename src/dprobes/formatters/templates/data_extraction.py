@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CUT_OFF",
     "NO_ROOM",
-    "Compiled",
+    "CompiledTemplate",
     "Decoded",
     "Fault",
     "Field",
@@ -285,7 +285,7 @@ _NUMBERS = {
 }
 
 
-class Compiled(NamedTuple):
+class CompiledTemplate(NamedTuple):
     """
     The structure of a record's data, and the format string for its values.
 
@@ -308,7 +308,7 @@ class Compiled(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> Compiled | None:
+def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> CompiledTemplate | None:
     """Return the fast path for a template, None if there is none."""
     codes = "<" if byte_order == "little" else ">"
     lines = [_literal(template.desc)] if template.desc else []
@@ -332,7 +332,7 @@ def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> Co
                 case _:
                     return None
         lines.append(line)
-    return Compiled(struct.Struct(codes), "\n".join(lines), tuple(readable))
+    return CompiledTemplate(struct.Struct(codes), "\n".join(lines), tuple(readable))
 
 
 def _literal(text: str) -> str:

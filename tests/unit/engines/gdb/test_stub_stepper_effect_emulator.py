@@ -73,7 +73,7 @@ def emulator_of(process: Process) -> Iterator[tuple[EffectEmulator, Registers]]:
 def test_registers_are_stored_together_before_the_stack_pointer_moves() -> None:
     process = Process()
     with emulator_of(process) as (emulator, registers):
-        assert emulator.carry_out(STP, registers)
+        assert emulator.emulate(STP, registers)
         assert (registers["pc"], registers["sp"]) == (CODE + 4, STACK + 0xE0)
     assert process.memory[STACK][0xE0:0xF0].hex() == "22110000000000004433000000000000"
 
@@ -82,7 +82,7 @@ def test_a_load_reads_what_is_in_memory() -> None:
     process = Process()
     process.memory[DATA][104:112] = bytes(range(1, 9))
     with emulator_of(process) as (emulator, registers):
-        assert emulator.carry_out(LDR, registers)
+        assert emulator.emulate(LDR, registers)
         assert (registers["pc"], registers["x1"]) == (CODE + 4, 0x0807_0605_0403_0201)
 
 
@@ -91,24 +91,24 @@ def test_a_fault_is_the_processors_business(code: bytes, base: str, place: int) 
     with emulator_of(Process()) as (emulator, registers):
         registers[base] = place
         before = registers.all_bytes()
-        assert not emulator.carry_out(code, registers)
+        assert not emulator.emulate(code, registers)
         assert registers.all_bytes() == before
 
 
 @pytest.mark.parametrize("process", [Process(is_emulated=False), Process(is_strict=False)])
 def test_only_the_stack_is_accessed_through_a_stub_that_gets_at_everything(process: Process) -> None:
     with emulator_of(process) as (emulator, registers):
-        assert not emulator.carry_out(LDR, registers)
-        assert emulator.carry_out(STP, registers)
+        assert not emulator.emulate(LDR, registers)
+        assert emulator.emulate(STP, registers)
 
 
 def test_nothing_is_carried_out_where_the_processor_may_refuse_it() -> None:
     """Behind an indirect branch, in pages that are guarded, only some instructions may follow."""
     with emulator_of(Process()) as (emulator, registers):
         registers["cpsr"] = BTYPE
-        assert not emulator.carry_out(STP, registers)
+        assert not emulator.emulate(STP, registers)
 
 
 def test_what_is_not_known_is_not_carried_out() -> None:
     with emulator_of(Process()) as (emulator, registers):
-        assert not emulator.carry_out(bytes.fromhex("3f2303d5"), registers)  # paciasp
+        assert not emulator.emulate(bytes.fromhex("3f2303d5"), registers)  # paciasp

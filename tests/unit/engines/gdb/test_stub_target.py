@@ -174,15 +174,15 @@ def test_instructions_that_are_carried_out_here() -> None:
     with target_of(machine) as (target, _):
         emulator = Emulator(target, 4)
         registers = target.registers(THREAD)
-        assert emulator.carry_out(b"\x55", registers)  # push ebp
-        assert not emulator.carry_out(b"\x0f\xa2", registers)  # cpuid
+        assert emulator.emulate(b"\x55", registers)  # push ebp
+        assert not emulator.emulate(b"\x0f\xa2", registers)  # cpuid
         target.write_back(THREAD, registers)
         target.stub.ask("?")
         assert machine.pc == BASE + 1
         assert machine.registers[16:20] == (BASE + 0x7C).to_bytes(4, "little")
         assert machine.memory[0x7C:0x80] == b"\x11\x22\x33\x44"
         registers["esp"] = 0
-        assert not emulator.carry_out(b"\x5d", registers)  # pop ebp, where no memory is
+        assert not emulator.emulate(b"\x5d", registers)  # pop ebp, where no memory is
 
 
 def test_the_stop_that_an_interrupt_has_brought_once_more_is_no_answer_to_what_is_asked_next() -> None:

@@ -26,7 +26,7 @@ from dprobes.target.process_maps import PAGE_SIZE
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["BEYOND", "HOLDING", "SETTLING", "Ended", "HeldRecords", "ItemQueue", "Progress", "progress"]
+__all__ = ["BEYOND", "HOLDING", "SETTLING", "Ended", "HeldQueue", "HeldRecords", "Progress", "progress"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Ended:
     tid: int
 
 
-Item = tuple[int, bytes] | Ended | None
+HeldItem = tuple[int, bytes] | Ended | None
 """A probepoint and its record, the end of a probepoint, or None for a dropped record."""
 
-Part = list[Item] | RecordTable
+Part = list[HeldItem] | RecordTable
 
 
-class ItemQueue:
+class HeldQueue:
     """
     Queue of held records, single or packed, and of the items between them, numbered in ascending order.
 
@@ -63,7 +63,7 @@ class ItemQueue:
     def __bool__(self) -> bool:
         return self.first < self.end
 
-    def add(self, items: Iterable[Item]) -> None:
+    def add(self, items: Iterable[HeldItem]) -> None:
         """Append single items."""
         if not self._parts or not isinstance(part := self._parts[-1], list):
             part = []
@@ -214,7 +214,7 @@ class HeldRecords:
         self._shared: set[int] = set()
         self._ticketed = ticketed
         self._progress = progress
-        self._items = ItemQueue()
+        self._items = HeldQueue()
         self._others = 0
         """Number of items that are not records."""
         self._tids: list[int] = []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.platform.linux.procfs import ThreadIdentity
     from dprobes.target.process_images import ProcessImages
 
-__all__ = ["Item", "NativeSide", "ProgramRun", "death_notices", "event_of", "obstacle_text"]
+__all__ = ["NativeSide", "ProgramRun", "QueueEntry", "death_notices", "event_of", "obstacle_text"]
 
 if TYPE_CHECKING:
     Batch = Sequence[tuple[int, bytes]]
@@ -126,7 +126,7 @@ _BACKLOG = 64 << 20
 _TOGETHER = 1024
 """Maximum number of records in a batch."""
 
-Item = Event | Done | Ended | Exception
+QueueEntry = Event | Done | Ended | Exception
 """An event to be returned, or an exception to be raised."""
 
 
@@ -158,7 +158,7 @@ class ProgramRun:
         self.number = 0
         self.rank = 0
         """Place in the order of insertion: that of the program which it has replaced."""
-        self.items: deque[Item | _Record] = deque()
+        self.items: deque[QueueEntry | _Record] = deque()
         self.is_stopping = False
         """True if its end was requested."""
         self.is_over = False
@@ -211,7 +211,7 @@ class ProgramRun:
             self.items.append(StateEvent((number,), 0, ProbeState.DISABLED, detail))
         self.items += self._overload.of(verdict, rates)
 
-    def next_item(self) -> Item:
+    def next_item(self) -> QueueEntry:
         """Remove and return the next item; records are returned in batches, which are written faster."""
         item = self.items.popleft()
         if not isinstance(item, _Record):
@@ -223,7 +223,7 @@ class ProgramRun:
         self._backlog -= sum(len(record.data) for record in records)
         return RecordBatch(records)
 
-    def take_all(self) -> list[Item]:
+    def take_all(self) -> list[QueueEntry]:
         """Remove and return all items."""
         items = []
         while self.items:
@@ -234,7 +234,7 @@ class ProgramRun:
         """Wake up the follower."""
         os.eventfd_write(self.bell, 1)
 
-    def end(self, item: Item) -> None:
+    def end(self, item: QueueEntry) -> None:
         """Queue the last item."""
         self.items.append(item)
         self.is_over = True

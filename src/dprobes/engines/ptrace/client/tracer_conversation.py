@@ -2,8 +2,8 @@
 The client's side of a tracer: its start, the answers to its questions, and its messages, sorted by program.
 
 A tracer may have several programs, and runs until the last one ends. So there is one conversation for each tracer, and
-a ``ProgramRun`` for each program. One of the threads in ``wait`` reads from the tracer, and handles all messages; the
-others sleep until they are woken up. A thread that leaves ``wait`` lets another one read.
+a ``ProgramRun`` for each program. One of the threads in ``await_messages`` reads from the tracer, and handles all
+messages; the others sleep until they are woken up. A thread that leaves ``await_messages`` lets another one read.
 
 The client contains the crash restorer as well: when the tracer dies, the original bytes are restored at once.
 """
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.engine_interface import Scope
     from dprobes.engines.ptrace.breakpoint_sites import Sites
-    from dprobes.engines.ptrace.client.program_run import Item, NativeSide, ProgramRun, Request
+    from dprobes.engines.ptrace.client.program_run import NativeSide, ProgramRun, QueueEntry, Request
     from dprobes.engines.ptrace.client.restorer_process import RestorerProcess
     from dprobes.engines.ptrace.tracer_messages import Start
     from dprobes.engines.shared_globals import GlobalVariables
@@ -283,7 +283,7 @@ class Conversation:
         """Wait until a program is inserted; raise ``EngineError`` if it is not."""
         try:
             while self._candidate is run:
-                self.wait(run)
+                self.await_messages(run)
         except BaseException:
             self.outbox.end(run.number)
             self.leave(run)
@@ -316,7 +316,7 @@ class Conversation:
 
     # Messages from the tracer
 
-    def wait(self, run: ProgramRun) -> None:
+    def await_messages(self, run: ProgramRun) -> None:
         """Wait until something may have arrived for ``run``, and handle all messages that have."""
         seconds = None if run.debuggers.is_idle else LOOK
         if run.native is not None:
@@ -513,7 +513,7 @@ class Conversation:
                 case Forked(pid, parent, when):
                     images.forked(pid, parent, when)
 
-    def _give(self, item: Item, program: int | None) -> None:
+    def _give(self, item: QueueEntry, program: int | None) -> None:
         """Queue an item for a program's run, or with None for all runs."""
         for number, run in self._runs.items():
             if program is None or number == program:
@@ -526,7 +526,7 @@ class Conversation:
         self.outbox.send(dataclasses.replace(_with_native(sites, run), number=mapped.number))
         run.items += notices
 
-    def _on_end(self, item_for: Callable[[ProgramRun], Item]) -> None:
+    def _on_end(self, item_for: Callable[[ProgramRun], QueueEntry]) -> None:
         self._is_over = True
         if self._candidate is not None:
             no_other = self._replaces is None

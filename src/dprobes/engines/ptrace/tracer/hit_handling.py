@@ -157,8 +157,8 @@ class HitHandler:
             self._stopper.resume(thread)
             return
         stopper, registers, runs_natively = self._stopper, self._registers, True
-        if stopper.trapped is thread:
-            registers, stopper.registers, stopper.trapped = stopper.registers, registers, None
+        if stopper.registers_owner is thread:
+            registers, stopper.registers, stopper.registers_owner = stopper.registers, registers, None
         else:
             ptrace_calls.get_registers(thread.tid, registers)
             runs_natively = ptrace_calls.runs_as(registers, space.word_size)
@@ -285,7 +285,7 @@ class HitHandler:
 
     def _complete(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> None:
         """Carry out the original instruction, count the hit according to the outcome, and resume the thread."""
-        hit, completion = thread.hit, self._carry_out(thread, breakpoint_, handled)
+        hit, completion = thread.hit, self._execute_original(thread, breakpoint_, handled)
         hit.written = None
         match completion.kind:
             case CompletionKind.COMPLETED:
@@ -422,7 +422,7 @@ class HitHandler:
                 return False
         return True
 
-    def _carry_out(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> Completion:
+    def _execute_original(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> Completion:
         """Carry out the original instruction, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
         may_emulate = not (

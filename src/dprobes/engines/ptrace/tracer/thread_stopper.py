@@ -125,7 +125,7 @@ class Stopper:
         self._info = ptrace_calls.SignalInfo()
         self.registers = ptrace_calls.Registers()
         """Registers that were read last; a caller that takes the object puts another one in its place."""
-        self.trapped: Thread | None = None
+        self.registers_owner: Thread | None = None
         """
         Thread at a breakpoint whose ``registers`` they are, if they have not changed since.
 
@@ -151,7 +151,7 @@ class Stopper:
         """
         self._turns += 1
         if self.deferred:
-            self.trapped = None
+            self.registers_owner = None
             if self._turns % _TURNS == 0:
                 self.collect()
             return self.oldest_deferred()
@@ -218,9 +218,9 @@ class Stopper:
         registers, space = self.registers, thread.space
         if not ptrace_calls.has_stopped(thread.tid, registers, attempts):
             return False
-        self.trapped = None
+        self.registers_owner = None
         if space.patches.stops and leave_to_us(thread, registers, self._info):
-            self.trapped = thread
+            self.registers_owner = thread
             return True
         address = registers[_RIP] - 1
         breakpoint_ = space.breakpoints.get(address)
@@ -241,7 +241,7 @@ class Stopper:
             return True  # it was killed meanwhile, or has not stopped for a signal
         thread.trapped = address
         if runs_natively:
-            self.trapped = thread
+            self.registers_owner = thread
         return True
 
     def await_stop(self, thread: Thread) -> int:

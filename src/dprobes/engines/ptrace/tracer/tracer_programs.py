@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dprobes.engines.engine_interface import carry_out
+from dprobes.engines.engine_interface import apply_changes
 from dprobes.engines.hits import probe_hits
 from dprobes.engines.hits.probe_hits import Handlers, RecordBuilder
 from dprobes.engines.ptrace.breakpoint_sites import Sites
@@ -177,7 +177,7 @@ class InsertedProgram:
 
     def change(self, changes: Sequence[Change], count: int) -> None:
         """Change variables and tables at the client's request, which is its ``count``th."""
-        carry_out(changes, self.counters.variables.local, self.keyed_tables)
+        apply_changes(changes, self.counters.variables.local, self.keyed_tables)
         self.counters.note_changes(count)
 
     def probe(self, number: int) -> Probe | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.engines.ebpf.read.held_records import ItemQueue
+from dprobes.engines.ebpf.read.held_records import HeldQueue
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_table import RecordTable
 
@@ -16,7 +16,7 @@ ACTIONS = st.lists(
 
 @given(ACTIONS)
 def test_it_holds_what_a_list_holds(actions: list[tuple[str, int, int]]) -> None:
-    queue, items, first = ItemQueue(), list[tuple[int, bytes] | None](), 0
+    queue, items, first = HeldQueue(), list[tuple[int, bytes] | None](), 0
     for number, (action, count, place) in enumerate(actions):
         records = [(number, encode_record(LogRecord(n, number))) for n in range(count)]
         at = first + place % max(len(items), 1)
