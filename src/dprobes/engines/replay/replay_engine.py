@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,10 +71,21 @@ def _hit(line: bytes, where: str) -> RecordedHit:
 
 
 def _number(value: object) -> int:
-    number = int(value, 0) if isinstance(value, str) else value
+    number = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            number = int(value, 0)
     if type(number) is not int or not 0 <= number < 1 << 64:
         raise ValueError(f"expected a number of up to 64 bits, found {json.dumps(value)}")
     return number
+
+
+def _bytes(value: object) -> bytes:
+    text = _TEXT(value)
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ValueError(f"expected bytes in hex, found {json.dumps(text)}") from None
 
 
 def _of(kind: type, called: str) -> Callable[[Any], Any]:
@@ -96,7 +108,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "return": _of(bool, "true or false"),
     **dict.fromkeys(("registers", "entry"), _mapping(str, _number)),
     "segments": _mapping(_number, _number),
-    **dict.fromkeys(("memory", "read_only"), _mapping(_number, lambda value: bytes.fromhex(_TEXT(value)))),
+    **dict.fromkeys(("memory", "read_only"), _mapping(_number, _bytes)),
 }
 
 
