@@ -29,7 +29,7 @@ INTRODUCTION = """\
 
 `--engine auto`, the default, chooses the engine with the cheapest hits that has all capabilities of the program.
 `dprobes doctor` tries the features of the running kernel; `dprobes check FILE` reports a program that no engine can
-run. [Choose an engine](../explanation/engines.md) compares the costs.
+run. [Choose an engine](../how-to/choose-an-engine.md) compares the costs.
 """
 
 KNOWN = {

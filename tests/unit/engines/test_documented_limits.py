@@ -18,11 +18,7 @@ from dprobes.engines.ptrace.tracer.placed_breakpoints import ENTRIES_MAX
 from dprobes.platform.foreign.examination import Limits
 from dprobes.platform.foreign.foreign_outlines import PROBES_MAX
 from dprobes.platform.x86.patches.patch_plans import Method
-from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.instruction_set import KERNEL_FRAMES_MAX, StackEnd
-from dprobes.target.elf.elf_file import READ_MAX
-from dprobes.target.elf.file_contents import READ_LIMIT
-from dprobes.target.process_names import FOREIGN_SIZE
 
 DOCS = Path(__file__).parents[3] / "docs"
 MIB = 1 << 20
@@ -47,14 +43,11 @@ DOCUMENTED = [
     ("reference/kernel-probes.md", f"at most N or {KERNEL_FRAMES_MAX} frames"),
     ("reference/engine-ebpf.md", f"Default: {RING_SIZE // MIB} MiB in a run"),
     ("reference/engine-ebpf.md", f"at most {SINGLE_UPROBES_MAX} for a definition in a file"),
-    ("reference/engine-ebpf.md", f"{spaced(PROBES_MAX)} in such a file"),
+    ("reference/engine-ebpf.md", f"{spaced(PROBES_MAX)} probepoints in such a file"),
     (
         "reference/engine-ebpf.md",
         f"{READING.memory >> 30} GiB of memory, {READING.processor_time} s of processor time, {READING.time} s in all",
     ),
-    ("reference/engine-ebpf.md", f"{READ_MAX // MIB} MiB for a table"),
-    ("reference/engine-ebpf.md", f"if it is larger than {READ_LIMIT // MIB} MiB"),
-    ("reference/engine-ebpf.md", f"files up to {FOREIGN_SIZE // MIB} MiB"),
 ]
 
 
@@ -79,8 +72,3 @@ def test_each_end_of_a_call_stack_is_documented() -> None:
     assert [int(number) for number in re.findall(r"\| (\d+) \|", stacks)] == [
         end for end in StackEnd if end >= StackEnd.NO_TABLE
     ]
-
-
-def test_each_state_of_a_probepoint_but_the_usual_one_is_documented() -> None:
-    found = set(re.findall(r"\| ([A-Z_]{4,}) \|", page("reference/probepoints.md")))
-    assert found == {state.value for state in ProbeState if state is not ProbeState.ACTIVE}

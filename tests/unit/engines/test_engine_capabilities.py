@@ -84,9 +84,9 @@ def test_who_writes_in_the_kernel_needs_an_engine_for_that(header: str, statemen
 
 
 def test_the_documentation_says_what_each_engine_can() -> None:
-    text = (Path(__file__).parents[3] / "docs/reference/engines.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/reference/support.md").read_text()
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    start = next(number for number, line in enumerate(lines) if line[0] == "a program needs")
+    start = next(number for number, line in enumerate(lines) if line[0] == "a program with")
     names = [name.strip("`") for name in lines[start][1:]]
     assert sorted(names) == sorted(row.name for row in rows())
     said = {line[0]: dict(zip(names, line[1:], strict=True)) for line in lines[start + 1 : start + 1 + len(Capability)]}
@@ -96,7 +96,8 @@ def test_the_documentation_says_what_each_engine_can() -> None:
 def _ability(row: EngineRow, capability: Capability) -> str:
     if capability in row.capabilities:
         return "yes"
-    return "maybe" if row.candidacy is not None and capability in row.candidacy.found_by_trying else "-"
+    is_tried = row.candidacy is not None and capability in row.candidacy.found_by_trying
+    return "[kernel](#capabilities-that-depend-on-the-kernel)" if is_tried else "no"
 
 
 def test_a_refusal_names_the_engine_that_can() -> None:
