@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """
 A probe program has a file header, which names the module to probe, and *probe definitions*. A probe definition has a
-probepoint header, which says where the probepoint is, and the instructions of its probe handler.
+probepoint header, which locates the probepoint, and the instructions of its probe handler.
 
 Module names, file names and symbols are case-sensitive; everything else is not. A statement ends with its line or with
 `;`. `//` and `/* */` are comments. The C preprocessor runs first: `#include`, `#define`, `#if`. A label, `name:`,
@@ -45,7 +45,7 @@ minor = 1
 
 STACK = """
 The parentheses after an instruction show its effect on the RPN stack: before -- after, the top rightmost. `x*n` is as
-many cells as the instruction says, `x*?` as many as a popped count says, `value*cells` as many as the value has, least
+many cells as the operand says, `x*?` as many as a popped count says, `value*cells` as many as the value has, least
 significant on top.
 """
 
@@ -53,7 +53,7 @@ EXCEPTIONS = """
 An enabled exception pushes its two parameters and its code, and jumps to the handler that `sx` has set in the innermost
 call frame that has one; the frames inside that frame are left. If no handler is set, the probe handler ends, and its
 record is kept. `ex_mask` of the probepoint header enables exceptions, one bit each, by default {mask:#06x}. The last
-column says what happens if an exception is disabled.
+column states what a disabled exception does.
 """
 
 TOKENS = """
