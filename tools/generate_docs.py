@@ -96,7 +96,7 @@ return = yes
 ```
 
 `s8` to `s64` are signed, `u8` to `u64` unsigned. A type can follow a register, a field (`push tp, ret:s32`), an argument
-of a USDT probe (`push usdt, 1:s32`), and `push mem, s16`. It stands for the instruction and a `pbl` or `pzl` after it.
+of a USDT probe (`push usdt, 1:s32`), and `push mem, s16`. It is short for the instruction and a `pbl` or `pzl` after it.
 """
 
 TABLES = f"""\
@@ -517,8 +517,8 @@ def instruction_lines() -> list[str]:
         "## Instructions",
         "",
         (
-            "* *stack*: the effect on the RPN stack, before -- after, the top rightmost. `x*n` is as many cells as the "
-            "operand says, `x*?` as many as a popped count says, `value*cells` as many as the value has."
+            "* *stack*: the effect on the RPN stack, before -- after, the top rightmost. `x*n` is a number of cells "
+            "given by the operand, `x*?` one given by a popped count, `value*cells` the number that the value needs."
         ),
         "* *raises*: the [exceptions](#exception-codes) that the instruction can raise.",
         "* *code*: the opcode byte in hexadecimal.",
