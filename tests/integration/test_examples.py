@@ -1,4 +1,4 @@
-"""The examples on real programs of the machine, and the README's own words."""
+"""The examples on real programs of the machine, and the commands of README and of the page on RPN."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from integration.documented_commands import Step, shapes, steps_of, under_test
 from integration.manager.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent.parent
@@ -242,43 +243,63 @@ def _wait_for_breakpoint(pid: int) -> None:
     raise AssertionError(f"process {pid} is not traced")
 
 
-def _console_examples() -> list[tuple[str, str]]:
-    """Return the commands of the README that have output, with that output."""
-    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    found = []
-    for block in blocks:
-        for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-            if output:
-                found.append((command, output))
-    return found
-
-
-def _anonymous(text: str) -> list[str]:
-    """Return the lines of an output with what differs from machine to machine taken out, in no order."""
-    text = re.sub(r"\d\d:\d\d:\d\d\.\d{6}  ls\[\d+\]", "TIME  ls[PID]", text)
-    text = re.sub(r"\d\d:\d\d:\d\d\.\d{6}  \d+ bytes", "TIME  N bytes", text)
-    text = re.sub(r"^dprobes: note: engine .*\n", "", text, flags=re.MULTILINE)  # depends on who runs it
-    return sorted(re.sub(r"arg0=\d+", "arg0=N", text).splitlines())
+RPN_PAGE = ROOT / "docs" / "how-to" / "rpn-example.md"
+SHOWN = [
+    step
+    for page in (ROOT / "README.md", RPN_PAGE)
+    for step in steps_of(page)
+    if step.output and "redis-server" not in step.command  # test_redis_tutorial.py runs these
+]
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("command", "output"), _console_examples())
-def test_the_readme_shows_what_really_happens(command: str, output: str, tmp_path: Path) -> None:
-    words = shlex.split(command)
-    assert words[0] == "dprobes"
+@pytest.mark.parametrize("step", SHOWN)
+def test_readme_and_the_page_on_rpn_show_what_really_happens(step: Step, tmp_path: Path) -> None:
+    (program,) = re.findall(r"(?:-c \"| -- )(\w+)", step.command)
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
     with contextlib.closing(Sandbox(tmp_path)) as sandbox:
         done = subprocess.run(
-            [*DPROBES, *words[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, cwd=ROOT,
-            check=True, env=sandbox.environment,
+            ["sh", "-c", under_test(step)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+            cwd=ROOT, check=True, env=sandbox.environment,
         )  # fmt: skip
-    assert _anonymous(output) == _anonymous(done.stdout)
+    assert shapes(step.output) == shapes(done.stdout)
+    assert len(re.findall(r"^\d\d:", step.output, re.MULTILINE)) == len(
+        re.findall(r"^\d\d:", done.stdout, re.MULTILINE)
+    )
 
 
-def test_the_readme_quotes_its_example_program() -> None:
+def test_readme_answers_three_questions_in_seven_kilobytes() -> None:
     readme = (ROOT / "README.md").read_text()
-    quoted = re.search(r"```\n// examples/malloc\.rpn.*?\n(.*?)```", readme, re.DOTALL)
+    assert len(readme.encode()) <= 7000
+    assert readme.count("?** ") == 3
+    assert len([step for step in SHOWN if step in steps_of(ROOT / "README.md")]) == 3
+    assert not re.search(r"^ *push ", readme, re.MULTILINE)
+
+
+def test_links_of_readme_lead_to_files() -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).is_file(), target
+
+
+def test_the_page_on_rpn_quotes_its_example_program() -> None:
+    quoted = re.search(r"```\n// examples/malloc\.rpn.*?\n(.*?)```", RPN_PAGE.read_text(), re.DOTALL)
     assert quoted is not None
     assert _statements(quoted.group(1)) == _statements((EXAMPLES / "malloc.rpn").read_text())
+
+
+def test_the_program_of_the_page_on_rpn_is_free_of_errors_and_warnings(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```\n(name = \"python3\".*?)^```$", RPN_PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    program = tmp_path / "long.rpn"
+    program.write_text(text)
+    done = subprocess.run([*DPROBES, "check", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_examples_of_the_page_on_rpn_exist() -> None:
+    named = set(re.findall(r"examples/([\w.-]+)", RPN_PAGE.read_text()))
+    assert len(named) > 5
+    assert [name for name in named if not (EXAMPLES / name).exists()] == []
 
 
 def _statements(text: str) -> list[str]:

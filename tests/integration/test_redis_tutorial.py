@@ -1,4 +1,4 @@
-"""The tutorial docs/tutorial/redis.md: its commands on a real redis print lines of the shapes that the page shows."""
+"""The tutorial docs/tutorial/redis.md and README's first run: on a real redis they print lines of the shown shapes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.support import DPROBES, TIMEOUT, await_message, await_true
+from integration.documented_commands import ROOT, Step, shapes, steps_of, under_test
+from integration.support import TIMEOUT, await_message, await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tutorial" / "redis.md").read_text()
+TUTORIAL = ROOT / "docs" / "tutorial" / "redis.md"
+PAGE = TUTORIAL.read_text()
 KEYS = 100_000
 WORK = "".join(
     f"SET key:{number:012} xxx\r\nGET key:{number:012}\r\nLPUSH mylist xxx\r\n"
@@ -27,26 +29,8 @@ WORK = "".join(
 """Commands of the page's load, as redis takes them from a terminal."""
 
 
-class Step(NamedTuple):
-    """A command of the page; ``root`` is whether the page runs it as root."""
-
-    command: str
-    output: str
-    root: bool
-
-
-def _steps() -> list[Step]:
-    blocks = re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return [
-        Step(command, output, prompt == "#")
-        for block in blocks
-        for prompt, command, output in re.findall(
-            r"^([$#]) (dprobes .*)\n((?:(?![$#] dprobes ).*\n)*)", block, re.MULTILINE
-        )
-    ]
-
-
-STEPS = _steps()
+STEPS = steps_of(TUTORIAL)
+PICTURE = steps_of(ROOT / "README.md")[0]
 RUNS = [step for step in STEPS if " run " in step.command]
 
 
@@ -87,16 +71,6 @@ def work(server: Path, commands: str = WORK + 2 * "keys *1\r\n") -> bytes:
     return replies
 
 
-def shapes(text: str) -> set[str]:
-    """Return the lines of an output without what differs from run to run: times, ids, numbers, names in call stacks."""
-    text = re.sub(r"^\d\d:\d\d:\d\d\.\d{6}  redis-server\[\d+\]", "TIME  redis-server[PID]", text, flags=re.MULTILINE)
-    text = re.sub(r"^[\[.][^|\n]*? +\d+ \|[@ ]*\|$", "BUCKET", text, flags=re.MULTILINE)
-    text = re.sub(r"^    (?!malloc \[).*$", "    FRAME", text, flags=re.MULTILINE)
-    text = re.sub(r"\d+(\.\d+)?( [nmu]?s\b)?", "N", text)
-    text = re.sub(r"^@: N rows? .*\n", "", text, flags=re.MULTILINE)  # more than --rows: as the libraries are built
-    return {" ".join(line.split()) for line in text.splitlines() if line.strip()}
-
-
 def test_the_page_asks_its_three_questions_and_compares_three_engines() -> None:
     assert len(RUNS) == 7
     assert [engine for engine in ("ptrace", "inline", "ebpf") if f"`{engine}`" in PAGE] == ["ptrace", "inline", "ebpf"]
@@ -114,25 +88,22 @@ def test_the_functions_that_the_page_lists(server: Path) -> None:
 
 def run_to_end(step: Step, server: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["sh", "-c", ours(step)], cwd=server, capture_output=True, text=True, timeout=TIMEOUT, check=True
+        ["sh", "-c", under_test(step)], cwd=server, capture_output=True, text=True, timeout=TIMEOUT, check=True
     )
 
 
-def ours(step: Step) -> str:
-    """Return the command of a step with the dprobes under test, for as long as the test wants it."""
-    command = re.sub(r" --duration \d+s", "", step.command)
-    # Root has the kernel run handlers, where an ordinary user has the process run them.
-    engine = " --engine inline" if " run " in command and not step.root and "--engine" not in command else ""
-    verb = command.split()[1]
-    return command.replace(f"dprobes {verb}", f"exec {' '.join(DPROBES)} {verb}{engine}", 1)
+def without_end(step: Step) -> str:
+    """Return a step's command as it runs until the test interrupts it."""
+    command = re.sub(r" --duration \d+s", "", under_test(step))
+    return "exec " + command.replace("pidof redis-server", "cat redis.pid")
 
 
-@pytest.mark.parametrize("step", RUNS, ids=[str(number) for number in range(1, len(RUNS) + 1)])
+@pytest.mark.parametrize("step", [*RUNS, PICTURE], ids=[*map(str, range(1, len(RUNS) + 1)), "README"])
 def test_a_step_prints_lines_as_the_page_shows_them(step: Step, server: Path) -> None:
     if step.root and os.geteuid() != 0:
         pytest.skip("this step needs root")
     process = subprocess.Popen(
-        ["sh", "-c", ours(step)], cwd=server, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ["sh", "-c", without_end(step)], cwd=server, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         messages = await_message(process, "is active")
