@@ -30,7 +30,7 @@ WORK = "".join(
 
 
 STEPS = steps_of(TUTORIAL)
-PICTURE = steps_of(ROOT / "README.md")[0]
+OTHERS = [steps_of(ROOT / page)[0] for page in ("README.md", "docs/how-to/production.md")]
 RUNS = [step for step in STEPS if " run " in step.command]
 
 
@@ -98,7 +98,7 @@ def without_end(step: Step) -> str:
     return "exec " + command.replace("pidof redis-server", "cat redis.pid")
 
 
-@pytest.mark.parametrize("step", [*RUNS, PICTURE], ids=[*map(str, range(1, len(RUNS) + 1)), "README"])
+@pytest.mark.parametrize("step", [*RUNS, *OTHERS], ids=[*map(str, range(1, len(RUNS) + 1)), "README", "production"])
 def test_a_step_prints_lines_as_the_page_shows_them(step: Step, server: Path) -> None:
     if step.root and os.geteuid() != 0:
         pytest.skip("this step needs root")
