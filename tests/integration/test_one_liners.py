@@ -15,6 +15,7 @@ import pytest
 from integration.support import TIMEOUT
 
 DOCS = Path(__file__).parents[2] / "docs"
+TABLES = DOCS / "reference" / "tables.md"
 ONE_LINERS, LESSON = DOCS / "how-to" / "one-liners.md", DOCS / "tutorial" / "dpc-in-80-lines.md"
 _COMMAND = re.compile(r"^\$ (dprobes run .*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 _HEADER = re.compile(r"^\d\d:\d\d:\d\d\.\d{6}  ([^\[\n]+)\[\d+\]  ", re.MULTILINE)
@@ -67,6 +68,11 @@ def test_a_one_liner_prints_what_the_page_says(command: str, output: str, engine
 @commands(LESSON)
 def test_the_lesson_prints_what_it_says(command: str, output: str) -> None:
     check(command, output, "auto" if "--allow-write" in command else "ptrace")
+
+
+@commands(TABLES)
+def test_the_reference_of_tables_prints_what_it_says(command: str, output: str) -> None:
+    check(command, output, "ptrace")
 
 
 def test_the_programs_of_the_lesson_compile(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``docs/reference/rpn.md``: its examples are right, and its tables list all that there is."""
+"""``docs/reference/rpn.md`` and ``tables.md``: the examples are valid, and the tables of rpn.md are complete."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.cli.main import run
 from dprobes.rpn import instruction_set
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "rpn.md").read_text()
-EXAMPLES = re.findall(r"^```rpn\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+PAGE, TABLES = (REFERENCE / "rpn.md").read_text(), (REFERENCE / "tables.md").read_text()
+EXAMPLES = re.findall(r"^```rpn\n(.*?)^```$", PAGE + TABLES, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[str(number) for number in range(1, len(EXAMPLES) + 1)])
@@ -24,7 +25,7 @@ def test_an_example_is_a_program_or_a_handler(example: str, tmp_path: Path, caps
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 18
+    assert len(EXAMPLES) == 19
 
 
 def test_every_instruction_has_a_line_with_its_stack_effect() -> None:
