@@ -49,7 +49,7 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
         (["check", "{source}"], 179, 87),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 266, 147),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 322, 203),
-        (ONE_LINER, 337, 238),
+        (ONE_LINER, 357, 237),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

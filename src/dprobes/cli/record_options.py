@@ -86,7 +86,7 @@ def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..
     """Return ``--log-format``, with further names if the verb has no other use for them."""
     import click
 
-    from dprobes.sinks.sink_interface import LOG_FORMATS
+    from dprobes.formatters import LOG_FORMATS
 
     return click.option(
         "--log-format",

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from dprobes.record.record_origin import RecordSource
     from dprobes.trace.carried_names import CarriedNames
 
-__all__ = ["FORMATS", "WITHOUT_TEMPLATES", "Formatter", "Place", "formatter"]
+__all__ = ["FORMATS", "LOG_FORMATS", "WITHOUT_TEMPLATES", "Formatter", "Place", "formatter"]
 
 FORMATS = ("text", "dprobes", "dump", "hex", "json", "csv")
 """The valid names for ``--format``."""
+
+LOG_FORMATS = (*FORMATS, "binary")
+"""The formats of log targets: those of formatters, and ``binary``, the bytes of the records."""
 
 WITHOUT_TEMPLATES = ("dump", "hex")
 """The formats that show data without templates."""

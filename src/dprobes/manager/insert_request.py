@@ -11,9 +11,9 @@ from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.engine_registry import AUTO, engine_row, named_engine
 from dprobes.engines.overload_guard import overhead_of
 from dprobes.errors import EngineError, ManagerError
+from dprobes.formatters import LOG_FORMATS
 from dprobes.record.log_record import ABOUT_RECORDS, Item
 from dprobes.runs.run_steps import Request
-from dprobes.sinks.sink_interface import LOG_FORMATS
 
 if TYPE_CHECKING:
     from dprobes.manager.manager_messages import InsertArguments, ScopeArguments

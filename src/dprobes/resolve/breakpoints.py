@@ -26,7 +26,6 @@ from dprobes.resolve.probepoints import (
     opcode_state,
     probepoint_in_code,
 )
-from dprobes.resolve.usdt_probes import guards, resolve_usdt
 from dprobes.rpn.instruction_set import OperandKind
 from dprobes.rpn.program_needs import entry_instructions, executed_instructions
 from dprobes.rpn.rpn_program import MANY_PLACES, Address, Expression, Glob, Offset, Usdt
@@ -41,6 +40,7 @@ from dprobes.target.code.machine_code import (
 from dprobes.target.go_binary import Convention, convention_of
 from dprobes.target.module_symbols import clones_in
 from dprobes.target.probed_module import NOT_EXPECTED
+from dprobes.target.usdt import guarded_site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -229,6 +229,8 @@ def resolve_breakpoints(
     for is_pattern in (False, True):
         for number, definition in enumerate(program.definitions):
             if isinstance(definition.location, Usdt) and definition.location.is_pattern is is_pattern:
+                from dprobes.resolve.usdt_probes import resolve_usdt
+
                 taken = {offset for offset, at_return in places if not at_return}
                 found_sites, others = resolve_usdt(program, number, module, taken, diagnostics)
                 places |= {(probe.offset, False): probe for probe in found_sites}
@@ -491,7 +493,7 @@ class _Resolver:
 
     def _note_semaphore(self, offset: int) -> None:
         """Add a note if the program skips the place while its USDT probe has no users."""
-        if (site := guards(self.module, offset)) is not None:
+        if (site := guarded_site(self.module.elf, offset)) is not None:
             self.diagnostics.note(
                 self._span,
                 f"the place is guarded by the semaphore of 'usdt:{site.probe}': it may be passed by, without a hit",

@@ -12,10 +12,9 @@ from dprobes.errors import TargetError
 from dprobes.resolve.breakpoints import GoConventions, resolve_breakpoints
 from dprobes.resolve.probed_space import ANYWHERE, EveryProcess, Space, pushed_symbols, space_of
 from dprobes.resolve.probepoints import ResolvedModule
-from dprobes.resolve.usdt_probes import argument_symbols
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.program_checker import check
-from dprobes.rpn.rpn_program import Offset, calls_extensions
+from dprobes.rpn.rpn_program import Offset, Usdt, calls_extensions
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.go_binary import passes_in_registers
 from dprobes.target.probed_module import OWN_SYMBOLS
@@ -83,8 +82,11 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     elsewhere = _events(program, module, diagnostics)
     symbols = pushed_symbols(program, module.address_of, diagnostics)
     diagnostics.raise_if_errors()
-    known = dict(symbols)
-    symbols += tuple((n, a) for n, a in argument_symbols(program, module, in_code).items() if n not in known)
+    if any(isinstance(each.location, Usdt) for each in program.definitions):
+        from dprobes.resolve.usdt_probes import argument_symbols
+
+        known = dict(symbols)
+        symbols += tuple((n, a) for n, a in argument_symbols(program, module, in_code).items() if n not in known)
     warnings = tuple(d for d in diagnostics.since(checked) if d.severity is Severity.WARNING)
     probepoints = (*in_code, *elsewhere)
     image = encode_for(program, arch, of_c)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.target.probed_module import Module
     from dprobes.target.usdt import UsdtSite
 
-__all__ = ["argument_symbols", "arguments_used", "guards", "resolve_usdt"]
+__all__ = ["argument_symbols", "arguments_used", "resolve_usdt"]
 
 
 def resolve_usdt(
@@ -60,11 +60,6 @@ def argument_symbols(program: Program, module: Module, probes: Iterable[Probepoi
                 if used <= len(site.arguments) and (symbol := site.arguments[used - 1].symbol) and symbol not in found:
                     found[symbol] = module.address_of(symbol)
     return found
-
-
-def guards(module: Module, offset: int) -> UsdtSite | None:
-    """Return the USDT site at a file offset if it is reached only while its semaphore is raised; else None."""
-    return next((site for site in usdt_sites(module.elf) if site.offset == offset and site.semaphore), None)
 
 
 class _Resolver:

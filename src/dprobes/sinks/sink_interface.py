@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-from dprobes.formatters import FORMATS
 from dprobes.record.record_table import RecordTable, TableBytes, TablePlaces
 
 if TYPE_CHECKING:
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
 
     from dprobes.record.record_origin import Place, RecordSource
 
-__all__ = ["LOG_FORMATS", "Batch", "Sink", "SinkOptions", "bytes_of"]
-
-LOG_FORMATS = (*FORMATS, "binary")
-"""The formats of log targets: those of formatters, and ``binary``, the bytes of the records."""
+__all__ = ["Batch", "Sink", "SinkOptions", "bytes_of"]
 
 
 def bytes_of(records: Sequence[bytes]) -> int:

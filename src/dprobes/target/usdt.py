@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dprobes.arch.usdt_arguments import Argument
     from dprobes.target.elf.elf_file import ElfFile
 
-__all__ = ["UsdtSite", "is_semaphore", "matching_sites", "near_probes", "usdt_sites"]
+__all__ = ["UsdtSite", "guarded_site", "is_semaphore", "matching_sites", "near_probes", "usdt_sites"]
 
 _SECTION, _BASE_SECTION = ".note.stapsdt", ".stapsdt.base"
 _OWNER, _TYPE = b"stapsdt\0", 3
@@ -126,6 +126,11 @@ def _site(elf: ElfFile, address: int, semaphore: int, strings: Sequence[bytes]) 
         parse_arguments(described, architecture(elf.machine)),
         described,
     )
+
+
+def guarded_site(elf: ElfFile, offset: int) -> UsdtSite | None:
+    """Return the USDT site at a file offset if it is reached only while its semaphore is raised; else None."""
+    return next((site for site in usdt_sites(elf) if site.offset == offset and site.semaphore), None)
 
 
 def matching_sites(elf: ElfFile, provider: str, name: str) -> list[UsdtSite]:

@@ -45,9 +45,11 @@ class LateNames:
 
     @cached_property
     def _names(self) -> ModuleNames | ProbeNames | None:
+        self.was_asked = True
+        if self._module.file is None:
+            return None
         from dprobes.dpc.modules.debug_names import names_in
 
-        self.was_asked = True
         return names_in(self._module, self._place, at_return=self._at_return)
 
     @cached_property
