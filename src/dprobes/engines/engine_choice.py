@@ -207,11 +207,11 @@ class Selection:
             self._check(self._engine)
         refuse_unsupported(self._needs, row, diagnostics, self._engine)
 
-    def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
+    def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
         """Return a context manager for the kernel of the chosen engine; None for the kernel of this machine."""
-        return None if self._engine is None else self._engine.kernel(program)
+        return None if self._engine is None else self._engine.visit_kernel(program)
 
-    def processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:
+    def visit_processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:
         """
         Return a context manager for the processor that a kernel program is for; None for that of this machine.
 
@@ -220,7 +220,7 @@ class Selection:
         if self._name == AUTO:
             return None
         self._engine = engine_row(self._name).make(self._options, self._scope)
-        return self._engine.processor(program)
+        return self._engine.visit_processor(program)
 
     @property
     def reason(self) -> str | None:

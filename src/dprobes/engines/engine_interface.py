@@ -7,6 +7,7 @@ Interface of the engines: jobs, scopes, plans, attachments, and the events of a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -485,11 +486,11 @@ class Engine(ABC):
         """The capabilities on this machine, besides those of the engine's row in the registry."""
         return ()
 
-    def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - as above
+    def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - as above
         """Return a context manager for the kernel of a program, stopped meanwhile; None for this machine's."""
         return None
 
-    def processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:  # noqa: ARG002
+    def visit_processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:  # noqa: ARG002
         """Return a context manager for the processor that a kernel program is for; None for that of this machine."""
         return None
 
@@ -503,6 +504,14 @@ class Engine(ABC):
     def plan(self, job: Job) -> Plan:
         """Return the plan of a job; raise an error of ours if the engine cannot serve the probepoints found."""
         return Plan(self, job)
+
+    def reach(self, plan: Plan) -> AbstractContextManager[object]:  # noqa: ARG002 - most targets are here
+        """
+        Return a context manager that connects to the target of a plan; it is left when the program is attached.
+
+        It raises ``EngineError`` if nothing answers, and disconnects if an error leaves it.
+        """
+        return nullcontext()
 
     @abstractmethod
     def attach(self, plan: Plan) -> Attachment:

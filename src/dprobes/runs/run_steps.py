@@ -3,6 +3,10 @@ Steps of a run, from a user's request to a program in its targets.
 
 ``run_program`` executes them. A ``Face`` loads the program, follows the events, and reports between the other steps.
 Each step may refuse, by an error of ours. Until ``attach`` nothing is changed.
+
+Steps up to ``plan`` read files and processes of this machine. ``resolve`` also visits a target behind a stub where its
+kernel or its processor is in no file: ``Engine.visit_kernel`` stops it meanwhile. ``reach`` connects to a stub before
+anything is announced or written.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from dprobes.rpn.rpn_program import joined_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from dprobes.dpc.tool_block import ToolProgram
     from dprobes.engines.attachment_group import AttachmentGroup
@@ -180,8 +185,9 @@ def run_program(request: Request, face: Face[ResultT]) -> ResultT:
     resolution = resolve(given, vantage)
     face.check(resolution)
     planned = plan(resolution)
-    face.announce(planned)
-    attachment = attach(planned, face)
+    with reach(planned):
+        face.announce(planned)
+        attachment = attach(planned, face)
     return face.follow(planned, attachment)
 
 
@@ -317,8 +323,8 @@ def _resolved(
         pid=vantage.tid,
         command=vantage.command,
         choose_engine=selection.choose,
-        kernel=selection.kernel,
-        processor=selection.processor,
+        kernel=selection.visit_kernel,
+        processor=selection.visit_processor,
     )
     if given.filters:
         from dprobes.filters.handler_filter import check_words
@@ -388,6 +394,12 @@ def _planned_by_one(
 
 
 # RunPlan to Attachment
+
+
+def reach(planned: RunPlan) -> AbstractContextManager[object]:
+    """Return a context manager with the connection to a target behind a stub; all members share it."""
+    first = planned.members[0]
+    return first.engine.reach(first)
 
 
 def attach(planned: RunPlan, face: Face[ResultT]) -> Attachment:

@@ -51,6 +51,18 @@ def test_an_emulator_is_started(build: Builder, run: Runner, tmp_path: Path, nam
     assert result.stdout == "435\n"
 
 
+@pytest.mark.parametrize("command", [[], ["-c", "false"]])
+def test_no_output_is_opened_where_no_stub_answers(
+    build: Builder, run: Runner, tmp_path: Path, command: list[str]
+) -> None:
+    output = tmp_path / "records.dpt"
+    options = ["--engine", f"gdb={tmp_path / 'none'}", "-o", str(output)]
+    result = run(handler(build("hotloop.c"), LOG), command, options)
+    assert (result.status, output.exists()) == (1, False)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"dprobes: error: there is no stub at {tmp_path / 'none'}: no such file or directory")
+
+
 def test_a_command_that_is_no_stub(build: Builder, run: Runner, tmp_path: Path) -> None:
     path = build("hotloop.c")
     result = run(handler(path, LOG), ["-c", "false"], ["--engine", f"gdb={tmp_path / 'none'}"])

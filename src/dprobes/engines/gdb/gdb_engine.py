@@ -70,7 +70,7 @@ class GdbEngine(engine_interface.Engine):
             )
 
     @contextlib.contextmanager
-    def processor(self, program: Program) -> Iterator[Architecture | None]:
+    def visit_processor(self, program: Program) -> Iterator[Architecture | None]:
         """
         Yield the processor of a program about the machine itself, None for other programs.
 
@@ -93,7 +93,7 @@ class GdbEngine(engine_interface.Engine):
         self._connection = connection
 
     @contextlib.contextmanager
-    def kernel(self, program: Program) -> Iterator[RunningKernel]:
+    def visit_kernel(self, program: Program) -> Iterator[RunningKernel]:
         """Stop the machine meanwhile, and yield its kernel; raise ``EngineError`` if there is none."""
         if program.name == MACHINE:
             yield BareMachine()
@@ -135,6 +135,20 @@ class GdbEngine(engine_interface.Engine):
         if processor_of(compiled.architecture) is None:
             raise EngineError(f"the gdb engine does not know how stubs describe {compiled.architecture.name}")
         return StubPlan(self, job)
+
+    @contextlib.contextmanager
+    def reach(self, plan: engine_interface.Plan) -> Iterator[None]:
+        """Start the command, if there is one, and connect to the stub, unless a session is at it already."""
+        if self._shared(plan.job.beside) is not None:
+            yield
+            return
+        self._connection = connection = self._connection or StubConnection(self._endpoint, self._command)
+        try:
+            connection.open()
+            yield
+        except BaseException:
+            connection.abandon()
+            raise
 
     def attach(self, plan: engine_interface.Plan) -> StubSession:
         """Stop the target until probepoints are inserted; join a session that is at the stub already."""
