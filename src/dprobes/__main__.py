@@ -24,7 +24,9 @@ def main() -> None:
         # The dynamic linker's message for an extension module without enough memory.
         if isinstance(error, ImportError) and "failed to map" not in str(error):
             raise
-        os.write(2, b"dprobes: error: there is not enough memory\nhint: ulimit -v says how much there may be\n")
+        os.write(
+            2, b"dprobes: error: there is not enough memory\nhint: 'ulimit -v' shows the limit of the address space\n"
+        )
         status = 1
     except BaseException:
         # At startup or during shutdown. Some callers replace KeyboardInterrupt by another exception.

@@ -135,13 +135,13 @@ class TextTokens:
         self._position = match.end()
         string = f'"{match["single"] or match["text"] or ""}"'
         span = self._span_of(match.start(), match.end())
-        self._diagnostics.error(span, "a text stands in double quotes", hint=f"write {string}")
+        self._diagnostics.error(span, "write strings in double quotes", hint=f"write {string}")
         return Token(TokenKind.STRING, string, match.start(), match.end())
 
     def _report(self, character: str) -> None:
         span = self._span_of(self._position, self._position + 1)
         if character in "\"'":
-            self._diagnostics.error(span, f"a {character} without its partner on the same line")
+            self._diagnostics.error(span, f"a {character} without a second one on the same line")
             end = self.text.find("\n", self._position)
             self._position = end if end >= 0 else len(self.text)
         else:

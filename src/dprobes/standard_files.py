@@ -39,7 +39,7 @@ __all__ = ["PATIENCE", "EndingSignals", "WaitingFile", "give_up", "own_standard_
 PATIENCE = 10.0
 """Seconds without progress of the reader at the end, after which the wait ends."""
 
-_GIVEN_UP = "its reader was waited for no longer"
+_GIVEN_UP = "its reader did not read in time"
 
 _HELD_MAX = 64 << 20
 """Maximum number of buffered bytes; further writes wait for the reader, which must make progress."""
@@ -156,7 +156,7 @@ class WaitingFile(io.RawIOBase):
             if self.written > before:
                 until = time.monotonic() + patience
             elif (left := until - time.monotonic()) <= 0:
-                self.give_up(f"nothing was taken for {patience:.0f} s" if patience else _GIVEN_UP)
+                self.give_up(f"no data was accepted for {patience:.0f} s" if patience else _GIVEN_UP)
             else:
                 _is_ready(self._descriptor, min(left, _LOOK))
         return not self.is_given_up
@@ -279,5 +279,5 @@ def settle(*, is_patient: bool) -> Sequence[str]:
                 file.problem = file.problem or os.strerror(error.errno or errno.EIO).lower()
                 file.has_lost = True
         if file.has_lost and file.problem is not None:
-            problems.append(f"{name}: {file.problem}; what was still to be printed is lost")
+            problems.append(f"{name}: {file.problem}; the remaining output is lost")
     return problems

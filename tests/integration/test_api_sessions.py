@@ -350,7 +350,7 @@ def test_several_programs_with_ptrace(path: Path) -> None:
         session.insert(arguments_of(path))
         with (
             dprobes.attach(target.process.pid, engine="ptrace") as stranger,
-            pytest.raises(dprobes.EngineError, match="is followed already by the dprobes of process"),
+            pytest.raises(dprobes.EngineError, match="is already traced by the dprobes of process"),
         ):
             stranger.insert(arguments_of(path))
 

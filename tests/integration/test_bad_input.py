@@ -86,7 +86,7 @@ def test_a_module_that_is_mapped_but_not_executable_has_no_probepoints(build: Bu
 def test_the_code_that_the_kernel_provides_is_refused(build: Builder, run: Runner, name: str) -> None:
     result = run(f'name = "{name}"\noffset = 0x100\nexit\n', ["--", str(build("hotloop.c")), "1"])
     assert (
-        f"rpn:1:1: error: '{name}' cannot be probed: the kernel makes it, and no file says what its code should be\n"
+        f"rpn:1:1: error: '{name}' cannot be probed: the kernel provides it, and no file contains its code\n"
         in result.stderr
     )
     assert "hint: probe the function that calls it, such as clock_gettime of 'libc.so.6'\n" in result.stderr

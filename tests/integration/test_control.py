@@ -249,7 +249,7 @@ def test_a_process_that_a_stranger_follows_is_refused_with_what_to_do(path: Path
                     with pytest.raises(EngineError) as caught:
                         list(second.poll())
                     assert caught.value.message == (
-                        f"process {pid} (ondemand) is followed already by the dprobes of process {os.getpid()}, "
+                        f"process {pid} (ondemand) is already traced by the dprobes of process {os.getpid()}, "
                         f"which began with a program for '{path}'"
                     )
                     assert caught.value.hint == (

@@ -50,10 +50,10 @@ def test_a_place_where_no_function_is_known_is_refused(
     assert result.status != 0
     assert result.stdout == ""
     if place == "constants" and not as_number:
-        assert "to see who uses it, write 'address = constants' and 'watchpoint = w' (or rw)" in result.stderr
+        assert "to see accesses to it, write 'address = constants' and 'watchpoint = w' (or rw)" in result.stderr
         return
     assert f"error: no function is known at offset {offset:#x} of '{program}': there may be data, " in result.stderr
-    assert f"if an instruction starts there, say so by its first byte: opcode = {first:#04x}" in result.stderr
+    assert f"if an instruction starts there, confirm it by its first byte: opcode = {first:#04x}" in result.stderr
 
 
 @ENGINES
@@ -110,7 +110,7 @@ def test_a_compiled_program_is_as_careful(build: Builder, tmp_path: Path, engine
 
     refused = build_it(source("table"))
     assert refused.returncode != 0
-    assert "there may be data, which a breakpoint would change" in refused.stderr
+    assert "it may be data, which a breakpoint would change" in refused.stderr
     assert build_it(source("described")).returncode == 0
     stripped = tmp_path / "tables"
     subprocess.run(["strip", "-o", stripped, program], check=True)

@@ -13,8 +13,8 @@ from dprobes.platform.linux import ptrace_calls
 if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Finding
 
-IN_A_PAGE = "execute probed instructions in a page of their own (a system call made in the target)"
-INLINE = "run handlers in the probed process, for the price of a call (inline engine)"
+IN_A_PAGE = "execute copies of probed instructions (a system call injected into the target)"
+INLINE = "run handlers in the probed process, at the cost of a call (inline engine)"
 
 
 def findings() -> dict[str, Finding]:

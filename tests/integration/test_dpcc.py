@@ -68,7 +68,7 @@ def test_errors_of_the_preprocessor_may_be_ignored(tmp_path: Path) -> None:
 
 def test_errors_are_shown_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.dpc").write_text("libc.so.6:abs { nothing = 1; }\n")
-    assert dpcc(tmp_path, "a.dpc", status=2).stderr.startswith("a.dpc:1:17: error: nothing is named 'nothing'")
+    assert dpcc(tmp_path, "a.dpc", status=2).stderr.startswith("a.dpc:1:17: error: 'nothing' is not defined")
     assert list(tmp_path.iterdir()) == [tmp_path / "a.dpc"]
     assert dpcc(tmp_path, "b.dpc", status=2).stderr.startswith("error: cannot read 'b.dpc'")
     assert dpcc(tmp_path, "-o", "a.dpc", "a.dpc", status=2).stderr.startswith("a.dpc:1:17: error: ")

@@ -36,7 +36,10 @@ def limited(room: int, modules: str, then: str) -> subprocess.CompletedProcess[s
 def test_too_little_memory_is_an_error_as_others(room: int) -> None:
     done = limited(room, "dprobes.cli.main, dprobes.cli.verbs.check, dprobes.rpn.rpn_parser", CHECK)
     assert done.returncode == 1, done.stderr
-    assert done.stderr == "dprobes: error: there is not enough memory\nhint: ulimit -v says how much there may be\n"
+    assert (
+        done.stderr
+        == "dprobes: error: there is not enough memory\nhint: 'ulimit -v' shows the limit of the address space\n"
+    )
 
 
 def test_a_small_program_needs_no_memory_for_a_large_one() -> None:

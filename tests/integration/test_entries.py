@@ -221,7 +221,7 @@ def test_a_function_that_goes_back_to_its_entry_is_refused(build: Builder, run: 
     options = ["--engine", engine]
     refused = run(f'name = "{program}"\noffset = again\n{TIMED}', ["--", str(program)], options)
     assert refused.status == 2
-    why = "it jumps to its own first instruction, which is then executed without a call"
+    why = "it jumps to its first instruction, which is then executed without a call"
     assert f"error: the entries of 'again' cannot be told: {why}" in refused.stderr
     plain = run(f'name = "{program}"\noffset = again\nreturn = yes\nminor = 1\nexit\n', ["--", str(program)], options)
     assert plain.counts[1].hits == 1
@@ -259,7 +259,7 @@ def test_tail_calls_of_i386_programs_are_refused_in_the_kernel(build: Builder, r
     program = build("entered.c", "-O2", "-DTAILS", i386=True)
     refused = run(f"name = entered\noffset = tail\n{TIMED}", ["--", str(program), "1", "1"], ["--engine", "ebpf"])
     assert refused.status == 2
-    why = "it may hand over to another function, and a uretprobe does not tell in 32-bit code which call returns"
+    why = "it may hand over to another function, and a uretprobe does not show in 32-bit code which call returns"
     assert f"error: the ebpf engine cannot probe the return of tail: {why}" in refused.stderr
 
 

@@ -49,7 +49,7 @@ def test_only_hits_that_the_filter_holds_for_make_records(run: Runner, engine: s
     ]
     assert {"/etc/hosts", "/etc/passwd"} <= set(names_of(result))
     assert result.counts[0].hits == everything.counts[0].hits > result.counts[0].records == len(result.records)
-    assert f"hits count in any case, and make a record where '{text}' holds" in result.stderr
+    assert f"all hits are counted, and make a record where '{text}' holds" in result.stderr
 
 
 def names_of(result: Result) -> list[str]:

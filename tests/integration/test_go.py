@@ -180,5 +180,5 @@ def test_entries_are_refused_where_stacks_move(godemo: Path, run: Runner) -> Non
     for engine in ("ptrace", "ebpf"):
         refused = run(source, ["--", str(godemo)], ["--engine", engine])
         assert refused.status == 2
-        why = "Go moves the stacks of goroutines while their functions are executed"
-        assert f"error: the entries of calls cannot be told: {why}\n" in refused.stderr
+        why = "Go moves the stacks of goroutines while their functions run"
+        assert f"error: the entries of calls cannot be distinguished: {why}\n" in refused.stderr

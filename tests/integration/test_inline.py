@@ -220,5 +220,5 @@ def test_what_no_jump_is_good_for_has_a_breakpoint(build: Builder, run: Runner) 
     result = run(source, ["--", str(build("repeated.c")), "5000"], INLINE)
     assert result.counts[1].hits == 1
     assert "inline" not in ways(result)
-    reason = "whether its instruction faults is not known before: it repeats itself, and may stop in the middle"
-    assert f"dprobes: note: a probepoint has had a breakpoint instead of a jump: {reason}\n" in result.stderr
+    reason = "faults of its instruction cannot be predicted: it repeats, and may stop in the middle"
+    assert f"dprobes: note: a probepoint used a breakpoint instead of a jump: {reason}\n" in result.stderr

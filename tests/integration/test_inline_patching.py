@@ -91,7 +91,7 @@ def test_a_process_that_maps_something_where_jumps_were_planned_gets_others(
         assert jumps_of(counts) == 0
         assert len(taken) == 4
         why = f"something else is mapped at {taken[-1]:#x}"
-        assert Notice(f"a probepoint has had a breakpoint instead of a jump: {why}", is_warning=False) in counts.events
+        assert Notice(f"a probepoint used a breakpoint instead of a jump: {why}", is_warning=False) in counts.events
 
 
 @pytest.mark.parametrize("patches", [2_000, pytest.param(PATCHES, marks=pytest.mark.torture)])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from integration.support import Builder, Runner
 
 COUNT = "name = filtered\noffset = stepped\nminor = 1\nabort\n"
-REASON = "a probepoint has had a breakpoint instead of a jump: the process may not be made to do system calls"
+REASON = "a probepoint used a breakpoint instead of a jump: system calls cannot be made in the process"
 
 
 @pytest.mark.parametrize("how", ["kill", "error", "strict"])

@@ -101,7 +101,7 @@ def test_handlers_in_processes_look_at_tables_and_delete_from_them(build: Builde
         f"@steps[{thread}]: {ROUNDS + steps}" for thread in range(THREADS)
     ]
     assert "inline" in done.stderr
-    assert "a breakpoint instead of a jump: whether its instruction faults is not known before" in done.stderr
+    assert "a breakpoint instead of a jump: faults of its instruction cannot be predicted" in done.stderr
 
 
 def test_programs_for_several_modules_share_their_variables_and_tables(tmp_path: Path) -> None:

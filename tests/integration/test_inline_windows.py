@@ -191,7 +191,7 @@ def test_show_says_by_which_jump_each_probepoint_would_be_probed(build: Builder,
     assert [line.removeprefix("// inline: by ") for line in done.stdout.splitlines() if "inline:" in line] == [
         "a jump over several instructions",
         "a punned jump, if the addresses that it leads to are free",
-        "a breakpoint: its handler asks for the process name or the user, which only the kernel knows",
+        "a breakpoint: its handler reads the process name or the user id, which only the kernel knows",
         "a punned jump, if the addresses that it leads to are free",
         "a punned jump, if the addresses that it leads to are free",
     ]

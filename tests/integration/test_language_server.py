@@ -93,7 +93,7 @@ def test_an_editor_is_served(tmp_path: Path) -> None:
         (found,) = editor.diagnostics()
         # Characters are counted as UTF-16, in which the clef has two.
         assert found["range"] == {"start": {"line": 1, "character": 21}, "end": {"line": 1, "character": 24}}
-        assert found["message"].startswith("nothing is named 'siz'")
+        assert found["message"].startswith("'siz' is not defined")
         names = [each["label"] for each in editor.at("completion", 1, 24)]
         assert "size" in names
         change = {"range": found["range"], "text": "size"}

@@ -51,7 +51,7 @@ def test_a_jump_that_cannot_be_listed_is_not_written(build: Builder, run: Runner
     program = build("torture.c")
     with running(program, 600, 2) as target:
         await_line(target)
-        notice = "a probepoint has had a breakpoint instead of a jump: the list of what is written"
+        notice = "a probepoint used a breakpoint instead of a jump: the list of what is written"
         for size in (1, 1 << 17, 1 << 19, 1 << 21):  # a run may end before its jump is tried: then the next is longer
             client, output = run.start(HOT, ["-p", str(target.pid)], INLINE)
             await_traced(target.pid)

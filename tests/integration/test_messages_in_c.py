@@ -48,7 +48,7 @@ errors {{ @++; }}
         "3:14: error: there is no function 'prinf'",
         "hint: did you mean 'printf'?",
         f"4:1: error: '{program}' has no symbol 'nothing'",
-        "4:32: error: nothing is named 'undefined'",
+        "4:32: error: 'undefined' is not defined",
         (
             f"hint: the debug information of '{program}' has no such name; "
             "for a variable without it, declare it: extern int undefined;"
@@ -84,7 +84,7 @@ def test_faults_have_the_words_of_c(program: Path, engine: str, statements: str,
     ("statement", "message", "hint"),
     [
         ('printf("%d", reg("cr3"));', "'reg(\"cr3\")' needs control, debug and model-specific registers",
-         "use --engine gdb=ENDPOINT, where a stub stands for such a machine or process"),
+         "use --engine gdb=ENDPOINT, with the stub of such a machine or process"),
         ('printf("%k", kstack());', "'kstack()' needs the call stack in the kernel", "use --engine ebpf"),
     ],
 )  # fmt: skip
@@ -103,14 +103,14 @@ SLIPS = {
     ),
     "libc.so.6:read(fd) { printf(%d, fd); }": (
         "-e:1:29: error: expected an expression, found '%'",
-        'hint: a format stands in double quotes: printf("%d", x)',
+        'hint: write the format in double quotes: printf("%d", x)',
     ),
     'libc.so.6:read(fd) { printf(\\"x\\"); }': (
         "-e:1:30: error: unterminated string: a quotation mark in single quotes of the shell needs no '\\' before it",
     ),
     "/tmp/a,b.so:f { @ = count(); }": (
         "-e:1:1: error: the module of '/tmp/a' is not known",
-        "hint: write MODULE:FUNCTION; a path with ',' or ':' in it stands in double quotes: \"./a,b.so\":FUNCTION",
+        "hint: write MODULE:FUNCTION; write a path with ',' or ':' in double quotes: \"./a,b.so\":FUNCTION",
     ),
     "nearby.so:f { @ = count(); }": (
         "-e:1:1: note: there is no module 'nearby.so' on this machine; its probes are resolved when a process maps one",
@@ -151,7 +151,8 @@ def test_a_function_of_two_files_is_named_with_them_in_c(tmp_path: Path) -> None
     )
     said = dprobes("check", "-e", f"{library}:twin {{ @ = count(); }}").stderr.splitlines()
     assert re.fullmatch(
-        rf"-e:1:1: error: 'twin' stands for 2 places in '{library}', at file offsets 0x\w+ \(one.c\), 0x\w+ \(two.c\)",
+        rf"-e:1:1: error: 'twin' is the name of 2 places in '{library}', at file offsets "
+        r"0x\w+ \(one.c\), 0x\w+ \(two.c\)",
         said[0],
     )
     assert re.fullmatch(r'hint: write the intended one as "one.c:twin" or 0x\w+', said[-1])
@@ -168,7 +169,7 @@ WHY_NOT_KNOWN = {
 def test_why_a_name_of_the_module_is_not_known(build: Builder, flag: str) -> None:
     program = build("served.c", flag)
     said = dprobes("check", "-e", f'{program}:serve {{ printf("%d", zz); }}').stderr.splitlines()
-    assert said[0].endswith("error: nothing is named 'zz'")
+    assert said[0].endswith("error: 'zz' is not defined")
     assert said[-1] == f"hint: {WHY_NOT_KNOWN[flag].format(program)}"
 
 
@@ -245,9 +246,9 @@ LINES = {
     "malloc": "Error: there is no verb 'malloc'; a program is run by 'dprobes run malloc'\n",
     "libc.so.6:malloc": "Error: there is no verb 'libc.so.6:malloc'; "
     "the text of a program is given with -e: dprobes run -e 'TEXT'\n",
-    "-e x": "Error: dprobes has no option '-e'; a verb stands first: dprobes run -e 'TEXT'\n",
-    "-l kprobe:vfs*": "Error: dprobes has no option '-l'; a verb stands first: dprobes list MODULE:PATTERN\n",
-    "run libc.so.6:malloc -c true": "hint: a place is no program: "
+    "-e x": "Error: dprobes has no option '-e'; the verb comes first: dprobes run -e 'TEXT'\n",
+    "-l kprobe:vfs*": "Error: dprobes has no option '-l'; the verb comes first: dprobes list MODULE:PATTERN\n",
+    "run libc.so.6:malloc -c true": "hint: a place is not a program: "
     "write dprobes run -e 'libc.so.6:malloc { @ = count() }'\n",
     "run -f json malloc": "Error: No such option '-f'. Did you mean --format?\n",
     "run --json malloc": "Error: No such option '--json'. Did you mean --format json?\n",

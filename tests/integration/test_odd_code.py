@@ -42,7 +42,7 @@ def test_narrow_code_in_a_wide_program_is_executed_as_it_is(build: Builder, run:
     result = run.command("name = oddcode\noffset = narrow\nminor = 1\npush 1\nlog 1\nexit\n", program, "compat")
     assert result.counts[1].hits == 0
     assert " executes 32-bit code at offset 0x" in result.stderr
-    assert " of a 64-bit module: that is no hit\n" in result.stderr
+    assert " of a 64-bit module: that is not a hit\n" in result.stderr
     assert "hint: only code of the file's own word size can be probed\n" in result.stderr
 
 

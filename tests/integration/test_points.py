@@ -154,7 +154,7 @@ def test_what_is_doubtful_about_a_file_that_is_found_later_is_said(build: Builde
     program = build("hotloop.c", name="foundlater")
     source = "name = foundlater\noffset = tick\nopcode = 0x90\nexit\noffset = main\nminor = 1\nexit\n"
     result = run.command(source, "/bin/sh", "-c", f"{program} 3; {program} 3")
-    assert f"dprobes: warning: {program}: not everything in this file is as the program says\n" in result.stderr
+    assert f"dprobes: warning: {program}: this file does not match the program\n" in result.stderr
     warning = r"^\S+1\.rpn:3:1: warning: MISMATCH: opcode 0x[0-9a-f]+ \(.*\) is there, not 0x90; not inserted$"
     assert len(re.findall(warning, result.stderr, re.MULTILINE)) == 1
     assert result.counts[1].hits == 2

@@ -409,6 +409,6 @@ def test_a_run_on_a_run_of_a_command_is_refused_by_the_inner_one(build: Builder,
         command = [*DPROBES, "run", str(inner), "--engine", "ptrace", "--", str(program), "5"]
         result = run("name = hotloop\noffset = tick\nminor = 1\nexit\n", ["--exit-status", "--", *command])
         assert result.status == 1
-        assert ") is followed already by the dprobes of process " in result.stderr
+        assert ") is already traced by the dprobes of process " in result.stderr
         assert "hint: a process has one tracer: insert all programs with 'dprobes insert'" in result.stderr
         assert result.stdout == ""

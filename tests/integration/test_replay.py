@@ -175,7 +175,7 @@ def test_engines_with_arguments_are_asked_for_in_one_way(tmp_path: Path, verb: s
         return done.stderr.splitlines()[-1]
 
     assert error("--engine", "replay=x", "-c", "true") == (
-        "Error: --engine replay=x says what is probed: leave out -c, -p, --cgroup and --uid"
+        "Error: --engine replay=x names the target: leave out -c, -p, --cgroup and --uid"
     )
     assert error("--engine", "none") == (
         "Error: Invalid value for '--engine': there is no engine 'none'; "

@@ -106,7 +106,7 @@ def test_each_point_of_a_block_has_its_own_names(tmp_path: Path, engine: str) ->
 
 def test_what_may_mean_several_things_is_an_error_that_lists_them(tmp_path: Path) -> None:
     program = scopes(tmp_path, "-O1")
-    which = "hint: write which one is meant"
+    which = "hint: name the intended one"
     assert printed(program, 'apart { printf("%d", sizeof(Item)); }') == ["8"]  # that in no namespace
     assert printed(program, 'main { printf("%d", sizeof(Note)); }') == ["8"]  # that of the source file
     assert printed(program, 'apart { printf("%d", sizeof(Version)); }') == ["4"]  # the only one

@@ -134,8 +134,8 @@ def test_auto_sees_the_jump_before_an_instruction_too(program: Path, running: tu
         done = run("auto", text, "-v", "--", str(program))
     assert done.returncode == 0, done.stderr
     assert (
-        f"dprobes: note: engine inline: a uprobe would be in process {running[0]} (ticks) as well, where it cannot be: "
-        "a jump of the dprobes of process "
+        f"dprobes: note: engine inline: a uprobe would be in process {running[0]} (ticks) as well, which does not "
+        "allow it: a jump of the dprobes of process "
     ) in done.stderr
 
 
@@ -147,8 +147,8 @@ def test_a_run_about_all_processes_says_what_can_be_probed(program: Path, foreig
         f"dprobes: warning: CONFLICT in process {foreign_breakpoint}: a breakpoint of the dprobes of process "
     ) in done.stderr
     assert (
-        "dprobes: note: uprobes are in all processes that execute a file, or in none\n"
-        "hint: end what has changed the code, or give -p PID or a command: then one process alone can be probed\n"
+        "dprobes: note: uprobes apply to all processes that execute a file\n"
+        "hint: end the tool that changed the code, or give -p PID or a command to probe one process only\n"
     ) in done.stderr
 
 
@@ -158,8 +158,8 @@ def test_auto_takes_an_engine_that_no_breakpoint_elsewhere_keeps_away(program: P
     done = run("auto", text, "-v", "--", str(program))
     assert done.returncode == 0, done.stderr
     assert (
-        f"dprobes: note: engine inline: a uprobe would be in process {foreign_breakpoint} (ticks) as well, where it "
-        "cannot be: a breakpoint of the dprobes of process "
+        f"dprobes: note: engine inline: a uprobe would be in process {foreign_breakpoint} (ticks) as well, which "
+        "does not allow it: a breakpoint of the dprobes of process "
     ) in done.stderr
 
 

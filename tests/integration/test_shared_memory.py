@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HUNDRED = "name = sharing\noffset = tick\nmaxhits = 100\npush pid\nlog 1\nexit\n"
 WALL = 0x40000000  # __WALL
-SHARED = "note: a probepoint has had a breakpoint instead of a jump: several processes share the memory"
+SHARED = "note: a probepoint used a breakpoint instead of a jump: several processes share the memory"
 
 
 @pytest.mark.parametrize("engine", ["ptrace", "inline"])
@@ -50,7 +50,7 @@ def test_without_that_process_there_is_no_probe(build: Builder, run: Runner) -> 
         result = run(HUNDRED, ["-p", str(target.pid)])
         assert result.status == 1
         assert (
-            f"error: process {target.pid} shares its memory with process {other}, which would meet its breakpoints: "
+            f"error: process {target.pid} shares its memory with process {other}, which would hit its breakpoints: "
             f"process {other} (sharing) is traced by process"
         ) in result.stderr
         assert code_is_original(target.pid, program)

@@ -87,7 +87,7 @@ def test_only_where_a_function_begins_can_it_be_skipped(build: Builder, tmp_path
     program = build("hotloop.c")
     source = f'name = "{program}"\noffset = tick + 7\npush 1\nskip\n'
     said = messages(tmp_path, source, "--allow-write")
-    assert "'skip' returns from the function that begins at the probepoint, and none begins at tick+0x7\n" in said
+    assert "'skip' returns from the function that begins at the probepoint, but none begins at tick+0x7\n" in said
     hint = "only there the return address is on top of the stack: write 'offset =' with the function's name"
     assert f"hint: {hint}\n" in said
 

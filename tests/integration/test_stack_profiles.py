@@ -107,7 +107,7 @@ def test_trace_files_give_the_same_profiles(run_with: Runner, tmp_path: Path) ->
     [
         (["--total"], "--total prints nothing else: leave out --count, --hist, --sum and --stacks"),
         (["--count", "pid"], "--stacks prints nothing else: leave out --count, --hist and --sum"),
-        (["--tail", "3"], "--stacks is about all records that are there: leave out --follow, --head and --tail"),
+        (["--tail", "3"], "--stacks needs all records: leave out --follow, --head and --tail"),
         (["--weight", "size"], "records have no field 'size'"),
     ],
 )
@@ -134,7 +134,7 @@ def test_what_has_no_stack_is_said(run_with: Runner) -> None:
             "--stacks: 'profile.svg' is neither 'folded' nor a file that ends in .html, .folded, .pb.gz or .pftrace",
         ),
         (["--weight", "word0"], "--weight is about --stacks"),
-        (["--stacks", "folded", "--baseline", "stacks.rpn"], "--baseline is about flame graphs: --stacks FILE.html"),
+        (["--stacks", "folded", "--baseline", "stacks.rpn"], "--baseline needs a flame graph: --stacks FILE.html"),
         (["--stacks", "folded", "--weight", "size"], "records have no field 'size'"),
     ],
 )

@@ -79,5 +79,5 @@ def test_only_the_process_of_a_thread_that_cannot_be_served_goes_on_without_prob
     assert (result.status, result.stdout) == (0, "50 50\n" * 3), result.stderr
     assert [result.counts[minor].hits for minor in range(1, 5)] == [100] * 4
     assert result.stderr.count("cannot be served (what nobody has thought of)") == 2
-    assert result.stderr.count("it goes on without probes; this may be a bug in dprobes: please report it") == 2
+    assert result.stderr.count("it continues without probes; this may be a bug in dprobes: please report it") == 2
     assert "internal error" not in result.stderr

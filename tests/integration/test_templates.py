@@ -177,7 +177,7 @@ def test_a_run_says_what_its_templates_lack(places: Places) -> None:
         [*command, "--", str(places.program), "3"], cwd=places.home, env=environment(), capture_output=True,
         text=True, timeout=TIMEOUT, check=True,
     )  # fmt: skip
-    note = "dprobes: note: the templates name addresses (%a); for that, records need --log PID,CSEIP\n"
+    note = "dprobes: note: the templates print addresses by name (%a), which needs --log PID,CSEIP\n"
     assert note in done.stderr
     (caller,) = set(re.findall(r" by (0x[0-9a-f]+)\n", done.stdout))
     assert without_headers(done.stdout) == places.strings(caller)

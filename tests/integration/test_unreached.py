@@ -30,7 +30,7 @@ def test_another_program_of_that_name_is_named(build: Builder, run: Runner, tmp_
     script.chmod(0o755)
     source = f'name = "{program}"\noffset = tick\nexit\n'
     said = run(source, ["--", str(other), "5"], EBPF).stderr
-    where = f"and the probepoints are in '{program}'; what else it starts is probed as well\n"
+    where = f"and the probepoints are in '{program}'; programs that it starts are probed as well\n"
     assert said.endswith(f"{INSERTED}hint: the command executes '{other}', {where}")
     said = run(source, ["--", str(script)], EBPF).stderr
     assert said.endswith(f"{INSERTED}hint: the command executes '{other}' for the script '{script}', {where}")
@@ -58,7 +58,7 @@ def test_a_file_of_that_name_that_was_mapped_is_named(build: Builder, run: Runne
     said = run(f'name = "{program}"\noffset = tick\nexit\n', ["--", str(other), "5"]).stderr
     assert said.endswith(
         f"dprobes: error: no probepoint was inserted: no process mapped '{program}' as code\n"
-        f"hint: processes mapped '{other}': is that meant?\n"
+        f"hint: processes mapped '{other}': is that the intended one?\n"
     )
 
 

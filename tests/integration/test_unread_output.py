@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from integration.support import Builder
 
 HITS = 20
-WAITING = "dprobes: note: records wait until standard output is read; Ctrl-C gives them up"
+WAITING = "dprobes: note: records wait until standard output is read; Ctrl-C discards them"
 
 
 def fill(writer: int) -> None:
@@ -143,7 +143,7 @@ def test_a_second_signal_gives_up_what_nobody_reads(
         ask(target, 3)
     counts = read_counts(said)[1]
     assert (counts.hits, counts.records, counts.lost) == (HITS, 0, HITS)
-    problem = "dprobes: error: standard output: its reader was waited for no longer; the probepoints are removed"
+    problem = "dprobes: error: standard output: its reader did not read in time; the probepoints are removed"
     assert problem in said.splitlines()
     assert client.returncode == 1
 
@@ -164,7 +164,7 @@ def test_one_signal_gives_up_what_nobody_reads_for_long(
         ask(target, 3)
     counts = read_counts(said)[1]
     assert (counts.hits, counts.records, counts.lost) == (HITS, 0, HITS)
-    assert "dprobes: error: standard output: nothing was taken for 10 s; the probepoints are removed" in said
+    assert "dprobes: error: standard output: no data was accepted for 10 s; the probepoints are removed" in said
     assert client.returncode == 1
 
 
@@ -277,5 +277,5 @@ def test_a_query_ends(build: Builder, tmp_path: Path, pipe: FullPipe, verb: list
     _, said = client.communicate(timeout=TIMEOUT)
     assert client.returncode == status
     assert "Traceback" not in said
-    problem = "standard output: its reader was waited for no longer; what was still to be printed is lost"
+    problem = "standard output: its reader did not read in time; the remaining output is lost"
     assert f"dprobes: warning: {problem}" in said.splitlines()

@@ -68,7 +68,7 @@ def test_top_needs_a_terminal(tmp_path: Path) -> None:
     source.write_text(TICK)
     done = dprobes("run", source, "--top", "--", "true")
     assert done.returncode == 2
-    assert "--top needs a terminal as standard output; --count and --hist do without" in done.stderr
+    assert "--top needs a terminal on standard output; --count and --hist do not" in done.stderr
 
 
 def test_top_shows_rates_and_the_last_values(build: Builder, tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_handlers_count_what_records_would_hold(engine: str, build: Builder, tmp
     options += ["--count", "arg0,word0", "--count", "word5,minor"]
     at_hits = dprobes("run", source, "--engine", engine, *options, "--", program, "300")
     carried = dprobes("run", source, "--engine", engine, *options, "-o", tmp_path / "x.json", "--", program, "300")
-    assert "dprobes: note: handlers count what records would hold; none is carried\n" in at_hits.stderr
-    assert "note: records are carried to count them: somebody else gets them as well\n" in carried.stderr
+    assert "dprobes: note: handlers count at the hit, without records\n" in at_hits.stderr
+    assert "note: records are counted after the hit: another output needs them\n" in carried.stderr
     found = [sorted(line for line in done.stdout.splitlines() if "|" not in line[:4]) for done in (at_hits, carried)]
     assert found[0] == found[1]
     assert any(line.startswith("[") for line in found[0])
@@ -158,7 +158,7 @@ def test_sums_by_fields_are_the_same_wherever_they_are_made(
     by = ["--by", "minor,symbol", "--by", "name"]
     run = ("run", source, "--engine", engine, "-v")
     at_hits = dprobes(*run, *options, *by, "--", program, "300")
-    assert "dprobes: note: handlers count what records would hold; none is carried\n" in at_hits.stderr
+    assert "dprobes: note: handlers count at the hit, without records\n" in at_hits.stderr
     carried = dprobes(*run, *options, *by, "-o", trace, "--", program, "300")
     logged = dprobes("log", trace, *options, *by)
     wanted = [done.stdout.splitlines() for done in (at_hits, carried, logged)]

@@ -115,7 +115,7 @@ def session(directory: Path, server: list[str]) -> dict[str, Any]:
 def test_the_editor_is_told_what_the_server_says(tmp_path: Path) -> None:
     said = session(tmp_path, [sys.executable, "-m", "dprobes", "lsp"])
     (wrong,) = said["wrong"]
-    assert wrong["message"] == "nothing is named 'siz'\nhint: did you mean 'size'?"
+    assert wrong["message"] == "'siz' is not defined\nhint: did you mean 'size'?"
     assert (wrong["severity"], wrong["source"], wrong["range"]["numbers"]) == (0, "dprobes", [1, 12, 1, 15])
     hover, range_ = said["hover"]["values"]
     assert "  // size\n" in hover["value"]

@@ -228,7 +228,7 @@ def test_more_than_four(build: Builder, run: Runner) -> None:
     source = "name = watched\n" + "".join(watch("w", f"bytes+{n}", n) for n in range(1, 6))
     result = run.command(source, build("watched.c"), "parts")
     assert hits(result.counts) == {1: 2, 2: 2, 3: 2, 4: 2, 5: 0}
-    message = "DEBUGREG_UNAVAIL: the processor has 4 debug registers, and 4 watchpoints stand before this one"
+    message = "DEBUGREG_UNAVAIL: the processor has 4 debug registers, and 4 watchpoints come before this one"
     assert f"{message}; not inserted\n    address = bytes+5\n" in result.stderr
 
 

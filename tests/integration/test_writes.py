@@ -105,5 +105,5 @@ def test_writing_needs_the_users_permission(build: Builder, run: Runner) -> None
         result = run(f"name = writes\noffset = store\npush 0\npush 0\n{statement}\nexit\n", ["--", str(program)])
         assert result.status == 2
         assert f"'{statement}' writes to the target" in result.stderr
-        assert "hint: give --allow-write if that is what you want" in result.stderr
+        assert "hint: allow it with --allow-write" in result.stderr
         assert result.stdout == ""

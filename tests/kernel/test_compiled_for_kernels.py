@@ -75,8 +75,8 @@ def test_a_kernel_that_hides_its_addresses(guest: Guest, tmp_path: Path) -> None
     refused = guest.dprobes("run", "/tmp/program.ppdf", *calls, check=False)
     assert refused.returncode == 1
     assert refused.stderr == (
-        "dprobes: error: nothing shows where the kernel lies in memory: the kernel hides its addresses: "
-        "/proc/kallsyms shows 0 for all of them; /proc/kcore is no core file\n"
+        "dprobes: error: the address of the kernel is unknown: the kernel hides its addresses: "
+        "/proc/kallsyms shows 0 for all of them; /proc/kcore is not a core file\n"
         "hint: run dprobes as root; /proc/kallsyms (kernel.kptr_restrict 0 or 1) or /proc/kcore must be readable\n"
     )
 

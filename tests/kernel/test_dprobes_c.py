@@ -106,8 +106,8 @@ def test_why_a_function_cannot_be_probed_is_said(guest: Guest) -> None:
         "EXCLUDED: start_kernel: the kernel has executed it when it started, and given its memory back (__init)"
     )
     assert given_back in refused("start_kernel")
-    untraceable = "the function is one that nobody may trace (notrace, or a part of what traces)"
-    handling = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
+    untraceable = "the function cannot be traced (notrace, or part of the tracing code)"
+    handling = "the kernel allows no probe there: the code may be used by kprobes themselves (kprobe blacklist)"
     said = refused("native_sched_clock")
     assert f"EXCLUDED: native_sched_clock: {untraceable}" in said or handling in said
     if b" __pfx_vfs_read\n" in guest.get("/proc/kallsyms"):
@@ -122,7 +122,7 @@ def test_functions_of_one_name_are_told_apart_and_probed_together(guest: Guest) 
     places = dict(re.findall(r"(0x[0-9a-f]+) \(after '(\w+)'\)", found[2]))
     assert len(places) == int(found[1]) > 1
     assert (
-        f"hint: write the one that is meant as a number, '{next(iter(places))}', or all as a pattern, 'type_sho[w]'; "
+        f"hint: write the intended one as a number, '{next(iter(places))}', or all as a pattern, 'type_sho[w]'; "
         "which source file each is of is in no file here: debug information of the kernel has it\n" in done.stderr
     )
     done = guest.dprobes("run", "-e", "kernel:type_sho[w] { }", "--", "cat", "/sys/class/thermal/cooling_device0/type")

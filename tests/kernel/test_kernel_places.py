@@ -103,7 +103,7 @@ def test_without_files_either_the_kernel_checks_places(guest: Guest) -> None:
     inside = INSIDE[guest.machine.kernel]
     done = run(guest, f"offset = vfs_read + {inside}\nopcode = 0x41\nminor = 1\nexit\n")
     files = f"there is no file of the running kernel (/boot/vmlinuz-{guest.image.release})"
-    assert f"the opcode is not verified: /proc/kcore is no core file, and {files}\n" in done.stderr
+    assert f"the opcode is not verified: /proc/kcore is not a core file, and {files}\n" in done.stderr
     assert len(done.stdout.splitlines()) > 2
     refused = run(guest, f"offset = vfs_read + {inside + 1}\nminor = 1\nexit\n", check=False)
     assert refused.returncode != 0

@@ -91,7 +91,7 @@ def test_a_function_that_nobody_may_skip_is_refused(guest: Guest) -> None:
     guest.put("/tmp/skip.rpn", f"{HEADER}offset = vfs_read\nminor = 1\npush 1\nskip\n")
     done = guest.dprobes("run", "/tmp/skip.rpn", "--allow-write", check=False)
     assert done.returncode == 2
-    assert "/tmp/skip.rpn:7:1: error: the kernel lets nobody skip 'vfs_read'\n" in done.stderr
+    assert "/tmp/skip.rpn:7:1: error: the kernel does not allow to skip 'vfs_read'\n" in done.stderr
     hint = "with CONFIG_BPF_KPROBE_OVERRIDE those in /sys/kernel/debug/error_injection/list can be skipped, "
     hint += "and with BPF trampolines those in which security modules decide (security_file_open)"
     assert f"hint: {hint}\n" in done.stderr
@@ -117,7 +117,7 @@ def test_a_kernel_without_both_ways_names_them(guest: Guest) -> None:
     assert status == 2
     assert "'skip' needs returning at once from functions of the kernel, which the ebpf engine lacks\n" in errors
     hint = "this kernel has neither bpf_override_return (CONFIG_BPF_KPROBE_OVERRIDE) nor BPF trampolines that skip "
-    assert f"hint: {hint}functions (fmod_ret): 'dprobes doctor' says why\n" in errors
+    assert f"hint: {hint}functions (fmod_ret): 'dprobes doctor' shows why\n" in errors
 
 
 @pytest.mark.requires_feature("fentry")
@@ -125,4 +125,4 @@ def test_only_a_function_with_a_name_of_its_own_is_skipped(guest: Guest) -> None
     guest.put("/tmp/skip.rpn", f'{HEADER}offset = "security_file_o*"\nminor = 1\npush 1\nskip\n')
     done = guest.dprobes("run", "/tmp/skip.rpn", "--allow-write", check=False)
     assert done.returncode == 2
-    assert "a pattern cannot be skipped: the kernel says of each function whether it may be\n" in done.stderr
+    assert "a pattern cannot be skipped: the kernel decides for each function\n" in done.stderr

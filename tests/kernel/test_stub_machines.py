@@ -232,7 +232,7 @@ def test_exit_1_and_exit_2(guest: Guest, run: Runner, tmp_path: Path) -> None:
     waiting = guest.start(f"while :; do {PYTHON} -S -c 'import os; os.getppid()'; done")
     with observed(guest, run, text, tmp_path, "--allow-write") as seen:
         _, said = seen.client.communicate(timeout=100)
-    assert "the machine stands still at 0x" in said
+    assert "the machine is stopped at 0x" in said
     assert f"hint: gdb -ex 'target remote {tmp_path / 'stub'}'" in said
     assert "paused" in guest.monitor("info status")
     guest.monitor("cont")

@@ -104,4 +104,4 @@ def test_without_either_the_reason_is_said(guest: Guest) -> None:
     status, _, errors = run(guest, "offset = vfs_read\nexit\n", missing=(*NO_KPROBES, "TRAMPOLINE"))
     assert status == 2
     assert "'modtype = kernel' needs probes in the kernel or a kernel module, which the ebpf engine lacks" in errors
-    assert "and no BPF trampolines (fentry) in their place: 'dprobes doctor' says which" in errors
+    assert "and no BPF trampolines (fentry) in their place: 'dprobes doctor' shows which" in errors

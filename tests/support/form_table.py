@@ -114,7 +114,7 @@ def _native(text: str, word_size: int) -> str:
 def _form(columns: list[str]) -> Form:
     name, instruction, before, after, options = columns
     if re.fullmatch(r"\w+", name) is None:
-        raise TableError(f"'{name}' is no name")
+        raise TableError(f"'{name}' is not a name")
     values: dict[str, str] = {}
     for option in options.split():
         key, _, value = option.partition("=")

@@ -45,8 +45,8 @@ def test_tokens_have_the_kinds_of_their_groups() -> None:
     [
         ("a § b", ["a", "b"], "§: unexpected character '§'"),
         ("a \x07 b", ["a", "b"], "\x07: unexpected character U+0007"),
-        ('a "open b\nc', ["a", "c"], '": a " without its partner on the same line'),
-        ("a 'open", ["a"], "': a ' without its partner on the same line"),
+        ('a "open b\nc', ["a", "c"], '": a " without a second one on the same line'),
+        ("a 'open", ["a"], "': a ' without a second one on the same line"),
     ],
 )
 def test_what_begins_no_token_is_left_out(text: str, words: list[str], message: str) -> None:

@@ -39,14 +39,14 @@ def test_what_is_missing_is_an_error_that_says_what_is_there() -> None:
     cursor = cursor_of('a "b"')
     assert "a" == cursor.expect_name("a name").text
     with pytest.raises(ParseError):
-        cursor.expect(";", "behind 'a'")
+        cursor.expect(";", "after 'a'")
     with pytest.raises(ParseError):
         cursor.expect_name("the name of b")
     cursor.take()
     with pytest.raises(ParseError):
         cursor.expect("}", "at last")
     assert [
-        ("expected ';' behind 'a', found '\"b\"'", '"b"'),
+        ("expected ';' after 'a', found '\"b\"'", '"b"'),
         ("expected the name of b, found '\"b\"'", '"b"'),
         ("expected '}' at last, found the end of the text", ""),
     ] == errors(cursor)

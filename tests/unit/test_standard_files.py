@@ -86,7 +86,7 @@ def test_who_gives_up_says_so(pipe: tuple[int, int], ending: EndingSignals) -> N
     signal.raise_signal(signal.SIGINT)
     file.write(BIG)
     assert file.end_wait()
-    assert file.problem == "its reader was waited for no longer"
+    assert file.problem == "its reader did not read in time"
 
 
 def test_others_do_not_share_that_a_pipe_does_not_wait(pipe: tuple[int, int], ending: EndingSignals) -> None:

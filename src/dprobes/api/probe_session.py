@@ -294,7 +294,7 @@ class ProbeSession:
         """Set a global variable, visible to handlers; raise ``IndexError`` if it does not exist."""
         with self._changing:
             if self._is_closed:
-                raise EngineError("the session is closed: nobody would see the variable")
+                raise EngineError("the session is closed: its variables are gone")
             self._cells[index] = value & (1 << 64) - 1
 
     def _read_globals(self) -> list[int]:
@@ -431,7 +431,7 @@ def attach(
     if pid is None and named_engine(engine)[1] is None:
         raise EngineError(
             "attach needs the number of a process",
-            hint="or name what it is to be behind, as engine='gdb=HOST:PORT'",
+            hint="or name the engine's target, as engine='gdb=HOST:PORT'",
         )
     scope = Scope(pid=pid, follow=follow)
     return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)

@@ -160,7 +160,7 @@ def _register(text: str, architecture: Architecture) -> RegisterPart:
     register = architecture.register(name)
     is_usable = register is not None and register.kind is RegisterClass.GENERAL and register.memory_offset is None
     if register is None or not is_usable or register.bits > architecture.word_bits:
-        raise _NoValueError(f"its operand '%{text}' is no general register of {architecture.name}")
+        raise _NoValueError(f"its operand '%{text}' is not a general register of {architecture.name}")
     return RegisterPart(register.name, shift, min(bits or register.bits, register.bits))
 
 

@@ -214,7 +214,7 @@ class ScopeField(IntEnum):
 
     ::
 
-         0 u64 identity    the address of the process's ``signal_struct``, once a thread has come to its end
+         0 u64 identity    the address of the process's ``signal_struct``, once a thread has ended
          8 i32 ending      threads that have come to ``sched_process_exit``, but not to ``sched_process_free``
         12 u32 has_ended   not 0: all threads have come to their end, and ``Status.ALIVE`` no longer counts the process
     """

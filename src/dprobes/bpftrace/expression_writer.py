@@ -336,7 +336,9 @@ class ExpressionWriter:
             case script_tree.SizeOf(type_):
                 return Value(f"sizeof({self._type(type_, expression.span)})")
             case script_tree.Tuple():
-                return self.wrong(expression.span, "tuples have no like in DProbes C", "as keys, write them one by one")
+                return self.wrong(
+                    expression.span, "tuples have no equivalent in DProbes C", "as keys, write them one by one"
+                )
 
     def variable_name(self, name: str) -> str:
         """Return the name in DProbes C of a script's variable."""
@@ -346,10 +348,10 @@ class ExpressionWriter:
         """Return the text of a number, as an operand of an operator with this precedence."""
         value = self.value(expression)
         if value.form not in (Form.NUMBER, Form.SYMBOL):
-            return self.wrong(expression.span, f"{value.form.value} is no number in DProbes C").text
+            return self.wrong(expression.span, f"{value.form.value} is not a number in DProbes C").text
         if value.text in ("func", "probe") and PlaceKind.RETURN in self._kinds:
             hint = "keep it at the entry, in a map by tid"
-            return self.wrong(expression.span, f"'{value.text}' is no number at a return", hint).text
+            return self.wrong(expression.span, f"'{value.text}' is not a number at a return", hint).text
         return Value(value.number, value.precedence).within(precedence)
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> Value:
@@ -370,7 +372,7 @@ class ExpressionWriter:
             if value.form is Form.LITERAL:
                 name = "_".join(filter(None, (name, re.sub(r"\W+", "_", value.text.strip('"')))))
             elif value.form is Form.BYTES:
-                self.wrong(key.span, "bytes are no key of a table", "use str(p, n)")
+                self.wrong(key.span, "bytes are not a key of a table", "use str(p, n)")
             else:
                 keys.append(value.key)
         return f"@{name}" + (f"[{', '.join(keys)}]" if keys else "")
@@ -398,11 +400,11 @@ class ExpressionWriter:
             case "curtask" if self._knows_kernel:
                 return Value("curtask")
             case "args":
-                return self.wrong(span, "'args' is no value", "write args.FIELD")
+                return self.wrong(span, "'args' is not a value", "write args.FIELD")
         if name in _CONSTANTS:
             return Value(str(_CONSTANTS[name]))
         if name in _ABSENT_NAMES:
-            message = f"'{name}' has no like in DProbes C: {_ABSENT_NAMES[name]}"
+            message = f"'{name}' has no equivalent in DProbes C: {_ABSENT_NAMES[name]}"
             return self.wrong(span, message, _NAME_HINTS.get(name))
         if self._knows_kernel and name.isupper():
             return Value(name)  # an enumerator of the kernel
@@ -420,7 +422,7 @@ class ExpressionWriter:
 
     def _parameter(self, name: str, span: Span) -> Value:
         if name == "$#":
-            return self.wrong(span, "the number of parameters has no like in DProbes C")
+            return self.wrong(span, "the number of parameters has no equivalent in DProbes C")
         if (option := f"-D ARG{name[1:]}=VALUE") not in self.options:
             self.options.append(option)
         return Value(f"ARG{name[1:]}")
@@ -430,7 +432,7 @@ class ExpressionWriter:
             case Kept.SYMBOL:
                 return Value(self.table(map_), form=Form.SYMBOL)
             case None:
-                return self.wrong(map_.span, f"nothing is put into '@{map_.name}'")
+                return self.wrong(map_.span, f"'@{map_.name}' is never assigned")
             case Kept.NUMBER:
                 return Value(self.table(map_))
             case Kept.TEXT | Kept.NAMES:
@@ -543,7 +545,7 @@ class ExpressionWriter:
             case name, _ if name in AGGREGATIONS:
                 return self.wrong(call.span, f"'{name}' is what a map keeps", f"write @name = {name}(…)")
             case name, _ if name in _ABSENT_CALLS:
-                message = f"'{name}' has no like in DProbes C: {_ABSENT_CALLS[name]}"
+                message = f"'{name}' has no equivalent in DProbes C: {_ABSENT_CALLS[name]}"
                 return self.wrong(call.span, message, _CALL_HINTS.get(name))
         return self.wrong(call.span, f"'{call.function}' cannot be called so in DProbes C")
 

@@ -77,7 +77,7 @@ def _condition(match: re.Match[str], taken: list[bool], span: Span, diagnostics:
             taken.append((rest in _KNOWN) == (word == "ifdef"))
         case "if" | "elif" as word:
             diagnostics.error(
-                span, f"conditions behind '#{word}' are not converted", hint="leave the part that you want"
+                span, f"conditions after '#{word}' are not converted", hint="leave the part that you want"
             )
             if word == "if":
                 taken.append(True)
@@ -237,7 +237,7 @@ class _Converter:
                 return f"{1000 // int(number)}ms"
             case (_, unit, number) if unit in _UNITS and number.isdigit() and len(number) <= _DIGITS_MAX:
                 return f"{int(number)}{unit}"
-        self._diagnostics.error(probe.points[0].span, "this is no time", hint="write interval:s:1")
+        self._diagnostics.error(probe.points[0].span, "this is not a time", hint="write interval:s:1")
         return "1s"
 
 

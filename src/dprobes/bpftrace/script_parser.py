@@ -96,7 +96,7 @@ class ExpressionParser:
             found = self.expression()
         finally:
             self._divides = True
-        self._cursor.expect("/", "behind the condition")
+        self._cursor.expect("/", "after the condition")
         return found
 
     def expression(self) -> script_tree.Expression:
@@ -117,7 +117,7 @@ class ExpressionParser:
         """Parse expressions between commas up to a bracket, which is taken."""
         divides, self._divides = self._divides, True
         found = [] if self._cursor.sees(end) else self._cursor.listed(self.expression)
-        self._cursor.expect(end, "behind the values")
+        self._cursor.expect(end, "after the values")
         self._divides = divides
         return tuple(found)
 
@@ -184,7 +184,7 @@ class ExpressionParser:
         while True:
             if (operator := cursor.accept("->", ".")) is not None:
                 if cursor.peek().kind is TokenKind.NUMBER:
-                    raise cursor.wrong("tuples have no like in DProbes C")
+                    raise cursor.wrong("tuples have no equivalent in DProbes C")
                 name = cursor.expect_name("the name of a field").text
                 found = script_tree.Field(found, name, operator.text == "->", cursor.span_from(first))
             elif cursor.accept("["):
@@ -234,7 +234,7 @@ class ExpressionParser:
         text = token.text
         match = _NUMBER.fullmatch(text if text[:2] in ("0x", "0X") else _SUFFIX.sub("", text))
         if match is None or len(match["exponent"] or "") > 2 or int(match["exponent"] or 0) > _EXPONENT_MAX:
-            raise self._cursor.wrong(f"'{text}' is no number", self._cursor.tokens.span(token))
+            raise self._cursor.wrong(f"'{text}' is not a number", self._cursor.tokens.span(token))
         if match["hex"]:
             return int(match["hex"].replace("_", ""), 16)
         digits = match["digits"].replace("_", "")
@@ -342,13 +342,13 @@ class _ScriptParser:
             cursor.take()
             first = cursor.peek()
         if cursor.sees("for"):
-            raise cursor.wrong("loops over maps have no like in DProbes C")
+            raise cursor.wrong("loops over maps have no equivalent in DProbes C")
         if (jump := cursor.accept(*_JUMPS)) is not None:
             found = script_tree.Jump(jump.text, cursor.tokens.span(jump))
         else:
             found = self._expression_statement(first)
         if not cursor.sees("}"):
-            cursor.expect(";", "behind a statement")
+            cursor.expect(";", "after a statement")
         return found
 
     def _if(self, first: Token) -> script_tree.If:
@@ -365,7 +365,7 @@ class _ScriptParser:
     def _in_brackets(self, where: str) -> script_tree.Expression:
         self._cursor.expect("(", f"before the condition {where}")
         found = self._expressions.expression()
-        self._cursor.expect(")", f"behind the condition {where}")
+        self._cursor.expect(")", f"after the condition {where}")
         return found
 
     def _expression_statement(self, first: Token) -> script_tree.Statement:

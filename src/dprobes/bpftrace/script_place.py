@@ -60,11 +60,11 @@ LONG_NAMES = {
 """Kinds of probes by their short and new names."""
 
 _ABSENT = {
-    "software": "events of the kernel are no probepoints, but for page faults and switches of context",
-    "hardware": "counters of the processor are no probepoints",
-    "rawtracepoint": "raw tracepoints are no probepoints",
-    "iter": "iterators are no probepoints",
-    "asyncwatchpoint": "watchpoints on arguments are no probepoints",
+    "software": "events of the kernel are not probepoints, except page faults and context switches",
+    "hardware": "counters of the processor are not probepoints",
+    "rawtracepoint": "raw tracepoints are not probepoints",
+    "iter": "iterators are not probepoints",
+    "asyncwatchpoint": "watchpoints on arguments are not probepoints",
 }
 _HINTS = {
     "rawtracepoint": "write tracepoint:SUBSYSTEM:NAME",
@@ -174,9 +174,9 @@ class _Places:
             case "watchpoint", [address, size, access]:
                 yield from self._watchpoint(address, size, access)
             case _ if kind in _ABSENT:
-                self._wrong(f"'{self._written}' has no like in DProbes C: {_ABSENT[kind]}", _HINTS.get(kind))
+                self._wrong(f"'{self._written}' has no equivalent in DProbes C: {_ABSENT[kind]}", _HINTS.get(kind))
             case _:
-                self._wrong(f"'{self._written}' is no probe of bpftrace that is known here")
+                self._wrong(f"'{self._written}' is not a probe of bpftrace that is known here")
 
     @property
     def _written(self) -> str:
@@ -195,10 +195,11 @@ class _Places:
     def _of_program(self, path: str, function: str, *, is_return: bool) -> Iterator[Place]:
         if path == "*" or _WILD.search(path):
             self._wrong(
-                "a pattern of programs has no like in DProbes C", "name the library: its probes are in all programs"
+                "a pattern of programs has no equivalent in DProbes C",
+                "name the library: its probes are in all programs",
             )
         elif function[0].isdigit():
-            self._wrong("an address of a program has no like in DProbes C", "write FUNCTION+OFFSET")
+            self._wrong("an address of a program has no equivalent in DProbes C", "write FUNCTION+OFFSET")
         else:
             yield self._function(_quoted(self._library(path)), _quoted(function), is_return=is_return)
 
@@ -207,7 +208,7 @@ class _Places:
         for name in names:
             match = _SYSTEM_CALL.fullmatch(name)
             if match is None:
-                self._wrong(f"'{name}' is no tracepoint of a system call", "write sys_enter_NAME or sys_exit_NAME")
+                self._wrong(f"'{name}' is not a tracepoint of a system call", "write sys_enter_NAME or sys_exit_NAME")
             else:
                 is_return = match[1] == "exit"
                 call = _CALLS.get(match[2], match[2])
@@ -232,14 +233,15 @@ class _Places:
     def _sampler(self, unit: str, number: int) -> Iterator[Place]:
         rate, rest = (number, 0) if unit == "hz" else divmod(_PERIODS.get(unit, 0), number)
         if rest or not rate:
-            self._wrong(f"'{self._written}' is no whole number of samples a second", "write profile:hz:99")
+            self._wrong(f"'{self._written}' is not a whole number of samples a second", "write profile:hz:99")
         else:
             yield Place(f"sample {rate}hz", PlaceKind.OTHER)
 
     def _watchpoint(self, address: str, size: str, access: str) -> Iterator[Place]:
         type_ = _TYPES.get(int(size) if size.isdigit() and len(size) < 3 else 0)
         if type_ is None or access not in ("w", "rw", "x"):
-            self._wrong(f"'{self._written}' is no watchpoint", "write watchpoint:ADDRESS:8:w, with 1, 2, 4 or 8 bytes")
+            form = "write watchpoint:ADDRESS:8:w, with 1, 2, 4 or 8 bytes"
+            self._wrong(f"'{self._written}' is not a watchpoint", form)
         else:
             yield Place(f"watch {access} ({type_}){address}", PlaceKind.OTHER)
 

@@ -325,9 +325,7 @@ class StatementWriter:
         if found.form is not Form.NUMBER:
             if operator or target.name in self._declared:
                 hint = "use another variable for each"
-                values.wrong(
-                    target.span, f"'${target.name}' stands for {found.form.value}, and for something else", hint
-                )
+                values.wrong(target.span, f"'${target.name}' is {found.form.value}, and something else elsewhere", hint)
             values.variables[target.name] = found
             return
         name = values.variable_name(target.name)
@@ -336,7 +334,7 @@ class StatementWriter:
         if target.name in self._pointers and not found.type and not operator and target.name not in self._declared:
             values.variables[target.name] = found  # only the compiler knows its type
         elif target.name in values.variables:
-            values.wrong(target.span, f"'${target.name}' stands for a string or symbol, and for something else")
+            values.wrong(target.span, f"'${target.name}' is a string or symbol, and something else elsewhere")
         elif target.name in self._declared or operator:
             yield f"{name} {operator}= {found.text};"
         else:

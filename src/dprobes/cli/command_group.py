@@ -31,7 +31,7 @@ VERBS = {
     "run": "Run a probe program on a command or a process.",
     "check": "Check a probe program and print errors and warnings.",
     "show": "Print a probe program: its probepoints, instructions, offsets and stack depths.",
-    "list": "List what there is to probe: functions, tracepoints, a process's modules.",
+    "list": "List what can be probed: functions, tracepoints, a process's modules.",
     "locate": "Print the values of 'offset =' and 'opcode =' for a place in a module.",
     "build": "Compile a probe program for machines that have neither its source nor its module's symbols.",
     "convert": "Convert a script of bpftrace to DProbes C.",

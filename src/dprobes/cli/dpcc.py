@@ -34,7 +34,7 @@ _RPN = ".rpn"
 @click.argument("file", type=PROGRAM)
 @click.option("-a", "as_tree", is_flag=True, help="Print the syntax tree, too.")
 @click.option("-c", "comments", is_flag=True, help="Put the lines of C into the RPN source as comments.")
-@click.option("-p", "forgiving", is_flag=True, help="Go on after errors of the preprocessor.")
+@click.option("-p", "forgiving", is_flag=True, help="Continue after errors of the preprocessor.")
 @click.option(
     "-I", "includes", multiple=True, type=PROGRAM_FILE, metavar="DIRECTORY", help="Search included files here."
 )

@@ -88,10 +88,10 @@ def run(arguments: Sequence[str]) -> int:
             console.error(f"'{os.fsdecode(error.filename)}': {reason_of(error)}")
             return 1
         if error.errno == errno.ENOMEM:
-            console.error("there is not enough memory", "ulimit -v says how much there may be")
+            console.error("there is not enough memory", "'ulimit -v' shows the limit of the address space")
             return 1
         if not _is_of_output(error):
-            console.error(reason_of(error), "dprobes doctor says what this machine allows")
+            console.error(reason_of(error), "'dprobes doctor' shows what works on this machine")
             return 1
         give_up(sys.stdout)  # prevents Python's own error message at exit
         if not isinstance(error, BrokenPipeError):
@@ -99,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except Exception as error:
         if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
-            console.error("there is not enough memory", "ulimit -v says how much there may be")
+            console.error("there is not enough memory", "'ulimit -v' shows the limit of the address space")
             return 1
         if (status := _status_of_usage(error)) is None:
             raise
@@ -152,7 +152,7 @@ def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
         from dprobes.cli.original_lines import ORIGINAL_OPTION
 
         line = shlex.join(argument for argument in arguments if argument != ORIGINAL_OPTION)
-        console.note(f"in today's form, which takes all options, this line is: dprobes {line}")
+        console.note(f"the present form, which has all options, is: dprobes {line}")
 
 
 def _show_usage_error(error: click.UsageError) -> None:

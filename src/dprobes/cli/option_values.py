@@ -20,6 +20,7 @@ __all__ = [
     "example_directory",
     "example_templates",
     "find_example",
+    "is_untemplated_example",
     "names_of",
     "note_word",
     "program_of",
@@ -49,10 +50,10 @@ def seconds_of(text: str) -> float:
     """Return a time in seconds, the default unit; raise ``ValueError`` with a description of an invalid text."""
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise ValueError(f"'{text}' is no time: write it like 10s, 500ms, 2m or 1h")
+        raise ValueError(f"'{text}' is not a time: write it like 10s, 500ms, 2m or 1h")
     seconds = float(match["number"]) * _UNITS[match["unit"] or "s"]
     if seconds <= 0:
-        raise ValueError("a time of 0 never passes")
+        raise ValueError("a time must be greater than 0")
     return seconds
 
 
@@ -79,7 +80,7 @@ def program_of(file: Path | None, text: str | None) -> Path | str:
     if text is None and file is None:
         raise usage_error("name the file of a program, or give its text with -e TEXT")
     if text is not None and file is not None:
-        raise usage_error(f"'{word_of_program()}' is too much: the program is the text of -e")
+        raise usage_error(f"unexpected argument '{word_of_program()}': -e gives the program")
     return file if file is not None else text or ""
 
 
@@ -145,6 +146,14 @@ def example_templates(path: Path) -> Path | None:
         return None
     templates = directory / _TEMPLATES
     return templates if (templates / f"{path.stem}.fmt").is_file() else None
+
+
+def is_untemplated_example(file: Path | None, templates: Path) -> bool:
+    """Return whether a program is an example without a template, and ``templates`` are those of the examples."""
+    if file is None or (directory := example_directory()) is None:
+        return False
+    ours = file.resolve().parent == directory.resolve() and templates.resolve() == (directory / _TEMPLATES).resolve()
+    return ours and not (templates / f"{file.stem}.fmt").is_file()
 
 
 def all_examples() -> Iterator[Example]:

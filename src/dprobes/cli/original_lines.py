@@ -202,7 +202,7 @@ def _unknown(name: str, context: str, known: Sequence[str]) -> str:
     what = f"{context} has no option '{name}'" if name.startswith("-") else f"{context}: unexpected word '{name}'"
     hint = did_you_mean(name, known) if name.startswith("-") else None
     if context == "dprobes" and (ours := _OF_VERBS.get(name)) is not None:
-        hint = f"a verb stands first: {ours}"
+        hint = f"the verb comes first: {ours}"
     return what + (f"; {hint}" if hint else "")
 
 

@@ -75,7 +75,7 @@ def log_items_of(
             from dprobes.diagnostics import did_you_mean
 
             hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS]) or f"write {', '.join(LOG_ITEMS)}, or ALL"
-            raise usage_error(f"--log knows no item '{name.lower()}'; {hint}")
+            raise usage_error(f"--log has no item '{name.lower()}'; {hint}")
     return items
 
 
@@ -210,4 +210,4 @@ def note_addresses(files: Mapping[str, bytes], items: Item) -> None:
     from dprobes.formatters.templates.template_collection import templates_of
 
     if name_addresses(templates_of(files)):
-        console.note("the templates name addresses (%a); for that, records need --log PID,CSEIP")
+        console.note("the templates print addresses by name (%a), which needs --log PID,CSEIP")

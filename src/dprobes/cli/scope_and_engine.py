@@ -43,8 +43,7 @@ def scope_of(
     command = _command(command_line, tuple(arguments))
     if sum((bool(command), pid is not None, cgroup is not None, user is not None)) > 1:
         raise usage_error(
-            "give one of a command (-c COMMAND), a process (-p PID), --cgroup PATH, and --uid USER; "
-            "without any the program is inserted into all processes"
+            "give only one of -c COMMAND, -p PID, --cgroup PATH and --uid USER; without them all processes are probed"
         )
     if not follow and not command and pid is None:
         raise usage_error("--no-follow needs a command (-c COMMAND) or a process (-p PID)")
@@ -83,7 +82,7 @@ def _cgroup(path: str) -> str:
     if not os.path.isdir(path):  # noqa: PTH112 - text goes in and out
         raise usage_error(f"--cgroup: there is no directory '{path}'; cgroups are below /sys/fs/cgroup")
     if not os.path.exists(os.path.join(path, "cgroup.controllers")):  # noqa: PTH110, PTH118
-        raise usage_error(f"--cgroup: '{path}' is not a cgroup of version 2, which BPF programs know")
+        raise usage_error(f"--cgroup: '{path}' is not a cgroup of version 2, which eBPF programs need")
     return os.path.realpath(path)
 
 
@@ -111,7 +110,7 @@ def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, S
         if scope.kind is not ScopeKind.EVERYWHERE and not is_possible:
             possible = {"-c": row.starts_commands, "-p": row.has_processes, "--cgroup": False}
             left_out = ", ".join(option for option, is_there in possible.items() if not is_there)
-            raise usage_error(f"--engine {text} says what is probed: leave out {left_out} and --uid")
+            raise usage_error(f"--engine {text} names the target: leave out {left_out} and --uid")
         scope = replace(scope, endpoint=argument)
     if (problem := scope_problem(name, scope, options)) is not None:
         raise usage_error(problem)
@@ -135,7 +134,7 @@ def note_uprobe_holders() -> None:
     from dprobes.engines.refusals import uprobe_holders
 
     for pid in uprobe_holders():
-        console.note(f"process {pid} is a dprobes that holds uprobes: such a breakpoint may be one of its own")
+        console.note(f"process {pid} is a dprobes with uprobes: the breakpoint may be one of them")
 
 
 def note_running_cpus(name: str) -> None:

@@ -99,7 +99,7 @@ class _Program(click.Path):
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix == ".bt" and path.is_file():
             made = f"dprobes convert {path} -o {path.stem}.dpc"
-            self.fail(f"'{path}' is a script of bpftrace; '{made}' makes a program of it", param, ctx)
+            self.fail(f"'{path}' is a bpftrace script; '{made}' makes a program of it", param, ctx)
         if "/" in str(value) or str(value) == "-" or os.path.lexists(path):
             return path
         from dprobes.cli.option_values import find_example
@@ -114,7 +114,7 @@ def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., An
     """Return a decorator that adds ``-e`` to a command, for the text of a program."""
     return click.option(
         "-e", "text", metavar="TEXT", multiple=True, callback=lambda _context, _option, parts: joined_text(parts),
-        help=f"{purpose} this program in DProbes C instead of a file; several are the parts of one program.",
+        help=f"{purpose} this program in DProbes C instead of a file; several -e are parts of one program.",
     )  # fmt: skip
 
 
@@ -155,8 +155,8 @@ symbols_option = click.option(
 
 kernel_types_option = click.option(
     "--kernel-types", "kernel_types", type=PROGRAM_FILE, metavar="FILE",
-    help="Take the types of the kernel from this vmlinux, or this copy of its /sys/kernel/btf/vmlinux: of another "
-    "kernel than the one that runs here, or of one that does not show them.",
+    help="Read the kernel's types from this vmlinux, or from a copy of /sys/kernel/btf/vmlinux: for "
+    "another kernel, or for one that does not provide them.",
 )  # fmt: skip
 """``--kernel-types``."""
 
@@ -190,7 +190,7 @@ class _Overhead(click.ParamType[float]):
 
 overhead_option = click.option(
     "--overhead", type=_Overhead(), metavar="PERCENT",
-    help="Let hits take at most so much of each CPU, such as 10%, by skipping handlers and disabling probepoints; "
+    help="Limit the time that hits take of each CPU, such as 10%, by skipping handlers and disabling probepoints; "
     f"'off' for no limit. Default: {DEFAULT_OVERHEAD:g}% in all processes and in the kernel, else off.",
 )  # fmt: skip
 """``--overhead``."""
@@ -198,8 +198,8 @@ overhead_option = click.option(
 
 filter_option = click.option(
     "--filter", "filters", multiple=True, metavar="CONDITION",
-    help="Make records of these hits only, such as 'comm == \"redis-server\" and arg0 > 1M'; the condition is "
-    "evaluated at the hit. May be given several times: all conditions must be true.",
+    help="Record only the hits that match, such as 'comm == \"redis-server\" and arg0 > 1M'; the condition is "
+    "evaluated at the hit. Several conditions must all be true.",
 )  # fmt: skip
 """``--filter``."""
 
@@ -235,13 +235,13 @@ def sum_options(when: str, instead: str = "") -> Callable[[Callable[..., Any]], 
         "summed",
         multiple=True,
         metavar="FIELD",
-        help=f"{when} what the numbers of the field come to: sum, average, the least and the largest{instead}.",
+        help=f"{when} the sum, average, minimum and maximum of the field{instead}.",
     )
     by = click.option(
         "--by",
         multiple=True,
         metavar="FIELD[,FIELD...]",
-        help="Have a histogram or sum for each combination of values of these fields, not for each place.",
+        help="Group histograms and sums by these fields, not by place.",
     )
     return lambda function: total(by(function))
 
@@ -253,12 +253,14 @@ stacks_options = with_options(
         help="At the end, print call stacks folded, or write them to FILE: .html is a flame graph, .pb.gz is "
         "for pprof, .pftrace for Perfetto, .folded is text.",
     ),
-    click.option("--weight", metavar="FIELD", help="The number that a stack of --stacks weighs; by default 1."),
+    click.option(
+        "--weight", metavar="FIELD", help="The field that weighs each stack of --stacks; by default each weighs 1."
+    ),
     click.option(
         "--baseline",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Folded stacks, or a trace file, that the flame graph of --stacks is compared with.",
+        help="Compare the flame graph of --stacks with these folded stacks, or with a trace file.",
     ),
 )
 """The options of profiles of call stacks."""
@@ -275,13 +277,13 @@ table_options = with_options(
         "--interval",
         type=_DURATION,
         metavar="TIME",
-        help="Print the keyed tables again and again after this time, such as 1s; they go on counting.",
+        help="Print the keyed tables at this interval, such as 1s; they are not reset.",
     ),
     click.option(
         "--prometheus",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Write the keyed tables there, too, in the text format of Prometheus: at the end, and at each --interval.",
+        help="Also write the keyed tables to FILE in the text format of Prometheus, at the end and at each --interval.",
     ),
     click.option(
         "--duration",
@@ -316,7 +318,7 @@ class WantedFields(NamedTuple):
             tuple(dict.fromkeys(field for text in by for field in _fields_of(text))),
         )
         if found.by and not (found.measured or found.summed):
-            raise click.UsageError("--by is about --hist and --sum; --count takes several fields: --count name,pid")
+            raise click.UsageError("--by needs --hist or --sum; --count takes several fields: --count name,pid")
         return found
 
     def __bool__(self) -> bool:

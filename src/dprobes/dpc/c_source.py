@@ -70,7 +70,7 @@ _WORDS = (
     (r"name = (\"[^\"]+\")", r"'kmod \1:' before the place"),
     (r"'address = ([^']+)' and 'watchpoint = w' \(or rw\)", r"'watch w \1' (or rw)"),
     (r"'address = ([A-Za-z_]\w*)(?: \+ (0x\w+))?(?: : \1(?: \+ (0x\w+))?)?'", _watched),
-    (r"'address = ([^']+)'", r"'\1' behind 'watch'"),
+    (r"'address = ([^']+)'", r"'\1' after 'watch'"),
     (r"'opcode ='", "'opcode'"),
     (r"'opcode = (\w+)'", r"'[opcode \1]' before the place"),
     (r"'(minor|maxhits|passcount|major|jmpmax|logmax) = (\w+)'", r"'\1 \2'"),

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["PASSES", "Passes", "compile_text", "token_lines", "tree_lines"]
 
 PASSES = {
-    "source": "the text behind the preprocessor",
+    "source": "the text after preprocessing",
     "tokens": "its tokens",
-    "tree": "what is written, before names and types have a meaning",
-    "places": "the same with points at instructions in the place of lines and inlined calls",
+    "tree": "the syntax tree, before names and types are resolved",
+    "places": "the same, with instructions in the place of lines and inlined calls",
     "typed": "names resolved, conversions written out, constants worked out",
     "rpn": "the RPN source, with the lines of C as comments",
 }
@@ -292,6 +292,6 @@ def _word_size(program: ProgramTree, module: str, word_size_of: Callable[[str], 
     if len(sizes) > 1:
         (size, (first, span)), (other, (second, place)) = list(sizes.items())[:2]
         notes = (Note(f"'{first}' has words of {size} bytes", span),)
-        hint = "what modules of one program share has one form: write two programs"
+        hint = "modules of one program must have words of the same size: write two programs"
         diagnostics.error(place, f"'{second}' has words of {other} bytes", notes=notes, hint=hint)
     return next(iter(sizes), 8)

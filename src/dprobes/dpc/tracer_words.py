@@ -145,10 +145,10 @@ _NAMES = {
     **dict.fromkeys(("bt", "backtrace", "stack"), "write ustack(), and print it by %k"),
     **dict.fromkeys(("eip", "ip", "rip"), "write pc"),
     **dict.fromkeys(("esp", "rsp"), "write sp"),
-    **dict.fromkeys(("maxhits", "passcount"), "attributes stand before the place, in brackets: [maxhits 5] …"),
+    **dict.fromkeys(("maxhits", "passcount"), "write attributes before the place, in brackets: [maxhits 5] …"),
     "args": "at a tracepoint: args.NAME; parameters of functions have their names",
-    "cgroup": "with --cgroup a run is about one cgroup",
-    "cgroupid": "with --cgroup a run is about one cgroup",
+    "cgroup": "--cgroup limits a run to one cgroup",
+    "cgroupid": "--cgroup limits a run to one cgroup",
     "errno": "where a system call ends, 'return syscall NAME', it is -retval",
     "execname": "write comm",
     "gid": "the group is not known at a hit; uid is the user",
@@ -172,29 +172,29 @@ _CALLS = {
     **dict.fromkeys(("copyinstr", "kernel_string", "string", "user_string"), "write str(p)"),
     "execname": "write comm",
     "gettimeofday_ns": "write nsecs",
-    "kill": "debugger(), crash() and core() are what can be done to a process",
+    "kill": "debugger(), crash() and core() are the actions on a process",
     "not": "write !(…)",
     "pexecname": "write comm",
-    "raise": "debugger(), crash() and core() are what can be done to a process",
-    "sleep": "handlers do not wait",
+    "raise": "debugger(), crash() and core() are the actions on a process",
+    "sleep": "handlers cannot wait",
     "stack": 'write printf("%k", ustack())',
-    "strlen": "strings do not tell their length; str(p) is cut where it is longer than it may be",
+    "strlen": "strings have no length here; str(p) is cut at its maximum size",
     "timestamp": "write nsecs",
     "buf": "write mem(p, n), and print it by %h",
     "cat": "handlers read no files",
-    "cgroup_path": "with --cgroup a run is about one cgroup",
-    "cgroupid": "with --cgroup a run is about one cgroup",
+    "cgroup_path": "--cgroup limits a run to one cgroup",
+    "cgroupid": "--cgroup limits a run to one cgroup",
     "has_key": "an entry that is not there reads as 0",
     "join": 'write printf("%s %s", str(p[0]), str(p[1]))',
     "kaddr": "declare the symbol, 'extern char NAME;', and write &NAME",
     "ksym": "print the address by %a, or write sym(address) as a key",
-    "len": "tables and stacks do not tell their length",
+    "len": "tables and stacks have no length here",
     "lquantize": "write lhist(x, min, max, step)",
     "macaddr": "write mem(p, 6), and print it by %h",
     "ntop": "write mem(p, 4), and print it by %h",
     "override": "write skip(value), with --allow-write",
     "quantize": "write hist(x)",
-    "signal": "debugger(), crash() and core() are what can be done to a process",
+    "signal": "debugger(), crash() and core() are the actions on a process",
     "strcmp": 'write str(p) == "text"',
     "strerror": "print the number by %e",
     "strftime": "records show their time; nsecs is the time as a number",
@@ -273,10 +273,10 @@ def name_hint(name: str, word_size: int = 8) -> str | None:
     if name.startswith("$") and (_NAMES.get(plain, "").startswith("write ")):
         return _NAMES[plain]
     if name.startswith("$"):
-        own = f"a variable of your own is declared with a type: long {plain or 'x'} = …;"
+        own = f"declare variables with a type: long {plain or 'x'} = …;"
         return f"names have no '$': write {plain}; {own}" if plain else own
     if (match := re.fullmatch(r"sarg([0-9])", name)) is not None:
-        return f"what lies on the stack is memory: *(long *)(sp + {8 * int(match[1]) + 8})"
+        return f"the stack is read as memory: *(long *)(sp + {8 * int(match[1]) + 8})"
     return _NAMES.get(name)
 
 

@@ -467,7 +467,7 @@ class Entry:
                 if position >= end or depth > _DEPTH_MAX:
                     break
         except UNREADABLE:
-            unit.file.malformed(f"what is in the entry at {self.offset:#x} cannot be understood")
+            unit.file.malformed(f"the contents of the entry at {self.offset:#x} cannot be understood")
         if position > end or depth > _DEPTH_MAX:
-            unit.file.malformed(f"what is in the entry at {self.offset:#x} does not end")
+            unit.file.malformed(f"the contents of the entry at {self.offset:#x} does not end")
         return position - start

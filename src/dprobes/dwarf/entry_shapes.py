@@ -161,7 +161,7 @@ def read_shapes(section: SectionBytes, offset: int, sizes: FormSizes) -> Shapes:
         if position >= end:
             break
     if position >= end and not section.is_whole:
-        raise IndexError("shapes behind what is known of the section")
+        raise IndexError("shapes after what is known of the section")
     return Shapes(data, places, sizes)
 
 

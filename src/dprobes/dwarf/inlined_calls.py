@@ -101,7 +101,7 @@ class _Search:
     def calls_in(self, parent: Entry, function: Entry | None, depth: int, level: int) -> Iterator[InlinedCall]:
         """Iterate over the calls in an entry, which is in a ``function``, and in ``depth`` calls."""
         if level > _DEPTH_MAX:
-            parent.unit.file.malformed(f"what is in the entry at {parent.offset:#x} does not end")
+            parent.unit.file.malformed(f"the contents of the entry at {parent.offset:#x} does not end")
         for entry in parent.children():
             if not entry.has_children and entry.tag != Tag.INLINED_SUBROUTINE:
                 continue

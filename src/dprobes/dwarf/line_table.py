@@ -279,7 +279,7 @@ def _joined(directories: Sequence[str], number: int, name: str) -> str:
 
 def _text_at(section: bytes, offset: int) -> str:
     if offset >= len(section):
-        raise ValueError(f"a string is at {offset:#x}, behind the end of its section")
+        raise ValueError(f"a string is at {offset:#x}, after the end of its section")
     return _decoded(section[offset : section.index(b"\0", offset)])
 
 

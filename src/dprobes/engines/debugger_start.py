@@ -136,7 +136,7 @@ def _expand(word: str, pid: int) -> str:
 
 
 def _where(target: HandedOver) -> str:
-    side = "behind" if target.has_executed else "before"
+    side = "after" if target.has_executed else "before"
     return f"process {target.pid} ({target.name}) is stopped at {target.address:#x}, {side} the probed instruction"
 
 

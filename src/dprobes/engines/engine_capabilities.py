@@ -72,12 +72,12 @@ USUAL_PROCESSORS = ("x86_64", "i386")
 
 _NO_KPROBES = (
     "this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them, and no BPF "
-    "trampolines (fentry) in their place: 'dprobes doctor' says which"
+    "trampolines (fentry) in their place: 'dprobes doctor' shows which"
 )
 
 _NO_OVERRIDE = (
     "this kernel has neither bpf_override_return (CONFIG_BPF_KPROBE_OVERRIDE) nor BPF trampolines that skip functions "
-    "(fmod_ret): 'dprobes doctor' says why"
+    "(fmod_ret): 'dprobes doctor' shows why"
 )
 
 _READING = {

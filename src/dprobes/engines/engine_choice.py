@@ -116,7 +116,7 @@ def scope_problem(name: str, scope: Scope, options: EngineOptions) -> str | None
 def _scope_refusal(name: str, asked: tuple[EngineRow, ...], scope: Scope) -> str:
     able = [row.usage for row in rows() if scope.kind in row.scopes]
     if name == AUTO:
-        known = f"name one that can: --engine {able[0]}" if able else "none of this version can"
+        known = f"use --engine {able[0]}" if able else "none of this version can"
         return f"no engine that auto chooses from can probe {scope.kind.value}; {known}"
     (row,) = asked
     if row.argument is not None:
@@ -280,7 +280,7 @@ class Selection:
             return others[0].candidacy.offer
         offer = f"no engine that needs neither has {lacks[0].value}" if lacks else "no other engine is there"
         if lacks and lacks[0] is Capability.SAMPLER:
-            offer += "; probes on functions need neither, and 'perf record -p PID' samples processes of one's own"
+            offer += "; probes on functions need neither, and 'perf record -p PID' samples your own processes"
         return offer
 
     def _fallback(self, engine: Engine) -> EngineRow | None:

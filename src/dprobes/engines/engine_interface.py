@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dprobes.target.process_images import ProcessImages
 
 __all__ = [
+    "Area",
     "Attachment",
     "Begun",
     "Change",
@@ -54,6 +55,7 @@ __all__ = [
     "ScopeKind",
     "StateEvent",
     "TableChange",
+    "Use",
     "VariableChange",
     "apply_changes",
     "no_core_notice",
@@ -63,13 +65,31 @@ __all__ = [
 # Results of ``doctor``: one finding for each mechanism that it tried on this machine.
 
 
+class Area(Enum):
+    """Group of checks, in the order in which they are printed."""
+
+    SYSTEM = "system"
+    RIGHTS = "rights"
+    ENGINES = "engines"
+    KERNEL = "kernel features"
+    TOOLS = "tools"
+
+
+class Use(NamedTuple):
+    """A use of a mechanism, with an example; of several missing ones that with the largest ``gain`` is recommended."""
+
+    text: str
+    command: str
+    gain: int
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
     Result of one check by ``doctor``.
 
     ``what`` is the mechanism, and ``works`` is True if it works. ``detail`` gives the reason or the way, ``remedy`` the
-    advice if it does not work.
+    advice if it does not work. Without an ``essential`` mechanism no probe works.
     """
 
     what: str
@@ -77,6 +97,8 @@ class Finding:
     detail: str = ""
     remedy: str = ""
     essential: bool = False
+    area: Area = Area.KERNEL
+    use: Use | None = None
 
 
 @dataclass(slots=True)

@@ -248,7 +248,7 @@ _PTRACE = EngineRow(
             Capability.CORE_DUMP: "shows the state before the probed instruction only there",
             Capability.MODULE_WATCHPOINT: "sees accesses from the very start of a process only there",
         },
-        offer="for one command or process (-c, -p) there is an engine that needs neither",
+        offer="-c and -p have an engine that needs neither",
     ),
     doctor="dprobes.engines.ptrace.ptrace_doctor:examine",
     place_notes="dprobes.engines.ptrace.step_cost:place_notes",
@@ -355,8 +355,8 @@ _GDB = EngineRow(
     starts_commands=True,
     has_processes=True,
     stops_all=True,
-    how_to_ask="use --engine gdb=ENDPOINT, where a stub stands for such a machine or process",
-    summary="probes what is behind a stub of GDB's protocol: HOST:PORT, a socket, a serial line, or |COMMAND",
+    how_to_ask="use --engine gdb=ENDPOINT, with the stub of such a machine or process",
+    summary="probes the target of a GDB stub: HOST:PORT, a socket, a serial line, or |COMMAND",
 )
 
 _ROWS = (_PTRACE, _EBPF, _INLINE, _REPLAY, _GDB)

@@ -62,8 +62,8 @@ class ForeignUsers:
         self._say(
             owner,
             "files",
-            f"{owner} has more files executed as '{self._name}' than are looked at: {FILES_MAX} at once, and "
-            f"{_FILES_RATE * 60:.0f} a minute; the others are not probed until it is their turn",
+            f"{owner} has more files executed as '{self._name}' than are searched: {FILES_MAX} at once, and "
+            f"{_FILES_RATE * 60:.0f} a minute; the others are probed later",
         )
         return False
 
@@ -77,7 +77,7 @@ class ForeignUsers:
         self._say(
             owner,
             "room",
-            f"not all files of {owner} are probed: they came when there was no room left for their probepoints",
+            f"not all files of {owner} are probed: there was no room left for their probepoints",
         )
 
     # Processes

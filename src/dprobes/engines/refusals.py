@@ -99,7 +99,7 @@ def attach_error(pid: int, reason: str, number: int, shares_with: int = 0) -> En
     """
     if shares_with:
         why = attach_error(pid, reason, number)
-        shared = f"process {shares_with} shares its memory with process {pid}, which would meet its breakpoints"
+        shared = f"process {shares_with} shares its memory with process {pid}, which would hit its breakpoints"
         return type(why)(f"{shared}: {why.message}", hint=why.hint)
     if number == errno.ESRCH or not Path(f"/proc/{pid}").exists():
         return EngineError(f"there is no process {pid}")
@@ -149,7 +149,7 @@ def _traced(pid: int, tracers: frozenset[int] = frozenset()) -> EngineError | No
         if (module := probed_by(tracer)) is not None:
             name, owner = process_field(pid, "Name"), process_field(tracer, "PPid")
             return EngineError(
-                f"process {pid} ({name}) is followed already by the dprobes of process {owner}, "
+                f"process {pid} ({name}) is already traced by the dprobes of process {owner}, "
                 f"which began with a program for '{module}'",
                 hint="a process has one tracer: insert all programs with 'dprobes insert', which lets them share it, "
                 "or use --engine ebpf",
@@ -266,5 +266,5 @@ def nothing_to_insert(probes: Iterable[Probepoint], reasons: Iterable[str] = ())
     return EngineError(
         f"no probepoint of the new program can be inserted; the old program continues{': ' if first else ''}"
         + "".join(first),
-        hint="remove the program that is there if it is not wanted any more",
+        hint="remove the inserted program if it is no longer needed",
     )

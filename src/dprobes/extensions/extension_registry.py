@@ -97,7 +97,7 @@ def _check_call(
         diagnostics.error(
             instruction.span,
             f"'{instruction}' writes to the target: the extension '{registration.name}' does",
-            hint="give --allow-write if that is what you want",
+            hint="allow it with --allow-write",
         )
 
 

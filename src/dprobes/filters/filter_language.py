@@ -237,7 +237,7 @@ def _tokens(file: SourceFile) -> list[_Token]:
             at += len(file.text[at:]) - len(file.text[at:].lstrip())
             if file.text[at] in "\"'":
                 fail(Span(file, at, len(file.text)), "a string has no end", f"close it with {file.text[at]}")
-            fail(Span(file, at, at + 1), f"'{file.text[at]}' means nothing in a filter")
+            fail(Span(file, at, at + 1), f"'{file.text[at]}' is not allowed in a filter")
         assert match.lastgroup is not None
         word = match[match.lastgroup]
         kind = match.lastgroup
@@ -380,7 +380,7 @@ class _Parser:
         if self._take(","):
             size = self._size(1, 8 if is_memory else _STRING_MAX)
         elif is_memory:
-            self._unexpected("','", "write the bytes of the number behind the address: mem(arg0, 4)")
+            self._unexpected("','", "write the size of the number after the address: mem(arg0, 4)")
         if not self._take(")"):
             self._unexpected("')'")
         if not is_memory:

@@ -235,7 +235,7 @@ class HandlerValues:
             code.add(_IDS[name], None, span)
         elif name in _CODES:
             if sets_codes(self._program):
-                fail(span, f"the handlers of this program set '{name}' themselves, behind the filter")
+                fail(span, f"the handlers of this program set '{name}' themselves, after the filter")
             code.push(getattr(self._program if name == "major" else self._definition, name), span)
         elif name in _OF_RECORDS:
             fail(span, f"'{name}' is known of records, and not at a hit: {_OF_RECORDS[name]}")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.formatters.address_fields import address_fields, code_names, function_of
-from dprobes.formatters.templates.data_extraction import FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.data_extraction import FieldKind, decode_fields, fields_of, placeholders
 from dprobes.formatters.templates.template_collection import ProgramTemplates
+from dprobes.formatters.templates.template_model import Conversion
 from dprobes.record.log_record import Item
+from dprobes.rpn.keyed_tables import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,6 +97,17 @@ class FieldValues:
             f"records have no field '{name}'",
             hint=did_you_mean(name, [*known, "word0", "item0"]) or f"fields are {listed}",
         )
+
+    def unit(self, name: str) -> Unit:
+        """Return the unit of a field's numbers: nanoseconds of ``elapsed``, and where all templates print times."""
+        conversions = {
+            part.conversion
+            for template in self._templates.all()
+            for field, part in zip(fields_of(template, 8), placeholders(template), strict=True)
+            if field.name == name
+        }
+        is_time = name == "elapsed" or conversions == {Conversion.DURATION}
+        return Unit.NANOSECONDS if is_time else Unit.NONE
 
     def _template_fields(self) -> Iterator[Field]:
         for template in self._templates.all():

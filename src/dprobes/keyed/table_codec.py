@@ -55,7 +55,7 @@ def decode_tables(data: bytes) -> tuple[TableContents, ...]:
     try:
         return _decoded(data)
     except (struct.error, ValueError, KeyError) as error:
-        raise FormatError(f"the bytes are no keyed tables: {error}") from None
+        raise FormatError(f"the bytes are not keyed tables: {error}") from None
 
 
 def _decoded(data: bytes) -> tuple[TableContents, ...]:

@@ -82,8 +82,13 @@ def power_text(exponent: int) -> str:
     return f"{1 << rest}{_BINARY[size]}" if size < len(_BINARY) else f"2^{exponent}"
 
 
-def power_bucket_label(bucket: int) -> str:
+def power_bucket_label(bucket: int, unit: Unit = Unit.NONE) -> str:
     """Return the label of a bucket by powers of two (``bucket_of``)."""
+    if unit is not Unit.NONE:
+        low, high = quantity(1 << max(abs(bucket) - 1, 0), unit), quantity(1 << abs(bucket), unit)
+        if bucket in (-1, 0, 1):
+            return f"[{quantity(bucket, unit)}]"
+        return f"[{low}, {high})" if bucket > 0 else f"(-{high}, -{low}]"
     if bucket in (-1, 0, 1):
         return f"[{bucket}]"
     low, high = power_text(abs(bucket) - 1), power_text(abs(bucket))
@@ -172,9 +177,9 @@ def lost_text(contents: TableContents) -> str:
     """Return the message about values whose keys had no room."""
     table, values = contents.table, f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
     if table.has_user_stack and len(contents.rows) < table.capacity:
-        advice = "a condition that lets fewer hits through helps, or 'sample'; a larger ring puts it off only"
-        return f"{values} found no room: call stacks came faster than they are followed ({advice})"
-    return f"{values} found no room: there are {table.capacity} keys already ('room =')"
+        advice = "use a condition that fewer hits match, or 'sample'; a larger ring only delays this"
+        return f"{values} did not fit: call stacks arrived faster than they are followed ({advice})"
+    return f"{values} did not fit: the table has room for {table.capacity} keys ('room =')"
 
 
 def shown_name(table: Table) -> str:

@@ -100,7 +100,7 @@ def launch_manager(paths: ManagerPaths) -> None:
             raise error_of(json.loads(said))
         raise ManagerError(
             f"the probe manager ended at once, with status {status}: {_last_line(paths)}",
-            hint=f"'{paths.log}' may say more",
+            hint=f"'{paths.log}' may show the reason",
         )
     process.returncode = process.returncode or 0  # prevents the warning about a running child
 
@@ -200,7 +200,7 @@ class ManagerClient:
             raise TimeoutError("timed out")
         self._check_not_stopped()
         if self._silent - self._interval < _SILENCE <= self._silent and self._notify is not None:
-            text = f"the probe manager has said nothing for {self._silent:.0f} seconds; Ctrl-C ends the waiting"
+            text = f"the probe manager has not answered for {self._silent:.0f} seconds; Ctrl-C stops waiting"
             self._notify(Notice(text))
 
     def _check_not_stopped(self) -> None:

@@ -112,7 +112,7 @@ class Manager:
     def answer(self, verb: str, arguments: dict[str, Any], notify: Callable[[Notice], None]) -> dict[str, Any]:
         """Carry out a verb; raise a subclass of ``DprobesError`` if that is refused, or the verb is unknown."""
         if verb not in VERBS:
-            raise ManagerError(f"the manager (dprobes {__version__}) knows no verb '{verb}'")
+            raise ManagerError(f"the manager (dprobes {__version__}) has no verb '{verb}'")
         match decode_arguments(VERBS[verb], verb, arguments):
             case InsertArguments() as given:
                 return encode(self._insert(given, notify))
@@ -249,7 +249,7 @@ class Manager:
             matches = compile_glob(pattern).match
             if not any(matches(table.name) for inserted in chosen for table in inserted.program.tables):
                 names = dict.fromkeys(table.name for inserted in chosen for table in inserted.program.tables)
-                hint = f"there are: {', '.join(names)}" if names else "no program that is meant has any"
+                hint = f"there are: {', '.join(names)}" if names else "none of the selected programs has one"
                 raise ManagerError(f"no keyed table is called '{pattern}'", hint=hint)
         for inserted in chosen:
             for pattern in patterns:
@@ -295,7 +295,7 @@ class Manager:
     def _chosen(self, name: str | None, *, everything: bool) -> list[InsertedProgram]:
         if name is None:
             if not everything:
-                raise ManagerError("nothing is chosen: expected the name of a program, or all of them")
+                raise ManagerError("no program is selected: expected a name, or all")
             return self._all()
         if (chosen := self._programs.get(name)) is None:
             from dprobes.diagnostics import did_you_mean

@@ -63,7 +63,7 @@ class Recording:
         """The current problem of the trace file."""
         path = self._writer.path
         if self._writer.problem is None and not path.exists():
-            return f"'{path}' has been removed: what is recorded from now on cannot be read"
+            return f"'{path}' has been removed: new records cannot be read"
         return self._writer.problem
 
     # Log targets

@@ -68,7 +68,7 @@ class InstalledUnit:
             raise ManagerError(f"cannot read '{self.path}': {error.strerror}") from None
         if _OURS not in present.splitlines():
             raise ManagerError(
-                f"'{self.path}' is there already, and is none of dprobes's units", hint="move it away, or remove it"
+                f"'{self.path}' exists already, and is not a unit of dprobes", hint="move it away, or remove it"
             )
         return present
 

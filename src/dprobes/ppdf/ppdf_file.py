@@ -219,7 +219,7 @@ def _check_instruction_set(reader: Reader) -> None:
     at, version = reader.offset, reader.u32("the version of the instruction set")
     if version > instruction_set.VERSION:
         raise FormatError(
-            f"the program is in version {version} of the instruction set, and this dprobes knows versions up to "
+            f"the program is in version {version} of the instruction set, and this dprobes reads versions up to "
             f"{instruction_set.VERSION}",
             offset=at,
             hint=NEWER_HINT,

@@ -197,7 +197,7 @@ class _TreeWriter:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise FormatError(
-                f"the blocks of the tool have statements and values that stand deeper than {DEPTH_MAX} in each other",
+                f"the blocks of the tool have statements and values nested deeper than {DEPTH_MAX}",
                 hint="put a part of them into a function",
             )
 
@@ -343,7 +343,7 @@ class _TreeReader:
         if kind is ValueKind.NONE:
             return None
         if (problem := _NO_NUMBERS.get(kind)) is not None:
-            self.reader.fail(f"{problem} is no number", at)
+            self.reader.fail(f"{problem} is not a number", at)
         self._deeper()
         found: Any = self._node(kind, at)
         self._depth -= 1
@@ -475,7 +475,7 @@ class _TreeReader:
         count = program.gvars if partial.kind is ValueKind.GLOBAL else program.vars
         first = reader.below(count, what)
         if first + self._around.cells(partial.found["type"]) > count:
-            reader.fail(f"expected {count} cells for variables, found a number behind them", at)
+            reader.fail(f"expected {count} cells for variables, found a number after them", at)
         return first
 
     def function(self, what: str, _: object) -> str:

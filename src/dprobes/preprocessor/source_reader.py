@@ -51,7 +51,7 @@ def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
         shown = str(path) if len(str(path)) <= _SHOWN else f"{str(path)[:_SHOWN]}…"
         hint = "the text of a program is given with -e: dprobes run -e 'TEXT'" if "{" in str(path) else None
         if hint is None and _PLACE.fullmatch(str(path)) is not None:
-            hint = f"a place is no program: write dprobes run -e '{path} {{ @ = count() }}'"
+            hint = f"a place is not a program: write dprobes run -e '{path} {{ @ = count() }}'"
         raise _unreadable(f"cannot read '{shown}': {reason_of(error)}", hint=hint) from error
     return _source(str(path), data)
 

@@ -124,14 +124,14 @@ class RecordSource:
         paths = details.get("paths", [])
         templates, derived = details.get("templates", {}), details.get("derived", {})
         if not isinstance(module, str):
-            raise ValueError("the name of a module is no text")  # noqa: TRY004 - one error for all
+            raise ValueError("the name of a module is not text")  # noqa: TRY004 - one error for all
         if not isinstance(build_ids, list) or not all(isinstance(each, str) for each in build_ids):
-            raise ValueError("build-ids are no list of strings")
+            raise ValueError("build-ids are not a list of strings")
         if not isinstance(paths, list) or not all(isinstance(each, str) for each in paths):
-            raise ValueError("paths are no list of strings")
+            raise ValueError("paths are not a list of strings")
         for files in (templates, derived):
             if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-                raise ValueError("templates are no strings")
+                raise ValueError("templates are not strings")
         return cls(
             number,
             name,

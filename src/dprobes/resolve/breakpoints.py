@@ -171,7 +171,7 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
     clones = clones_in(module.symbols, name)
     made = f"; the compiler has also made {first_of([repr(each) for each in clones], _LISTED)} of it" if clones else ""
     return TargetError(
-        f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {first_of(places, _LISTED)}{made}",
+        f"'{name}' is not a symbol of '{module.path}': its calls were inlined, at {first_of(places, _LISTED)}{made}",
         hint=f"write 'offset = {places[0]}', or in DProbes C 'inline {_written(module.path)}:{name}' for all of them",
     )
 
@@ -202,9 +202,9 @@ def _written(path: Path) -> str:
 _Places = dict[tuple[int, bool], Probepoint]
 """The probepoints found so far, by file offset and ``at_return``."""
 
-_MOVES = "Go moves the stacks of goroutines while their functions are executed"
+_MOVES = "Go moves the stacks of goroutines while their functions run"
 
-_GOES_BACK = "it jumps to its own first instruction, which is then executed without a call"
+_GOES_BACK = "it jumps to its first instruction, which is then executed without a call"
 
 
 def resolve_breakpoints(
@@ -218,7 +218,7 @@ def resolve_breakpoints(
             continue
         asks_for_entry = bool(entry_instructions(program, definition))
         if asks_for_entry and conventions.moves_stacks:
-            diagnostics.error(definition.span("return"), f"the entries of calls cannot be told: {_MOVES}")
+            diagnostics.error(definition.span("return"), f"the entries of calls cannot be distinguished: {_MOVES}")
             continue
         resolver = _Resolver(program, number, definition, module, frames, diagnostics, asks_for_entry)
         if (probe := resolver.probepoint()) is not None:
@@ -431,7 +431,7 @@ class _Resolver:
         if exits.are_missing:
             self.diagnostics.warning(span, f"'{where}' never returns")
         if exits.goes_back and self.asks_for_entry:
-            self.diagnostics.error(span, f"the entries of '{where}' cannot be told: {_GOES_BACK}")
+            self.diagnostics.error(span, f"the entries of '{where}' cannot be distinguished: {_GOES_BACK}")
             return None
         return exits
 
@@ -483,12 +483,12 @@ class _Resolver:
         if self.definition.opcode is None:
             self.diagnostics.error(
                 self._span,
-                f"{what} of '{self.module.path}': there may be data, which a breakpoint would change",
-                hint="look at it with 'dprobes locate'; if an instruction starts there, say so by its first byte: "
+                f"{what} of '{self.module.path}': it may be data, which a breakpoint would change",
+                hint="look at it with 'dprobes locate'; if an instruction starts there, confirm it by its first byte: "
                 f"opcode = {decoded.opcode_byte:#04x}",
             )
             return False
-        self.diagnostics.warning(self._span, f"{what}: only 'opcode' says that an instruction starts there")
+        self.diagnostics.warning(self._span, f"{what}: only 'opcode' confirms that an instruction starts there")
         return True
 
     def _note_semaphore(self, offset: int) -> None:
@@ -496,6 +496,6 @@ class _Resolver:
         if (site := guarded_site(self.module.elf, offset)) is not None:
             self.diagnostics.note(
                 self._span,
-                f"the place is guarded by the semaphore of 'usdt:{site.probe}': it may be passed by, without a hit",
-                hint=f"'offset = usdt:{site.probe}' raises the semaphore as long as the probe is there",
+                f"the place is guarded by the semaphore of 'usdt:{site.probe}': the program may skip it, without a hit",
+                hint=f"'offset = usdt:{site.probe}' raises the semaphore while the probe is inserted",
             )

@@ -91,13 +91,13 @@ def _omission(program: Program, definition: ProbeDefinition) -> str | None:
     """Return the reason why a handler's code is not carried, as a sentence; None if it is."""
     location = definition.location
     if isinstance(location, Tracepoint) and (location.is_system_call or traced_fields(program, definition)):
-        return f"only the kernel that runs tells where the fields of '{location}' are"
+        return f"the fields of '{location}' are known only on the running kernel"
     if isinstance(location, Usdt) and usdt_arguments(program, definition):
-        return f"only the module's file tells where the arguments of '{location}' are"
+        return f"the arguments of '{location}' are known only from the module's file"
     if entry_instructions(program, definition):
-        return "only the engine that runs tells how a return knows its entry"
+        return "only the running engine can match a return with its entry"
     if isinstance(location, Sampler) and program.modtype is ModuleType.KMOD:
-        return f"only the kernel that runs tells where the code of '{program.name}' is"
+        return f"the code of '{program.name}' is known only on the running kernel"
     if sum(1 for _ in executed_instructions(program, definition)) > INSTRUCTIONS_MAX:
         return _TOO_LONG
     return None

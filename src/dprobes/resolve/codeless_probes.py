@@ -94,7 +94,7 @@ class _Resolver:
             self.diagnostics.error(
                 self._span,
                 "one of the addresses is a number, the other one a symbol of the module",
-                hint="a number is an address in the process; a symbol lies elsewhere in each process",
+                hint="a number is an address in the process; a symbol has another address in each process",
             )
             return None
         if length < 1:
@@ -132,7 +132,7 @@ class _Resolver:
             return state
         if sum(other.state is ProbeState.COMPILED for other in earlier) >= self.most:
             state = ProbeState.DEBUGREG_UNAVAIL
-            before = f"{self.most} watchpoints stand before this one"
+            before = f"{self.most} watchpoints come before this one"
             reason = f"the processor has {self.most} debug registers, and {before}"
             self.diagnostics.warning(self._span, state.line(reason))
             return state

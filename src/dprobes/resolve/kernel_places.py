@@ -106,7 +106,7 @@ class KernelModule:
         address = self.kernel.symbol(symbol, self.name).address
         if not self.name and self.kernel.is_per_cpu(address):
             raise TargetError(
-                f"each CPU has a copy of '{symbol}', with an address of its own",
+                f"each CPU has a copy of '{symbol}' at another address",
                 hint=f"'push {symbol}' gives the address of the copy of the CPU that was hit",
             )
         return address
@@ -174,7 +174,7 @@ def module_named_by(program: Program, called: Sequence[str] = KERNEL_NAMES) -> s
         return module_name(program.name)
     if program.name.partition("-")[0] not in called:
         raise TargetError(
-            f"'{program.name}' is no name of the running kernel",
+            f"'{program.name}' is not a name of the running kernel",
             hint=f"write 'name = {called[0]}', or 'modtype = kmod' for a module of the kernel",
         )
     return ""
@@ -317,7 +317,7 @@ class _Resolver:
                 if not symbol.is_code:
                     raise TargetError(
                         f"'{name}' is data of '{self._module.path}', not code",
-                        hint=f"to see who uses it, write 'address = {name}' and 'watchpoint = w' (or rw)",
+                        hint=f"to see accesses to it, write 'address = {name}' and 'watchpoint = w' (or rw)",
                     )
                 return symbol.address + addend
         return None
@@ -516,7 +516,7 @@ def kernel_here(
     try:
         identity = running_build_id(name)
     except TargetError as error:
-        diagnostics.note(span, f"it is not known whether the program was built for this kernel: {error.message}")
+        diagnostics.note(span, f"the kernel that the program was built for is unknown: {error.message}")
         return running
     from dprobes.target.kernel.kernel_image import moved_kernel
 

@@ -287,7 +287,7 @@ def _find_module(
     if is_made_by_kernel(program.name):
         diagnostics.error(
             program.spans.get("name"),
-            f"'{program.name}' cannot be probed: the kernel makes it, and no file says what its code should be",
+            f"'{program.name}' cannot be probed: the kernel provides it, and no file contains its code",
             hint="probe the function that calls it, such as clock_gettime of 'libc.so.6'",
         )
         diagnostics.raise_if_errors()

@@ -52,7 +52,7 @@ def check_skip(
     if (skip := skipping_instruction(program, definition)) is not None:
         diagnostics.error(
             skip.span,
-            f"'skip' returns from the function that begins at the probepoint, and none begins at {where}",
+            f"'skip' returns from the function that begins at the probepoint, but none begins at {where}",
             hint="only there the return address is on top of the stack: write 'offset =' with the function's name",
         )
 

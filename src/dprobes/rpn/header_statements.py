@@ -127,7 +127,7 @@ def _kind(part: Words) -> tuple[TableKind, Range | None]:
     word = part[0].word
     if word not in words:
         hint = did_you_mean(word, words) or f"the kinds are {', '.join(words)}"
-        raise StatementError(f"'{part[0].text}' is no kind of table", part[:1], hint)
+        raise StatementError(f"'{part[0].text}' is not a kind of table", part[:1], hint)
     kind = TableKind(word)
     if kind is not TableKind.LHIST:
         if len(part) > 1:
@@ -152,7 +152,7 @@ def _key(part: Words) -> Key:
     word = part[0].word
     if word not in words:
         hint = did_you_mean(word, words) or f"the kinds are {', '.join(words)}"
-        raise StatementError(f"'{part[0].text}' is no kind of key", part[:1], hint)
+        raise StatementError(f"'{part[0].text}' is not a kind of key", part[:1], hint)
     kind = KeyKind(word)
     if len(part) == 1:
         return Key(kind, kind.sizes[0] if kind.sizes is not None else 0)
@@ -330,7 +330,7 @@ def _location(tokens: Sequence[WordToken]) -> Location:
     text = unquote(tokens[0]) if is_quoted else _adjacent(tokens)
     if _USDT_PREFIX.match(text):
         if (usdt := _USDT.fullmatch(text)) is None:
-            raise StatementError(f"'{text[:40]}' is no USDT probe", tokens, "write 'offset = usdt:PROVIDER:NAME'")
+            raise StatementError(f"'{text[:40]}' is not a USDT probe", tokens, "write 'offset = usdt:PROVIDER:NAME'")
         return Usdt(*usdt.groups())
     # A text that starts with a number is a number: "4*2" is not a pattern. In quotes, slashes are allowed for names of
     # Go.

@@ -186,9 +186,9 @@ class _HeaderChecks:
         low, high = location.low, location.high
         if self._definition.watchpoint is None and high is not None:
             span = self._definition.span("address")
-            self._diagnostics.warning(span, "the upper address means nothing for a breakpoint probe")
+            self._diagnostics.warning(span, "a breakpoint probe has no upper address")
         if self._definition.watchpoint is None and self._program.modtype is ModuleType.USER:
-            hint = "a module lies elsewhere in each process: write 'offset =' with a symbol or a file offset"
+            hint = "a module has another address in each process: write 'offset =' with a symbol or a file offset"
             self._wrong("address", "'address =' in a user program is for watchpoints only", hint)
         if high is not None and low.symbol == high.symbol and high.addend < low.addend:
             self._wrong("address", "the upper address is below the lower one")
@@ -227,7 +227,7 @@ class _HeaderChecks:
     def check_opcode(self, architecture: Architecture) -> None:
         opcode = self._definition.opcode
         if opcode is not None and self._definition.watchpoint is not None:
-            self._diagnostics.warning(self._definition.span("opcode"), "'opcode =' means nothing for a watchpoint")
+            self._diagnostics.warning(self._definition.span("opcode"), "a watchpoint has no opcode")
         if opcode is not None and (mnemonic := architecture.unprobeable.get(opcode)):
             hint = "place the probepoint on the instruction before or after it"
             self._wrong("opcode", f"opcode {opcode:#04x} ({mnemonic}) can never carry a probe", hint)
@@ -260,14 +260,14 @@ class _HeaderChecks:
             what, keyword = "the return of a function", "return"
         else:
             return
-        message = f"'skip' returns from the function that begins at the probepoint, and none begins at {what}"
+        message = f"'skip' returns from the function that begins at the probepoint, but none begins at {what}"
         notes = (Note("the probepoint is here", definition.span(keyword)),)
         self._diagnostics.error(skip.span, message, notes=notes)
 
     def check_entry(self, title: str) -> None:
         asking = entry_instructions(self._program, self._definition)
         if asking and not self._definition.at_return:
-            message = f"'{asking[0]}' is about a call that returns, and {title} is not at a return"
+            message = f"'{asking[0]}' needs a call that returns, and {title} is not at a return"
             hint = "write 'return = yes' in the header of the probepoint"
             self._diagnostics.error(asking[0].span, message, hint=hint)
         for instruction in asking:
@@ -517,5 +517,5 @@ def _check_write(program: Program, instruction: Instruction, diagnostics: Diagno
         return
     if instruction.row.writes or stops_target(instruction, program.modtype):
         does = "writes to" if instruction.row.writes else "stops"
-        hint = "give --allow-write if that is what you want"
+        hint = "allow it with --allow-write"
         diagnostics.error(instruction.span, f"'{instruction}' {does} the target", hint=hint)

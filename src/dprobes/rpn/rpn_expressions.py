@@ -144,7 +144,7 @@ class Lexer:
     def _report_bad(self, start: int, character: str) -> None:
         span = self._preprocessed.span(start, start + 1)
         if character in "\"'":
-            self._report(span, f"a {character} without its partner on the same line")
+            self._report(span, f"a {character} without a second one on the same line")
         else:
             shown = f"'{character}'" if character.isprintable() else f"U+{ord(character):04X}"
             self._report(span, f"unexpected character {shown}")

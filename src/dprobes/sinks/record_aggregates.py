@@ -18,6 +18,7 @@ from dprobes.formatters.templates.template_model import Fault
 from dprobes.keyed.table_layout import bucket_of
 from dprobes.record.log_record import decode_record
 from dprobes.record.record_table import RecordTable, TableBytes, TablePlaces
+from dprobes.rpn.keyed_tables import Unit
 from dprobes.sinks.field_columns import FieldColumns, NoColumnError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Histogram:
     where: str
     buckets: tuple[tuple[int, int], ...]
     odd: int
+    unit: Unit = Unit.NONE
 
 
 class Sum(NamedTuple):
@@ -90,6 +92,7 @@ class SumTable:
     by: tuple[str, ...]
     rows: tuple[tuple[Group, Sum], ...]
     odd: int
+    unit: Unit = Unit.NONE
 
 
 class Measures:
@@ -101,6 +104,8 @@ class Measures:
         self._odd: list[Counter[Group]] = [Counter() for _ in measured]
         self._sums: list[dict[Group, Sum]] = [{} for _ in summed]
         self._unsummed: list[int] = [0 for _ in summed]
+        self._units: dict[str, set[Unit]] = {field: set() for field in (*measured, *summed)}
+        """The units that a field has in the records of the programs."""
 
     def __bool__(self) -> bool:
         return bool(self.measured or self.summed)
@@ -111,6 +116,7 @@ class Measures:
             values.check(field)
         for field in (*self.measured, *self.summed):
             values.check(field, is_number=True)
+            self._units[field].add(values.unit(field))
 
     # Input from records, one by one or by columns
 
@@ -226,7 +232,7 @@ class Measures:
                 counter = by_group.get(group, Counter())
                 first, last = min(counter, default=0), max(counter, default=-1)
                 buckets = tuple((bucket, counter[bucket]) for bucket in range(first, last + 1))
-                yield Histogram(field, self._where(group), buckets, odd[group])
+                yield Histogram(field, self._where(group), buckets, odd[group], self._unit(field))
 
     def _where(self, group: Group) -> str:
         if not self.by:
@@ -239,7 +245,12 @@ class Measures:
         """Iterate over the sums, in the order of the requested fields."""
         for field, by_group, odd in zip(self.summed, self._sums, self._unsummed, strict=True):
             rows = sorted(by_group.items(), key=lambda item: (-item[1].total, item[0]))
-            yield SumTable(field, self.by or ("place",), tuple(rows), odd)
+            yield SumTable(field, self.by or ("place",), tuple(rows), odd, self._unit(field))
+
+    def _unit(self, field: str) -> Unit:
+        """Return the unit of a field, if it is the same in the records of all programs."""
+        units = self._units[field]
+        return next(iter(units)) if len(units) == 1 else Unit.NONE
 
 
 def place_text(place: Place) -> str:

@@ -195,5 +195,5 @@ def parse_target(text: str) -> LogTargetName:
     from dprobes.diagnostics import did_you_mean
 
     hint = did_you_mean(name.lower(), [kind.name for kind in kinds()])
-    hint = hint or "'dprobes log-target kinds' lists what there is"
+    hint = hint or "'dprobes log-target kinds' lists them"
     raise SinkError(f"there is no log target '{text}'", hint=hint)

@@ -44,7 +44,7 @@ def write_parts(descriptor: int, parts: Sequence[bytes], patience: float) -> Wri
             written += os.write(descriptor, data[written:])
         except BlockingIOError:
             if not _has_room(descriptor, patience):
-                return _written(parts, written, f"nothing was taken for {patience:.0f} s")
+                return _written(parts, written, f"no data was accepted for {patience:.0f} s")
         except OSError as error:
             return _written(parts, written, reason_of(error))
     return Written(len(parts), 0, None)

@@ -56,10 +56,7 @@ def error_of(query: str, error: Exception, tables: Iterable[str]) -> SourceError
     if details.get("error_subtype") == "MISSING_ENTRY" and details.get("type") == "Table":
         name = str(details.get("name", ""))
         message = f"there is no table '{name}'"
-        hint = (
-            did_you_mean(name, [table for table in tables if table != name])
-            or "'dprobes sql --list' prints what there is"
-        )
+        hint = did_you_mean(name, [table for table in tables if table != name]) or "'dprobes sql --list' lists them"
     elif details.get("candidates"):
         names = [name.strip().strip('"') for name in str(details["candidates"]).split(",")]
         hint = did_you_mean(str(details.get("name", "")), names)

@@ -140,7 +140,7 @@ class Btf:
         self._strings = length + strings
         self._strings_end = self._strings + strings_size
         if self._types % 4 or types_size % 4 or max(self._types_end, self._strings_end) > len(data):
-            raise FormatError("the sections of BTF do not lie in its data")
+            raise FormatError("the sections of BTF are outside its data")
         with memoryview(data) as whole:
             self._words = whole[self._types : self._types_end].cast("I")
         self._starts: list[int] = []
@@ -407,7 +407,7 @@ class Btf:
             append(at)
             self._next = at = following
         if at < end:
-            raise FormatError("a type of BTF ends behind the other types", offset=self._types + 4 * at)
+            raise FormatError("a type of BTF ends after the other types", offset=self._types + 4 * at)
         return starts
 
 

@@ -191,10 +191,10 @@ def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
         return f"a relative path is taken from the current directory: '{name}' is '{Path(name).absolute()}'"
     base = Path(name).name
     if "/" in name and base in mapped and mapped[base] != name:
-        return f"processes mapped '{mapped[base]}': is that meant?"
+        return f"processes mapped '{mapped[base]}': is that the intended one?"
     like = _alike(base, mapped)
     if like:
-        return f"processes mapped {', '.join(repr(mapped[other]) for other in like)}: is one of them meant?"
+        return f"processes mapped {', '.join(repr(mapped[other]) for other in like)}: is one of them the intended one?"
     if "/" in name:
         return None
     if Path(name).is_file():
@@ -260,7 +260,7 @@ def replaced_file(path: str, pid: int) -> TargetError:
     """Return the error for a file that a process has mapped, and to which its path does not lead any more."""
     return TargetError(
         f"MISMATCH: '{path}' was replaced or removed while process {pid} uses it",
-        hint="run dprobes as root, who sees what the process maps, or restart the process",
+        hint="run dprobes as root, which can read the mapped file, or restart the process",
     )
 
 

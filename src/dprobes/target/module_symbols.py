@@ -70,12 +70,12 @@ def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
     called = [each for each in clones if not is_cold_part(each)]
     if not called:
         return TargetError(
-            f"{where} has no symbol '{name}', but code that was taken out of it: {listed}",
+            f"{where} has no symbol '{name}', but parts that the compiler split off: {listed}",
             hint="the function itself was inlined, or has no symbol; such code is jumped to in rare cases",
         )
     every = f", or the pattern '{name}.*' for all of them" if len(called) > 1 else ""
     return TargetError(
-        f"{where} has no symbol '{name}', but what the compiler made of it: {listed}",
+        f"{where} has no symbol '{name}', but variants that the compiler made: {listed}",
         hint=f"write '{called[0]}'{every}; arguments that it does not need may be left out, and the others moved up",
     )
 

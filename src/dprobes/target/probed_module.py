@@ -210,7 +210,7 @@ class Module:
         if symbol.kind in ("object", "common"):
             raise TargetError(
                 f"'{symbol_name}' in '{self.path}' is data, not code",
-                hint=f"to see who uses it, write 'address = {symbol_name}' and 'watchpoint = w' (or rw)",
+                hint=f"to see accesses to it, write 'address = {symbol_name}' and 'watchpoint = w' (or rw)",
             )
         return self.file_offset(address + addend)
 
@@ -357,7 +357,7 @@ class Module:
             places += [f'"{file}:{name}"'] if named else []
             places += [f"offset = 0x{offset:x}"] if offset is not None else []
         return TargetError(
-            f"'{name}' stands for {len(found)} places in '{self.path}', at file offsets {', '.join(listed)}",
+            f"'{name}' is the name of {len(found)} places in '{self.path}', at file offsets {', '.join(listed)}",
             hint=f"write the intended one as {' or '.join(places[:2])}" if places else None,
         )
 

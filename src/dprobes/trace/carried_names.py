@@ -227,5 +227,5 @@ def _range(start: Any, end: Any) -> tuple[int, int]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _NAME_MAX:
-        raise TypeError("a name is no text, or too long")
+        raise TypeError("a name is not text, or too long")
     return value

@@ -396,7 +396,7 @@ def decompressed(outer: Frame, name: str) -> bytes:
         if zstandard.get_frame_parameters(packed).content_size == size:
             content = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     if content is None or len(content) != size:
-        raise FormatError(f"a compressed frame of '{name}' does not hold what it says", offset=outer.position)
+        raise FormatError(f"a compressed frame of '{name}' has other contents than it declares", offset=outer.position)
     return content
 
 

@@ -185,7 +185,7 @@ def test_without_privileges_every_process_is_refused(build: Builder, tmp_path: P
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"dprobes: error: {MISSING}\n"
-        "hint: run dprobes as root, or with CAP_BPF and CAP_PERFMON; for one command or process (-c, -p) there is an "
+        "hint: run dprobes as root, or with CAP_BPF and CAP_PERFMON; -c and -p have an "
         "engine that needs neither\n"
     )
 
@@ -197,5 +197,5 @@ def test_without_privileges_samplers_are_refused_for_a_command_as_well() -> None
     assert done.stderr == (
         f"dprobes: error: {MISSING}\n"
         "hint: run dprobes as root, or with CAP_BPF and CAP_PERFMON; no engine that needs neither has sampler probes; "
-        "probes on functions need neither, and 'perf record -p PID' samples processes of one's own\n"
+        "probes on functions need neither, and 'perf record -p PID' samples your own processes\n"
     )

@@ -243,7 +243,7 @@ def test_a_conflict_in_a_process_that_is_not_in_scope_is_said_to_be_one(module: 
         assert client.returncode == 1
         assert said.endswith(
             f"dprobes: note: process {other.pid} is not in the scope of this run,"
-            " but uprobes are in all processes that execute the file\n"
+            " but uprobes apply to all processes that execute the file\n"
             "hint: --engine ptrace inserts the probepoints in the processes in scope only\n"
         )
 

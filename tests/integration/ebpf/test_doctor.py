@@ -33,7 +33,7 @@ def test_each_finding_is_what_a_trial_shows() -> None:
 def test_a_probepoint_costs_the_page_that_it_is_in() -> None:
     require_bpf()
     finding = next(f for f in examine() if f.what == "insert a probepoint into a program")
-    expected = "it costs 4 KiB of private memory for each page with probepoints in each process that uses the page"
+    expected = "each page with probepoints costs 4 KiB in each process that uses it"
     assert (finding.works, finding.detail) == (True, expected)
 
 

@@ -60,7 +60,7 @@ def test_gdb_gets_the_process_right_behind_the_instruction(build: Builder, run: 
     (record,) = [r for r in result.records if r["minor"] == 1]
     assert int(turn, 16) == record["ip"]
     assert result.counts[1].hits == result.counts[1].records == 1
-    assert "behind the probed instruction: starting gdb" in result.stderr
+    assert "after the probed instruction: starting gdb" in result.stderr
 
 
 def test_without_a_debugger_the_process_is_left_stopped_and_the_run_ends(build: Builder, run: Runner) -> None:
@@ -72,7 +72,7 @@ def test_without_a_debugger_the_process_is_left_stopped_and_the_run_ends(build: 
         result = run(source, ["-p", str(target.pid), "--no-follow"], OPTIONS)
         assert result.status == 0, result.stderr
         where = re.escape(f"dprobes: warning: process {target.pid} (torture) is stopped at 0x")
-        assert re.search(where + "[0-9a-f]+, behind the probed instruction\n", result.stderr)
+        assert re.search(where + "[0-9a-f]+, after the probed instruction\n", result.stderr)
         await_true(lambda: kernel_state(target.pid) == "T", "the stop")
         await_true(lambda: code_is_original(target.pid, program), "the original code")
         target.send_signal(signal.SIGCONT)

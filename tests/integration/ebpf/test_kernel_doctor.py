@@ -26,9 +26,9 @@ def test_each_finding_is_what_this_machine_shows() -> None:
         assert findings[what].works == (feature in features)
     kprobes = findings["probe instructions of the kernel (kprobes)"]
     assert kprobes.detail.endswith("kernel lockdown is 'integrity'")
-    types = findings["follow arguments of tracepoints, and recognise system calls (BTF)"]
+    types = findings["read arguments of tracepoints and system calls (BTF)"]
     assert types.works == Path("/sys/kernel/btf/vmlinux").exists()
-    blacklist = findings["tell beforehand what nobody may probe in the kernel (kprobe blacklist)"]
+    blacklist = findings["list the places of the kernel that cannot be probed (kprobe blacklist)"]
     assert blacklist.works == Path("/sys/kernel/debug/kprobes/blacklist").exists()
     assert all(finding.works or finding.remedy for finding in findings.values())
 
@@ -49,6 +49,6 @@ def test_what_is_hidden_has_a_remedy(tmp_path: Path) -> None:
         "     remedy: run dprobes as root, or with CAP_SYSLOG, and set kernel.kptr_restrict to 0 or 1\n"
     ) in done.stdout
     assert (
-        "no   follow arguments of tracepoints, and recognise system calls (BTF): /sys/kernel/btf is empty\n"
+        "no   read arguments of tracepoints and system calls (BTF): /sys/kernel/btf is empty\n"
         "     remedy: use a kernel with CONFIG_DEBUG_INFO_BTF\n"
     ) in done.stdout

@@ -91,7 +91,7 @@ WITHOUT_TYPES = in_mounts("mount -t tmpfs none /sys/kernel/btf")
             ["unshare", "-Urpf", "--mount-proc"],
             """\
 dprobes: error: the ebpf engine cannot work here: the kernel permits no BPF programs to processes in a user namespace
-hint: run dprobes as root of the machine; a container must have no user namespace of its own
+hint: run dprobes as root of the machine; a container must not have its own user namespace
 """,
         ),
         (
@@ -174,7 +174,7 @@ program.rpn:2:1: error: 'modtype = kernel' needs probes in the kernel or a kerne
     modtype = kernel
     ^~~~~~~~~~~~~~~~
 hint: this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them, and no BPF \
-trampolines (fentry) in their place: 'dprobes doctor' says which
+trampolines (fentry) in their place: 'dprobes doctor' shows which
 """,
     )
 

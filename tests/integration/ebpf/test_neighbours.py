@@ -105,7 +105,7 @@ def test_the_tracer_finds_the_breakpoint_of_the_kernel(build: Builder, run: Runn
         assert run.end(client, output).counts[1].hits > 0
     message = f"CONFLICT in process {target.pid}: a breakpoint of another tool is at offset {OFFSET} of '{path}'"
     expect_conflict(result, message)
-    holder = f"process {client.pid} is a dprobes that holds uprobes: such a breakpoint may be one of its own"
+    holder = f"process {client.pid} is a dprobes with uprobes: the breakpoint may be one of them"
     assert f"dprobes: note: {holder}\n" in result.stderr
 
 

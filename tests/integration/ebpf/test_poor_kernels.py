@@ -54,7 +54,7 @@ next:   xchg
 
 
 ONE_BY_ONE = (
-    "this kernel has no uprobe_multi links: the breakpoint has a perf event of its own, and takes 0.1 s to remove"
+    "this kernel has no uprobe_multi links: the breakpoint has a separate perf event, and takes 0.1 s to remove"
 )
 
 
@@ -276,5 +276,7 @@ def test_a_program_for_trees_that_the_kernel_refuses_is_an_error(
     monkeypatch.setattr(bpf_objects, "load_program", refuse)
     with pytest.raises(EngineError) as caught:
         run(TICK, (str(build("hotloop.c")), "20"))
-    assert caught.value.message == ("the kernel refuses what follows the processes of a tree: operation not permitted")
-    assert caught.value.hint == "dprobes doctor says what this machine allows"
+    assert caught.value.message == (
+        "the kernel refuses the program that follows a process tree: operation not permitted"
+    )
+    assert caught.value.hint == "'dprobes doctor' shows what works on this machine"

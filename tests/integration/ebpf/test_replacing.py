@@ -267,8 +267,8 @@ def test_probepoints_of_one_program_only_come_and_go(path: Path) -> None:
         with followed(engine_with(), job_for(path, second, replaces=old.session)) as new:
             await_true(lambda: old.finished is not None, "the end of the old program")
             error = refusal(engine_with(), path, old.session)
-            assert error.message == "the program that is there has just been replaced by another one"
-            assert error.hint == "look what is there now, and replace that"
+            assert error.message == "the inserted program has just been replaced by another one"
+            assert error.hint == "query the inserted programs, and replace the present one"
             target.say("call 5")
             assert hits_by_name(old) == {"stepped": 3, "both": 3}
             assert hits_by_name(new) == {"emulated": 5, "both": 5}
@@ -379,7 +379,7 @@ def refusal(
 def test_what_cannot_be_replaced_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with on_demand(path) as target, followed(EbpfEngine(), job_for(path, THREE)) as old:
         error = refusal(engine_with(), path, old.session)
-        assert error.message == "the program that is there has not been inserted as one that can be replaced"
+        assert error.message == "the inserted program was not inserted as a replaceable one"
         assert error.hint == "remove it, and insert the new one"
         target.say("call 2")
         assert old.hits == [2, 2, 2]
@@ -393,12 +393,12 @@ def test_what_cannot_be_replaced_is_refused(path: Path, monkeypatch: pytest.Monk
             "programs cannot be replaced on this kernel: it does not run the handlers of a place from the newest to "
             "the oldest"
         )
-        assert error.hint == "remove the program that is there, and insert the new one"
+        assert error.hint == "remove the inserted program, then insert the new one"
         target.say("call 2")
         assert old.hits == [2, 2, 2]
         traced = PtraceEngine().session(job_for(path, THREE, scope=Scope(pid=target.process.pid)))
         error = refusal(engine_with(), path, traced)
-        assert error.message == "only a program of the ebpf engine can be replaced by one of it"
+        assert error.message == "the ebpf engine replaces only programs of the ebpf engine"
 
 
 @pytest.mark.parametrize("overrides", [{}, OLD], ids=["uprobe_multi", "perf events"])

@@ -148,7 +148,7 @@ def test_a_file_that_comes_later_is_probed_as_well(build: Builder, run: Runner, 
             await_progress(late.pid)
             result = run.end(client, output)
             await_true(lambda: code_is_original(late.pid, second), "the original code")
-    assert f"dprobes: note: {second} came when the run had begun: it is probed from now on\n" in result.stderr
+    assert f"dprobes: note: {second} appeared after the run began: it is probed from now on\n" in result.stderr
     passed = re.findall(r"^0,1 +emulated in (\S+) +\d+ +0 +0 +(\d+) ", result.stderr, re.MULTILINE)
     assert [path for path, _ in passed] == [str(first), str(second)]
     assert all(int(count) > 0 for _, count in passed)

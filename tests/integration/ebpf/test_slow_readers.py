@@ -94,8 +94,8 @@ def test_another_interrupt_gives_up_what_is_not_written_yet(build: Builder, run:
     said = await_message(client, "hint:")
     assert said == (
         "dprobes: note: 1 probepoint is active; Ctrl-C ends the run\n"
-        "dprobes: note: nothing is probed any more; records of before are still being written\n"
-        "hint: Ctrl-C gives them up, and counts them as lost\n"
+        "dprobes: note: probing has ended; earlier records are still being written\n"
+        "hint: Ctrl-C discards them, and counts them as lost\n"
     )
     client.send_signal(signal.SIGINT)
     result = read_result(client, output)

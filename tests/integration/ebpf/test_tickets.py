@@ -81,5 +81,5 @@ def test_who_was_hit_but_always_faulted_is_not_said_to_be_never_reached(
 ) -> None:
     source = "name = crash\noffset = main\nminor = 1\nmaxhits = 1\nexit\n"
     result = run(source, ["--", str(build("crash.S"))], ["--engine", engine])
-    assert "the probepoints were inserted, but whenever one was hit, its instruction faulted" in result.stderr
+    assert "the probepoints were inserted, but the probed instruction faulted at every hit" in result.stderr
     assert (result.counts[1].hits, faulted(result)) == (0, 1)

@@ -66,4 +66,4 @@ def test_a_session_that_is_left_takes_its_breakpoints_along(
 def test_without_a_process_and_without_a_stub() -> None:
     with pytest.raises(dprobes.EngineError, match="attach needs the number of a process") as caught:
         dprobes.attach()
-    assert caught.value.hint == "or name what it is to be behind, as engine='gdb=HOST:PORT'"
+    assert caught.value.hint == "or name the engine's target, as engine='gdb=HOST:PORT'"

@@ -94,6 +94,6 @@ def test_code_is_hit_as_often_as_it_is_executed(system: System, run: Runner, tmp
         await_that(socket.exists, process)
         result = run(text, [], ["--engine", f"gdb={socket}", "--allow-write"])
         assert result.status == 0, result.stderr
-        assert f"the machine stands still at {place:#x} ({place:#x})" in result.stderr
+        assert f"the machine is stopped at {place:#x} ({place:#x})" in result.stderr
         assert [(rip, cr0 & 1) for cr0, rip in result.words()] == HITS * [(place, 1)]
         assert executed(log) == (HITS - 1) * [place]

@@ -121,7 +121,7 @@ def test_exit_1_at_a_return_and_behind_an_access(
 ) -> None:
     run = start(name, tmp_path, path, text)
     said = await_message(run, "hint:")
-    assert "the process stands still at 0x" in said
+    assert "the process is stopped at 0x" in said
     run.send_signal(signal.SIGTERM)
     output, _ = run.communicate(timeout=TIMEOUT)
     assert "123\n" in output

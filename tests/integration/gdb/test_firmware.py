@@ -77,7 +77,7 @@ def test_each_tick_in_real_mode_is_a_hit(firmware: Path, run: Runner) -> None:
     handler = f"{log}\ninc lv, 0; push lv, 0; push {HITS}; eq; jz more\nexit 1\nmore: exit\n"
     result = run(program(handler), [], ["--engine", f"gdb={firmware / 'stub'}", "--allow-write"])
     assert result.status == 0, result.stderr
-    assert f"the machine stands still at {TICK:#x} ({TICK:#x})" in result.stderr
+    assert f"the machine is stopped at {TICK:#x} ({TICK:#x})" in result.stderr
     assert f"hint: gdb -ex 'target remote {firmware / 'stub'}'" in result.stderr
     found = result.words()
     assert [words[:3] for words in found] == [[0x10, TICK & 0xFFFF, 0xF000]] * HITS

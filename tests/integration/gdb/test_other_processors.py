@@ -258,5 +258,5 @@ def test_the_place_is_refused_by_engines_for_x86(build: Builder, run: Runner, pr
         f"{where}:1:1: error: '{path}, for {processor.name}' {needs}",
         f'    name = "{path}"',
         "    ^" + "~" * (len(f'name = "{path}"') - 1),
-        "hint: use --engine gdb=ENDPOINT, where a stub stands for such a machine or process",
+        "hint: use --engine gdb=ENDPOINT, with the stub of such a machine or process",
     ]

@@ -68,7 +68,7 @@ def test_each_interrupt_of_the_decrementer_is_a_hit(machine: Path, run: Runner) 
     handler = f"{log}\ninc lv, 0; push lv, 0; push {HITS}; eq; jz more\nexit 1\nmore: exit\n"
     result = run(program(handler), [], ["--engine", f"gdb={machine / 'stub'}", "--allow-write"])
     assert result.status == 0, result.stderr
-    assert f"the machine stands still at {DECREMENTER:#x} ({DECREMENTER:#x})" in result.stderr
+    assert f"the machine is stopped at {DECREMENTER:#x} ({DECREMENTER:#x})" in result.stderr
     found = result.words(size=4, order="big")
     assert [words[0] for words in found] == [COUNTER] * HITS
     assert not any(words[2] & (TRANSLATIONS | INTERRUPTS) for words in found)

@@ -28,7 +28,7 @@ SAMPLES = 4
 REAL_MODE = 0xF000
 BASES = REAL_MODE << 4, 0xFFFF0000
 """Where the code segment of that name begins: set by the firmware, and by the reset."""
-STANDS = re.compile(r"the machine stands still at (0x[0-9a-f]+) \(25hz\) on CPU (\d)\n")
+STANDS = re.compile(r"the machine is stopped at (0x[0-9a-f]+) \(25hz\) on CPU (\d)\n")
 HINT = re.compile(r"hint: gdb -ex '(target remote \S+)' -ex '(thread \d)'\n")
 
 
@@ -107,7 +107,7 @@ def test_a_machine_that_one_program_leaves_is_sampled_by_no_other(pair: Path) ->
 
 
 ANYWHERE = f'name = "*"\nmodtype = user\nsampler = 25hz\nminor = 1\n{LOG}exit\n'
-PROCESS = "stands for a process, which has neither processors nor a kernel of its own"
+PROCESS = "stands for a process, which has neither processors nor a kernel"
 
 
 def test_whatever_runs_is_sampled_on_the_only_connection(pair: Path, run: Runner) -> None:

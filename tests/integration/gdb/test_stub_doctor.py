@@ -43,7 +43,7 @@ def test_what_a_stub_lacks(build: Builder, tmp_path: Path, name: str) -> None:
 def test_what_cannot_be_tried(tmp_path: Path) -> None:
     status, _, error = doctor("ptrace")
     assert status == 2
-    assert error.splitlines()[-1] == "Error: 'ptrace' names nothing that can be tried: give gdb=ENDPOINT"
+    assert error.splitlines()[-1] == "Error: 'ptrace' cannot be tested: expected gdb=ENDPOINT"
     status, lines, _ = doctor(f"gdb={tmp_path}")
     assert status == 1
     assert lines[0].startswith(f"no   reach the stub at {tmp_path}: there is no stub at {tmp_path}: ")

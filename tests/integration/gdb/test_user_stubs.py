@@ -231,7 +231,7 @@ def test_a_stub_of_another_processor(build: Builder, run: Runner, tmp_path: Path
     result = run(handler(path, LOG), [], program.options)
     assert result.status == 1
     assert result.stderr.splitlines()[-1] == (
-        f"dprobes: error: the stub {program.endpoint} stands for a processor 'i386', '{path}' is for x86_64"
+        f"dprobes: error: the stub {program.endpoint} serves a processor 'i386', '{path}' is for x86_64"
     )
     program.process.kill()
     program.process.wait(TIMEOUT)

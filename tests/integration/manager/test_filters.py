@@ -21,7 +21,7 @@ def test_hits_that_a_filter_does_not_hold_for_make_no_record(sandbox: Sandbox, t
     (program,) = sandbox.json("dprobes query --json")["programs"]
     assert program["filters"] == [FILTER]
     shown = sandbox("dprobes query")
-    assert f"hits that --filter '{FILTER}' does not hold for make no record" in shown
+    assert f"hits that --filter '{FILTER}' refuses make no record" in shown
     code = sandbox("dprobes query --extended")
     assert 'match comm, "service"' in code
     records = sandbox("dprobes log --format json").splitlines()

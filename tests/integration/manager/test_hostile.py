@@ -138,8 +138,8 @@ def test_that_the_trace_file_was_removed_is_said(sandbox: Sandbox, target: Servi
     assert sandbox.shell("dprobes query").stderr == ""
     shutil.rmtree(sandbox.state)
     assert sandbox.shell("dprobes query").stderr == (
-        f"dprobes: warning: records are lost: '{sandbox.state}/trace.dpt' has been removed: "
-        "what is recorded from now on cannot be read\n"
+        f"dprobes: warning: records are lost: '{sandbox.state}/trace.dpt' has been "
+        "removed: new records cannot be read\n"
     )
 
 

@@ -298,7 +298,7 @@ def test_idle_clients_make_room_for_others(sandbox: Sandbox) -> None:
             {"dprobes": 1, "verb": "query", "arguments": []},
             "a request needs a verb, a string, and arguments, an object",
         ),
-        ({"dprobes": 1, "verb": "fly"}, "the manager (dprobes 0.1.0) knows no verb 'fly'"),
+        ({"dprobes": 1, "verb": "fly"}, "the manager (dprobes 0.1.0) has no verb 'fly'"),
         (
             {"dprobes": 1, "verb": "query", "arguments": {"nam": "x", "b": 1}},
             "the manager's verb 'query' has no argument 'b', 'nam'",
@@ -323,7 +323,7 @@ def test_idle_clients_make_room_for_others(sandbox: Sandbox) -> None:
         ),
         (
             {"dprobes": 1, "verb": "remove", "arguments": {}},
-            "nothing is chosen: expected the name of a program, or all of them",
+            "no program is selected: expected a name, or all",
         ),
     ],
 )

@@ -217,8 +217,8 @@ def test_insert_with_a_definition_query_getvars_and_remove(sandbox: Sandbox, tar
     assert sandbox.refused("dprobes --insert example.rpn") == (
         f"dprobes: error: a program for '{name}' is inserted already\n"
         "hint: --merge adds to it, --replace replaces it, --as NAME inserts another one\n"
-        "dprobes: note: in today's form, which takes all options, this line is: "
-        "dprobes insert example.rpn --log-target KLOG\n"
+        "dprobes: note: the present form, which has all options, "
+        "is: dprobes insert example.rpn --log-target KLOG\n"
     )
     assert sandbox("dprobes --insert example.rpn --merge --type = leave").startswith("inserted")
     assert sorted(probe["minor"] for program in sandbox.json("dprobes query --json")["programs"]

@@ -276,7 +276,7 @@ def test_what_is_said_of_versions_and_errors_is_true_on_the_socket(
     assert answers[2]["error"]["kind"] == "ManagerError"
     assert json.dumps(answers[3]) == next(line for _, line in examples if '"error"' in line)
     assert answers[4]["error"]["message"] == "the manager's verb 'query' has no argument 'nme'"
-    assert answers[5]["error"]["message"].endswith("knows no verb 'fly'")
+    assert answers[5]["error"]["message"].endswith("has no verb 'fly'")
     assert [program["name"] for program in answers[6]["result"]["programs"]] == ["libc.so.6"]
     message = "a line of the manager's protocol is not a JSON object"
     assert converse(sandbox, b"[1]") == [{"error": {"kind": "FormatError", "message": message, "hint": None}}]

@@ -190,7 +190,7 @@ def test_the_process_of_another_dprobes_is_refused(sandbox: Sandbox, target: Ser
     with running(*DPROBES, "run", source, "--engine", "ptrace", "-p", target.pid) as other:
         await_true(lambda: is_traced(target.pid), "the process being traced")
         assert sandbox.refused(insert.line(ticks(target), "--as svc")) == (
-            f"dprobes: error: process {target.pid} (service) is followed already by the dprobes of process "
+            f"dprobes: error: process {target.pid} (service) is already traced by the dprobes of process "
             f"{other.pid}, which began with a program for '{target.library}'\n"
             "hint: a process has one tracer: insert all programs with 'dprobes insert', which lets them share it, "
             "or use --engine ebpf\n"

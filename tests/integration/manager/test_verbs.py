@@ -230,7 +230,7 @@ def test_log_targets_come_and_go(sandbox: Sandbox, target: Service, source: Path
     assert [text.read_text().count("DProbes(5,1)") for text in (early, late)] == [6, 3]
     assert sandbox.refused("dprobes log-target remove ./late.txt").startswith("dprobes: error: there is no log target ")
     assert sandbox.refused("dprobes log-target add nowhere") == (
-        "dprobes: error: there is no log target 'nowhere'\nhint: 'dprobes log-target kinds' lists what there is\n"
+        "dprobes: error: there is no log target 'nowhere'\nhint: 'dprobes log-target kinds' lists them\n"
     )
     sandbox("dprobes remove --all")
     assert sandbox("dprobes log-target list") == "no log targets besides the manager's trace file\n"

@@ -166,7 +166,7 @@ def test_a_journal_that_takes_nothing_is_an_error(
     monkeypatch.setattr("dprobes.sinks.local.journal_target._PATIENCE", 0.2)
     with pytest.raises(SinkError) as caught:
         send(short_path / "journal", batch_of([opened(n) for n in range(10_000)]))
-    assert caught.value.message == f"the journal at '{short_path}/journal': nothing was taken for 0 s"
+    assert caught.value.message == f"the journal at '{short_path}/journal': no data was accepted for 0 s"
     for number in range(caught.value.taken):
         assert receiver.entry()["DPROBES_FIELD_FD"] == str(number).encode()
 

@@ -267,7 +267,7 @@ def test_ctrl_c_gives_up_what_waits_and_leaves_no_command_behind(
         assert process.stderr is not None
         said = await_message(process, "; Ctrl-C gives up\n")
         assert re.search(
-            r"dprobes: note: log target command:\S+ \S+: \d+ records wait to be written; Ctrl-C gives up", said
+            r"dprobes: note: log target command:\S+ \S+: \d+ records are not written yet; Ctrl-C gives up", said
         )
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()

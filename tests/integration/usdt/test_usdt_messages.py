@@ -59,6 +59,6 @@ def test_list_locate_and_show_have_the_arguments(usdt: Callable[..., Path]) -> N
     located = said("locate", f"{program}:usdt:demo:many")
     assert located.count("at file offset") == 3
     assert re.search(r"^ +push usdt, 2 +s64 +shared\(%rip\)$", located, re.MULTILINE)
-    assert located.count("guarded by a semaphore, which is raised as long as the probe is there") == 3
+    assert located.count("guarded by a semaphore, which is raised while the probe is inserted") == 3
     shown = said("show", "-", text=f'name = "{program}"\noffset = usdt:demo:guarded\nexit\n')
     assert "// push usdt, 1   s64  " in shown

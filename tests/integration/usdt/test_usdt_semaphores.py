@@ -55,12 +55,12 @@ def test_a_number_there_gets_no_hit_and_a_note_that_says_why(
         [*DPROBES, "locate", f"{program}:{place:#x}"], capture_output=True, text=True, check=True
     ).stdout
     assert (
-        "This is a place of 'usdt:demo:guarded', which is guarded by a semaphore: a probe with a number is hit only "
-        "while somebody raises it, as 'offset = usdt:demo:guarded' does.\n"
+        "This is a place of 'usdt:demo:guarded', which is guarded by a semaphore: a probe with a number is hit "
+        "only while it is raised, as 'offset = usdt:demo:guarded' does.\n"
     ) in listed
     shown = subprocess.run([*DPROBES, "check", "-"], input=text, capture_output=True, text=True, check=False)
     assert (
-        "note: the place is guarded by the semaphore of 'usdt:demo:guarded': it may be passed by, without a hit\n"
+        "note: the place is guarded by the semaphore of 'usdt:demo:guarded': the program may skip it, without a hit\n"
         in shown.stderr + shown.stdout
     )
 

@@ -79,7 +79,7 @@ def test_size_sign_and_kind_are_those_of_the_note() -> None:
 @pytest.mark.parametrize(
     ("text", "obstacle"),
     [
-        ("8f@%xmm0", "its operand '%xmm0' is no general register of x86_64"),
+        ("8f@%xmm0", "its operand '%xmm0' is not a general register of x86_64"),
         ("16@%rax", "it has 16 bytes"),
         ("3@$1", "it has 3 bytes"),
         ("8@$sym", "its operand '$sym' is a number that only the linker knows"),
@@ -89,7 +89,7 @@ def test_size_sign_and_kind_are_those_of_the_note() -> None:
         ("4@4(%rip)", "its operand '4(%rip)' has no symbol"),
         ("4@(%eax)", "its operand '(%eax)' is at an address of 32 bits"),
         ("4@tls@tpoff(%rax)", "its operand 'tls@tpoff(%rax)' is relative to something that is not known ('@tpoff')"),
-        ("4@%cr3", "its operand '%cr3' is no general register of x86_64"),
+        ("4@%cr3", "its operand '%cr3' is not a general register of x86_64"),
         ("4@" + "1" * 300, "it cannot be understood"),
     ],
 )

@@ -387,8 +387,9 @@ def test_what_a_program_is_run_with() -> None:
     ("script", "message"),
     [
         ("software:faults:100 { }",
-         ("s.bt:1:1: error: 'software:faults:100' has no like in DProbes C: events of the kernel are no probepoints, "
-         "but for page faults and switches of context\n    software:faults:100 { }\n    ^~~~~~~~~~~~~~~~~~~")),
+         ("s.bt:1:1: error: 'software:faults:100' has no equivalent in DProbes C: events of the kernel are "
+         "not probepoints, except page faults and context switches\n"
+         "    software:faults:100 { }\n    ^~~~~~~~~~~~~~~~~~~")),
         ("fentry:f { @ = sum(args.pid) }",
          ("s.bt:1:20: error: 'pid' is something else in DProbes C\n    fentry:f { @ = sum(args.pid) }\n"
          "                       ^~~~~~~~\nhint: write kprobe:FUNCTION, and arg0, arg1 for its arguments")),
@@ -396,7 +397,7 @@ def test_what_a_program_is_run_with() -> None:
          ("s.bt:1:12: error: a width or precision is at most 4095: '%-2000000000s'\n"
          '    kprobe:f { printf("%-2000000000s", "a") }\n               ^~~~~~~~~~~~~~~~~~~~~~~~~~~~')),
         ("kprobe:f { @[cgroup] = count() }",
-         ("s.bt:1:14: error: 'cgroup' has no like in DProbes C: the cgroup of a process\n"
+         ("s.bt:1:14: error: 'cgroup' has no equivalent in DProbes C: the cgroup of a process\n"
          "    kprobe:f { @[cgroup] = count() }\n                 ^~~~~~\nhint: run it with --cgroup PATH")),
         ("uprobe:f:g { $s = (struct sock *)arg0; @ = sum($s->x) }",
          ("s.bt:1:19: error: 'struct sock' is not declared in the script\n"
@@ -434,16 +435,16 @@ def test_what_a_program_is_run_with() -> None:
          "    uprobe:f:g { if (FOO) { @x++ } }\n                     ^~~\n"
          "hint: define it in the script: #define FOO 1")),
         ("interval:s:1000000000000 { exit() } kprobe:f { }", (
-         "s.bt:1:1: error: this is no time\n"
+         "s.bt:1:1: error: this is not a time\n"
          "    interval:s:1000000000000 { exit() } kprobe:f { }\n"
          "    ^~~~~~~~~~~~~~~~~~~~~~~~\nhint: write interval:s:1")),
         ("BEGIN { }", "error: there is no probe in the script but those of the tool itself (BEGIN, END, interval)"),
         ("kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }",
-         ("s.bt:1:20: error: expected ';' behind a statement, found '='\n"
+         ("s.bt:1:20: error: expected ';' after a statement, found '='\n"
          "    kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }\n                       ^\n"
-         "s.bt:1:30: error: expected ']' behind the values, found '='\n"
+         "s.bt:1:30: error: expected ']' after the values, found '='\n"
          "    kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }\n                                 ^\n"
-         "s.bt:1:47: error: '08z' is no number\n"
+         "s.bt:1:47: error: '08z' is not a number\n"
          "    kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }\n"
          "                                                  ^~~")),
         ("tracepoint:nothing:x* { }",

@@ -19,5 +19,5 @@ def test_a_thread_that_finds_no_room_is_too_little_memory(
     monkeypatch.setattr(main, "_dispatch", dispatch)
     assert main.run(["doctor"]) == 1
     assert capsys.readouterr().err == (
-        "dprobes: error: there is not enough memory\nhint: ulimit -v says how much there may be\n"
+        "dprobes: error: there is not enough memory\nhint: 'ulimit -v' shows the limit of the address space\n"
     )

@@ -75,7 +75,7 @@ print("done", file=sys.stderr)
             "looking for the place",
             "offset = getenv",
         ),
-        (["doctor"], "engines.engine_registry", "rows", "trying what works here", "ptrace"),
+        (["doctor"], "engines.engine_registry", "rows", "testing this machine", "ptrace"),
     ],
 )
 def test_verbs_that_look_for_something_say_so_before_what_they_have_found(

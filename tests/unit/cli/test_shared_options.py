@@ -31,7 +31,7 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 def test_a_text_is_checked_as_a_file_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(capsys, "check", "-e", TEXT) == (0, "", "")
     wrong = TEXT.replace("comm]", "comm")
-    place = ":1:46: error: expected ']' behind the last one, found '}'\n"
+    place = ":1:46: error: expected ']' after the last one, found '}'\n"
     shown = "    libc.so.6:malloc(size) { @[comm = hist(size) }\n" + " " * 49 + "^\n"
     assert outcome(capsys, "check", "-e", wrong) == (2, "", f"-e{place}{shown}")
     (tmp_path / "wrong.dpc").write_text(wrong)
@@ -71,7 +71,7 @@ def test_a_program_is_needed(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_one_program_is_enough(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, said = outcome(capsys, verb, "-e", TEXT, "more.dpc")
     assert status == 2
-    assert said.endswith("Error: 'more.dpc' is too much: the program is the text of -e\n")
+    assert said.endswith("Error: unexpected argument 'more.dpc': -e gives the program\n")
 
 
 def test_a_script_of_bpftrace_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_a_script_of_bpftrace_is_no_program(tmp_path: Path, capsys: pytest.Captu
     status, _, said = outcome(capsys, "check", str(script))
     assert status == 2
     made = f"'dprobes convert {script} -o malloc.dpc' makes a program of it"
-    assert said.endswith(f"Error: Invalid value for '[FILE]': '{script}' is a script of bpftrace; {made}\n")
+    assert said.endswith(f"Error: Invalid value for '[FILE]': '{script}' is a bpftrace script; {made}\n")
 
 
 # The numbers of processes behind a name that was given in the place of one.

@@ -14,6 +14,7 @@ import pytest
 
 from dprobes.cli.command_group import VERBS
 from dprobes.cli.main import run
+from dprobes.engines.engine_interface import Area
 
 PROGRAM = """\
 name = "no-such-module"
@@ -118,7 +119,7 @@ def test_a_program_that_writes_needs_the_flag(tmp_path: Path, capsys: pytest.Cap
 {file}:4:1: error: 'pop r, eax' writes to the target
     pop r, eax
     ^~~~~~~~~~
-hint: give --allow-write if that is what you want
+hint: allow it with --allow-write
 """
     assert outcome(capsys, "check", file) == (2, "", expected)
     assert outcome(capsys, "check", file, "--allow-write")[0] == 0
@@ -144,10 +145,7 @@ def test_locate_says_what_a_program_says(capsys: pytest.CaptureFixture[str]) -> 
     assert f"opcode = 0x{marked.split()[2 + ('+' in marked)]}" in lines
 
 
-ONE_SCOPE = (
-    "give one of a command (-c COMMAND), a process (-p PID), --cgroup PATH, and --uid USER; "
-    "without any the program is inserted into all processes"
-)
+ONE_SCOPE = "give only one of -c COMMAND, -p PID, --cgroup PATH and --uid USER; without them all processes are probed"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +163,7 @@ ONE_SCOPE = (
         ),
         (
             ["run", "x.rpn", "--cgroup", "/"],
-            "Error: --cgroup: '/' is not a cgroup of version 2, which BPF programs know\n",
+            "Error: --cgroup: '/' is not a cgroup of version 2, which eBPF programs need\n",
         ),
         (
             ["run", "x.rpn", "--engine", "ptrace"],
@@ -179,10 +177,10 @@ ONE_SCOPE = (
         (["run", "x.rpn", "-c", "'"], "Error: the command is not well formed: no closing quotation\n"),
         (["run", "x.rpn", "-c", " "], "Error: the command is empty\n"),
         (["run", "x.rpn", "-p", "1", "--exit-status"], "Error: --exit-status needs a command (-c COMMAND)\n"),
-        (["run", "x.rpn", "-c", "ls", "--log", "pdi"], "Error: --log knows no item 'pdi'; did you mean 'pid'?\n"),
+        (["run", "x.rpn", "-c", "ls", "--log", "pdi"], "Error: --log has no item 'pdi'; did you mean 'pid'?\n"),
         (
             ["run", "x.rpn", "-c", "ls", "--log", "everything"],
-            "Error: --log knows no item 'everything'; write PROCNAME, PID, UID, CSEIP, SSESP, TSC, TID, or ALL\n",
+            "Error: --log has no item 'everything'; write PROCNAME, PID, UID, CSEIP, SSESP, TSC, TID, or ALL\n",
         ),
         (["run", "x.rpn", "-p", "0"], "Error: Invalid value for '-p' / '--pid': 0 is not in the range x>=1.\n"),
         (["locate", ":main"], "Error: the name of the module is empty\n"),
@@ -239,7 +237,7 @@ def test_a_refused_line_of_the_original_is_shown_in_our_form(
     status, _, err = outcome(capsys, "--insert", str(file), "--log-target=KLOG")
     assert status == 2
     form = f"dprobes insert '{file}' --log-target KLOG"
-    assert err.endswith(f"dprobes: note: in today's form, which takes all options, this line is: {form}\n")
+    assert err.endswith(f"dprobes: note: the present form, which has all options, is: {form}\n")
 
 
 def test_every_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,11 +251,15 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_doctor_says_yes_or_no_to_everything_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = outcome(capsys, "doctor")
-    first_words = [line.split()[0] for line in out.splitlines()]
-    assert set(first_words) <= {"yes", "no", "remedy:"}
+    findings, _, conclusion = out.partition("what you can do now:\n")
+    first_words = [line.split()[0] for line in findings.splitlines() if line]
+    headings = [f"{area.value}:".split()[0] for area in Area]
+    assert set(first_words) <= {"yes", "no", "remedy:", *headings}
+    assert [word for word in first_words if word in headings] == headings
+    assert conclusion.startswith('     probe a command\n         dprobes run malloc -c "ls /"\n')
     for what in (
         "take over a process of this user (ptrace)",
-        "execute probed instructions in a page of their own (a system call made in the target)",
+        "execute copies of probed instructions (a system call injected into the target)",
         "watch memory and code (debug registers): ",
         "hand a process over to a debugger (exit 1): ",
         "write core files here (exit 3)",
@@ -394,7 +396,7 @@ def test_a_system_call_that_fails_is_not_taken_for_standard_output(
     assert outcome(capsys, "doctor") == (
         1,
         "",
-        "dprobes: error: no space left on device\nhint: dprobes doctor says what this machine allows\n",
+        "dprobes: error: no space left on device\nhint: 'dprobes doctor' shows what works on this machine\n",
     )
 
 

@@ -54,7 +54,8 @@ def errors(text: str) -> list[str]:
 def test_a_point_of_bpftrace_is_told_its_place(written: str, ours: str) -> None:
     assert (written.partition(":")[0], ours) == place_hint(written)
     (error,) = errors(f"{written} {{ }}")
-    assert error.endswith(f"is no module\n    {written} {{ }}\n    ^{'~' * (len(written) - 1)}\nhint: write '{ours}'")
+    underlined = f"    {written} {{ }}\n    ^{'~' * (len(written) - 1)}\n"
+    assert error.endswith(f"is not a module\n{underlined}hint: write '{ours}'")
     if not any(word.isupper() for word in ours.replace(":", " ").split()):
         assert [] == errors(f"{ours} {{ }}")
 
@@ -111,11 +112,9 @@ def test_a_path_in_a_place_is_no_condition() -> None:
 
 
 def test_names_and_functions_have_hints() -> None:
-    assert "names have no '$': write size; a variable of your own is declared with a type: long size = …;" == name_hint(
-        "$size"
-    )
+    assert "names have no '$': write size; declare variables with a type: long size = …;" == name_hint("$size")
     assert "write a name, such as N, and give its value with -D N=…: there is no '$1'" == name_hint("$1")
-    assert "what lies on the stack is memory: *(long *)(sp + 16)" == name_hint("sarg1")
+    assert "the stack is read as memory: *(long *)(sp + 16)" == name_hint("sarg1")
     assert "write comm" == name_hint("execname")
     assert name_hint("size") is None
     assert "write hist(x)" == call_hint("quantize")

@@ -78,7 +78,7 @@ def test_who_writes_in_the_kernel_needs_an_engine_for_that(header: str, statemen
     assert found.message == (
         f"'{statement}' needs writing registers or memory at a hit in the kernel, which the ebpf engine lacks"
     )
-    assert found.hint == "use --engine gdb=ENDPOINT, where a stub stands for such a machine or process"
+    assert found.hint == "use --engine gdb=ENDPOINT, with the stub of such a machine or process"
     refuse_unsupported(needed, engine_row("gdb"), diagnostics)
     assert len(list(diagnostics)) == 1
 

@@ -66,8 +66,7 @@ def test_every_scope_of_a_kind_that_no_engine_takes_is_refused() -> None:
         ScopeKind.USER,
     }
     assert refused[AUTO, ScopeKind.ENDPOINT] == (
-        "no engine that auto chooses from can probe what an address or file names; "
-        "name one that can: --engine replay=FILE"
+        "no engine that auto chooses from can probe what an address or file names; use --engine replay=FILE"
     )
     assert refused[AUTO, ScopeKind.KERNEL] == (
         "no engine that auto chooses from can probe the kernel; none of this version can"

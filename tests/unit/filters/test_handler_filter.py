@@ -538,7 +538,7 @@ def test_what_a_handler_cannot_compare_is_shown_in_the_filter(message: str) -> N
 
 def test_codes_that_the_handlers_set_cannot_be_compared() -> None:
     program = program_of(LOGGED + "    setmin 5\n")
-    with pytest.raises(SourceError, match="the handlers of this program set 'minor' themselves, behind the filter"):
+    with pytest.raises(SourceError, match="the handlers of this program set 'minor' themselves, after the filter"):
         with_filters(program, ["minor == 5"], Diagnostics())
 
 

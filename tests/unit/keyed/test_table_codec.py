@@ -74,7 +74,7 @@ def test_damaged_bytes_are_refused_or_are_tables(cut: int, changed: int, value: 
 def test_an_error_says_what_is_wrong() -> None:
     with pytest.raises(FormatError) as caught:
         decode_tables(encode_tables(()) + b"x")
-    assert caught.value.message == "the bytes are no keyed tables: 1 bytes are left"
+    assert caught.value.message == "the bytes are not keyed tables: 1 bytes are left"
 
 
 @pytest.mark.parametrize(

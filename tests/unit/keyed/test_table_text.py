@@ -100,10 +100,10 @@ def test_why_values_found_no_room_is_said() -> None:
     row = TableRow(bytes(24), (1,))
     table = Table("s", TableKind.COUNT, (Key(KeyKind.USER_STACK, 2),), room=2)
     full = TableContents(table, (row, row), 1)
-    assert lost_text(full) == "1 value found no room: there are 2 keys already ('room =')"
+    assert lost_text(full) == "1 value did not fit: the table has room for 2 keys ('room =')"
     more = (
-        "3 values found no room: call stacks came faster than they are followed "
-        "(a condition that lets fewer hits through helps, or 'sample'; a larger ring puts it off only)"
+        "3 values did not fit: call stacks arrived faster than they are followed "
+        "(use a condition that fewer hits match, or 'sample'; a larger ring only delays this)"
     )
     assert lost_text(TableContents(table, (row,), 3)) == more
 

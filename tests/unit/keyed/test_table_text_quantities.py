@@ -43,3 +43,10 @@ def test_a_quantile_is_in_the_bucket_that_has_it() -> None:
     assert estimated_quantile(buckets, (0, 0, 10, 0), 99) == 19
     assert estimated_quantile(buckets, (0, 1, 1, 98), 99) is None
     assert estimated_quantile(buckets, (0, 0, 0, 0), 50) is None
+
+
+def test_buckets_by_powers_of_two_have_units() -> None:
+    labels = [power_bucket_label(bucket, Unit.NANOSECONDS) for bucket in (-11, -1, 0, 1, 2, 11, 31)]
+    assert labels == [
+        "(-2.05 us, -1.02 us]", "[-1 ns]", "[0 ns]", "[1 ns]", "[2 ns, 4 ns)", "[1.02 us, 2.05 us)", "[1.07 s, 2.15 s)",
+    ]  # fmt: skip

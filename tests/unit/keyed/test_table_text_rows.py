@@ -53,5 +53,5 @@ def test_what_found_no_room_is_the_last_line() -> None:
     for number in (1, 2, 2):
         store.tally(word(number))
     *_, last = shown_rows(store.contents())
-    assert last.line.startswith("@n: 2 values found no room: there are ")
+    assert last.line.startswith("@n: 2 values did not fit: the table has room for ")
     assert (last.keys, last.value) == ((), {"lost": 2})

@@ -59,7 +59,7 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
     path.write_text("[Unit]\n")
     unit = InstalledUnit(path, OURS)
     for change in (unit.write, unit.remove):
-        with pytest.raises(ManagerError, match="is there already, and is none of dprobes's units"):
+        with pytest.raises(ManagerError, match="exists already, and is not a unit of dprobes"):
             change()
     assert path.read_text() == "[Unit]\n"
 

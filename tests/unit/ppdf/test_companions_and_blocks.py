@@ -204,9 +204,9 @@ def evaluated(value: bytes) -> bytes:
         (bytes([StatementKind.QUIT]) + b"\xff\xff\0\0", "expected the number of a span below "),
         (evaluated(b"\0"), "expected a value, found none"),
         (evaluated(b"\x1a"), "expected the kind of a value, found 26"),
-        (evaluated(bytes([ValueKind.COMM, 0])), "the name of the process is no number"),
-        (evaluated(bytes([ValueKind.KEPT, 0])), "what a table keeps is no number"),
-        (evaluated(bytes([ValueKind.LITERAL, 0])), "a text is no number"),
+        (evaluated(bytes([ValueKind.COMM, 0])), "the name of the process is not a number"),
+        (evaluated(bytes([ValueKind.KEPT, 0])), "what a table keeps is not a number"),
+        (evaluated(bytes([ValueKind.LITERAL, 0])), "a text is not a number"),
         (evaluated(bytes([ValueKind.CONSTANT, 3])), "expected a type, found 0x3"),
         (evaluated(bytes([ValueKind.NEGATION, 0]) + ONE), "expected a type of numbers, found another one"),
         (evaluated(bytes([ValueKind.SYSTEM, 8]) + SPAN), "expected one of pid, tid, uid, procid, time, found '"),
@@ -288,7 +288,7 @@ def test_what_is_nested_too_deep_is_not_written() -> None:
     block = replace(sample.blocks.blocks[0], body=body)
     with pytest.raises(FormatError) as caught:
         encode(replace(sample, blocks=replace(sample.blocks, blocks=(block,))))
-    said = f"the blocks of the tool have statements and values that stand deeper than {DEPTH_MAX} in each other"
+    said = f"the blocks of the tool have statements and values that are nested deeper than {DEPTH_MAX} in each other"
     assert caught.value.message == said
     assert caught.value.hint == "put a part of them into a function"
 

@@ -23,7 +23,7 @@ def test_what_older_files_lack_has_a_default() -> None:
 
 @pytest.mark.parametrize("paths", ["/bin/a", [1], {"a": 1}])
 def test_wrong_paths_are_refused(paths: object) -> None:
-    with pytest.raises(ValueError, match="paths are no list of strings"):
+    with pytest.raises(ValueError, match="paths are not a list of strings"):
         RecordSource.from_details(1, "a", 0, {"paths": paths})
 
 

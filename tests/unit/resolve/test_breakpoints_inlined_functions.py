@@ -30,7 +30,8 @@ def told(module: Module, name: str) -> TargetError:
 def test_the_places_of_inlined_calls_are_named(module: Module) -> None:
     error = told(module, "inner")
     places = error.message.partition(", at ")[2].split(", ")
-    assert error.message == f"'inner' is no symbol of '{module.path}': its calls were inlined, at {', '.join(places)}"
+    inlined = f"its calls were inlined, at {', '.join(places)}"
+    assert error.message == f"'inner' is not a symbol of '{module.path}': {inlined}"
     assert len(places) == 3
     assert {place.partition("+")[0] for place in places} == {"work"}
     assert error.hint == f"write 'offset = {places[0]}', or in DProbes C 'inline {module.path}:inner' for all of them"

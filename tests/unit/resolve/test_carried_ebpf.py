@@ -95,22 +95,22 @@ def test_the_code_for_the_kernel_is_that_of_its_own_lowering(
         (
             "name = vmlinux\nmodtype = tracepoint\n",
             "offset = sched:sched_switch\nminor = 1\npush tp, prev_pid\nlog 1\nexit\n",
-            "only the kernel that runs tells where the fields of 'sched:sched_switch' are",
+            "the fields of 'sched:sched_switch' are known only on the running kernel",
         ),
         (
             "name = vmlinux\nmodtype = tracepoint\n",
             "offset = syscall:openat\nminor = 1\nexit\n",
-            "only the kernel that runs tells where the fields of 'syscall:openat' are",
+            "the fields of 'syscall:openat' are known only on the running kernel",
         ),
         (
             "name = ext4\nmodtype = kmod\n",
             "sampler = 99hz\nminor = 1\nexit\n",
-            "only the kernel that runs tells where the code of 'ext4' is",
+            "the code of 'ext4' is known only on the running kernel",
         ),
         (
             "name = a\n",
             "offset = 0\nreturn = yes\nminor = 1\npush elapsed\nlog 1\nexit\n",
-            "only the engine that runs tells how a return knows its entry",
+            "only the running engine can match a return with its entry",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_fifth_has_no_register_but_invalid_ones_need_none(module: Module) ->
     good, bad, none = ProbeState.COMPILED, ProbeState.WATCHPOINT_LEN_INVALID, ProbeState.DEBUGREG_UNAVAIL
     assert [w.state for w in watchpoints] == [good, good, bad, good, good, none]
     assert [d.message for d in diagnostics][1] == (
-        "DEBUGREG_UNAVAIL: the processor has 4 debug registers, and 4 watchpoints stand before this one; not inserted"
+        "DEBUGREG_UNAVAIL: the processor has 4 debug registers, and 4 watchpoints come before this one; not inserted"
     )
 
 

@@ -157,4 +157,4 @@ def test_a_listing_shows_what_is_carried(kernels: tuple[Path, Path]) -> None:
     assert f"//   {TEXT:#x} T _text" in lines
     assert any(line.startswith("// build 1234abcd: vfs_read+0x4 is at 0xffffffff8100") for line in lines)
     none = list(ppdf_listing(built(), None, as_bpf=False))
-    assert "// for no build of the kernel: its places are found by their names" in none
+    assert "// for any build of the kernel: its places are found by name" in none

@@ -138,7 +138,7 @@ def test_a_serial_line_that_takes_nothing_is_an_error(line: tuple[int, str], mon
     outlet = SerialOutlet(name)
     with pytest.raises(SinkError) as caught:
         outlet.write([b"0123456789\r\n"] * 100_000)
-    assert caught.value.message == f"'{name}': nothing was taken for 0 s"
+    assert caught.value.message == f"'{name}': no data was accepted for 0 s"
     assert 0 < caught.value.taken < 100_000
     outlet.close()
 

@@ -78,7 +78,7 @@ def test_what_is_no_number_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_to_count(capsys: pytest.CaptureFixture[str]) -> None:
     print_aggregates(Aggregates([("name", "pid")], ["word0"]))
-    assert capsys.readouterr().out == "no records to count name, pid of\n"
+    assert capsys.readouterr().out == "no records to count by name, pid\n"
 
 
 def test_there_is_a_limit_to_different_values(

@@ -53,7 +53,7 @@ def test_a_path_is_made_absolute() -> None:
         (
             "nowhere",
             "there is no log target 'nowhere'",
-            "'dprobes log-target kinds' lists what there is",
+            "'dprobes log-target kinds' lists them",
         ),
         ("file:/tmp/a\0b", "there is no log target 'file:/tmp/a\\x00b'", None),
         ("consol", "there is no log target 'consol'", "did you mean 'console'?"),

@@ -95,7 +95,7 @@ def test_other_bytes_are_no_btf() -> None:
 
 def test_a_section_beyond_the_end_is_refused() -> None:
     blob, _ = encode_functions(["main"])
-    with pytest.raises(FormatError, match=r"^the sections of BTF do not lie in its data$"):
+    with pytest.raises(FormatError, match=r"^the sections of BTF are outside its data$"):
         Btf(blob[:-1])
 
 
@@ -198,7 +198,7 @@ def test_a_type_that_is_not_there_is_refused() -> None:
 
 
 def test_a_type_that_ends_behind_the_others_is_refused() -> None:
-    with pytest.raises(FormatError, match=r"^a type of BTF ends behind the other types \(at byte 24\)$"):
+    with pytest.raises(FormatError, match=r"^a type of BTF ends after the other types \(at byte 24\)$"):
         btf_of((1, Kind.STRUCT << 24 | 5, 4)).name(1)
 
 

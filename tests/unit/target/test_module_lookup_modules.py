@@ -108,7 +108,7 @@ def test_file_that_was_replaced_under_a_process_that_shows_nothing_is_an_error(
         waiting.unlink()
         assert Path(f"/proc/{pid}/exe") == find_module("waiting-1.7", pid=pid)
         message = f"MISMATCH: '{library}' was replaced or removed while process {pid} uses it"
-        hint = "run dprobes as root, who sees what the process maps, or restart the process"
+        hint = "run dprobes as root, which can read the mapped file, or restart the process"
         assert (message, hint) == error_of(lambda: find_module("libversioned-1.7.so", pid=pid))
         assert (message, hint) == error_of(lambda: find_module(str(library), pid=pid))
 
@@ -197,14 +197,14 @@ def test_a_name_that_nobody_maps_has_advice(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").touch()
     mapped = {"libc.so.6": "/lib/libc.so.6", "ld-linux-x86-64.so.2": "/lib/ld", "own": "/opt/own"}
-    assert advice_on_name("libc", mapped) == "processes mapped '/lib/libc.so.6': is one of them meant?"
+    assert advice_on_name("libc", mapped) == "processes mapped '/lib/libc.so.6': is one of them the intended one?"
     here = "a name without '/' is not looked for in the current directory: write name = \"./own\""
     assert advice_on_name("own", {}) == here
     relative = f"a relative path is taken from the current directory: 'bin/own' is '{tmp_path}/bin/own'"
     assert advice_on_name("bin/own", mapped) == relative
-    assert advice_on_name("/bin/own", mapped) == "processes mapped '/opt/own': is that meant?"
+    assert advice_on_name("/bin/own", mapped) == "processes mapped '/opt/own': is that the intended one?"
     assert advice_on_name("/opt/own", mapped) is None
-    assert advice_on_name("/lib/libc", mapped) == "processes mapped '/lib/libc.so.6': is one of them meant?"
+    assert advice_on_name("/lib/libc", mapped) == "processes mapped '/lib/libc.so.6': is one of them the intended one?"
     assert advice_on_name("nothing", mapped) is None
 
 

@@ -58,12 +58,12 @@ def test_what_is_called_comes_before_what_is_jumped_to() -> None:
 def test_one_clone_and_several_have_their_hints() -> None:
     error = only_clones("'libx.so'", "work", [f"work.constprop.{n}" for n in range(5)])
     assert error.message == (
-        "'libx.so' has no symbol 'work', but what the compiler made of it: 'work.constprop.0', 'work.constprop.1', "
+        "'libx.so' has no symbol 'work', but variants that the compiler made: 'work.constprop.0', 'work.constprop.1', "
         "'work.constprop.2', 'work.constprop.3' and 1 more"
     )
     assert f"write 'work.constprop.0', or the pattern 'work.*' for all of them; {MOVED}" == error.hint
     cold = only_clones("'libx.so'", "work", ["work.cold"])
-    assert cold.message == "'libx.so' has no symbol 'work', but code that was taken out of it: 'work.cold'"
+    assert cold.message == "'libx.so' has no symbol 'work', but parts that the compiler split off: 'work.cold'"
     assert cold.hint == ("the function itself was inlined, or has no symbol; such code is jumped to in rare cases")
 
 
@@ -71,7 +71,7 @@ def test_a_function_of_which_gcc_left_a_clone_is_found_in_it(tools: Toolbox, err
     program = tools.build("clones", {"clones.c": SOURCE}, "-O2")
     module = Module.load(program)
     assert (
-        f"'{program}' has no symbol 'work', but what the compiler made of it: 'work.constprop.0'",
+        f"'{program}' has no symbol 'work', but variants that the compiler made: 'work.constprop.0'",
         f"write 'work.constprop.0'; {MOVED}",
     ) == error_of(lambda: module.address_of("work"))
     assert module.address_of("work.constprop.0") > 0

@@ -115,7 +115,7 @@ def test_names_of_cpp_are_found_as_people_write_them(tools: Toolbox, error_of: E
 
 def test_data_is_no_place_of_code(pie: Path, error_of: ErrorOf) -> None:
     module = Module.load(pie)
-    hint = "to see who uses it, write 'address = zeroed' and 'watchpoint = w' (or rw)"
+    hint = "to see accesses to it, write 'address = zeroed' and 'watchpoint = w' (or rw)"
     assert (f"'zeroed' in '{pie}' is data, not code", hint) == error_of(lambda: module.code_offset_of("zeroed", 4))
     assert module.file_offset(module.address_of("work") + 4) == module.code_offset_of("work", 4)
 
@@ -123,7 +123,9 @@ def test_data_is_no_place_of_code(pie: Path, error_of: ErrorOf) -> None:
 def test_ambiguous_symbol_lists_the_offsets(tools: Toolbox, twice: Path, error_of: ErrorOf) -> None:
     listed = sorted(int(a, 16) for a in re.findall(r"^(\w+) t helper$", tools.run("nm", twice), re.MULTILINE))
     first, second = (ElfFile.open(twice).file_offset(address) for address in listed)
-    message = f"'helper' stands for 2 places in '{twice}', at file offsets 0x{first:x} (main.c), 0x{second:x} (other.c)"
+    message = (
+        f"'helper' is the name of 2 places in '{twice}', at file offsets 0x{first:x} (main.c), 0x{second:x} (other.c)"
+    )
     hint = f'write the intended one as "main.c:helper" or offset = 0x{first:x}'
     assert (message, hint) == error_of(lambda: Module.load(twice).address_of("helper"))
     assert [Module.load(twice).address_of(f"{file}:helper") for file in ("main.c", "other.c")] == listed

@@ -162,13 +162,13 @@ def test_names_are_those_behind_one_header() -> None:
     [
         ({"modules": 1}, "'modules' is not a list of lists of 3"),
         ({"modules": [[0, "a"]]}, "'modules' is not a list of lists of 3"),
-        ({"modules": [[0, "a", None]]}, "a name is no text, or too long"),
-        ({"modules": [[0, "a" * 70_000, ""]]}, "a name is no text, or too long"),
+        ({"modules": [[0, "a", None]]}, "a name is not text, or too long"),
+        ({"modules": [[0, "a" * 70_000, ""]]}, "a name is not text, or too long"),
         ({"modules": [[-1, "a", ""]]}, "-1 is not a number between 0 and 4294967295"),
         ({"mappings": [[1, 0, 0, 1 << 65, 0, 0]]}, f"{1 << 65} is not a number between 0 and {1 << 64}"),
         ({"mappings": [[True, 0, 0, 1, 0, 0]]}, "True is not a number between 0 and 4294967295"),
         ({"mappings": [[1, "x", 0, 1, 0, 0]]}, f"'x' is not a number between 0 and {(1 << 64) - 1}"),
-        ({"functions": [[0, 0, 1, []]]}, "a name is no text, or too long"),
+        ({"functions": [[0, 0, 1, []]]}, "a name is not text, or too long"),
         ({"functions": [{}]}, "'functions' is not a list of lists of 4"),
     ],
 )

@@ -199,11 +199,11 @@ hint: write the values in parentheses, with commas between
             ^~~~~
 hint: close it with "
 
---filter:1:10: error: ';' means nothing in a filter
+--filter:1:10: error: ';' is not allowed in a filter
     pid == 1 ; x
              ^
 
---filter:1:9: error: ';' means nothing in a filter
+--filter:1:9: error: ';' is not allowed in a filter
     pid == 1;;
             ^
 
@@ -299,7 +299,7 @@ hint: 'dprobes run --filter' looks at it while the program runs
 --filter:1:7: error: expected ',', found ')'
     mem(sp) == 1
           ^
-hint: write the bytes of the number behind the address: mem(arg0, 4)
+hint: write the size of the number after the address: mem(arg0, 4)
 
 --filter:1:9: error: a number has 1, 2, 4 or 8 bytes, not 3
     mem(sp, 3) == 1

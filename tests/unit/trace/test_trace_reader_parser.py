@@ -205,6 +205,7 @@ def _message(data: bytes) -> str:
 
 
 HEADER = header()
+OTHER_CONTENTS = "a compressed frame of 'trace.dpt' has other contents than it declares (at HERE)"
 MUST = "a frame of 'trace.dpt' does not hold what it must: "
 
 
@@ -244,15 +245,15 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
         ),
         (
             HEADER + program(1, module=1),
-            MUST + "the name of a module is no text (at HERE)",
+            MUST + "the name of a module is not text (at HERE)",
         ),
         (
             HEADER + program(1, build_ids="abc"),
-            MUST + "build-ids are no list of strings (at HERE)",
+            MUST + "build-ids are not a list of strings (at HERE)",
         ),
         (
             HEADER + program(1, templates={"a": []}),
-            MUST + "templates are no strings (at HERE)",
+            MUST + "templates are not strings (at HERE)",
         ),
         (
             HEADER + program() + json_frame(3, {"id": 1, "first": 1, "places": []}),
@@ -293,11 +294,11 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
             HEADER + _packed(b"", BODY_MAX + 1),
             "a compressed frame of 'trace.dpt' is said to hold 67108865 bytes, at most 67108864 are allowed (at HERE)",
         ),
-        (HEADER + frame(7, bytes(4)), "a compressed frame of 'trace.dpt' does not hold what it says (at HERE)"),
-        (HEADER + _packed(program(), 7), "a compressed frame of 'trace.dpt' does not hold what it says (at HERE)"),
+        (HEADER + frame(7, bytes(4)), OTHER_CONTENTS),
+        (HEADER + _packed(program(), 7), OTHER_CONTENTS),
         (
             HEADER + frame(7, _packed(program())[12:] + b"more"),
-            "a compressed frame of 'trace.dpt' does not hold what it says (at HERE)",
+            OTHER_CONTENTS,
         ),
         (HEADER + _packed(b"not a frame, I fear"), "a compressed frame of 'trace.dpt' holds no frames (at HERE)"),
         (HEADER + _packed(program()[:-1]), "a compressed frame of 'trace.dpt' holds a part of a frame (at HERE)"),
@@ -337,7 +338,7 @@ def test_what_a_bomb_says_of_its_size_decides_before_memory_is_taken() -> None:
             data = HEADER + frame(FrameKind.COMPRESSED, struct.pack("<I", said) + bomb)
             tracemalloc.start()
             try:
-                assert _message(data) == "a compressed frame of 'trace.dpt' does not hold what it says (at HERE)"
+                assert _message(data) == OTHER_CONTENTS
                 assert tracemalloc.get_traced_memory()[1] < 16 << 20
             finally:
                 tracemalloc.stop()

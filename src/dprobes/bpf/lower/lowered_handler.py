@@ -168,7 +168,7 @@ def _limits(asm: Assembler) -> Iterator[None]:
     except OverflowError as error:
         raise NotSupportedError(
             f"the handler is too large for eBPF: {error}",
-            hint="use --engine ptrace, or make several handlers of it",
+            hint="use --engine ptrace, or split the handler",
         ).of_instruction(asm.origin) from None
 
 
@@ -276,7 +276,7 @@ def _relocated(image: CodeImage, flow: HandlerFlow, request: Request) -> Iterato
             raise NotSupportedError(f"the address of '{relocation.symbol}' is not known")
         if request.placement is Placement.URETPROBE and not request.abilities.function_ip:
             raise NotSupportedError(
-                f"this kernel does not tell a uretprobe which function returns, so '{relocation.symbol}' cannot be "
+                f"this kernel does not show a uretprobe which function returns, so '{relocation.symbol}' cannot be "
                 "found in the process",
                 hint="use --engine ptrace, or Linux 6.6 or later",
             )
@@ -364,8 +364,6 @@ def _check(instruction: EncodedInstruction, architecture: Architecture, request:
         raise NotSupportedError(
             f"'{row.syntax}' at byte {instruction.offset} of the program cannot be compiled to eBPF",
             hint=(
-                "use --engine gdb=ENDPOINT, where a stub stands for the machine"
-                if request.in_kernel
-                else "use --engine ptrace"
+                "use --engine gdb=ENDPOINT, with the stub of a machine" if request.in_kernel else "use --engine ptrace"
             ),
         ).of_instruction(instruction.offset)

@@ -26,12 +26,12 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.field_values import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues
 from dprobes.formatters.templates.template_collection import templates_of
 from dprobes.keyed.table_layout import BIAS, HIST_ZERO, key_parts
-from dprobes.keyed.table_text import bar_lines, power_bucket_label
+from dprobes.keyed.table_text import bar_lines, power_bucket_label, quantity
 from dprobes.record.log_record import LogRecord
 from dprobes.record.record_origin import Place
 from dprobes.resolve.probepoints import places_of
 from dprobes.rpn.instruction_set import Flow, Group, rows_by_syntax
-from dprobes.rpn.keyed_tables import KEYS_MAX, MEMORY_MAX, TABLES_MAX, Key, KeyKind, Table, TableKind
+from dprobes.rpn.keyed_tables import KEYS_MAX, MEMORY_MAX, TABLES_MAX, Key, KeyKind, Table, TableKind, Unit
 from dprobes.rpn.program_needs import sets_codes
 from dprobes.rpn.rpn_program import Code, Expression, Glob, Instruction
 from dprobes.sinks.field_columns import FieldColumns
@@ -140,17 +140,17 @@ def _print_table(table: CountTable) -> None:
         blank = [""] * (len(table.fields) - 1)
         rows.append((what, *blank, str(hidden), f"{100 * hidden / total:.1f}%"))
     if not rows:
-        print_line(f"no records to count {', '.join(table.fields)} of")
+        print_line(f"no records to count by {', '.join(table.fields)}")
         return
     print_table((*table.fields, "count", "share"), rows)
 
 
 def _print_sums(table: SumTable) -> None:
-    rows = [(*group, *_columns_of(found)) for group, found in table.rows[:_ROWS]]
+    rows = [(*group, *_columns_of(found, table.unit)) for group, found in table.rows[:_ROWS]]
     if len(table.rows) > _ROWS:
         hidden = reduce(Sum.plus, (found for _, found in table.rows[_ROWS:]))
         blank = [""] * (len(table.by) - 1)
-        rows.append((f"{len(table.rows) - _ROWS} others", *blank, *_columns_of(hidden)))
+        rows.append((f"{len(table.rows) - _ROWS} others", *blank, *_columns_of(hidden, table.unit)))
     if rows:
         print_table((*table.by, "count", f"sum of {table.field}", "average", "least", "largest"), rows)
     else:
@@ -163,14 +163,17 @@ def _without_number(count: int) -> str:
     return f"and {count} record{'s' * (count != 1)} with no number there"
 
 
-def _columns_of(found: Sum) -> tuple[str, ...]:
+def _columns_of(found: Sum, unit: Unit) -> tuple[str, ...]:
+    if unit is not Unit.NONE:
+        numbers = (found.total, found.total / found.numbers, found.least, found.largest)
+        return str(found.numbers), *(quantity(number, unit) for number in numbers)
     average = f"{found.total / found.numbers:.1f}".removesuffix(".0")
     return str(found.numbers), str(found.total), average, str(found.least), str(found.largest)
 
 
 def _print_histogram(histogram: Histogram) -> None:
     print_line(f"{histogram.field} {histogram.where}".rstrip())
-    for line in bar_lines([(power_bucket_label(bucket), count) for bucket, count in histogram.buckets]):
+    for line in bar_lines([(power_bucket_label(bucket, histogram.unit), count) for bucket, count in histogram.buckets]):
         print_line(line)
     if histogram.odd:
         print_line(_without_number(histogram.odd))
@@ -251,7 +254,7 @@ class HandlerAggregates:
         carries: bool = False,
     ) -> None:
         if carries:
-            raise NotAtTheHitError("somebody else gets them as well")
+            raise NotAtTheHitError("another output needs them")
         if sets_codes(program):
             raise NotAtTheHitError("handlers set the codes of records")
         self._values = FieldValues(source, os.uname().nodename)
@@ -289,7 +292,7 @@ class HandlerAggregates:
             for view, field in enumerate(fields):
                 value = self._source_of(definition, field, record, words)
                 if value == _Item(_NAME) or (value is None and field in _CONSTANT):
-                    raise NotAtTheHitError(f"'{field}' is no number that differs from record to record")
+                    raise NotAtTheHitError(f"'{field}' is not a number that differs from record to record")
                 # A record without the field counts as one without a number.
                 kind = TableKind.COUNT if value is None else _KINDS[what]
                 has_sign = what is _What.SUM and value is not None and not self._is_signed(field, value, record, words)
@@ -312,11 +315,11 @@ class HandlerAggregates:
                 return _Item(field)
             raise NotAtTheHitError(f"no instruction pushes '{field}' as records have it")
         if field == "function" and not definition.is_in_code:
-            raise NotAtTheHitError("samples and accesses are in any function")
+            raise NotAtTheHitError("samples and accesses can be in any function")
         if field in _CONSTANT:
             return None
         if (numbered := NUMBERED.match(field)) is not None and numbered[1] == "item":
-            raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+            raise NotAtTheHitError(f"'{field}' is not a word that the handler logs")
         found = {self._word_of(field, record, words, size) for size in (8, 4)}
         if len(found) > 1:
             raise NotAtTheHitError(f"'{field}' is another word in 32-bit code")
@@ -339,10 +342,10 @@ class HandlerAggregates:
             if value is None:
                 return None
             if not isinstance(value, int):
-                raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+                raise NotAtTheHitError(f"'{field}' is not a word that the handler logs")
             candidates = {n for n in candidates if (value - data[n]) % (1 << 8 * size) == 0}
         if len(candidates) != 1:
-            raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+            raise NotAtTheHitError(f"'{field}' is not a word that the handler logs")
         return _Word(candidates.pop())
 
     # Results
@@ -369,7 +372,7 @@ class HandlerAggregates:
             if tally.what is _What.COUNT:
                 aggregates.add_others(tally.view, held.lost)
             elif held.lost:
-                console.warning(f"{held.lost} numbers found no room in a table: too many values of {', '.join(fields)}")
+                console.warning(f"{held.lost} numbers did not fit into a table: too many values of {', '.join(fields)}")
 
     def _add_measured(
         self, measures: Measures, tally: _Tally, row: TableRow, record: LogRecord, group: tuple[str, ...]
@@ -407,12 +410,12 @@ def sum_of(cells: Sequence[int], offset: int) -> Sum:
 def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, list[Instruction]]:
     """Return the instructions before the only log instruction, the number of words it logs, and those after."""
     if isinstance(definition.location, Glob):
-        raise NotAtTheHitError("a pattern stands for several functions")
+        raise NotAtTheHitError("a pattern matches several functions")
     instructions = list(definition.handler.instructions)
     if instructions and instructions[-1].row.syntax == "exit":
         instructions.pop()
     if definition.handler.labels or any(each.row.flow is not Flow.NEXT for each in instructions):
-        raise NotAtTheHitError("a handler has several ways to go")
+        raise NotAtTheHitError("a handler has branches")
     if any(each.row.operator == "callk" for each in instructions):
         raise NotAtTheHitError("a handler calls an extension")
     logs = [n for n, each in enumerate(instructions) if each.row.operator == "log"]
@@ -421,7 +424,7 @@ def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, li
     place, *more = logs
     words = instructions[place].operand
     if more or instructions[place].row.syntax != "log <count>" or not isinstance(words, int) or words > _WORDS_MAX:
-        raise NotAtTheHitError("a handler logs something else than words at once")
+        raise NotAtTheHitError("a handler logs something other than words at once")
     before = instructions[:place]
     if any(each.row.faults and each.row.group is not Group.REGISTER for each in before):
         raise NotAtTheHitError("a handler may fail before it logs")

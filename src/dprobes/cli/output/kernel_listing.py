@@ -114,7 +114,7 @@ def _instructions(
 
 _VERDICTS = {
     KprobeWay.FTRACE: "a kprobe, whose handler ftrace calls",
-    KprobeWay.JUMP: "a kprobe, for whose breakpoint the kernel puts a jump as soon as it can",
+    KprobeWay.JUMP: "a kprobe: a breakpoint, which the kernel replaces by a jump as soon as it can",
     KprobeWay.JUMP_SINCE: "a kprobe: a breakpoint, or a jump instead since Linux 6.10",
     KprobeWay.EMULATED: "a kprobe: a breakpoint, whose instruction the kernel emulates",
     KprobeWay.MOVED: "a kprobe: a breakpoint, whose instruction is executed elsewhere",

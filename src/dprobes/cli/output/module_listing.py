@@ -196,7 +196,7 @@ def described_site(site: UsdtSite) -> Iterator[str]:
         obstacle = f": cannot be pushed, {argument.obstacle}" if argument.obstacle else ""
         yield f"push usdt, {number:<3} {argument.type_name:<4} {escaped(argument.text.rpartition('@')[2])}{obstacle}"
     if site.semaphore:
-        yield "guarded by a semaphore, which is raised as long as the probe is there"
+        yield "guarded by a semaphore, which is raised while the probe is inserted"
 
 
 def guard_of(module: Module, offset: int) -> str | None:
@@ -206,8 +206,8 @@ def guard_of(module: Module, offset: int) -> str | None:
             probe = f"{PREFIX}:{escaped(site.probe)}"
             if site.semaphore:
                 return (
-                    f"This is a place of '{probe}', which is guarded by a semaphore: a probe with a number is hit only "
-                    f"while somebody raises it, as 'offset = {probe}' does."
+                    f"This is a place of '{probe}', which is guarded by a semaphore: a probe with a number is "
+                    f"hit only while it is raised, as 'offset = {probe}' does."
                 )
             return f"This is a place of '{probe}': 'offset = {probe}' knows its arguments."
     return None

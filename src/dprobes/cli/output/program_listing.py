@@ -149,9 +149,9 @@ def _remarks(ppdf: Ppdf) -> Iterator[str]:
     if ppdf.needs_write and not writing_instructions(ppdf.program):
         yield "// needs --allow-write: an extension that it calls writes to the target"
     if not ppdf.builds and space_of(ppdf.program) is Space.KERNEL:
-        yield from () if ppdf.kernels else ("// for no build of the kernel: its places are found by their names",)
+        yield from () if ppdf.kernels else ("// for any build of the kernel: its places are found by name",)
     elif not ppdf.builds:
-        yield "// needs nothing of any module"
+        yield "// uses no symbols or types of any module"
 
 
 def _templates(ppdf: Ppdf) -> Iterator[str]:

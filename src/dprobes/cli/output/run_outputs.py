@@ -212,5 +212,5 @@ class Outputs:
 
 
 def _say_waiting(status: TargetStatus) -> None:
-    what = f"{status.waiting} records wait to be written" if status.waiting else "it is waited for"
+    what = f"{status.waiting} records are not written yet" if status.waiting else "waiting for it"
     console.note(f"log target {status.name}: {what}; Ctrl-C gives up")

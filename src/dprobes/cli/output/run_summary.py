@@ -391,7 +391,7 @@ def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
     script = "" if _is_same(started, program) else f" for the script '{started}'"
     executes = f"the command executes '{program}'{script}"
     if not any(".so" in os.path.basename(path) for path in paths):  # noqa: PTH119 - text
-        return f"{executes}, and the probepoints are in {_quoted(paths)}; what else it starts is probed as well"
+        return f"{executes}, and the probepoints are in {_quoted(paths)}; programs that it starts are probed as well"
     from dprobes.target.probed_module import linked_files
 
     linked = linked_files(program)

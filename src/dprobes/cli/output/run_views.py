@@ -106,16 +106,22 @@ class TableOutput:
             self._write_exposition(self._options.prometheus, contents, self._names)
         self._print([each for each in contents if each.table.name not in self._left_out], self._options.rows)
 
-    def note_short_times(self, engine: str) -> None:
-        """Print a note if values of ``elapsed`` in tables are of the same order as the engine's cost of a hit."""
+    def note_short_times(self, engine: str, viewed: Sequence[int] = ()) -> None:
+        """Print a note if times in tables, or those ``viewed``, are of the same order as the engine's cost of a hit."""
         row = engine_row(engine)
-        found = short_time(self._session.tables()[: self._count] if self._count else (), row.hit_time)
+        is_mixed = row.speedup is not None and any(
+            not way.startswith(f"{row.name} (") for count in self._session.counts() for way in count.executed
+        )
+        if row.speedup is not None and is_mixed:
+            row = engine_row(row.speedup.engine)
+        found = short_time(self._session.tables()[: self._count] if self._count else (), row.hit_time, viewed)
         if found is not None:
+            what = "a breakpoint" if is_mixed else f"the {row.name} engine"
             console.note(
-                f"times such as {quantity(found, Unit.NANOSECONDS)} are of the order of what hits cost with the "
-                f"{engine} engine, which is in them",
-                "'--engine inline' costs a hundredth of it, with -c or -p and in programs and libraries"
-                if row.candidacy is not None
+                f"times of {quantity(found, Unit.NANOSECONDS)} and less are mostly the cost of the probe itself: a hit "
+                f"costs up to {quantity(row.hit_time, Unit.NANOSECONDS)} with {what}",
+                "'--engine inline' costs a hundredth of that, for programs and libraries with -c or -p"
+                if row.candidacy is not None and not is_mixed
                 else None,
             )
 
@@ -145,9 +151,9 @@ class TableOutput:
             console.error(f"'{path}' cannot be written: {reason_of(error)}")
 
 
-def short_time(contents: Sequence[TableContents], most: int) -> int | None:
-    """Return the shortest call in tables of times, if it took at most ``most`` nanoseconds."""
-    found: list[int] = []
+def short_time(contents: Sequence[TableContents], most: int, viewed: Sequence[int] = ()) -> int | None:
+    """Return the shortest time in tables and of those ``viewed``, if it is at most ``most`` nanoseconds."""
+    found = [*viewed]
     for each in contents:
         if each.table.unit is not Unit.NANOSECONDS or each.table.kind is TableKind.SUM:
             continue
@@ -225,6 +231,20 @@ class Views:
             self.sinks.append(self._top)
 
     @property
+    def shortest_times(self) -> list[int]:
+        """The shortest time in nanoseconds of each view of a field with times."""
+        if self._aggregates is None:
+            return []
+        measures = self._aggregates.measures
+        found = [
+            1 << max(next(bucket for bucket, count in each.buckets if count), 0)
+            for each in measures.histograms()
+            if each.unit is Unit.NANOSECONDS and each.buckets
+        ]
+        sums = (each for each in measures.sums() if each.unit is Unit.NANOSECONDS)
+        return [*found, *(row.least for each in sums for _, row in each.rows)]
+
+    @property
     def names_functions(self) -> bool:
         """True if a view groups records by function."""
         return self._wanted is not None and "function" in self._wanted.all
@@ -249,10 +269,10 @@ class Views:
             self._at_hits = HandlerAggregates(program, source, self._wanted, carries=carries)
         except NotAtTheHitError as error:
             if verbose:
-                console.note(f"records are carried to count them: {error}")
+                console.note(f"records are counted after the hit: {error}")
             return program
         if verbose:
-            console.note("handlers count what records would hold; none is carried")
+            console.note("handlers count at the hit, without records")
         return self._at_hits.program
 
     def collect(self, session: Attachment, word_size: Literal[4, 8]) -> None:

@@ -41,7 +41,7 @@ def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> 
             raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")
         return None
     if baseline is not None and not target.lower().endswith((".html", ".htm")):
-        raise click.UsageError("--baseline is about flame graphs: --stacks FILE.html")
+        raise click.UsageError("--baseline needs a flame graph: --stacks FILE.html")
     return StacksOptions(target, weight, baseline)
 
 

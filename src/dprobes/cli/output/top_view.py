@@ -59,7 +59,7 @@ class TopView:
 
     def __init__(self) -> None:
         if not sys.stdout.isatty():
-            raise click.UsageError("--top needs a terminal as standard output; --count and --hist do without")
+            raise click.UsageError("--top needs a terminal on standard output; --count and --hist do not")
         self._fields: dict[int, FieldValues] = {}
         self._last: dict[tuple[Place, bytes], bytes] = {}
         """The latest record of each place and kind."""

@@ -227,7 +227,7 @@ class _LineFace(run_steps.Face[int]):
     def _with_templates(self, loaded: CompiledProgram) -> CompiledProgram:
         """Return the program with the templates to use; print the errors of its own ones."""
         given = self._given
-        if (directory := given.templates or _templates_beside(given.file)) is not None:
+        if (directory := _templates_of(given)) is not None:
             return loaded.with_templates(directory)
         if loaded.templates:
             from dprobes.formatters.templates.template_collection import templates_of
@@ -311,7 +311,7 @@ class _LineFace(run_steps.Face[int]):
         self._views.print()
         tables.print()
         if compiled.kernel is None:
-            tables.note_short_times(planned.engine)
+            tables.note_short_times(planned.engine, self._views.shortest_times)
         if shown := self._shown_tables:
             outputs.write_tables(attachment.tables()[: len(shown)])
         return run.conclude(finished)
@@ -367,13 +367,13 @@ def _is_for_programs(given: RunOptions) -> bool:
     return _CONSOLE in given.targets and (given.log_format or given.format_name) in _FOR_PROGRAMS
 
 
-def _templates_beside(file: Path | None) -> Path | None:
-    """Return the directory of templates that comes with an example; None for other programs."""
-    if file is None:
-        return None
-    from dprobes.cli.option_values import example_templates
+def _templates_of(given: RunOptions) -> Path | None:
+    """Return the requested directory of templates, or that of an example; None for other programs."""
+    from dprobes.cli.option_values import example_templates, is_untemplated_example
 
-    return example_templates(file)
+    if given.templates is not None:
+        return None if is_untemplated_example(given.file, given.templates) else given.templates
+    return None if given.file is None else example_templates(given.file)
 
 
 def _stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:

@@ -211,7 +211,7 @@ class Run:
             return finished
         status = self._session.end_command()
         if status is None and self._scope.endpoint is None:
-            console.warning("the command goes on: it does not end when it is asked to (SIGTERM)")
+            console.warning("the command continues: it did not end on SIGTERM")
         return replace(finished, exit_status=status)
 
     def _on_event(self, event: Event) -> Finished | None:
@@ -237,7 +237,7 @@ class Run:
                 if not self._reader_is_gone:
                     self._flush()
                     if self._outputs.is_waiting:
-                        console.note("records wait until standard output is read; Ctrl-C gives them up")
+                        console.note("records wait until standard output is read; Ctrl-C discards them")
                     self._flush(is_last=True)
                 return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
             case _:
@@ -352,7 +352,7 @@ class Run:
             return 1
         self._summarize(finished)
         if finished.cut_short:
-            console.error("the run was cut short; more may have happened than the summary shows")
+            console.error("the run was cut short: the summary may be incomplete")
             return 1
         if not self._inserted:
             self._explain_absence()
@@ -375,11 +375,11 @@ class Run:
     def _explain_silence(self, *, has_faulted: bool) -> None:
         """Print why inserted probepoints had no hits."""
         if has_faulted:
-            console.note("the probepoints were inserted, but whenever one was hit, its instruction faulted")
+            console.note("the probepoints were inserted, but the probed instruction faulted at every hit")
             return
         from dprobes.cli.output.run_summary import advice_on_unreached
 
-        self._progress.begin("looking for what was called instead")
+        self._progress.begin("searching for the functions that were called instead")
         hint = advice_on_unreached(self._session.probes, self._scope, self._session.mapped_files)
         self._progress.end()
         console.note("the probepoints were inserted, but never reached", hint)
@@ -401,7 +401,7 @@ class Run:
             returns = "never returns" if len(functions) == 1 else "never return"
             console.error(f"no probepoint was inserted: {', '.join(functions)} {returns}")
         elif self._time.is_over and not self._has_met_obstacle:
-            console.error("no probepoint was inserted before the time was over (--duration)")
+            console.error("no probepoint was inserted before --duration ended")
         else:
             console.error("no probepoint was inserted")
 
@@ -420,4 +420,4 @@ class Run:
 def _filtered_line(filters: Sequence[str]) -> str:
     """Return the message about hits that are counted and have no record."""
     shown = " and ".join(f"'{escaped(each)}'" for each in filters)
-    return f"hits count in any case, and make a record where {shown} holds"
+    return f"all hits are counted, and make a record where {shown} holds"

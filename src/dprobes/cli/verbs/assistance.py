@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli.console import print_line, print_lines, print_table
 from dprobes.cli.progress import Progress
+from dprobes.engines.engine_interface import Area
 from dprobes.errors import DprobesError, NotSupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dprobes.engines.engine_interface import Finding
 
@@ -46,21 +50,27 @@ def examples_command(name: str | None) -> int:
 
 @click.command("doctor")
 @click.option(
-    "--engine", "engine", metavar="NAME=ENDPOINT", help="Try what is behind an endpoint, such as a stub, instead."
+    "--engine",
+    "engine",
+    metavar="NAME=ENDPOINT",
+    help="Test an engine's target instead of this machine, such as the stub of gdbserver or QEMU.",
 )
 def doctor_command(engine: str | None) -> int:
     """
-    Print what works on this machine, with a reason and a remedy for each "no".
+    Print what works on this machine, with a reason and a remedy for each "no", and what you can do with it.
 
     Each feature is tried; nothing is concluded from version numbers. Exit status 1 means that no probes work at all.
-    What stands behind an endpoint is let go on behind that.
+    With --engine the target of the endpoint is stopped for the tests, and continues after them.
     """
     from dprobes.engines.engine_registry import rows
 
-    with Progress("trying what works here"):
+    with Progress("testing this machine"):
         findings = [finding for row in rows() for finding in row.examine()] if engine is None else _behind(engine)
-    for finding in findings:
-        print_lines(_lines(finding))
+    if engine is None:
+        lines = [line for area in Area for line in _section(area, findings)]
+        print_lines([*lines, *_conclusion(findings)])
+    else:
+        print_lines(line for finding in findings for line in _lines(finding))
     return 0 if all(finding.works for finding in findings if finding.essential) else 1
 
 
@@ -72,17 +82,49 @@ def _behind(engine: str) -> list[Finding]:
     row = engine_row(name)
     if argument is None or row.trial is None:
         known = ", ".join(each.usage for each in rows() if each.trial is not None)
-        raise click.UsageError(f"'{engine}' names nothing that can be tried: give {known}")
+        raise click.UsageError(f"'{engine}' cannot be tested: expected {known}")
     return row.examine_behind(argument)
+
+
+def _section(area: Area, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the findings of an area, below its name."""
+    if mine := [finding for finding in findings if finding.area is area]:
+        yield f"{area.value}:"
+        for finding in mine:
+            yield from _lines(finding)
+        yield ""
 
 
 def _lines(finding: Finding) -> Iterator[str]:
     text = f"{'yes' if finding.works else 'no ':3}  {finding.what}"
-    if finding.detail:
-        text += f": {finding.detail}"
-    yield text
+    yield from _wrapped(f"{text}: {finding.detail}" if finding.detail else text)
     if not finding.works and finding.remedy:
-        yield f"     remedy: {finding.remedy}"
+        yield from _wrapped(f"     remedy: {finding.remedy}")
+
+
+def _wrapped(text: str) -> list[str]:
+    """Return a line as lines of the terminal's width, or unchanged if standard output is not a terminal."""
+    if not sys.stdout.isatty():
+        return [text]
+    width = shutil.get_terminal_size().columns
+    return textwrap.wrap(text, width, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False)
+
+
+def _conclusion(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield what a user can do now, and the remedy that would add most."""
+    uses = [(finding.works, finding.use) for finding in findings if finding.use is not None]
+    yield "what you can do now:" if any(works for works, _ in uses) else "no probe works here"
+    for works, use in sorted(uses, key=lambda pair: -pair[1].gain):
+        if works:
+            yield f"     {use.text}"
+            yield f"         {use.command}"
+    missing = [finding for finding in findings if not finding.works and finding.remedy]
+    if missing:
+        most = max(missing, key=lambda finding: (finding.essential, 0 if finding.use is None else finding.use.gain))
+        gain = most.what if most.use is None else most.use.text
+        yield ""
+        yield "what would add most:"
+        yield from _wrapped(f"     {gain}: {most.remedy}")
 
 
 # The verb ``lsp``: a language server for editors.

@@ -70,12 +70,12 @@ DUMPS = ("source", "tokens", "tree", "places", "typed", "rpn")
 )
 @click.option(
     "--dump", "dumped", metavar="PASS", type=click.Choice(DUMPS),
-    help=f"Print what a pass of the compiler of DProbes C makes of FILE, and build nothing: {', '.join(DUMPS)}."
+    help=f"Print FILE after this pass of the DProbes C compiler, and build nothing: {', '.join(DUMPS)}."
 )  # fmt: skip
 @program_options
 @symbols_option
 @kernel_types_option
-@templates_option("Put the templates that its records need into OUT; they are in this directory.")
+@templates_option("Add the templates of its records from this directory to OUT.")
 def build_command(
     file: Path | None,
     text: str | None,
@@ -248,8 +248,8 @@ def _purpose_of_one(ppdf: Ppdf) -> str:
     if count := len(ppdf.builds) or len(ppdf.kernels):
         return f"is for {count} build{'s' if count != 1 else ''} of '{ppdf.program.name}'"
     if space_of(ppdf.program) is Space.KERNEL:
-        return "is for no build of the kernel: its places are found by their names"
-    return "needs nothing of any module"
+        return "is for any build of the kernel: its places are found by name"
+    return "uses no symbols or types of any module"
 
 
 def _doubt_names(program: Program, modules: Sequence[Path], diagnostics: Diagnostics) -> None:

@@ -32,7 +32,7 @@ __all__ = ["check_command"]
 @program_options
 @symbols_option
 @kernel_types_option
-@templates_option("Check the templates in this directory, too, and say for which records there is none.")
+@templates_option("Also check the templates in this directory, and report records that have none.")
 @click.option(
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor instead of this machine's."
 )

@@ -86,8 +86,8 @@ def convert_command(file: Path | None, text: str | None, output: Path | None) ->
     """
     Convert FILE, a script of bpftrace, to DProbes C, and print the program.
 
-    What is not quite the same is noted. What has no like is an error with its place, and nothing is printed then. A
-    comment in front of the program says how it is run.
+    Differences are noted. A construct without an equivalent is an error with its position, and no program is printed.
+    A comment at the top of the program shows the command that runs it.
     """
     from dprobes.bpftrace.script_conversion import convert
     from dprobes.diagnostics import Diagnostics
@@ -122,4 +122,4 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise DprobesError(f"cannot read '{file}': {reason_of(error)}") from error
     except UnicodeDecodeError as error:
-        raise DprobesError(f"'{file}' is no text: byte {error.start} is no UTF-8") from error
+        raise DprobesError(f"'{file}' is not text: byte {error.start} is not UTF-8") from error

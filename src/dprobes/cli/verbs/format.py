@@ -35,7 +35,7 @@ _PIECE = 1 << 20
 
 @click.command("format")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@templates_option("Print records by the templates in this directory before those that are in FILE.")
+@templates_option("Prefer the templates in this directory to those in FILE.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @skip_damaged_option()
 def format_command(file: Path, templates: Path | None, format_name: str, skip_damaged: bool) -> int:

@@ -39,7 +39,7 @@ def locate_command(place: str, symbols: Path | None, pid: int | None) -> int:
 
     MODULE is a path, or a name as in 'name ='; or 'kernel', or a module of the kernel. SYMBOL may be a
     number: a file offset. The instructions around the place are listed. Those marked with '+' are cheap to probe with
-    all engines: a hit stops the thread only once, and needs no single step. 'dprobes list' says the same.
+    all engines: a hit stops the thread only once, and needs no single step. 'dprobes list' shows this for functions.
 
     'MODULE:FILE:LINE', as in 'bash:shell.c:400' or 'bash:shell.c:400-410', lists the instructions that begin lines of
     the source, by the debug information of the module.
@@ -197,7 +197,7 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
     if (guard := guard_of(module, offset)) is not None:
         lines.append(guard)
     if not certain:
-        lines.append("No function is known at this offset: there may be data. A probe goes here only with 'opcode ='.")
+        lines.append("No function is known at this offset: it may be data. A probe here needs 'opcode ='.")
     return lines
 
 
@@ -261,17 +261,16 @@ def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | Non
 @click.command("list")
 @click.argument("what", metavar="[MODULE[:PATTERN]]", required=False)
 @symbols_option
-@click.option("-p", "--pid", type=PROCESS_ID, help="The process whose modules are meant.")
+@click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
 def list_command(what: str | None, symbols: Path | None, pid: int | None) -> int:
     """
-    List what there is to probe: the functions of MODULE that match the shell pattern PATTERN, or all of them.
+    List what can be probed: the functions of MODULE that match the shell pattern PATTERN, or all of them.
 
-    MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded; or 'tracepoint'
-    or 'syscall', as in 'tracepoint sched:*'. With -p alone, the modules of the process. Each function is listed as
-    a program says it, in quotes, so that no other one is meant: where its name is not enough for that, by the
-    linker's name, by its source file too, or by its offset. What a hit at its start costs is said as the marks of
-    'dprobes locate' do. The USDT probes of the module follow; 'MODULE:usdt:PROVIDER:NAME' lists those that match the
-    patterns, and no functions.
+    MODULE is a path, a name as in 'name =', 'kernel', a loaded module of the kernel, 'tracepoint' or 'syscall', as in
+    'tracepoint sched:*'. With -p alone, the modules of the process are listed. Each function is in quotes, in the form
+    that a program uses. An ambiguous name is replaced by the linker's name, or has its source file or its offset. The
+    second column is the cost of a hit at the start of the function. The USDT probes of the module follow;
+    'MODULE:usdt:PROVIDER:NAME' lists those that match the patterns, and no functions.
     """
     from dprobes.cli.output import module_listing
     from dprobes.cli.output.kernel_listing import describe_traced, is_traced, kernel_module, split_traced

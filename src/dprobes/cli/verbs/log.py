@@ -143,13 +143,13 @@ class _LogOptions:
 @click.option(
     "--count", "counted", multiple=True, metavar="FIELD[,FIELD...]", help="Print how often each value occurs."
 )
-@click.option("--tables", "only_tables", is_flag=True, help="Print only the keyed tables, as they were at last.")
+@click.option("--tables", "only_tables", is_flag=True, help="Print only the keyed tables, in their last state.")
 @click.option("--hist", "measured", multiple=True, metavar="FIELD", help="Print a histogram of the field.")
 @sum_options("Print")
 @stacks_options
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @skip_damaged_option()
-@templates_option("Print records by the templates in this directory before those that programs brought with them.")
+@templates_option("Prefer the templates in this directory to those of the programs.")
 def log_command(**values: Any) -> int:
     """
     Print the records of trace files, by default of the manager's trace file.
@@ -218,7 +218,7 @@ def _views_of(given: _LogOptions) -> tuple[StacksOptions | None, WantedFields]:
             "--stacks": True,
         }
         what = next(option for option, value in options.items() if value)
-        raise click.UsageError(f"{what} is about all records that are there: leave out --follow, --head and --tail")
+        raise click.UsageError(f"{what} needs all records: leave out --follow, --head and --tail")
     if given.total and (wanted or profile):
         raise click.UsageError("--total prints nothing else: leave out --count, --hist, --sum and --stacks")
     if profile is not None:

@@ -165,7 +165,7 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
         if probe.counts.faulted:
             yield f"{probe.major},{probe.minor}  {faulted_runs(probe.counts, probe.where)}"
     for each in program.filters:
-        yield f"hits that --filter '{each}' does not hold for make no record"
+        yield f"hits that --filter '{each}' refuses make no record"
     if program.pending:
         yield f"{program.pending} of the records are pending: they are not in the trace file yet"
     if program.unwritten:
@@ -272,7 +272,7 @@ def getvars_command(
     """
     one_of(name, everything=everything)
     if clears and (reset or wants_globals or span is not None):
-        raise click.UsageError("--clear is about keyed tables: leave out --reset, --global and --index")
+        raise click.UsageError("--clear applies to keyed tables: leave out --reset, --global and --index")
     both = wants_locals == wants_globals
     with client() as manager:
         result = manager.variables(
@@ -356,7 +356,7 @@ def remove_command(probe: str | None, name: str | None, everything: bool) -> int
     """
     one_of(name, everything=everything)
     if probe is None and name is None and not everything:
-        raise click.UsageError("say what is to be removed: --name NAME, --all, or MAJOR,MINOR")
+        raise click.UsageError("name what to remove: --name NAME, --all, or MAJOR,MINOR")
     with client() as manager:
         if probe is not None:
             count = manager.remove_probepoints(*_codes(probe), name)
@@ -387,7 +387,7 @@ _PATIENCE = 10.0
 
 @click.command("stop")
 @click.option("--manager", "ends", is_flag=True, help="Also end the probe manager, and with it its global variables.")
-@click.option("--left", "is_about_left", is_flag=True, help="Only take out what killed runs have left in processes.")
+@click.option("--left", "is_about_left", is_flag=True, help="Only remove what killed runs left in processes.")
 def stop_command(ends: bool, is_about_left: bool) -> int:
     """
     Remove all probepoints at once: the kill switch.
@@ -395,8 +395,8 @@ def stop_command(ends: bool, is_about_left: bool) -> int:
     A manager that does not answer in time is terminated, and killed if it does not end; then the kernel and the tracers
     remove its probepoints.
 
-    Of a run with --engine inline a process may keep jumps and memory, if all processes of that run were killed at
-    once; they do no harm. The next run on that process takes them out, or --left, which looks at all processes.
+    If all processes of a run with --engine inline are killed at once, a probed process may keep jumps and memory. They
+    do no harm. The next run on that process removes them, or --left, which searches all processes.
     """
     if is_about_left:
         for row in rows():

@@ -50,8 +50,8 @@ __all__ = ["run_command"]
     "log_items",
     multiple=True,
     metavar="ITEMS",
-    help=f"Header items, joined by commas: {', '.join(LOG_ITEMS)}, or ALL; text has PROCNAME,PID,TSC if nothing is "
-    "said. Without -p and -c PROCNAME,PID are added.",
+    help=f"Header items, joined by commas: {', '.join(LOG_ITEMS)}, or ALL; by default text has PROCNAME,PID,TSC. "
+    "Without -p and -c, PROCNAME,PID are added.",
 )
 @click.option(
     "-o",
@@ -91,7 +91,7 @@ __all__ = ["run_command"]
     "--debugger",
     "debugger",
     metavar="COMMAND",
-    help="What 'exit 1' starts, without a shell; %p is the process. Default: gdb -p %p at a terminal, else nothing.",
+    help="Command that 'exit 1' starts, without a shell; %p is the process id. Default: gdb -p %p at a terminal.",
 )
 @click.option(
     "--core-dir",

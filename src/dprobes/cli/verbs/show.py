@@ -37,9 +37,9 @@ __all__ = ["json_lines", "listing", "show_command"]
 @program_options
 @symbols_option
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
-@click.option("--engine", metavar="NAME", help="Say for each probepoint what this engine does with it.")
+@click.option("--engine", metavar="NAME", help="Print how this engine handles each probepoint.")
 @click.option("--bpf", "as_bpf", is_flag=True, help="Print the handlers as eBPF, as the ebpf engine compiles them.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line for each probepoint.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each probepoint, one on each line.")
 @click.option(
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor instead of this machine's."
 )
@@ -63,12 +63,12 @@ def show_command(
     For each probepoint: its place in the module and the instruction there. Then the handler: byte offsets in the
     encoded program, instructions, and the depth of the RPN stack before each ('?' where it depends on the run).
 
-    With --engine NAME: by which jump each probepoint would be probed, or why by a breakpoint.
+    With --engine NAME: the kind of jump that probes each probepoint, or the reason for a breakpoint.
 
     With --bpf: the eBPF that the handlers are compiled to for this kernel, with the program's instructions in between.
     A jump shows its distance and the number of its target instruction.
 
-    With --json: the probepoints alone, one JSON object a line.
+    With --json: only the probepoints, one JSON object on each line.
 
     For a compiled program (dprobes build): everything that the file contains, and nothing about this machine.
     """
@@ -78,7 +78,7 @@ def show_command(
 
         if engine not in (known := [row.name for row in rows() if row.probe_notes is not None]):
             raise click.BadParameter(
-                f"'{engine}' says nothing of the kind; {' and '.join(known)} does", None, None, "--engine"
+                f"'{engine}' has no such notes; {' and '.join(known)} does", None, None, "--engine"
             )
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     if file is not None and is_compiled(file):

@@ -38,9 +38,11 @@ def systemd_command() -> None:
 def _options(function: Callable[..., int]) -> Callable[..., int]:
     function = click.option(
         "--directory", type=click.Path(path_type=Path), metavar="DIRECTORY",
-        help="Where the unit files are, for packages and images; systemd is told nothing.",
+        help="Write the unit files to this directory, for packages and images; systemd is not notified.",
     )(function)  # fmt: skip
-    return click.option("--user", "of_user", is_flag=True, help="Your own manager instead of the system's.")(function)
+    return click.option("--user", "of_user", is_flag=True, help="Act on your own manager instead of the system's.")(
+        function
+    )
 
 
 @systemd_command.command("install")
@@ -86,7 +88,7 @@ def _units(of_user: bool, directory: Path | None) -> Sequence[InstalledUnit]:
 def _has_systemd() -> bool:
     if _BOOTED.is_dir() and shutil.which("systemctl") is not None:
         return True
-    console.note("this system does not run systemd: it is told nothing")
+    console.note("this system does not run systemd, which was not notified")
     return False
 
 

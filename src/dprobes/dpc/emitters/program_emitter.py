@@ -172,9 +172,9 @@ class ProgramEmitter:
         before = next((each for each, other in neighbours if other is point), None)
         if before is not None and (before.module or before.kind is not syntax_tree.PointKind.CODE):
             joined = f"{before.module}:{point.place}" if before.module else f"{before.kind.value} {point.place}"
-            hint = f"each place is written whole: {'return ' if before.at_return else ''}{joined}"
+            hint = f"write each place in full: {'return ' if before.at_return else ''}{joined}"
         if point.place.startswith(("/", "./", "../")):
-            hint = "write MODULE:FUNCTION; a path with ',' or ':' in it stands in double quotes: \"./a,b.so\":FUNCTION"
+            hint = "write MODULE:FUNCTION; write a path with ',' or ':' in double quotes: \"./a,b.so\":FUNCTION"
         self._diagnostics.error(point.span, f"the module of '{point.place}' is not known", hint=hint)
 
     def _attribute(self, attributes: Sequence[syntax_tree.Attribute], name: str) -> int | str | None:
@@ -259,8 +259,8 @@ class ProgramEmitter:
             if known != text:
                 span = next((each.span for each in probe.attributes if each.name == "minor"), probe.span)
                 notes = (Note("the other one is printed here", first),)
-                message = f"minor code {minor} is that of another text: what is printed here would be shown as that"
-                self._diagnostics.error(span, message, notes=notes, hint="leave 'minor' out: each text gets its own")
+                message = f"minor code {minor} belongs to another format, by which this output would be printed"
+                self._diagnostics.error(span, message, notes=notes, hint="leave 'minor' out: each format gets its own")
 
     def _first_minors(self) -> list[int]:
         """

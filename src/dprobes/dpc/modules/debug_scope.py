@@ -245,7 +245,7 @@ def ambiguity(written: str, found: Sequence[Scoped]) -> TargetError:
     names = ["::".join([*(s.name for s in each.scopes if s.name), each.entry.name or ""]) for each in found]
     files = [_source_of(each.entry) for each in found]
     if len(set(names)) == len(names):
-        labels, hint = names, "write which one is meant"
+        labels, hint = names, "name the intended one"
     elif len(set(files)) == len(files):
         labels = [f"that of {each}" for each in files]
         hint = "a handler in a function of a source file means its own"

@@ -351,7 +351,7 @@ def plain_name(name: str) -> str:
 
 
 GONE = (
-    "not known any more at the return: at the entry it is in no register",
+    "not known at the return: at the entry it is not in a register",
     "keep it at the entry, in a thread variable",
 )
 """The reason why a parameter is not known at a return, and a remedy."""

@@ -106,7 +106,7 @@ class BtfTypes:
             sizes = ", ".join(str(size_of(type_) or 0) for type_ in different)
             raise TargetError(
                 f"the kernel has {len(different)} types '{written}', of {sizes} bytes",
-                hint="a parameter or member of it means its own; or declare the one that is meant",
+                hint="a parameter or member of it means its own; or declare the intended one",
             )
         return different[0] if different else None
 

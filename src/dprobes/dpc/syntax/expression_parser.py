@@ -152,7 +152,7 @@ def number_of(cursor: Cursor, token: Token) -> syntax_tree.Number:
     digits, suffix = match["digits"], match["suffix"].lower()
     is_octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
     if is_octal and not set(digits) <= set("01234567"):
-        raise cursor.wrong(f"'{token.text}' is no octal number", span, "a number that begins with 0 is octal")
+        raise cursor.wrong(f"'{token.text}' is not an octal number", span, "a number that begins with 0 is octal")
     if len(digits.lstrip("0xXbB")) > _DIGITS_MAX:
         raise cursor.wrong(f"'{token.text[:_DIGITS_MAX]}…' has more than 64 bits", span)
     value = int(digits, 8 if is_octal else 0)
@@ -160,7 +160,7 @@ def number_of(cursor: Cursor, token: Token) -> syntax_tree.Number:
         value, suffix = value * UNITS[suffix], ""
     elif suffix not in _C_SUFFIXES:
         raise cursor.wrong(
-            f"'{match['suffix']}' is no suffix of a number", span, f"there are u, l, ll, {', '.join(UNITS)}"
+            f"'{match['suffix']}' is not a suffix of a number", span, f"there are u, l, ll, {', '.join(UNITS)}"
         )
     if value >= 1 << 64:
         raise cursor.wrong(f"'{token.text}' has more than 64 bits", span)
@@ -238,7 +238,7 @@ class ExpressionParser:
             from dprobes.dpc.tracer_words import operator_hint
 
             if (hint := operator_hint(cursor.peek().text)) is not None:
-                raise cursor.wrong(f"'{cursor.peek().text}' is no operator", None, hint)
+                raise cursor.wrong(f"'{cursor.peek().text}' is not an operator", None, hint)
         return left
 
     def _unary(self) -> syntax_tree.Expression:
@@ -257,7 +257,7 @@ class ExpressionParser:
             if cursor.sees("(") and self._declarations.begins_type(1):
                 cursor.take()
                 type_ = self._declarations.type_name()
-                cursor.expect(")", "behind the type of a cast")
+                cursor.expect(")", "after the type of a cast")
                 operand = self._unary()
                 return syntax_tree.Cast(type_, operand, cursor.span_from(first))
             return self._postfix()
@@ -269,7 +269,7 @@ class ExpressionParser:
         if cursor.sees("(") and self._declarations.begins_type(1):
             cursor.take()
             operand = self._declarations.type_name()
-            cursor.expect(")", "behind the type of 'sizeof'")
+            cursor.expect(")", "after the type of 'sizeof'")
         else:
             operand = self._unary()
         return syntax_tree.SizeOf(operand, (), cursor.span_from(first))
@@ -280,7 +280,7 @@ class ExpressionParser:
         while True:
             if cursor.accept("["):
                 index = self.expression()
-                cursor.expect("]", "behind an index")
+                cursor.expect("]", "after an index")
                 value = syntax_tree.Index(value, index, cursor.span_of(value.span))
             elif (operator := cursor.accept(".", "->")) is not None:
                 name = cursor.expect_name("the name of a member")
@@ -314,7 +314,7 @@ class ExpressionParser:
         if cursor.accept("("):
             word = cursor.peek()
             value = self.expression()
-            cursor.expect(")", "behind an expression")
+            cursor.expect(")", "after an expression")
             if isinstance(value, syntax_tree.Name) and cursor.peek().kind in (TokenKind.NAME, TokenKind.NUMBER):
                 from dprobes.dpc.tracer_words import cast_hint
 
@@ -331,9 +331,9 @@ class ExpressionParser:
 
             hint = name_hint(following.text)
         if token.text == "<" and cursor.last.text == "<<":
-            hint = "a table keeps what a function says: @x = avg(y)"
+            hint = "assign the function to a table: @x = avg(y)"
         if token.text == "%":
-            hint = hint or 'a format stands in double quotes: printf("%d", x)'
+            hint = hint or 'write the format in double quotes: printf("%d", x)'
         raise cursor.wrong(f"expected an expression, found {token.described}", None, hint)
 
     def _is_module(self) -> bool:
@@ -359,7 +359,7 @@ class ExpressionParser:
             other = self._cursor.peek()
             values = (TokenKind.NAME, TokenKind.NUMBER, TokenKind.STRING, TokenKind.TABLE)
             hint = f"write ',' before '{other.text}'" if other.kind in values else None
-            raise self._cursor.wrong(f"expected '{end}' behind the last one, found {other.described}", hint=hint)
+            raise self._cursor.wrong(f"expected '{end}' after the last one, found {other.described}", hint=hint)
         self._cursor.take()
         return tuple(found)
 
@@ -378,11 +378,11 @@ class ExpressionParser:
     def _offsetof(self) -> syntax_tree.SizeOf:
         cursor = self._cursor
         first = cursor.take()
-        cursor.expect("(", "behind 'offsetof'")
+        cursor.expect("(", "after 'offsetof'")
         type_ = self._declarations.type_name()
         cursor.expect(",", "between type and member")
         members = [cursor.expect_name("the name of a member").text]
         while cursor.accept("."):
             members.append(cursor.expect_name("the name of a member").text)
-        cursor.expect(")", "behind the member")
+        cursor.expect(")", "after the member")
         return syntax_tree.SizeOf(type_, tuple(members), cursor.span_from(first))

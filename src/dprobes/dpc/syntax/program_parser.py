@@ -116,7 +116,7 @@ def _hint_about_attributes(place: str, rest: str, *, has_others: bool) -> str:
     parts = [_ATTRIBUTE.match(each.strip()) for each in inner.split(",")]
     written = ", ".join(" ".join(filter(None, part.groups())) for part in parts if part is not None)
     whole = f"[{written}, {place.removeprefix('[')}" if has_others else f"[{written}] {place}"
-    return f"attributes stand before the place: {whole}"
+    return f"write attributes before the place: {whole}"
 
 
 def _hint_about_condition(place: str, rest: str, word: str) -> str:
@@ -126,7 +126,7 @@ def _hint_about_condition(place: str, rest: str, word: str) -> str:
     condition = f"!({condition})" if word == "unless" else condition
     if " when (" not in place:
         return f"write {place} when ({condition})"
-    return f"write the whole condition in the brackets behind 'when': … && {condition})"
+    return f"write the whole condition in the parentheses after 'when': … && {condition})"
 
 
 # Errors in places, each with the correct form; ``before`` is the text before the place.
@@ -154,7 +154,7 @@ def _unquoted_path(module: str, place: str, before: str, *, is_usdt: bool) -> tu
         quoted = f'{module}:"{place}"'
     else:
         quoted = f'"{module}:{match["more"]}":{match["place"]}'
-    return "what has a ':' in it stands in double quotes", f"write {before}{quoted}"
+    return "write names with a ':' in double quotes", f"write {before}{quoted}"
 
 
 def _other_patterns(module: str, place: str, before: str) -> tuple[str, str] | None:
@@ -219,7 +219,7 @@ class _ProgramParser:
         if token.text == "}" and token.kind is TokenKind.PUNCTUATION:
             raise cursor.wrong("this '}' closes nothing")
         if token.text == "{" and token.kind is TokenKind.PUNCTUATION:
-            hint = "a place stands before it: MODULE:FUNCTION { … }"
+            hint = "write a place before it: MODULE:FUNCTION { … }"
             raise cursor.wrong("expected a place to probe, found '{'", hint=hint)
         is_call = token.text in ("print", "printf") and following.text == "("
         if token.kind is TokenKind.TABLE or (is_call and cursor.peek(2).kind is TokenKind.STRING):
@@ -227,16 +227,16 @@ class _ProgramParser:
             hint = f"write it in the block of a probe: MODULE:FUNCTION {{ {written}; }}"
             raise cursor.wrong(f"expected a place to probe, found {token.described}", hint=hint)
         if token.text in ("when", "if") and following.text == "(":
-            hint = "a condition stands between the place and its block: MODULE:FUNCTION when (…) { … }"
+            hint = "write the condition between the place and its block: MODULE:FUNCTION when (…) { … }"
             raise cursor.wrong(f"expected a place to probe, found '{token.text}'", hint=hint)
         if token.text in PROBE_ATTRIBUTES and following.kind is TokenKind.NUMBER:
-            hint = f"attributes stand in brackets before the place: [{token.text} {following.text}] MODULE:FUNCTION"
+            hint = f"write attributes in brackets before the place: [{token.text} {following.text}] MODULE:FUNCTION"
             raise cursor.wrong(f"expected a place to probe, found '{token.text}'", hint=hint)
         if token.kind is TokenKind.NAME and token.text not in cursor.typedefs:
             match = _POINT_OF_OTHERS.match(cursor.tokens.text, token.end)
             ours = None if match is None else prefix_hint(token.text, match["point"])
             if ours is not None:
-                raise cursor.wrong(f"'{token.text}' stands before no place", hint=f"write '{ours}'")
+                raise cursor.wrong(f"'{token.text}' must precede a place", hint=f"write '{ours}'")
 
     def _is_declaration(self) -> bool:
         """Return whether a declaration comes next; an unknown name begins a point."""
@@ -261,7 +261,7 @@ class _ProgramParser:
         if not word.text:
             raise cursor.wrong(f"expected the name of a module, found {cursor.peek().described}")
         attributes = cursor.listed(partial(self._attribute, MODULE_ATTRIBUTES)) if cursor.accept(",") else []
-        cursor.expect(";", "behind the module")
+        cursor.expect(";", "after the module")
         return word.text.strip('"'), tuple(attributes)
 
     def _attribute(self, known: tuple[str, ...]) -> syntax_tree.Attribute:
@@ -275,7 +275,7 @@ class _ProgramParser:
         span = cursor.span_from(name)
         if name.text in MODULE_ATTRIBUTES and name.text not in known:
             raise cursor.wrong(
-                f"'{name.text}' is no attribute of a probe: all of the program has the same",
+                f"'{name.text}' is not an attribute of a probe: all of the program has the same",
                 span,
                 f"write 'module NAME, {name.text} 5;'",
             )
@@ -324,7 +324,7 @@ class _ProgramParser:
         name = cursor.expect_name("the name of a function")
         span = cursor.tokens.span(name)
         type_ = syntax_tree.TypeName(specifier, syntax_tree.Declarator("", pointers, (), span), specifier.span)
-        cursor.expect("(", "behind the name of a function")
+        cursor.expect("(", "after the name of a function")
         parameters = self._declarations.parameters()
         body = self._statements.block()
         return syntax_tree.Function(name.text, type_, parameters, body, cursor.span_from(first))
@@ -334,16 +334,16 @@ class _ProgramParser:
         first = cursor.take()
         if first.text in ("BEGIN", "END"):
             raise cursor.wrong(
-                f"'{first.text}' is no place", cursor.tokens.span(first), f"write '{first.text.lower()}'"
+                f"'{first.text}' is not a place", cursor.tokens.span(first), f"write '{first.text.lower()}'"
             )
         period, written = 0, first.text
         if first.text == "every":
             number = cursor.take() if cursor.peek().kind is TokenKind.NUMBER else None
             if number is None:
-                raise cursor.wrong(f"expected a time behind 'every', found {cursor.peek().described}", hint=_TIME)
+                raise cursor.wrong(f"expected a time after 'every', found {cursor.peek().described}", hint=_TIME)
             span = cursor.tokens.span(number)
             if re.fullmatch(r"[0-9]+[num]?s", number.text) is None:
-                raise cursor.wrong(f"'{number.text}' is no time", span, _TIME)
+                raise cursor.wrong(f"'{number.text}' is not a time", span, _TIME)
             period, written = self._number(number), f"every {number.text}"
             if not PERIOD_MIN <= period <= PERIOD_MAX:
                 raise cursor.wrong(f"'{number.text}' is not from 10ms to one day", span)
@@ -360,7 +360,7 @@ class _ProgramParser:
         if cursor.accept("["):
             attributes = cursor.listed(partial(self._attribute, PROBE_ATTRIBUTES))
             if not cursor.sees("]"):
-                message = f"expected ']' behind the attributes, found {cursor.peek().described}"
+                message = f"expected ']' after the attributes, found {cursor.peek().described}"
                 raise cursor.wrong(message, hint="write [maxhits 5, minor 3]: with ',' between them")
             cursor.take()
             if cursor.sees("["):
@@ -368,7 +368,7 @@ class _ProgramParser:
                 raise cursor.wrong("expected a place to probe, found '['", hint=hint)
             if cursor.peek().kind is TokenKind.END:
                 message = "expected a place to probe, found the end of the program"
-                raise cursor.wrong(message, cursor.span_from(first), "attributes stand before the place")
+                raise cursor.wrong(message, cursor.span_from(first), "write attributes before the place")
         points = cursor.listed(self._point)
         condition = None
         if cursor.accept("when"):
@@ -392,7 +392,7 @@ class _ProgramParser:
         rest = cursor.tokens.written(found.start, brace if brace >= 0 else len(text))
         if found.kind is TokenKind.END:
             if place.startswith("-"):
-                return "behind -e stands the text of a program, in single quotes: -e 'MODULE:FUNCTION { … }'"
+                return "-e takes the text of a program, in single quotes: -e 'MODULE:FUNCTION { … }'"
             return f"a probe has a block: {place} {{ @ = count(); }}"
         if found.text == "=" and place in _HEADER_WORDS:
             return "a program in RPN is given as a file: dprobes run FILE"
@@ -403,9 +403,9 @@ class _ProgramParser:
         if found.text == "return":
             return f"write return {place}"
         if found.text == "(":
-            return f"a block stands in braces: {place} {{ … }}"
+            return f"write the block in braces: {place} {{ … }}"
         if found.kind is TokenKind.TABLE or (found.text in _STATEMENTS and cursor.sees("(", distance=1)):
-            return f"a block stands in braces: {place} {{ {rest} }}"
+            return f"write the block in braces: {place} {{ {rest} }}"
         if found.kind in (TokenKind.NAME, TokenKind.STRING) and not point.module and point.parameters is None:
             name = re.split(r"[\s({]", rest, maxsplit=1)[0]
             if ":" in name and point.place.startswith(("/", "./", "../")):
@@ -413,7 +413,7 @@ class _ProgramParser:
                 return f'write "{point.place} {path}":{function} {{ … }}'
             if re.fullmatch(r"[\w.*+:-]+", name) is not None:
                 return f"write {prefix_hint(point.place, name) or f'{point.place}:{name}'} {{ … }}"
-        return f"a block stands behind the place: {place} {{ … }}"
+        return f"write the block after the place: {place} {{ … }}"
 
     def _refuse_filter(self, point: syntax_tree.Point) -> None:
         """Report a condition in slashes after a place or at its end, with the correct form."""
@@ -434,7 +434,7 @@ class _ProgramParser:
         first = cursor.peek()
         at_return = self._is_keyword("return") and bool(cursor.accept("return"))
         if at_return and cursor.sees("["):
-            raise cursor.wrong("attributes stand before the place", hint="write [maxhits 5] return MODULE:FUNCTION")
+            raise cursor.wrong("write attributes before the place", hint="write [maxhits 5] return MODULE:FUNCTION")
         if self._is_keyword("syscall"):
             cursor.take()
             name = self._place("the name of a system call")
@@ -489,7 +489,7 @@ class _ProgramParser:
             if (ours := place_hint(word.text.strip('"'))) is not None:
                 written = f"return {ours[1]}" if at_return and not ours[1].startswith("return ") else ours[1]
                 raise self._cursor.wrong(
-                    f"'{ours[0]}' is no module", self._cursor.tokens.span(word), f"write '{written}'"
+                    f"'{ours[0]}' is not a module", self._cursor.tokens.span(word), f"write '{written}'"
                 )
             self._refuse_other_marks(kind, module, place, word, at_return=at_return)
         return self._made(first, kind, module, place, at_return=at_return)
@@ -516,8 +516,8 @@ class _ProgramParser:
     def _lack_of_function(self, module: str, place: str) -> tuple[str, str] | None:
         if not module or place:
             return None
-        hint = f"each place is written whole: {module}:FUNCTION, {module}:FUNCTION"
-        return f"expected a function behind '{module}:', found {self._cursor.peek().described}", hint
+        hint = f"write each place in full: {module}:FUNCTION, {module}:FUNCTION"
+        return f"expected a function after '{module}:', found {self._cursor.peek().described}", hint
 
     def _made(
         self, first: Token, kind: syntax_tree.PointKind, module: str, place: str, *, at_return: bool = False
@@ -539,12 +539,12 @@ class _ProgramParser:
             found = cursor.peek()
             word = cursor.tokens.take_place_word().text
             hint = f"write watch w {word}" if word else "write watch w MODULE:variable"
-            message = f"expected x, w or rw behind 'watch', found {found.described}"
+            message = f"expected x, w or rw after 'watch', found {found.described}"
             raise cursor.wrong(message, cursor.tokens.span(found), hint)
         type_ = None
         if cursor.accept("("):
             type_ = self._declarations.type_name()
-            cursor.expect(")", "behind the type of what is watched")
+            cursor.expect(")", "after the type of what is watched")
         module, place = split_place(self._place("what is watched: MODULE:variable, or an address").text)
         span = cursor.span_from(first)
         return syntax_tree.Point(syntax_tree.PointKind.WATCH, span, module, place, access=access.text, type=type_)
@@ -556,7 +556,7 @@ class _ProgramParser:
         match = _FREQUENCY.match(rate.text)
         if match is None or len(match[1]) > _RATE_DIGITS_MAX:
             digits = rate.text[:_RATE_DIGITS_MAX] if rate.text.isdecimal() else "99"
-            message = f"'{rate.text}' is no number of samples a second"
+            message = f"'{rate.text}' is not a number of samples a second"
             if not rate.text:
                 message = f"expected a number of samples a second, found {cursor.peek().described}"
             raise cursor.wrong(message, cursor.tokens.span(rate), f"write sample {digits}hz")

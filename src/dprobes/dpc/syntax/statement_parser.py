@@ -131,7 +131,7 @@ class DeclarationParser:
             cursor.take()
             return ()
         found = cursor.listed(self.parameter)
-        cursor.expect(")", "behind the parameters")
+        cursor.expect(")", "after the parameters")
         return tuple(found)
 
     def declaration(self) -> syntax_tree.Declaration:
@@ -156,8 +156,8 @@ class DeclarationParser:
         if not cursor.sees("}"):  # the last statement of a block needs no semicolon
             if cursor.sees(".", ":", "-"):
                 hint = "a probe has no type or word before its place: MODULE:FUNCTION { … }"
-                raise cursor.wrong(f"expected ';' behind a declaration, found {cursor.peek().described}", hint=hint)
-            cursor.expect(";", "behind a declaration")
+                raise cursor.wrong(f"expected ';' after a declaration, found {cursor.peek().described}", hint=hint)
+            cursor.expect(";", "after a declaration")
         return syntax_tree.Declaration(storage, specifier, tuple(declarators), span)
 
     def specifier(self, storages: list[Token] | None = None) -> syntax_tree.Specifier:
@@ -248,7 +248,7 @@ class DeclarationParser:
         name = ""
         if cursor.peek().kind is TokenKind.NAME:
             if cursor.peek().text in _NO_NAMES:
-                raise cursor.wrong(f"'{cursor.peek().text}' is no name, and cannot stand here")
+                raise cursor.wrong(f"'{cursor.peek().text}' is not a name, and cannot be here")
             name = self._own_name()
         elif needs_name and not (cursor.sees(":") or specifier.members is not None):
             raise cursor.wrong(f"expected the name of what is declared, found {cursor.peek().described}")
@@ -257,7 +257,7 @@ class DeclarationParser:
         dimensions: list[syntax_tree.Expression | None] = []
         while cursor.accept("["):
             dimensions.append(None if cursor.sees("]") else self.expressions.constant())
-            cursor.expect("]", "behind the dimension of an array")
+            cursor.expect("]", "after the dimension of an array")
             cursor.check_depth(pointers + len(dimensions))
         bits = self.expressions.constant() if needs_name and cursor.accept(":") else None
         span = cursor.span_from(first) if name or pointers or dimensions else cursor.tokens.span(first)
@@ -340,7 +340,7 @@ class StatementParser:
     def _end(self, what: str, statement: syntax_tree.Expression | None = None) -> None:
         """Take the semicolon at the end of a statement; the last one of a block may omit it."""
         if not self._cursor.sees("}", ";"):
-            message = f"expected ';' behind {what}, found {self._cursor.peek().described}"
+            message = f"expected ';' after {what}, found {self._cursor.peek().described}"
             raise self._cursor.wrong(message, hint=self._hint_behind(statement))
         self._cursor.accept(";")
 
@@ -358,7 +358,7 @@ class StatementParser:
                 return f"write {name}({rest})"
             case syntax_tree.TableAccess(name, ()) if found.text in ("{", "("):
                 inner = rest[1:].partition("}" if found.text == "{" else ")")[0]
-                return f"keys stand in square brackets: @{name}[{inner}]"
+                return f"write keys in square brackets: @{name}[{inner}]"
             case syntax_tree.TableAccess(name) if found.kind is TokenKind.NAME or found.text == ":":
                 return f"write {statement.span.text} = {rest.removeprefix(':').strip()}"
         if cursor.sees("else"):
@@ -373,11 +373,11 @@ class StatementParser:
             written = cursor.tokens.written(cursor.peek().start, brace) if brace > cursor.peek().start else "…"
             negated = written.removeprefix("not ")
             written = written if negated == written else f"!({negated.strip('() ')})"
-            message = f"expected '(' behind '{what}', found {cursor.peek().described}"
+            message = f"expected '(' after '{what}', found {cursor.peek().described}"
             raise cursor.wrong(message, hint=f"write {what} ({written})")
         cursor.take()
         condition = self.expressions.expression()
-        cursor.expect(")", f"behind the condition of '{what}'")
+        cursor.expect(")", f"after the condition of '{what}'")
         return condition
 
     def _body(self) -> syntax_tree.Statement:
@@ -400,7 +400,7 @@ class StatementParser:
     def _do(self) -> syntax_tree.Statement:
         first = self._cursor.take()
         body = self._body()
-        self._cursor.expect("while", "behind the body of 'do'")
+        self._cursor.expect("while", "after the body of 'do'")
         condition = self.condition("while")
         span = self._cursor.span_from(first)
         self._end("'do … while'")
@@ -410,7 +410,7 @@ class StatementParser:
         cursor = self._cursor
         first = cursor.take()
         if not cursor.sees("("):
-            message = f"expected '(' behind 'for', found {cursor.peek().described}"
+            message = f"expected '(' after 'for', found {cursor.peek().described}"
             raise cursor.wrong(message, hint="write for (int i = 0; i < 3; i++) { … }")
         cursor.take()
         start: syntax_tree.Declaration | syntax_tree.ExpressionStatement | None = None
@@ -422,11 +422,11 @@ class StatementParser:
             if cursor.sees(":"):
                 hint = "tables are printed as a whole: end { print(@name); }"
                 raise cursor.wrong("there are no loops over the entries of a table", hint=hint)
-            cursor.expect(";", "behind the first part of 'for'")
+            cursor.expect(";", "after the first part of 'for'")
         condition = None if cursor.sees(";") else self.expressions.expression()
-        cursor.expect(";", "behind the condition of 'for'")
+        cursor.expect(";", "after the condition of 'for'")
         step = None if cursor.sees(")") else self.expressions.expression()
-        cursor.expect(")", "behind the three parts of 'for'")
+        cursor.expect(")", "after the three parts of 'for'")
         body = self._body()
         return syntax_tree.For(start, condition, step, body, cursor.span_from(first))
 
@@ -441,7 +441,7 @@ class StatementParser:
         cursor = self._cursor
         first = cursor.take()
         value = self.expressions.constant() if first.text == "case" else None
-        cursor.expect(":", f"behind '{first.text}'")
+        cursor.expect(":", f"after '{first.text}'")
         return syntax_tree.Case(value, cursor.span_from(first))
 
     def _jump(self) -> syntax_tree.Statement:
@@ -461,13 +461,13 @@ class StatementParser:
         cursor = self._cursor
         first = cursor.take()
         body = self.block()
-        cursor.expect("catch", "behind the block of 'try'")
+        cursor.expect("catch", "after the block of 'try'")
         names: list[str] = []
         if cursor.accept("("):
             names.append(cursor.expect_name("a name for the exception's code").text)
             if cursor.accept(","):
                 names.append(cursor.expect_name("a name for the address").text)
-            cursor.expect(")", "behind the names of 'catch'")
+            cursor.expect(")", "after the names of 'catch'")
         handler = self.block()
         return syntax_tree.Try(body, tuple(names), handler, cursor.span_from(first))
 

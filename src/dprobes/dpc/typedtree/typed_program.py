@@ -340,7 +340,7 @@ class _Walk:
     def _through_loop(self, loop: Loop, given: set[LogSequence]) -> set[LogSequence]:
         if (log := next(logs_in(loop.body), None)) is not None:
             hint = "a record has one template: count in a table, or log the values as one memory item"
-            self._diagnostics.error(log.span, "'printf' cannot stand in a loop", hint=hint)
+            self._diagnostics.error(log.span, "'printf' cannot be in a loop", hint=hint)
             return given
         self._breaks.append(set())
         self._continues.append(set())

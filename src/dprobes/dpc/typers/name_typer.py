@@ -115,7 +115,8 @@ class NameTyper:
         if isinstance(value, Scattered):
             if isinstance(value.type, Floating):
                 raise self._values.wrong(span, *no_arithmetic(value))
-            what = f"a whole '{value.type}' is no value" if isinstance(value.type, Record) else "this is in registers"
+            is_record = isinstance(value.type, Record)
+            what = f"a whole '{value.type}' is not a value" if is_record else "this is in registers"
             raise self._values.wrong(span, f"{what}: use its members")
         return value
 
@@ -282,7 +283,7 @@ class NameTyper:
             near = did_you_mean(plain, self._values.scope.names())
             hint = near or f"a variable is declared with its type: long {plain} = …;"
         hint = hint or did_you_mean(plain, known) or self._declaration_hint(plain)
-        return self._values.wrong(name.span, f"nothing is named '{plain}'", hint)
+        return self._values.wrong(name.span, f"'{plain}' is not defined", hint)
 
     def _argument_hint(self, name: str) -> str | None:
         """Return a hint for an argument whose number is too high: the place of the argument."""
@@ -451,7 +452,7 @@ class CallTyper:
             return self._values.wrong(call.span, f"'{name}' is not called with these arguments", f"write {form}")
         hint = None
         if name in KINDS:
-            return self._values.wrong(call.span, f"'{name}' is what a table keeps", f"write @name[keys] = {form}")
+            return self._values.wrong(call.span, f"'{name}' is a value of tables", f"write @name[keys] = {form}")
         if name in ("ustack", "kstack"):
             hint = _STACK_HINT
         return self._values.wrong(call.span, f"'{name}' {RESERVED_CALLS[name]}", hint)
@@ -488,7 +489,7 @@ class CallTyper:
         if text.endswith("*") and not is_prefix:
             hint = f'write startswith({subject.span.text}, "{text[:-1]}") for all that begin so'
             self._values.operators.warn(
-                subject.span, "a string is compared with a text as it is: '*' is no pattern", hint
+                subject.span, "a string is compared with a text as it is: '*' is not a pattern", hint
             )
         match subject:
             case syntax_tree.Name("comm"):
@@ -526,7 +527,7 @@ class CallTyper:
 
     def _kept_test(self, kept: typed_values.Kept, text: str, span: Span, *, is_prefix: bool) -> Value:
         if not isinstance(kept.type, String):
-            raise self._values.wrong(span, "a call stack is no string, and cannot be compared")
+            raise self._values.wrong(span, "a call stack is not a string, and cannot be compared")
         if len(text.encode()) > kept.type.shown:
             message = f"this table keeps at most {kept.type.shown} bytes of a string: this is never equal"
             raise self._values.wrong(span, message, "keep more of it: str(p, n)")
@@ -552,7 +553,7 @@ class CallTyper:
                 number = limit
                 if rest:
                     bytes_ = f"mem({pointer.span.text}, {rest[0].span.text})"
-                    hint = f"bytes of a length that the hit knows are {bytes_}, printed as text by %s"
+                    hint = f"for a length that is known at the hit write {bytes_}, printed as text by %s"
                     number = self._length(rest[0], hint)
                 if (count := self._characters(pointer)) is not None and count <= number:
                     return typed_values.Text(self._address(pointer), count, String(count))

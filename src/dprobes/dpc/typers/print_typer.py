@@ -119,7 +119,7 @@ class PrintTyper:
         found, wrong = conversions(format_.value)
         if wrong is not None:
             raise self._values.wrong(
-                format_.span, f"'{format_.value[wrong : wrong + 4]}' is no conversion", "write %% for a percent sign"
+                format_.span, f"'{format_.value[wrong : wrong + 4]}' is not a conversion", "write %% for a percent sign"
             )
         if (layout := next((each for each in found if widest(each) > WIDTH_MAX), None)) is not None:
             message = f"a width or precision is at most {WIDTH_MAX}: '%{layout.layout[:40]}'"

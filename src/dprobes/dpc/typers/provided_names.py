@@ -89,7 +89,7 @@ RESERVED_CALLS = {
     **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), "takes a number"),
     "startswith": "takes a string and a text",
     **dict.fromkeys(ACTIONS, "is a statement, and has no value"),
-    **dict.fromkeys(KINDS, "is what a table keeps: write @name[keys] = …"),
+    **dict.fromkeys(KINDS, "is a value of tables: write @name[keys] = …"),
 }
 """The functions that can be called, and the error message for a call in the place of a value."""
 

@@ -106,7 +106,7 @@ class StatementTyper:
             case syntax_tree.Switch():
                 return self._switch(statement)
             case syntax_tree.Case(_, span):
-                raise self._values.wrong(span, "'case' and 'default' stand directly in the block of 'switch'")
+                raise self._values.wrong(span, "'case' and 'default' belong directly in the block of 'switch'")
             case syntax_tree.Break(span):
                 if not self._loops and not self._switches:
                     raise self._values.wrong(span, "'break' is in no loop, and in no 'switch'")
@@ -162,7 +162,7 @@ class StatementTyper:
     def _check_end(self, body: typed_program.Statement, span: Span) -> None:
         """Warn of a loop without a condition or any exit."""
         if not _leaves(body):
-            message = "nothing ends this loop but jmpmax, or an exception"
+            message = "only jmpmax or an exception ends this loop"
             self._values.operators.warn(span, message, "write 'break' or 'return' where it ends")
 
     def _for(self, loop: syntax_tree.For) -> typed_program.Statement:
@@ -202,7 +202,7 @@ class StatementTyper:
                 number = None if number is None else type_.cut(number)
                 if number in known:
                     what = "'default'" if number is None else f"'case {number}'"
-                    self._diagnostics.error(statement.span, f"{what} stands twice in this 'switch'")
+                    self._diagnostics.error(statement.span, f"{what} occurs twice in this 'switch'")
                 known[number] = statement.span
                 tests.append(typed_program.Test(number, len(statements)))
         finally:
@@ -292,7 +292,7 @@ class StatementTyper:
             if self._result is not None:
                 raise self._values.wrong(
                     call.span,
-                    "'printf' makes a record: it cannot stand in a function",
+                    "'printf' makes a record: it cannot be in a function",
                     "a probe has no type before its place: MODULE:FUNCTION { … }",
                 )
             log = self._prints.log(call, self.logs + 1)
@@ -312,7 +312,7 @@ class StatementTyper:
             if call.arguments:
                 raise self._values.wrong(call.span, f"'{call.function}' takes no arguments")
             if self._result is not None:
-                raise self._values.wrong(call.span, f"'{call.function}' ends a hit: it cannot stand in a function")
+                raise self._values.wrong(call.span, f"'{call.function}' ends a hit: it cannot be in a function")
             return typed_program.End(end, call.span)
         raise AssertionError(call.function)
 
@@ -356,7 +356,7 @@ class StatementTyper:
         if len(call.arguments) != 1:
             raise self._values.wrong(call.span, "'skip' takes the value that the function returns", "write skip(0)")
         if self._result is not None:
-            raise self._values.wrong(call.span, "'skip' ends a hit: it cannot stand in a function")
+            raise self._values.wrong(call.span, "'skip' ends a hit: it cannot be in a function")
         self._values.check_write(call.span)
         value = self._values.value(call.arguments[0])
         return typed_program.Skip(self._values.converted(value, self._values.types.word, call.span), call.span)

@@ -28,7 +28,7 @@ from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE
 from dprobes.rpn.keyed_tables import STRING_SIZE, STRING_SIZE_MAX, UNNAMED, Key, KeyKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.syntax.syntax_tree import ProgramTree
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.typers.operator_typer import ExpressionTyper, TextTyper
     from dprobes.source_text import Span
 
-__all__ = ["TableTyper", "Tables", "is_text_choice", "text_sizes", "values_written"]
+__all__ = ["TableTyper", "Tables", "durations", "is_text_choice", "text_sizes", "values_written"]
 
 VALUE = -1
 """The position of the kept value; positions of keys begin with 0."""
@@ -81,6 +81,66 @@ def _kind(value: syntax_tree.Expression, kinds: frozenset[str]) -> str:
         case syntax_tree.TableAccess():
             return ""
     return "last"
+
+
+def durations(program: ProgramTree) -> frozenset[str]:
+    """
+    Return the variables, and the tables as ``@NAME``, all of whose values are durations in nanoseconds.
+
+    Durations are ``elapsed``, the difference of ``nsecs`` and another time, and what is computed of durations without
+    a change of the unit.
+    """
+    assigned: dict[str, list[syntax_tree.Expression]] = {}
+    for node in program.walk():
+        match node:
+            case syntax_tree.Assignment("" | "+" | "-", syntax_tree.Name(name), value):
+                assigned.setdefault(name, []).append(value)
+            case syntax_tree.Assignment("" | "+" | "-", syntax_tree.TableAccess(name), value):
+                assigned.setdefault(f"@{name}", []).append(_tallied(value))
+            case syntax_tree.Assignment(_, syntax_tree.Name() | syntax_tree.TableAccess() as target):
+                assigned.setdefault(_variable(target), []).append(node)
+            case syntax_tree.Increment(_, syntax_tree.Name() | syntax_tree.TableAccess() as target):
+                assigned.setdefault(_variable(target), []).append(node)
+            case syntax_tree.Declarator(name, value=value) if value is not None:
+                assigned.setdefault(name, []).append(value)
+    found: frozenset[str] = frozenset()
+    while True:
+        more = frozenset(name for name, values in assigned.items() if _are_durations(values, found))
+        if more == found:
+            return found
+        found = more
+
+
+def _variable(target: syntax_tree.Name | syntax_tree.TableAccess) -> str:
+    return f"@{target.name}" if isinstance(target, syntax_tree.TableAccess) else target.name
+
+
+def _tallied(value: syntax_tree.Expression) -> syntax_tree.Expression:
+    """Return the number that an aggregation takes; the call itself for ``count``."""
+    is_aggregation = isinstance(value, syntax_tree.Call) and value.function in KINDS and value.arguments
+    return value.arguments[0] if is_aggregation and isinstance(value, syntax_tree.Call) else value
+
+
+def _are_durations(values: Sequence[syntax_tree.Expression], known: frozenset[str]) -> bool:
+    numbers = [value for value in values if not isinstance(value, syntax_tree.Number)]
+    return bool(numbers) and all(_is_duration(value, known) for value in numbers)
+
+
+def _is_duration(value: syntax_tree.Expression, known: frozenset[str]) -> bool:
+    match value:
+        case syntax_tree.Name(name):
+            return name == "elapsed" or name in known
+        case syntax_tree.TableAccess(name):
+            return f"@{name}" in known
+        case syntax_tree.Binary("-", syntax_tree.Name("nsecs"), right):
+            return not isinstance(right, syntax_tree.Number) and not _is_duration(right, known)
+        case syntax_tree.Binary("+" | "-", left, right):
+            return _are_durations((left, right), known)
+        case syntax_tree.Conditional(_, yes, no):
+            return _are_durations((yes, no), known)
+        case syntax_tree.Cast(_, operand):
+            return _is_duration(operand, known)
+    return False
 
 
 def is_text_choice(value: syntax_tree.Expression) -> bool:
@@ -208,7 +268,8 @@ class Tables:
     The tables of a program.
 
     ``written`` returns the kinds of values of tables that are read before they are written; ``quoted`` returns the
-    sizes in bytes of string literals, by name and position. ``string_limit`` is the limit of ``str(p)`` in bytes.
+    sizes in bytes of string literals, by name and position, ``durations`` the names of tables of nanoseconds with
+    ``@``. ``string_limit`` is the limit of ``str(p)`` in bytes.
     """
 
     def __init__(
@@ -216,12 +277,14 @@ class Tables:
         diagnostics: Diagnostics,
         written: Callable[[], Mapping[str, str]],
         quoted: Callable[[], Mapping[tuple[str, int], int]],
+        durations: Callable[[], frozenset[str]],
         string_limit: int,
     ) -> None:
         self.string_limit = string_limit
         self._diagnostics = diagnostics
         self._written = written
         self._quoted = quoted
+        self._durations = durations
         self._tables: dict[str, KeyedTable] = {}
         self.named: list[tuple[str, Span]] = []
         """The tables that are printed or cleared."""
@@ -259,14 +322,15 @@ class Tables:
         for name, span in self.named:
             if self.find(name) is None:
                 near = did_you_mean(f"@{name}", [f"@{each}" for each in self._tables])
-                hint = near or "a probe puts something into it: @name[keys] = count()"
-                self._diagnostics.error(span, f"nothing is put into '@{name}'", hint=hint)
+                hint = near or "assign it in a probe: @name[keys] = count()"
+                self._diagnostics.error(span, f"'@{name}' is never assigned", hint=hint)
 
     def used(self, name: str, kept: Kept, keys: tuple[str, ...], span: Span) -> KeyedTable:
         """Return the table of a name, which its first use creates; report a use that does not match the first."""
         if name.startswith("__"):
-            self._diagnostics.error(span, f"'@{name}' is no name for a table: '__' begins those of dprobes")
-        table = KeyedTable(name or UNNAMED, kept.kind, keys, kept.unit, kept.value, span)
+            self._diagnostics.error(span, f"'@{name}' is not a name for a table: '__' begins those of dprobes")
+        unit = "ns" if kept.kind != "count" and f"@{name}" in self._durations() else ""
+        table = KeyedTable(name or UNNAMED, kept.kind, keys, unit, kept.value, span)
         known = self._tables.setdefault(table.name, table)
         if (known.kind, known.keys, known.value) != (table.kind, table.keys, table.value):
             first = Note(f"here it is {known.contents}", known.span)
@@ -301,7 +365,6 @@ class Kept(NamedTuple):
     """The kept value in a use of a table; the fields are those of ``KeyedTable``."""
 
     kind: str
-    unit: str = ""
     value: str = ""
 
 
@@ -358,7 +421,7 @@ class TableTyper:
         if (kept := self.kept(access)) is not None:
             raise self._values.wrong(
                 access.span,
-                f"'@{access.name}' keeps a {kept.type}, which is no value",
+                f"'@{access.name}' keeps a {kept.type}, which is not a value",
                 "it can be printed, tested, be a key, and a string be compared with a text",
             )
         kinds, keys = self._keys(access)
@@ -390,8 +453,8 @@ class TableTyper:
         if known is None and (written := self._tables.written(access.name)) is not None:
             return self._tables.used(access.name, written, kinds, access.span)
         if known is None:
-            raise self._values.wrong(access.span, f"nothing was put into '@{access.name}' above")
-        return self._tables.used(access.name, Kept(known.kind, known.unit, known.value), kinds, access.span)
+            raise self._values.wrong(access.span, f"'@{access.name}' is not assigned above")
+        return self._tables.used(access.name, Kept(known.kind, known.value), kinds, access.span)
 
     def _kept(self, operator: str, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument | None]:
         """Return the kept value of a table, and the argument to put in."""
@@ -402,7 +465,7 @@ class TableTyper:
             return Kept("sum", value=kind), number
         if operator:
             raise self._values.wrong(
-                value.span, f"'{operator}=' is nothing that a table does", "write '=', '+=' or '-='"
+                value.span, f"'{operator}=' is not an operator of tables", "write '=', '+=' or '-='"
             )
         if not isinstance(value, syntax_tree.Call) or value.function not in KINDS:
             return self._last(value, name)
@@ -415,19 +478,17 @@ class TableTyper:
         if value.function == "last":
             return self._last(value.arguments[0], name)
         number, kind = self._number(value.arguments[0], known)
-        unit = "ns" if isinstance(value.arguments[0], syntax_tree.Name) and value.arguments[0].name == "elapsed" else ""
         if value.function != "lhist":
-            return Kept(value.function, unit, kind), number
+            return Kept(value.function, kind), number
         bounds = [self._values.constant(argument) for argument in value.arguments[1:]]
-        return Kept(f"lhist({', '.join(str(bound or 0) for bound in bounds)})", unit, kind), number
+        return Kept(f"lhist({', '.join(str(bound or 0) for bound in bounds)})", kind), number
 
     def _last(self, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument]:
         """Return the kept value and the argument of ``last``: a number, a string, a call stack."""
         known, text = self._tables.find(name), self._strings.text(value)
         if text is None or isinstance(text, typed_values.Register):
             number, kind = self._number(value, known)
-            unit = "ns" if isinstance(value, syntax_tree.Name) and value.name == "elapsed" else ""
-            return Kept("last", unit, kind), number
+            return Kept("last", kind), number
         if isinstance(text, typed_values.Bytes):
             raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n), or mem(p, n) as a key")
         if isinstance(text, typed_values.NetworkAddress):
@@ -457,7 +518,7 @@ class TableTyper:
         """Return the kind of a key, and its value; ``known`` and ``size`` as in ``_fitting``."""
         text = self._strings.text(key)
         if isinstance(text, typed_values.NetworkAddress):
-            raise self._values.wrong(key.span, "a network address is no key", "use its number")
+            raise self._values.wrong(key.span, "a network address is not a key", "use its number")
         if text is None:
             text = self._object(key)
         if isinstance(text, typed_values.Bytes):
@@ -482,7 +543,7 @@ class TableTyper:
                     return "address", value
                 kind, types = word_kind(type_, known), self._values.types
                 return kind, self._values.converted(value, types.long if kind == SIGNED else types.word, key.span)
-        raise self._values.wrong(key.span, f"'{value.type}' is no key")
+        raise self._values.wrong(key.span, f"'{value.type}' is not a key")
 
     def _object(self, key: syntax_tree.Expression) -> typed_values.Text | typed_values.Bytes | None:
         """Return the string in a character array, or the bytes of another array or a structure; None for others."""

@@ -153,7 +153,7 @@ class TypeTable:
         if len(specifier.words) > 1 and not _go_together(specifier.words):
             self._diagnostics.error(
                 specifier.span,
-                f"'{written}' is no type: these words exclude each other",
+                f"'{written}' is not a type: these words exclude each other",
                 hint="C has char, short, int, long and long long, each with 'signed' or 'unsigned', _Bool, and void",
             )
             raise UnknownTypeError

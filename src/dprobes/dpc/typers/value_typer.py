@@ -102,7 +102,7 @@ class ValueTyper:
             return None
         if isinstance(value, typed_values.Constant):
             return value.value
-        self._diagnostics.error(expression.span, "this is no constant")
+        self._diagnostics.error(expression.span, "this is not a constant")
         return None
 
     def _value(self, expression: syntax_tree.Expression) -> Value:
@@ -111,7 +111,7 @@ class ValueTyper:
                 return self.operators.number(expression)
             case syntax_tree.StringLiteral():
                 hint = "strings are compared with str(p), and printed by printf"
-                raise self.wrong(expression.span, "a string is no value", hint)
+                raise self.wrong(expression.span, "a string is not a value", hint)
             case syntax_tree.Name():
                 return self.names.value(expression)
             case syntax_tree.Unary("&", operand):
@@ -179,7 +179,7 @@ class ValueTyper:
             if isinstance(place.type, Array):
                 return folded(typed_values.Convert(place.address, self.types.pointer_to(place.type.element)))
             if isinstance(place.type, Record):
-                raise self.wrong(span, f"a whole '{place.type}' is no value: use its members")
+                raise self.wrong(span, f"a whole '{place.type}' is not a value: use its members")
             if isinstance(place.type, Void):
                 raise self.wrong(span, "what a 'void *' points to has no type: convert the pointer first")
             if isinstance(place.type, Floating):
@@ -231,7 +231,7 @@ class ValueTyper:
     def _target(self, pointer: Value, span: Span) -> CType:
         if not isinstance(pointer.type, Pointer):
             hint = "convert it first: *(int *)p" if isinstance(pointer.type, Integer) else None
-            raise self.wrong(span, f"'{pointer.type}' is no pointer", hint)
+            raise self.wrong(span, f"'{pointer.type}' is not a pointer", hint)
         return pointer.type.target
 
     def _element(self, base: syntax_tree.Expression, index: syntax_tree.Expression) -> Place:
@@ -240,7 +240,7 @@ class ValueTyper:
             raise self.wrong(index.span, f"an index is a number, not '{number.type}'")
         if isinstance(base, syntax_tree.Name) and isinstance(array := self.scope.find(base.name), ProgramVariable):
             if not array.is_array:
-                raise self.wrong(base.span, f"'{base.name}' is no array")
+                raise self.wrong(base.span, f"'{base.name}' is not an array")
             return self._cell(array, number, index.span)
         pointer = self.value(base)
         target = self._target(pointer, base.span)
@@ -305,9 +305,7 @@ class ValueTyper:
         if isinstance(place, typed_values.Register | typed_values.Memory | typed_values.BitField):
             self.check_write(expression.span)
             if isinstance(place, typed_values.Register) and place.at_entry:
-                raise self.wrong(
-                    expression.span, "an argument cannot be changed any more when the function has returned"
-                )
+                raise self.wrong(expression.span, "an argument cannot be changed after the function has returned")
         if not is_scalar(place.type):
             raise self.wrong(expression.span, f"'{place.type}' cannot be assigned to")
         return place
@@ -336,7 +334,7 @@ class ValueTyper:
         called = expression.value.function if isinstance(expression.value, syntax_tree.Call) else ""
         if called in KINDS and called not in self._functions:
             hint = f"write @{expression.target.span.text.lstrip('$')} = {CALL_FORMS[called]}"
-            raise self.wrong(expression.span, f"'{called}' is what a table keeps", hint)
+            raise self.wrong(expression.span, f"'{called}' is a value of tables", hint)
         if isinstance(expression.target, syntax_tree.Name):
             self.names.check_assigned(expression.target)
         target, value = self._writable(expression.target), self.value(expression.value)

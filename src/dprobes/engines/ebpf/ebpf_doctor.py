@@ -11,12 +11,13 @@ import struct
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.bpf_privilege import missing_privilege
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
-from dprobes.engines.engine_interface import Finding
+from dprobes.engines.engine_interface import Area, Finding, Use
 from dprobes.errors import TargetError, reason_of, reason_of_number
 from dprobes.platform.linux.procfs import thread_state
 from dprobes.target.kernel.running_kernel import RunningKernel
@@ -31,6 +32,17 @@ _TYPES = Path("/sys/kernel/btf")
 _KERNEL = "vmlinux"
 _BTF = "use a kernel with CONFIG_DEBUG_INFO_BTF"
 
+_EVERYWHERE = Use(
+    "probe all processes, with handlers in the kernel",
+    "dprobes run -e 'libc.so.6:malloc(n) { @[comm] = hist(n) }' --duration 5s",
+    90,
+)
+_FUNCTIONS = Use("probe the kernel", "dprobes run -e 'kernel:vfs_read { @[comm] = count() }' --duration 5s", 60)
+_CALLS = Use(
+    "trace system calls and tracepoints", "dprobes run -e 'syscall openat { @[comm] = count() }' --duration 5s", 50
+)
+_SAMPLES = Use("sample the CPUs", "dprobes run -e 'sample 99hz { @[comm] = count() }' --duration 5s", 40)
+
 
 def examine_kernel(features: Features, lockdown: str) -> list[Finding]:
     """Return the findings about the kernel and its modules; ``lockdown`` is a clause on it, empty without one."""
@@ -42,7 +54,7 @@ def examine_kernel(features: Features, lockdown: str) -> list[Finding]:
         (
             Feature.KPROBE_MULTI,
             "probe thousands of functions of the kernel at once (kprobe_multi)",
-            "Linux 5.18 or newer has it, with CONFIG_FPROBE; until then each function has a kprobe of its own",
+            "Linux 5.18 or newer has it, with CONFIG_FPROBE; until then each function has a separate kprobe",
             "",
         ),
         (
@@ -59,13 +71,13 @@ def examine_kernel(features: Features, lockdown: str) -> list[Finding]:
         ),
         (
             Feature.OVERRIDE_RETURN,
-            "skip functions of the kernel that its source says may fail (bpf_override_return)",
+            "skip functions of the kernel that are marked for error injection (bpf_override_return)",
             "boot a kernel with CONFIG_BPF_KPROBE_OVERRIDE",
             "",
         ),
         (
             Feature.MODIFY_RETURN,
-            "skip functions of the kernel in which security modules decide (fmod_ret)",
+            "skip functions of the kernel's security modules (fmod_ret)",
             trampolines,
             "",
         ),
@@ -86,7 +98,8 @@ def _kprobes(features: Features, lockdown: str) -> Finding:
     error = features.error(Feature.KPROBE)
     if error is not None and error.errno in (errno.EPERM, errno.EACCES):
         remedy = "boot without kernel lockdown (lockdown= and secure boot); tracepoints and samplers work"
-    return _feature(features, Feature.KPROBE, "probe instructions of the kernel (kprobes)", remedy, lockdown)
+    found = _feature(features, Feature.KPROBE, "probe instructions of the kernel (kprobes)", remedy, lockdown)
+    return replace(found, use=_FUNCTIONS)
 
 
 def _symbols(kernel: RunningKernel) -> Finding:
@@ -109,10 +122,10 @@ def _text(kernel: RunningKernel) -> Finding:
 
 
 def _blacklist(kernel: RunningKernel) -> Finding:
-    what = "tell beforehand what nobody may probe in the kernel (kprobe blacklist)"
+    what = "list the places of the kernel that cannot be probed (kprobe blacklist)"
     if kernel.blacklist is None:
         remedy = "mount debugfs on /sys/kernel/debug; without it the kernel refuses such places at insertion"
-        return Finding(what, works=False, detail="/sys/kernel/debug/kprobes/blacklist is not there", remedy=remedy)
+        return Finding(what, works=False, detail="/sys/kernel/debug/kprobes/blacklist does not exist", remedy=remedy)
     return Finding(what, works=True, detail=f"{len(kernel.blacklist)} entries")
 
 
@@ -122,12 +135,12 @@ def _tracepoints() -> Finding:
         count = len(KernelTracepoints().subsystems())
     except OSError as error:
         remedy = "run dprobes as root; where lockdown closes tracefs, tracepoints have arguments only (BTF)"
-        return Finding(what, works=False, detail=reason_of(error), remedy=remedy)
-    return Finding(what, works=True, detail=f"{count} subsystems")
+        return Finding(what, works=False, detail=reason_of(error), remedy=remedy, use=_CALLS)
+    return Finding(what, works=True, detail=f"{count} subsystems", use=_CALLS)
 
 
 def _types() -> Finding:
-    what = "follow arguments of tracepoints, and recognise system calls (BTF)"
+    what = "read arguments of tracepoints and system calls (BTF)"
     try:
         names = sorted(path.name for path in _TYPES.iterdir())
     except OSError as error:
@@ -142,6 +155,7 @@ _ENGINE = "run handlers in the kernel (eBPF engine)"
 _LOCKDOWN = Path("/sys/kernel/security/lockdown")
 _STARTING_TIME = 1.0  # seconds
 _TREES = "follow processes (-c, -p)"
+_PERF = "watch memory and take samples of all processes (perf events)"
 _OLD = "Linux 5.17 or newer has it; --engine ptrace needs none of it"
 
 
@@ -151,16 +165,17 @@ def examine() -> list[Finding]:
         disabled = _sysctl("kernel/unprivileged_bpf_disabled")
         detail = f"{missing} (kernel.unprivileged_bpf_disabled is {disabled or 'not there'})"
         remedy = "run dprobes as root, or give it CAP_BPF and CAP_PERFMON; --engine ptrace needs neither"
-        return [Finding(_ENGINE, works=False, detail=detail, remedy=remedy)]
+        return [Finding(_ENGINE, False, detail, remedy, area=Area.ENGINES, use=_EVERYWHERE)]
     from dprobes.engines.ebpf.feature_support import kernel_support
     from dprobes.engines.ebpf.kernel.kernel_features import Features
 
     features = Features()
     support = kernel_support(features)
-    found = [Finding(_ENGINE, support.problem is None, support.problem or _compiler(), support.remedy or "")]
+    detail, remedy = support.problem or _compiler(), support.remedy or ""
+    found = [Finding(_ENGINE, support.problem is None, detail, remedy, area=Area.ENGINES, use=_EVERYWHERE)]
     if support.problem is not None:
         return found
-    typed = "drop the records of instructions that fault (BTF)"
+    typed = "drop records of faulting instructions (BTF)"
     if support.tree_problem is None or Feature.BTF not in features:
         typed = f"{_TREES}, and {typed}"
     else:
@@ -179,13 +194,13 @@ def examine() -> list[Finding]:
         (Feature.TYPED_TRACEPOINT, typed, _BTF),
         (
             Feature.PERF_EVENT,
-            "watch memory and take samples of all processes (perf events)",
+            _PERF,
             "allow perf_event_open(2) in this container",
             f"kernel.perf_event_paranoid is {_sysctl('kernel/perf_event_paranoid')}",
         ),
         (
             Feature.FIND_VMA,
-            "take samples of one module, and tell whether memory can be written (bpf_find_vma)",
+            "take samples of one module, and test whether memory is writable (bpf_find_vma)",
             "Linux 5.17 or newer has it",
         ),
         (
@@ -200,9 +215,10 @@ def examine() -> list[Finding]:
             "use --engine ptrace: this kernel lets uprobe programs only read them",
         ),
         (Feature.ANCESTOR_CGROUP, "probe the processes of a cgroup (--cgroup)", _OLD),
-        (Feature.NAMESPACE_PID, "number processes as their containers do (--pid-namespace)", _OLD),
+        (Feature.NAMESPACE_PID, "show process ids as in their containers (--pid-namespace)", _OLD),
     )
     found += [_feature(features, *row) for row in rows]
+    found = [replace(each, use=_SAMPLES) if each.what == _PERF else each for each in found]
     return [*found, _map_memory(), _cost(), *examine_kernel(features, _lockdown())]
 
 
@@ -239,15 +255,16 @@ def _map_memory() -> Finding:
     from dprobes.engines.ebpf.ebpf_options import RING_SIZE
     from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 
-    what = f"make room for records that wait ({RING_SIZE >> 20} MiB)"
+    what = f"allocate the buffer of records ({RING_SIZE >> 20} MiB)"
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     shown = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
     try:
         RingBuffer(RING_SIZE).close()
     except OSError as error:
         detail = f"{reason_of(error)}; the limit of locked memory is {shown}"
-        return Finding(what, works=False, detail=detail, remedy="raise ulimit -l, or use a smaller --ring-size")
-    return Finding(what, works=True, detail=f"the limit of locked memory is {shown}")
+        remedy = "raise ulimit -l, or use a smaller --ring-size"
+        return Finding(what, False, detail, remedy, area=Area.RIGHTS)
+    return Finding(what, True, f"the limit of locked memory is {shown}", area=Area.RIGHTS)
 
 
 # here: nop / mov $pause, %eax / syscall / jmp here
@@ -292,7 +309,7 @@ def _cost() -> Finding:
         finally:
             process.kill()
             process.wait()
-    detail = f"it costs {cost} KiB of private memory for each page with probepoints in each process that uses the page"
+    detail = f"each page with probepoints costs {cost} KiB in each process that uses it"
     return Finding(what, works=True, detail=detail)
 
 

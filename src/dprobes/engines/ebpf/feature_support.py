@@ -83,7 +83,7 @@ def _problem(feature: Feature, error: OSError) -> KernelSupport:
         if is_in_user_namespace():
             return KernelSupport(
                 "the kernel permits no BPF programs to processes in a user namespace",
-                "run dprobes as root of the machine; a container must have no user namespace of its own",
+                "run dprobes as root of the machine; a container must not have its own user namespace",
             )
         return KernelSupport(
             "the kernel does not permit BPF programs to this process",

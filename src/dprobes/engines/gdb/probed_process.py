@@ -50,7 +50,7 @@ class ProbedProcess(StubMember):
     def kernel(self) -> GuestKernel:
         """Raise ``EngineError``: a process has no kernel."""
         name = self._target.stub.name
-        raise EngineError(f"the stub {name} stands for a process, and not for a machine with a kernel")
+        raise EngineError(f"the stub {name} serves a process, and not for a machine with a kernel")
 
     def find(self, stub: Stub, tell: Callable[[str], None], warn: Callable[[str], None]) -> Inferior:
         """Return the process."""
@@ -65,7 +65,7 @@ class ProbedProcess(StubMember):
         """Find the files of the process, which may have to start first, and insert the breakpoints."""
         target, stub, program = self._target, self._target.stub, self._job.program
         if self._job.scope.pid is not None:
-            raise EngineError(f"the stub {stub.name} stands for one process: leave out -p")
+            raise EngineError(f"the stub {stub.name} serves one process: leave out -p")
         process = self._process = StubProcess(target, self._processor, self._resolved)
         self._context.user, self._context.name = process.uid, process.name
         registers, names = target.registers(stub.current_thread()), self._context.names
@@ -118,7 +118,7 @@ class ProbedProcess(StubMember):
         """Remove all breakpoints, and return the relay through which a debugger takes over."""
         self._target.clear()
         relay = self._target.stub.relay()
-        text = f"the process stands still at {at:#x} ({where}) until a debugger takes over, or the run is ended"
+        text = f"the process is stopped at {at:#x} ({where}) until a debugger takes over, or the run is ended"
         self.events.warn(text, f"gdb {self._process.program} -ex 'target remote {relay.path}'")
         return relay
 

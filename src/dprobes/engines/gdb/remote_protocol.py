@@ -427,7 +427,7 @@ def parse_stop_reply(payload: bytes) -> StopReply:
                 return Console(bytes.fromhex(rest))
     except ValueError:
         pass
-    raise EngineError(f"the stub's answer is no reason for a stop: {payload[:60]!r}")
+    raise EngineError(f"the stub's answer is not a reason for a stop: {payload[:60]!r}")
 
 
 def _stopped(text: str) -> Stopped:

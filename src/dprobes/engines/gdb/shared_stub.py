@@ -195,7 +195,7 @@ class SharedStub:
                 while self.target.is_running and not self.is_over and time.monotonic() < until:
                     self._turn()
                 if self.is_over or self.target.is_over:
-                    raise EngineError(f"what is behind the stub {self.target.stub.name} has come to its end")
+                    raise EngineError(f"what is behind the stub {self.target.stub.name} has ended")
                 if self.target.is_running:
                     raise EngineError(
                         f"the target behind the stub {self.target.stub.name} does not stop",
@@ -308,9 +308,7 @@ class TargetDriver:
             self._inferior.target.interrupt()
         elif now > self._asked_at + _PATIENCE and not self._has_complained:
             self._has_complained = True
-            self._shared.warn(
-                "the target does not stop when it is interrupted: it is waited for until it comes to a probepoint"
-            )
+            self._shared.warn("the target does not stop when it is interrupted: waiting until it reaches a probepoint")
 
     def forget_request(self) -> None:
         """Forget the pending interrupt because the target has stopped; a further stop needs another request."""

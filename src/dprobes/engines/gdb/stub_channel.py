@@ -283,7 +283,7 @@ class StubChannel:
             if answer[:1] == b"l":
                 return bytes(data)
             if len(answer) == 1 or len(data) > _OBJECT_MAX:
-                raise EngineError(f"the stub {self.name} does not come to the end of '{kind}'")
+                raise EngineError(f"the stub {self.name} does not finish '{kind}'")
 
     def drain(self) -> None:
         """

@@ -52,7 +52,7 @@ def examine_stub(endpoint: str) -> list[Finding]:
 def _examine(stub: Stub) -> Iterator[Finding]:
     reply = stub.reason()
     if not isinstance(reply, Stopped):
-        yield Finding("a target that stands still", works=False, detail="it has ended", essential=True)
+        yield Finding("a stopped target", works=False, detail="it has ended", essential=True)
         return
     thread = reply.thread or stub.current_thread()
     yield _kind(stub)

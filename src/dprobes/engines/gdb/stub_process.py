@@ -274,7 +274,7 @@ class StubProcess:
         has_descriptors = FunctionDescriptors.of(resolved.module.elf) is not None
         image = process_image(target, resolved.architecture.word_size, has_descriptors=has_descriptors)
         if image is None:
-            raise EngineError(f"the stub {self._endpoint} does not stand for a process of Linux")
+            raise EngineError(f"the stub {self._endpoint} does not serve a process of Linux")
         self._image = image
         self.uid = image.uid
         self.pid = self._pid_of(thread)
@@ -289,7 +289,7 @@ class StubProcess:
         described = self._target.description.architecture
         if described and described not in self._processor.descriptions:
             raise EngineError(
-                f"the stub {self._endpoint} stands for a processor '{described}', "
+                f"the stub {self._endpoint} serves a processor '{described}', "
                 f"'{self._resolved.module.elf.path}' is for {self._resolved.architecture.name}"
             )
         check_description(self._target.description, self._processor, self._endpoint)
@@ -313,7 +313,7 @@ class StubProcess:
         else:
             self._target.remove(entry)
         if not isinstance(reply, Stopped):
-            raise EngineError(f"the program behind the stub {self._endpoint} has not come to its entry {entry:#x}")
+            raise EngineError(f"the program behind the stub {self._endpoint} has not reached its entry {entry:#x}")
         registers = self._target.registers(reply.thread or thread)
         if registers[self._processor.pc] == entry + self._processor.moved:
             registers[self._processor.pc] = entry

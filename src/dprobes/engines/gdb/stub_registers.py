@@ -121,7 +121,7 @@ def _parsed(name: str, read: Callable[[str], bytes | None]) -> list[_Element] | 
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, LookupError, ValueError) as error:
-        raise EngineError(f"the stub's description '{name}' is no XML: {error}") from None
+        raise EngineError(f"the stub's description '{name}' is not XML: {error}") from None
     return elements
 
 

@@ -247,7 +247,7 @@ def _connect(endpoint: str, family: int | None, address: str | tuple[str, int], 
 
 def _open_line(endpoint: str, path: str, speed: str) -> Transport:
     if speed and not speed.isdecimal():
-        raise EngineError(f"'{speed}' is no speed of a serial line", hint=f"write {path},{_SPEED}")
+        raise EngineError(f"'{speed}' is not a speed of a serial line", hint=f"write {path},{_SPEED}")
     try:
         serial = importlib.import_module("serial")
     except ImportError:
@@ -261,7 +261,7 @@ def _open_line(endpoint: str, path: str, speed: str) -> Transport:
 def _start(endpoint: str) -> Transport:
     command = shlex.split(endpoint[1:])
     if not command:
-        raise EngineError("there is no command behind '|'", hint="write |gdbserver - PROGRAM, for instance")
+        raise EngineError("no command follows '|'", hint="write |gdbserver - PROGRAM, for instance")
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     except OSError as error:

@@ -68,7 +68,7 @@ MACHINES_ONLY = frozenset(
 def no_machine(stub: str) -> EngineError:
     """Return the error for a program about a machine if the stub's target is a process."""
     return EngineError(
-        f"the stub {stub} stands for a process, which has neither processors nor a kernel of its own",
+        f"the stub {stub} serves a process, which has neither processors nor a kernel",
         hint="write a program about its code: 'name = FILE' and 'offset = FUNCTION'",
     )
 
@@ -129,7 +129,7 @@ def refuse_lacking(
         (
             False,
             lambda each: each.row.syntax == "exit <code>" and each.operand == CORE_DUMP,
-            f"'{{}}' writes the core of a process, but the stub {stub} stands for a machine",
+            f"'{{}}' writes the core of a process, but the stub {stub} serves a machine",
             "write 'exit 2' for a dump of the machine's memory",
         ),
     )
@@ -142,6 +142,6 @@ def refuse_lacking(
         is_tellable = register.name in (*MONITORED, *SELECTED)
         if names.get(register.index, "") not in registers and not (has_monitor and is_tellable):
             span = instruction.operand_place or instruction.span
-            told = "QEMU's stub has a monitor that tells it" if is_tellable else None
+            told = "QEMU's stub has a monitor that shows it" if is_tellable else None
             diagnostics.error(span, f"the stub {stub} has no register '{register.name}'", hint=told)
     diagnostics.raise_if_errors()

@@ -252,7 +252,7 @@ class CodeWriter:
         elif found.plan.crosses_page and found.plan.site != start:
             # The jump begins at no breakpoint, so a tracer killed in between would leave half of it.
             self._placer.remove(found)
-            return "its jump would lie in two pages"
+            return "its jump would cross a page boundary"
         self._handlers.setdefault(start, {})[site] = handlers
         return placement
 

@@ -527,9 +527,9 @@ def refusal_notice(reasons: Sequence[str]) -> Notice:
     listed = [f"{reason}{f' ({number})' if count > 1 else ''}" for reason, number in kinds.most_common(_REASONS)]
     if len(kinds) > _REASONS:
         listed.append("...")
-    what = "a probepoint has had a breakpoint instead of a jump"
+    what = "a probepoint used a breakpoint instead of a jump"
     if count > 1:
-        what = f"{count} probepoints have had breakpoints instead of jumps"
+        what = f"{count} probepoints used breakpoints instead of jumps"
     return Notice(f"{what}: {'; '.join(listed)}", is_warning=False)
 
 

@@ -228,7 +228,7 @@ class PieceWriter:
         if (problem := self._eligibility.obstacle_to(probe)) is not None:
             return problem
         if site is None:
-            return "its file cannot be looked at for that"
+            return "its file cannot be analysed"
         if (problem := obstacle_to_module(site.resolved.architecture)) is not None:
             return problem
         if number >= PROBES_MAX:
@@ -449,7 +449,7 @@ def obstacle_to_all(compiled: ResolvedProgram) -> str | None:
     """Return the reason why all handlers of a program need breakpoints; None if one does not."""
     program, resolved = compiled.program, compiled.resolved
     if resolved is None:
-        return "nothing is known of its module"
+        return "its module is unknown"
     architecture = resolved.architecture
     whole = obstacle_to_program(program) or obstacle_to_module(architecture)
     if whole is not None:

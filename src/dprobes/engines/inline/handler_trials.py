@@ -126,7 +126,7 @@ _ALIGNED = (
 _WIDE = 16
 """Size in bytes from which on operands of SSE instructions must be aligned."""
 
-_UNKNOWN = "whether its instruction faults is not known before"
+_UNKNOWN = "faults of its instruction cannot be predicted"
 
 
 class Access(NamedTuple):
@@ -218,7 +218,7 @@ def _abilities() -> frozenset[str]:
     return frozenset()
 
 
-_UNLISTED = "it is none of those of which that is known"
+_UNLISTED = "it is not in the list of known instructions"
 _ABSENT = "this processor does not have it"
 
 
@@ -232,16 +232,16 @@ def _obstacle(instruction: Instruction) -> str | None:
     if name in _FAULTING:
         return "it always raises a signal"
     if instruction.is_string_instruction and (instruction.has_rep_prefix or instruction.has_repne_prefix):
-        return "it repeats itself, and may stop in the middle"
+        return "it repeats, and may stop in the middle"
     registers = [n for n in range(instruction.op_count) if instruction.op_kind(n) == OpKind.REGISTER]
     if name in _BIT_STRINGS and instruction.op_kind(0) != OpKind.REGISTER and 1 in registers:
-        return "where its memory is depends on the number of a bit"
+        return "its address depends on the number of a bit"
     known = _names(CpuidFeature)
     features = [known[feature].upper() for feature in instruction.cpuid_features()]
     if any(feature.startswith(("FPU", "MMX")) for feature in features) or any(
         RegisterExt.is_mm(instruction.op_register(n)) for n in registers
     ):
-        return "it is about the x87 unit, whose exceptions come later"
+        return "it uses the x87 unit, whose exceptions are delayed"
     if (
         name in _OTHERS
         or instruction.is_privileged
@@ -281,7 +281,7 @@ def _access(memory: UsedMemory, instruction: Instruction, name: str) -> Access |
     displacement = memory.displacement - (memory.displacement >> 63 << 64)
     size = MemorySizeExt.size(memory.memory_size)
     if not size or not -(1 << 31) <= displacement < (1 << 31) - 4096:
-        return "where its memory is cannot be said in an instruction"
+        return "no single instruction computes its address"
     segment = int(memory.segment)
     if segment not in (Register.FS, Register.GS):
         segment = int(Register.NONE)
@@ -290,7 +290,7 @@ def _access(memory: UsedMemory, instruction: Instruction, name: str) -> Access |
     if on_stack and alignment == 1:
         return None
     if alignment > 1 and segment != Register.NONE:
-        return "where its memory is cannot be said in an instruction"
+        return "no single instruction computes its address"
     reads = (OpAccess.READ, OpAccess.COND_READ)
     stores = memory.access not in reads
     return Access(base, index, memory.scale, displacement, segment, size, stores, alignment, not on_stack)
@@ -349,7 +349,7 @@ class Eligibility:
         """Return the reason why the handler of a probepoint cannot run in the process; None if there is none."""
         program = self._program
         if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
-            return "it is not about an instruction"
+            return "it is not on an instruction"
         executed = list(executed_instructions(program, probe.definition))
         if probe.at_return:
             has_returns = any(leaving.kind is ExitKind.RETURN for leaving in probe.code.exits.exits)
@@ -365,7 +365,7 @@ class Eligibility:
                 operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
                 return f"its handler ends with '{instruction.row.operator}{operand}'"
             if instruction.row.syntax in _NAMING or _has_names(instruction, program):
-                return "its handler asks for the process name or the user, which only the kernel knows"
+                return "its handler reads the process name or the user id, which only the kernel knows"
         return self._obstacle_to_stacks(executed)
 
     def _obstacle_to_stacks(self, executed: Sequence[ProgramInstruction]) -> str | None:
@@ -414,7 +414,7 @@ def may_divert(program: Program, probe: Probepoint) -> bool:
 def obstacle_in_process(assembled: Assembled, facts: ProcessFacts) -> str | None:
     """Return the reason why the code of a handler cannot run in a process; None if there is none."""
     if facts.tid_place is None and asks_for_thread(assembled):
-        return "nobody knows where its threads have their ids"
+        return "the place of thread ids in its memory is unknown"
     return None
 
 

@@ -371,7 +371,7 @@ class InlineHandlers:
         if self._hits is not None and (unfinished := self._hits.unfinished):
             what = "a record is" if unfinished == 1 else f"{unfinished} records are"
             yield Notice(
-                f"{what} lost that threads did not finish: they were killed, or a signal handler jumped away from that"
+                f"{what} lost that threads did not finish: they were killed, or left by a jump of a signal handler"
             )
         if self._hits is not None and any(damage := self._hits.damage):
             yield damage_notice(damage)

@@ -109,7 +109,7 @@ def _bytes(data: bytes | bytearray, code: CodeBytes, start: int, end: int) -> by
 # only files in some directories can have them.
 
 
-_DEVICES = "its instruction may fault, which cannot be tried where memory of devices is mapped"
+_DEVICES = "its instruction may fault, which cannot be tested where device memory is mapped"
 
 _OTHERS = "its handler may stop the thread or skip the function, and it is there for another probepoint as well"
 

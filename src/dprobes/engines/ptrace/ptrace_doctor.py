@@ -7,10 +7,11 @@ import os
 import shutil
 import signal
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.engines.engine_interface import Finding
+from dprobes.engines.engine_interface import Area, Finding, Use
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.call_injection import MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.handler_memory import map_code, share_memory
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["examine"]
+
+_COMMAND = Use("probe a command", 'dprobes run malloc -c "ls /"', 100)
+_PROCESS = Use("probe running processes", "dprobes run malloc -p PID", 80)
+_INLINE = Use(
+    "run handlers in the process itself, a hundred times faster", "dprobes run --engine inline malloc -p PID", 30
+)
 
 _SYS_GETPID = 39
 
@@ -57,11 +64,12 @@ def _trace(child: int) -> list[Finding]:
         os.waitpid(child, ptrace_calls.WALL)
     except OSError as error:
         remedy = "allow ptrace in this container: a seccomp profile or security module forbids it"
-        return [Finding(attach, works=False, detail=reason_of(error), remedy=remedy, essential=True)]
+        detail = reason_of(error)
+        return [Finding(attach, False, detail, remedy, essential=True, area=Area.RIGHTS, use=_COMMAND)]
     registers = ptrace_calls.Registers()
     ptrace_calls.get_registers(child, registers)
     return [
-        Finding(attach, works=True, essential=True),
+        Finding(attach, works=True, essential=True, area=Area.RIGHTS, use=_COMMAND),
         _code_write(child, registers[ptrace_calls.Register.RIP]),
         _memory_read(child, registers[ptrace_calls.Register.RSP]),
         *_injected_calls(child),
@@ -82,39 +90,39 @@ def _code_write(child: int, address: int) -> Finding:
             os.close(memory)
     except OSError as error:
         remedy = "boot with proc_mem.force_override=ptrace, or run on a kernel that does not restrict it"
-        return Finding(what, works=False, detail=reason_of(error), remedy=remedy, essential=True)
-    return Finding(what, works=True, essential=True)
+        return Finding(what, False, reason_of(error), remedy, essential=True, area=Area.RIGHTS)
+    return Finding(what, works=True, essential=True, area=Area.RIGHTS)
 
 
 def _memory_read(child: int, address: int) -> Finding:
     what = "read memory (process_vm_readv)"
     works = len(process_calls.RemoteMemory().read(child, address, 8)) == 8
     remedy = "allow the system call in this container's seccomp profile"
-    return Finding(what, works=works, remedy=remedy, essential=True)
+    return Finding(what, works=works, remedy=remedy, essential=True, area=Area.RIGHTS)
 
 
 def _injected_calls(child: int) -> Iterator[Finding]:
     """Iterate over the findings of system calls that the child is made to execute."""
-    stepped = "execute probed instructions in a page of their own (a system call made in the target)"
-    alone = "run without a seccomp filter; until then such instructions are executed in padding, or in place"
-    inline = "run handlers in the probed process, for the price of a call (inline engine)"
+    stepped = "execute copies of probed instructions (a system call injected into the target)"
+    alone = "run without a seccomp filter; until then copies are in padding, or instructions are executed in place"
+    inline = "run handlers in the probed process, at the cost of a call (inline engine)"
     allowed = "allow processes to be sent files and to map executable memory; until then all hits are breakpoints"
     thread = Thread(child, child, AddressSpace.of_thread(child, 8), ThreadState.STOPPED)
     with contextlib.closing(thread.space):
         yield _injected(stepped, alone, thread, _call_getpid)
-        yield _injected(inline, allowed, thread, _map_handlers)
+        yield replace(_injected(inline, allowed, thread, _map_handlers), use=_INLINE)
 
 
 def _injected(what: str, remedy: str, thread: Thread, try_it: Callable[[Thread], None]) -> Finding:
     if not may_inject(thread):
         filtered = process_field(thread.pid, "Seccomp") not in ("", "0")
         detail = "a seccomp filter is in force" if filtered else "threads have shadow stacks"
-        return Finding(what, works=False, detail=detail, remedy=remedy)
+        return Finding(what, False, detail, remedy, area=Area.ENGINES)
     try:
         try_it(thread)
     except InjectionError as error:
-        return Finding(what, works=False, detail=str(error), remedy=remedy)
-    return Finding(what, works=True, remedy=remedy)
+        return Finding(what, False, str(error), remedy, area=Area.ENGINES)
+    return Finding(what, works=True, remedy=remedy, area=Area.ENGINES)
 
 
 def _call_getpid(thread: Thread) -> None:
@@ -151,36 +159,34 @@ def _debug_registers(child: int, address: int) -> Finding:
             detail = f", {reason_of(error)}"
             break
         free += 1
-    remedy = "end whoever has them (perf, a debugger), or ask whoever runs this virtual machine for them"
-    return Finding(what, works=free == len(SLOTS), detail=f"{free} of {len(SLOTS)}{detail}", remedy=remedy)
+    remedy = "end other users of them (perf, a debugger); in a virtual machine its host must provide them"
+    return Finding(what, free == len(SLOTS), f"{free} of {len(SLOTS)}{detail}", remedy, area=Area.SYSTEM)
 
 
 def _cpu_number(child: int) -> Finding:
     works = ptrace_calls.rseq_area(child) != 0
     detail = "" if works else "the C library registers no rseq area: a record's cpu is read from /proc, which is slower"
-    return Finding(
-        "learn a thread's CPU from its rseq area", works=works, detail=detail, remedy="glibc 2.35 or newer has it"
-    )
+    what, remedy = "read a thread's CPU from its rseq area", "glibc 2.35 or newer has it"
+    return Finding(what, works, detail, remedy, area=Area.SYSTEM)
 
 
 def _out_of_memory(child: int) -> Finding:
-    what = "keep the tracer from the out-of-memory killer"
+    what = "protect the tracer from the out-of-memory killer"
     remedy = "give CAP_SYS_RESOURCE: a tracer that is killed may end what it traces (docs/explanation/safety.md)"
     try:
         set_score(child, SPARED)
     except OSError as error:
-        return Finding(what, works=False, detail=reason_of(error), remedy=remedy)
-    return Finding(what, works=True)
+        return Finding(what, False, reason_of(error), remedy, area=Area.RIGHTS)
+    return Finding(what, works=True, area=Area.RIGHTS)
 
 
 def _other_processes() -> Finding:
     what = "attach to running processes of this user (-p)"
     if _has_ptrace_capability():
-        return Finding(what, works=True, detail="and of all other users (CAP_SYS_PTRACE)")
+        return Finding(what, True, "and of all other users (CAP_SYS_PTRACE)", area=Area.RIGHTS, use=_PROCESS)
     scope = yama_scope()
-    if not scope:
-        return Finding(what, works=True)
-    return Finding(what, works=False, detail=f"kernel.yama.ptrace_scope is {scope}", remedy=YAMA_REMEDY)
+    detail = f"kernel.yama.ptrace_scope is {scope}" if scope else ""
+    return Finding(what, not scope, detail, YAMA_REMEDY, area=Area.RIGHTS, use=_PROCESS)
 
 
 def _has_ptrace_capability() -> bool:
@@ -200,7 +206,8 @@ def _i386_programs() -> Finding:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.close(program)
     remedy = "enable CONFIG_IA32_EMULATION, or boot with ia32_emulation=1"
-    return Finding(what, works=status == 42, detail="" if status == 42 else "the kernel refuses them", remedy=remedy)
+    detail = "" if status == 42 else "the kernel refuses them"
+    return Finding(what, status == 42, detail, remedy, area=Area.SYSTEM)
 
 
 def _i386_program(status: int) -> bytes:
@@ -222,19 +229,21 @@ def _debug_files() -> Finding:
     what = "find separate debug files (/usr/lib/debug)"
     works = any(Path("/usr/lib/debug/.build-id").glob("*"))
     remedy = "install the -dbg or -dbgsym package of what you probe, or give its symbols with --sym"
-    return Finding(what, works=works, detail="" if works else "none is installed", remedy=remedy)
+    return Finding(what, works, "" if works else "none is installed", remedy, area=Area.TOOLS)
 
 
 def _debugger() -> Finding:
     found = shutil.which("gdb")
     remedy = "install gdb, or name another debugger with --debugger"
-    return Finding("hand a process over to a debugger (exit 1)", bool(found), found or "gdb is not found", remedy)
+    what, detail = "hand a process over to a debugger (exit 1)", found or "gdb is not found"
+    return Finding(what, bool(found), detail, remedy, area=Area.TOOLS)
 
 
 def _core_files() -> Finding:
     works = os.access(".", os.W_OK)
     detail = "" if works else "this directory cannot be written"
-    return Finding("write core files here (exit 3)", works, detail, "name another directory with --core-dir")
+    remedy = "name another directory with --core-dir"
+    return Finding("write core files here (exit 3)", works, detail, remedy, area=Area.RIGHTS)
 
 
 def _processor() -> Finding:
@@ -246,4 +255,5 @@ def _processor() -> Finding:
         detail=f"{machine}, {cpus} CPU{'s' if cpus != 1 else ''}, Linux {os.uname().release}",
         remedy="probe on an x86-64 machine",
         essential=True,
+        area=Area.SYSTEM,
     )

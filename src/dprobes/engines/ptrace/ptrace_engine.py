@@ -385,7 +385,7 @@ class PtraceSession:
         done = end if isinstance(end, Done) else Done(complete=end.complete)
         debuggers = self._run.debuggers
         if not done.complete and not done.problem and not self._run.is_stopping:
-            yield Notice("the tracer was told to end (SIGTERM); the probepoints are removed")
+            yield Notice("the tracer received SIGTERM; the probepoints are removed")
         while not debuggers.is_idle:
             yield Pause()
             yield from debuggers.look()

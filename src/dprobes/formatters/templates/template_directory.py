@@ -146,7 +146,7 @@ def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, E
             continue
         name, name_span = words[1].group(), Span(source, *words[1].span())
         if not is_plain_name(name):
-            hint = f"the file stands beside '{DIRECTORY_FILE}'"
+            hint = f"put the file beside '{DIRECTORY_FILE}'"
             diagnostics.error(name_span, f"expected the name of a file without directories, found '{name}'", hint=hint)
         elif major in entries:
             note = Note("the first one is here", first[major])

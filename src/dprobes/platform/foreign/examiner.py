@@ -37,7 +37,7 @@ _LOOK = 0.1
 _SPARE_TIME = 10.0
 """Seconds for the start of the process, in addition to those for reading a file."""
 
-_HINT = "if the file can be trusted, give it to root, and let nobody else write to it"
+_HINT = "if you trust the file, make root its owner and only writer"
 
 
 class Examiner:
@@ -96,7 +96,7 @@ class Examiner:
             self._end()  # it had been idle for too long, and ended at the same time
             if not is_first:
                 break
-        raise TargetError(f"'{path}' is not probed: the process that was to read it has been ended")
+        raise TargetError(f"'{path}' is not probed: the process that read it has been killed")
 
     def _outcome(self, path: str, outcome: Outcome, answers: list[int]) -> bytes:
         match outcome:
@@ -104,12 +104,12 @@ class Examiner:
                 raise self._too_long(path)
             case Outcome.NO_MEMORY:
                 raise TargetError(
-                    f"'{path}' is not probed: to read it takes more than the {self._limits.memory >> 20} MiB of memory "
-                    "that there are for a file of another user",
+                    f"'{path}' is not probed: reading it takes more memory than is allowed for "
+                    "a file of another user: {self._limits.memory >> 20} MiB",
                     hint=_HINT,
                 )
             case Outcome.FAILED:
-                raise TargetError(f"'{path}' is not probed: nothing sensible could be read from it")
+                raise TargetError(f"'{path}' is not probed: its contents are not valid")
             case Outcome.ANSWER:
                 try:
                     return os.pread(answers[0], ANSWER_MAX, 0)
@@ -119,8 +119,8 @@ class Examiner:
 
     def _too_long(self, path: str) -> TargetError:
         return TargetError(
-            f"'{path}' is not probed: to read it takes longer than the {self._limits.processor_time} s of processor "
-            f"time, or {self._limits.time} s, that there are for a file of another user",
+            f"'{path}' is not probed: reading it takes longer than is allowed for a file "
+            f"of another user: {self._limits.processor_time} s of processor time, {self._limits.time} s in all",
             hint=_HINT,
         )
 

@@ -198,7 +198,7 @@ class _Reader:
         self._path = Path(question.path)
 
     def refuse(self) -> NoReturn:
-        raise TargetError(f"'{self._path}' is not probed: what was read from it makes no sense")
+        raise TargetError(f"'{self._path}' is not probed: its contents are not valid")
 
     def read(self, answer: Any) -> Examined | None:
         if not isinstance(answer, dict):

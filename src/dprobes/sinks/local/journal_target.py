@@ -72,7 +72,7 @@ class JournalSink:
             self._socket.close()
             hint = None
             if error.errno in (errno.ENOENT, errno.ECONNREFUSED) and path == _SOCKET:
-                hint = "no systemd-journald runs here; 'syslog' or a file may do"
+                hint = "no systemd-journald runs here; use 'syslog' or a file"
             raise SinkError(f"the journal at '{path}' cannot be reached: {reason_of(error)}", hint=hint) from error
 
     def log_events(self, batch: Batch) -> None:
@@ -88,7 +88,7 @@ class JournalSink:
             raise self._error(error, taken) from error
 
     def _error(self, error: OSError, taken: int = 0) -> SinkError:
-        said = f"nothing was taken for {_PATIENCE:.0f} s" if isinstance(error, TimeoutError) else reason_of(error)
+        said = f"no data was accepted for {_PATIENCE:.0f} s" if isinstance(error, TimeoutError) else reason_of(error)
         return SinkError(f"the journal at '{self._path}': {said}", taken=taken)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:

@@ -84,7 +84,7 @@ class Exits:
     """
     The exits of a function, and the ranges of link addresses (end excluded) of its code.
 
-    ``goes_back`` is true if it jumps to its own first instruction, which is then executed without a call. ``are_known``
+    ``goes_back`` is true if it jumps to its first instruction, which is then executed without a call. ``are_known``
     is False for processors whose functions return through a register: their exits are found at run time.
     """
 
@@ -196,7 +196,7 @@ class _Search:
             return part
         at_entry = self.frames.is_at_entry(instruction.ip)
         if at_entry is None:
-            raise TargetError("it has a jump, and no unwind table says whether that leaves it")
+            raise TargetError("it has a jump, and no unwind table shows whether that leaves it")
         if at_entry:
             self._add(ExitKind.JUMP, instruction, offset, raw)
             return None

@@ -76,7 +76,7 @@ def _kernel_base(running: RunningKernel) -> int:
             return start
         problem = running.memory.problem or f"{KCORE} does not show the kernel's image"
         raise TargetError(
-            f"nothing shows where the kernel lies in memory: {error.message}; {problem}",
+            f"the address of the kernel is unknown: {error.message}; {problem}",
             hint=f"run dprobes as root; {KALLSYMS} (kernel.kptr_restrict 0 or 1) or {KCORE} must be readable",
         ) from error
 
@@ -88,10 +88,10 @@ def section_addresses(module: str) -> dict[str, int]:
         found = {path.name: int(path.read_text(), 16) for path in sorted(directory.iterdir())}
     except (OSError, ValueError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else "no number"
-        raise TargetError(f"nothing shows where the module '{module}' lies: {directory}: {reason}") from error
+        raise TargetError(f"the address of the module '{module}' is unknown: {directory}: {reason}") from error
     if not any(found.values()):
         raise TargetError(
-            f"nothing shows where the module '{module}' lies: {directory} has 0 for all sections",
+            f"the address of the module '{module}' is unknown: {directory} has 0 for all sections",
             hint="run dprobes as root, or with CAP_SYSLOG, and set kernel.kptr_restrict to 0 or 1",
         )
     return found
@@ -147,7 +147,7 @@ class KernelFile:
         if (elf.type == "rel") != bool(module):
             found = "a kernel" if module else "a module"
             wanted = f"the module '{module}'" if module else "the kernel"
-            raise TargetError(f"'{path}' is {found}, and the program is about {wanted}")
+            raise TargetError(f"'{path}' is {found}, and the program is for {wanted}")
         self.identity = elf.build_id
         self._module = module
         if module:
@@ -219,7 +219,7 @@ def _areas_of_module(path: Path, sections: tuple[Section, ...]) -> tuple[KernelA
     kept = [s for s in sections if s.flags & _SHF_ALLOC and s.size and not s.name.startswith(_INIT)]
     kept.sort(key=lambda section: not section.executable)
     if not kept or not kept[0].executable:
-        raise TargetError(f"'{path}' is no module of a kernel: there is no code in it")
+        raise TargetError(f"'{path}' is not a module of a kernel: there is no code in it")
     return tuple(KernelArea(section.name, section.address, section.size) for section in kept)
 
 
@@ -259,11 +259,11 @@ def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
     found = listed(Kallsyms(data).all())
     symbols = Kallsyms(found)
     if not symbols.find(KERNEL_BASE, ""):
-        raise TargetError(f"'{file}' is no list of a kernel's symbols: it has no '{KERNEL_BASE}'")
+        raise TargetError(f"'{file}' is not a list of a kernel's symbols: it has no '{KERNEL_BASE}'")
     # A list has no build-id, so the banner of the kernel must be at its address in the list.
     code = _FileCode(elf)
     if not any(code.read(each.address, len(_BANNER_TEXT)) == _BANNER_TEXT for each in symbols.find(_BANNER, "")):
-        raise TargetError(f"'{file}' does not belong to '{path}': '{_BANNER}' is not where it says")
+        raise TargetError(f"'{file}' does not belong to '{path}': '{_BANNER}' is not at the listed address")
     return found
 
 

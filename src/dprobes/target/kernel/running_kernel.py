@@ -299,7 +299,7 @@ def open_text(path: Path = KCORE) -> KernelText:
                 shift = int(found[1], 16)
     except (OSError, struct.error) as error:
         os.close(descriptor)
-        reason = f"cannot be read: {reason_of(error)}" if isinstance(error, OSError) else "is no core file"
+        reason = f"cannot be read: {reason_of(error)}" if isinstance(error, OSError) else "is not a core file"
         return KernelText(None, problem=f"{path} {reason}")
     return KernelText(descriptor, segments, shift=shift)
 
@@ -311,7 +311,7 @@ KERNEL_BASE = "_text"
 """Symbol at the beginning of the kernel's image, from which offsets in the kernel count."""
 
 _LISTED = 16
-_BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
+_BLACKLISTED = "the kernel allows no probe there: the code may be used by kprobes themselves (kprobe blacklist)"
 _PER_CPU_OFFSETS = "__per_cpu_offset"
 _PER_CPU_AREA = ("__per_cpu_start", "__per_cpu_end")
 _CODE_OF_START = ("_sinittext", "_einittext")
@@ -637,12 +637,12 @@ class RunningKernel:
         base = self.base_of(module)
         files = self.source_files(name, module)
         places = first_of([self._place_among(address, base, files.get(address)) for address in addresses], _LISTED)
-        hint = f"write the one that is meant as a number, 'offset = {addresses[0] - base:#x}', or all as a pattern, "
+        hint = f"write the intended one as a number, 'offset = {addresses[0] - base:#x}', or all as a pattern, "
         hint += f"'offset = {name[:-1]}[{name[-1]}]'"
         if not files:
             hint += f"; which source file each is of is in no file here: debug information of {_shown(module)} has it"
         return TargetError(
-            f"'{name}' stands for {len(addresses)} places in {_shown(module)}, at offsets {places}", hint=hint
+            f"'{name}' is the name of {len(addresses)} places in {_shown(module)}, at offsets {places}", hint=hint
         )
 
     def _place_among(self, address: int, base: int, file: str | None) -> str:

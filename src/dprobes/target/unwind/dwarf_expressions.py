@@ -356,7 +356,7 @@ class _Machine:
             if row is None:
                 raise ValueError(f"operation {code:#x}")
             if self._place is not None and row.name not in ("piece", "bit_piece"):
-                raise ValueError("an operation behind the end of an expression")
+                raise ValueError("an operation after the end of an expression")
             if row.name in _NOWHERE:
                 raise NowhereError(_NOWHERE[row.name])
             operands = [*row.given, *map(self._operand, row.forms)]

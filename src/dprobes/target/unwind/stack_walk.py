@@ -47,7 +47,7 @@ def evaluate(expression: bytes, registers: Mapping[int, int], image: FrameImage,
     match executed(expression, about, initial):
         case InMemory(Number(value)):
             return value
-    raise ValueError("an expression that is no address")
+    raise ValueError("an expression that is not an address")
 
 
 class Columns(NamedTuple):

@@ -49,7 +49,7 @@ def test_a_uretprobe_knows_no_addresses_where_the_kernel_does_not_say_which_func
     with pytest.raises(NotSupportedError) as caught:
         lowered("push counter", old)
     assert caught.value.message == (
-        "this kernel does not tell a uretprobe which function returns, so 'counter' cannot be found in the process"
+        "this kernel does not show a uretprobe which function returns, so 'counter' cannot be found in the process"
     )
     assert caught.value.hint == "use --engine ptrace, or Linux 6.6 or later"
     lowered("push 1", old)

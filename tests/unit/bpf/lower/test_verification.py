@@ -118,7 +118,7 @@ def test_a_handler_that_is_too_large_is_refused(count: int, reason: str) -> None
     runner, start, point = runner_of(text, "x86_64", LoopForm.MAY_GOTO)
     with pytest.raises(NotSupportedError, match=rf"^the handler is too large for eBPF: {reason}$") as caught:
         runner.compile(start, point)
-    assert caught.value.hint == "use --engine ptrace, or make several handlers of it"
+    assert caught.value.hint == "use --engine ptrace, or split the handler"
 
 
 def test_a_handler_that_goes_on_beyond_all_budgets_is_ended() -> None:

@@ -23,12 +23,12 @@ def messages(name: str, text: str) -> list[tuple[str, str]]:
 
 def test_all_that_is_wrong_is_found() -> None:
     assert messages("a.dpc", PROGRAM) == []
-    assert messages("a.dpc", PROGRAM.replace("nsecs", "nsec")) == [("nothing is named 'nsec'", "nsec")]
+    assert messages("a.dpc", PROGRAM.replace("nsecs", "nsec")) == [("'nsec' is not defined", "nsec")]
     ((message, place),) = messages("a.dpc", PROGRAM.replace("malloc", "mallok"))
     assert message.endswith("has no symbol 'mallok'")
     assert place == "libc.so.6:mallok"
     both = PROGRAM.replace("nsecs", "nsec").replace("libc.so.6:free", "libc.so.6:frea")
-    assert [message for message, _ in messages("a.dpc", both)][:1] == ["nothing is named 'nsec'"]
+    assert [message for message, _ in messages("a.dpc", both)][:1] == ["'nsec' is not defined"]
     assert messages("a.dpc", both)[1][0].endswith("has no symbol 'frea'")
     assert messages("a.rpn", 'name = "libc.so.6"\noffset = malloc\npusj 1\nexit\n') == [
         ("unknown instruction 'pusj'", "pusj")

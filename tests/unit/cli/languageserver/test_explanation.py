@@ -76,7 +76,7 @@ def test_a_hover_has_the_type_before_what_is_known_of_the_name(program: Path) ->
     assert said[0] == "```c\nint  // retval\n```\n\n`retval`: what the function returns"
     said = explain(*asked(program, "M:visit { long sum = depth; @ = sum(|sum); }"))
     assert said is not None
-    assert said[0] == "```c\nlong  // sum\n```\n\n`sum` is what a table keeps: write @name[keys] = …"
+    assert said[0] == "```c\nlong  // sum\n```\n\n`sum` is a value of tables: write @name[keys] = …"
     said = explain(*asked(program, 'M:visit { pri|ntf("x"); }'))
     assert said is not None
     assert said[0] == "`printf` is a statement"

@@ -78,7 +78,7 @@ def test_functions_of_samples_and_accesses_are_not_known_at_the_hit() -> None:
     watch = "address = cell\nwatchpoint = w\nexit\n"
     with pytest.raises(NotAtTheHitError) as caught:
         aggregates(watch, ("function",))
-    assert str(caught.value) == "samples and accesses are in any function"
+    assert str(caught.value) == "samples and accesses can be in any function"
     assert aggregates(watch, ("symbol",)).program.tables
 
 
@@ -102,18 +102,18 @@ def test_a_sum_is_exact_whatever_its_size(numbers: list[int], bits: int) -> None
 @pytest.mark.parametrize(
     ("text", "counted", "measured", "reason"),
     [
-        ("offset = \"f*\"\npush r, arg0\nlog 1\nexit\n", ("word0",), (), "a pattern stands for several functions"),
-        ("offset = f\njmp x\nx: log 1\nexit\n", ("word0",), (), "a handler has several ways to go"),
+        ("offset = \"f*\"\npush r, arg0\nlog 1\nexit\n", ("word0",), (), "a pattern matches several functions"),
+        ("offset = f\njmp x\nx: log 1\nexit\n", ("word0",), (), "a handler has branches"),
         ("offset = f\nsetmin 5\nlog 1\nexit\n", ("word0",), (), "handlers set the codes of records"),
         ("offset = f\ncallk\nlog 1\nexit\n", ("word0",), (), "a handler calls an extension"),
         ("offset = f\npush 9\npush r, arg0\nlog str\nexit\n", ("item0",), (),
-         "a handler logs something else than words at once"),
-        ("offset = f\nlog 1\nlog 1\nexit\n", ("word0",), (), "a handler logs something else than words at once"),
+         "a handler logs something other than words at once"),
+        ("offset = f\nlog 1\nlog 1\nexit\n", ("word0",), (), "a handler logs something other than words at once"),
         ("offset = f\npush r, arg0\npush mem, u64\nlog 1\nexit\n", ("word0",), (), "a handler may fail before it logs"),
         (LOGS_TWO, ("time",), (), "no instruction pushes 'time' as records have it"),
-        (LOGS_TWO, ("word_size",), (), "'word_size' is no word that the handler logs"),
-        (LOGS_TWO, ("item0",), (), "'item0' is no word that the handler logs"),
-        (LOGS_TWO, (), ("minor",), "'minor' is no number that differs from record to record"),
+        (LOGS_TWO, ("word_size",), (), "'word_size' is not a word that the handler logs"),
+        (LOGS_TWO, ("item0",), (), "'item0' is not a word that the handler logs"),
+        (LOGS_TWO, (), ("minor",), "'minor' is not a number that differs from record to record"),
         (LOGS_TWO, ("word0", "word1", "pid", "tid", "uid", "cpu", "name", "arg0", "arg1"), (), None),
         ("".join(f"table = t{n}, count\n" for n in range(64)) + LOGS_TWO, ("word0",), (),
          "that would take more than 64 tables"),

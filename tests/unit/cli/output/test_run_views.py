@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.cli.output.run_views import TableOptions, TableOutput, short_time
+from dprobes.engines.engine_interface import Counts
 from dprobes.keyed.table_entries import TableStore
 from dprobes.rpn.keyed_tables import Table, TableKind, Unit
 
@@ -44,12 +45,40 @@ def test_a_note_names_the_cheaper_engine(capsys: pytest.CaptureFixture[str]) -> 
         def tables(self) -> list[TableContents]:
             return [contents_of(TableKind.MIN, 12_300)]
 
+        def counts(self) -> tuple[Counts, ...]:
+            return ()
+
     session: Any = Times()
     output = TableOutput(TableOptions(), session, 1)
     output.note_short_times("inline")
     assert capsys.readouterr().err == ""
     output.note_short_times("ptrace")
     assert capsys.readouterr().err == (
-        "dprobes: note: times such as 12.3 us are of the order of what hits cost with the ptrace engine, which is in "
-        "them\nhint: '--engine inline' costs a hundredth of it, with -c or -p and in programs and libraries\n"
+        "dprobes: note: times of 12.3 us and less are mostly the cost of the probe itself: a hit costs up to 100 us "
+        "with the ptrace engine\n"
+        "hint: '--engine inline' costs a hundredth of that, for programs and libraries with -c or -p\n"
     )
+
+
+def test_a_note_is_about_the_breakpoints_of_a_run_with_jumps(capsys: pytest.CaptureFixture[str]) -> None:
+    class Times:
+        def __init__(self, *ways: str) -> None:
+            self._ways = ways
+
+        def tables(self) -> list[TableContents]:
+            return [contents_of(TableKind.MIN, 12_300)]
+
+        def counts(self) -> tuple[Counts, ...]:
+            return (Counts(1, executed=self._ways),)
+
+    session: Any = Times("inline (punned jump)", "in a page")
+    TableOutput(TableOptions(), session, 1).note_short_times("inline")
+    assert capsys.readouterr().err == (
+        "dprobes: note: times of 12.3 us and less are mostly the cost of the probe itself: a hit costs up to 100 us "
+        "with a breakpoint\n"
+    )
+    session = Times("inline (punned jump)")
+    TableOutput(TableOptions(), session, 0).note_short_times("inline", [5])
+    assert capsys.readouterr().err == ""
+    TableOutput(TableOptions(), session, 0).note_short_times("ebpf", [1 << 40, 2048])
+    assert "times of 2.05 us and less are mostly the cost" in capsys.readouterr().err

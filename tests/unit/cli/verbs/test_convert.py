@@ -39,7 +39,7 @@ def test_what_has_no_like_writes_nothing(tmp_path: Path, capsys: pytest.CaptureF
     assert run(["convert", "-e", "iter:task { }", "-o", str(program)]) == 2
     assert not program.exists()
     assert capsys.readouterr().err == (
-        "-e:1:1: error: 'iter:task' has no like in DProbes C: iterators are no probepoints\n"
+        "-e:1:1: error: 'iter:task' has no equivalent in DProbes C: iterators are not probepoints\n"
         "    iter:task { }\n    ^~~~~~~~~\n"
     )
 
@@ -51,4 +51,4 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "dprobes: error: cannot read '/nowhere.bt': no such file or directory\n"
     (tmp_path / "b.bt").write_bytes(b"kprobe:f \xff")
     assert run(["convert", str(tmp_path / "b.bt")]) == 1
-    assert capsys.readouterr().err == f"dprobes: error: '{tmp_path / 'b.bt'}' is no text: byte 9 is no UTF-8\n"
+    assert capsys.readouterr().err == f"dprobes: error: '{tmp_path / 'b.bt'}' is not text: byte 9 is not UTF-8\n"

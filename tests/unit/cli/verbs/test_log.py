@@ -215,7 +215,7 @@ def test_names_of_any_bytes_can_be_printed(trace: Path, log: Said) -> None:
     ("options", "message"),
     [
         (["--head", "1", "--tail", "1"], "--head and --tail exclude each other"),
-        (["--total", "-f"], "--total is about all records that are there: leave out --follow, --head and --tail"),
+        (["--total", "-f"], "--total needs all records: leave out --follow, --head and --tail"),
         (
             ["--since", "yesterday-ish"],
             f"--since: 'yesterday-ish' is not a time; write {TIME_FORMS}",

@@ -75,7 +75,7 @@ def test_types_are_those_of_the_file(
     built = tmp_path / "built.ppdf"
     status, _, said = outcome(capsys, "build", "--kernel-types", types, "-e", PROGRAM, "-o", built)
     assert status == 0
-    assert "is for no build of the kernel: its places are found by their names" in said
+    assert "is for any build of the kernel: its places are found by name" in said
     assert decode(built.read_bytes()).kernels == ()
 
 

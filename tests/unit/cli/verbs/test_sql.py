@@ -263,7 +263,7 @@ def test_a_query_reads_nothing_else(trace: Path, capsys: pytest.CaptureFixture[s
     assert "file system operations are disabled by configuration" in said
     assert output(capsys, "trace.dpt", "select * from '/etc/passwd'", status=2) == (
         "query:1:15: error: there is no table '/etc/passwd'\n    select * from '/etc/passwd'\n"
-        "                  ^~~~~~~~~~~~~\nhint: 'dprobes sql --list' prints what there is\n"
+        "                  ^~~~~~~~~~~~~\nhint: 'dprobes sql --list' lists them\n"
     )
 
 

@@ -60,7 +60,7 @@ def test_a_machine_without_systemd_gets_the_files(
     monkeypatch.setattr(systemd, "_BOOTED", tmp_path / "not there")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert run(["systemd", "install", "--user"]) == 0
-    assert capsys.readouterr().err == "dprobes: note: this system does not run systemd: it is told nothing\n"
+    assert capsys.readouterr().err == "dprobes: note: this system does not run systemd, which was not notified\n"
     assert (tmp_path / "systemd/user/dprobes.socket").is_file()
 
 

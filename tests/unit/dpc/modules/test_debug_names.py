@@ -124,9 +124,9 @@ def test_a_colon_may_be_that_of_a_choice_or_a_label(optimized: ElfFile) -> None:
 
 ELSEWHERE = "'hidden' is in 'other', and this handler in 'own' | a handler reads the variables of its own module"
 NO_ARITHMETIC = "there is no floating-point arithmetic: this is 'double'"
-UNNAMED = "nothing is named 'none' | known at this place: number, second; no symbol of the module has it, either"
+UNNAMED = "'none' is not defined | known at this place: number, second; no symbol of the module has it, either"
 AT_RETURN = (
-    "'weight' is not known here: not known any more at the return: at the entry it is in no register"
+    "'weight' is not known here: not known at the return: at the entry it is not in a register"
     " | keep it at the entry, in a thread variable"
 )
 
@@ -148,7 +148,7 @@ def test_names_that_mean_nothing_here_are_errors(optimized: ElfFile, text: str, 
 def test_structures_in_registers_are_no_values(plain: ElfFile) -> None:
     found = [errors_of(plain, text) for text in ("whole { pair; }", "whole { pair.c; }")]
     assert [
-        "a whole 'struct pair' is no value: use its members | None",
+        "a whole 'struct pair' is not a value: use its members | None",
         "'struct pair' has no member 'c' | None",
     ] == found
 
@@ -182,7 +182,7 @@ def test_a_module_without_debug_information_has_words(optimized: ElfFile, tmp_pa
     bare = tmp_path / "bare"
     subprocess.run(["strip", "-g", "-R", ".note.gnu.build-id", "-o", bare, optimized.path], check=True)
     assert ["push r, arg1"] == pushes(ElfFile.open(bare), "static long kept; gone(a, b) { kept = b; }")
-    assert errors_of(ElfFile.open(bare), "gone { number; }").startswith("nothing is named 'number' | ")
+    assert errors_of(ElfFile.open(bare), "gone { number; }").startswith("'number' is not defined | ")
 
 
 def test_a_warning_about_several_points_is_reported_once(optimized: ElfFile) -> None:

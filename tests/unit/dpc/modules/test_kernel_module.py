@@ -109,7 +109,7 @@ def test_variables_of_functions_are_those_of_debug_information(stock: Module) ->
     rpn = stock.rpn_of(text)
     assert "push r, r" in rpn
     assert rpn == stock.rpn_of(text, has_btf=False)
-    assert stock.error_of(text, has_debug=False)[0] == "nothing is named 'price'"
+    assert stock.error_of(text, has_debug=False)[0] == "'price' is not defined"
 
 
 def test_variables_without_names_of_their_own_have_those_of_symbols(stock: Module) -> None:
@@ -130,4 +130,4 @@ def test_types_are_those_of_either(stock: Module) -> None:
 
 def test_without_either_nothing_is_known(stock: Module) -> None:
     text = 'kmod stock:deliver { printf("%d", amount); }'
-    assert stock.error_of(text, has_btf=False, has_debug=False)[0] == "nothing is named 'amount'"
+    assert stock.error_of(text, has_btf=False, has_debug=False)[0] == "'amount' is not defined"

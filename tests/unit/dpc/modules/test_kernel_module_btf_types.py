@@ -164,7 +164,7 @@ def test_of_types_with_one_name_that_of_a_parameter_is_meant(tmp_path: Path) -> 
     with pytest.raises(TargetError) as caught:
         types.tagged("struct", "same")
     assert caught.value.message == "the kernel has 2 types 'struct same', of 16, 4 bytes"
-    assert caught.value.hint == "a parameter or member of it means its own; or declare the one that is meant"
+    assert caught.value.hint == "a parameter or member of it means its own; or declare the intended one"
 
 
 def test_damaged_btf_ends_in_an_error(types: tuple[Btf, ScopedTypes]) -> None:

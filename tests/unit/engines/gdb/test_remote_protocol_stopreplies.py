@@ -53,7 +53,7 @@ def test_the_address_of_a_watchpoint() -> None:
 def test_anything_else_is_an_error(payload: bytes) -> None:
     with pytest.raises(EngineError) as caught:
         parse_stop_reply(payload)
-    assert caught.value.message == f"the stub's answer is no reason for a stop: {payload!r}"
+    assert caught.value.message == f"the stub's answer is not a reason for a stop: {payload!r}"
 
 
 @given(st.binary(max_size=60))

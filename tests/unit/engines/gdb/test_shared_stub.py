@@ -114,7 +114,7 @@ def test_a_target_that_has_ended_cannot_stand_still(shared: SharedStub) -> None:
     shared.is_over = True
     shared.target.stub = cast("Any", type("Stub", (), {"name": "tcp:1"}))
     with (
-        pytest.raises(EngineError, match=r"what is behind the stub tcp:1 has come to its end"),
+        pytest.raises(EngineError, match=r"what is behind the stub tcp:1 has ended"),
         shared.standing_still(),
     ):
         pass

@@ -144,7 +144,7 @@ def test_an_object_without_an_end() -> None:
         stub = started(fake)
         with pytest.raises(EngineError) as caught:
             stub.read_object("auxv")
-    assert caught.value.message == "the stub fake does not come to the end of 'auxv'"
+    assert caught.value.message == "the stub fake does not finish 'auxv'"
 
 
 def test_threads() -> None:
@@ -292,4 +292,4 @@ def test_an_answer_that_an_interrupt_has_brought_once_more_is_no_stop() -> None:
         fake.send(b"$OK#9a")
         with pytest.raises(EngineError) as caught:
             stub.wait(2)
-    assert caught.value.message == "the stub's answer is no reason for a stop: b'OK'"
+    assert caught.value.message == "the stub's answer is not a reason for a stop: b'OK'"

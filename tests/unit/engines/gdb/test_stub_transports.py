@@ -105,9 +105,9 @@ def test_a_command() -> None:
             "'host:99999' does not name a stub",
             "write HOST:PORT, the path of a socket or serial line, or |COMMAND",
         ),
-        ("|", "there is no command behind '|'", "write |gdbserver - PROGRAM, for instance"),
+        ("|", "no command follows '|'", "write |gdbserver - PROGRAM, for instance"),
         ("|/no/such/command", "'/no/such/command' cannot be started: no such file or directory", None),
-        ("/dev/null,fast", "'fast' is no speed of a serial line", "write /dev/null,115200"),
+        ("/dev/null,fast", "'fast' is not a speed of a serial line", "write /dev/null,115200"),
         ("/no/such/socket", "there is no stub at /no/such/socket: no such file or directory", None),
     ],
 )

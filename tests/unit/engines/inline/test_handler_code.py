@@ -95,7 +95,7 @@ def test_a_probe_that_comes_later_gets_the_window_anew() -> None:
 def test_breakpoints_for_something_else_are_not_displaced() -> None:
     _, refused = writer(CODE).place({START: handler()}, others=[START + 1])
     assert list(refused) == [START]
-    assert "another probe is too close behind it" in refused[START]
+    assert "another probe follows too closely" in refused[START]
 
 
 def test_a_mark_for_indirect_branches_stays() -> None:
@@ -112,7 +112,7 @@ def test_a_jump_may_lie_in_two_pages_if_a_breakpoint_is_where_it_begins() -> Non
     assert (jump.placement.plan.method, refused) == (Method.JUMP, {})
     # It begins before the instruction.
     _, refused = writer("4889f8 4889f8 90 4883c009", targets=(7,), start=start).place({start + 6: handler()})
-    assert refused == {start + 6: "its jump would lie in two pages"}
+    assert refused == {start + 6: "its jump would cross a page boundary"}
 
 
 def test_without_memory_there_is_no_jump() -> None:

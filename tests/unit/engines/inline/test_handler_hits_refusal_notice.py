@@ -10,10 +10,10 @@ from dprobes.engines.inline.handler_hits import Damage, damage_notice, refusal_n
 @pytest.mark.parametrize(
     ("reasons", "said"),
     [
-        (["a"], "a probepoint has had a breakpoint instead of a jump: a"),
-        (["a", "b", "a"], "3 probepoints have had breakpoints instead of jumps: a (2); b (1)"),
+        (["a"], "a probepoint used a breakpoint instead of a jump: a"),
+        (["a", "b", "a"], "3 probepoints used breakpoints instead of jumps: a (2); b (1)"),
         (["a", "b", "c", "d", "e", "e"],
-         "6 probepoints have had breakpoints instead of jumps: e (2); a (1); b (1); c (1); ..."),
+         "6 probepoints used breakpoints instead of jumps: e (2); a (1); b (1); c (1); ..."),
     ],
 )  # fmt: skip
 def test_reasons_are_counted(reasons: list[str], said: str) -> None:

@@ -72,7 +72,7 @@ def test_what_asks_for_the_entry_has_a_piece_there(program_file: Path) -> None:
 
 
 def test_what_cannot_be_has_a_reason(program_file: Path) -> None:
-    names = "its handler asks for the process name or the user, which only the kernel knows"
+    names = "its handler reads the process name or the user id, which only the kernel knows"
     assert pieces_of(program_file, "offset = way\npush uid\nlog 1\nexit") == names
     assert not isinstance(pieces_of(program_file, "offset = way\nexit", "vars = 1\n"), str)
 

@@ -38,7 +38,7 @@ def test_one_handler_is_enough(module: Path) -> None:
 
 def test_the_last_reason_is_told(module: Path) -> None:
     assert said_of(module, "offset = plain\npush u, ds\nexit\noffset = same\npush uid\nexit") == (
-        "its handler asks for the process name or the user, which only the kernel knows"
+        "its handler reads the process name or the user id, which only the kernel knows"
     )
 
 
@@ -51,4 +51,4 @@ def test_a_program_as_a_whole_may_be_unfit(module: Path) -> None:
 
 
 def test_of_a_module_that_is_not_there_nothing_is_known() -> None:
-    assert said_of("missing", "offset = 1\nexit") == "nothing is known of its module"
+    assert said_of("missing", "offset = 1\nexit") == "its module is unknown"

@@ -7,7 +7,7 @@ from iced_x86 import Register
 
 from dprobes.engines.inline.handler_trials import Trial, trial_of
 
-UNKNOWN = "whether its instruction faults is not known before: "
+UNKNOWN = "faults of its instruction cannot be predicted: "
 
 
 def trial(raw: str) -> Trial:
@@ -79,17 +79,17 @@ def test_where_it_goes_must_be_an_address(raw: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        ("f3a4", "it repeats itself, and may stop in the middle"),  # rep movsb
-        ("0fa307", "where its memory is depends on the number of a bit"),  # bt [rdi], eax
+        ("f3a4", "it repeats, and may stop in the middle"),  # rep movsb
+        ("0fa307", "its address depends on the number of a bit"),  # bt [rdi], eax
         ("0f0b", "it always raises a signal"),  # ud2
-        ("d9ee", "it is about the x87 unit, whose exceptions come later"),  # fldz
-        ("0f6fc1", "it is about the x87 unit, whose exceptions come later"),  # movq mm0, mm1
+        ("d9ee", "it uses the x87 unit, whose exceptions are delayed"),  # fldz
+        ("0f6fc1", "it uses the x87 unit, whose exceptions are delayed"),  # movq mm0, mm1
         ("678b07", "its address has 32 bits"),  # mov eax, [edi]
-        ("a1aaaaaaaaaaaaaaaa", "where its memory is cannot be said in an instruction"),
-        ("64660f6f07", "where its memory is cannot be said in an instruction"),  # movdqa fs:[rdi]
-        ("0f05", "it is none of those of which that is known"),  # syscall
-        ("0f20c0", "it is none of those of which that is known"),  # mov rax, cr0
-        ("8ed8", "it is none of those of which that is known"),  # mov ds, eax
+        ("a1aaaaaaaaaaaaaaaa", "no single instruction computes its address"),
+        ("64660f6f07", "no single instruction computes its address"),  # movdqa fs:[rdi]
+        ("0f05", "it is not in the list of known instructions"),  # syscall
+        ("0f20c0", "it is not in the list of known instructions"),  # mov rax, cr0
+        ("8ed8", "it is not in the list of known instructions"),  # mov ds, eax
         ("06", "it is not a valid instruction"),
     ],
 )

@@ -40,7 +40,7 @@ CODE = (
 )
 
 
-NAMING = "its handler asks for the process name or the user, which only the kernel knows"
+NAMING = "its handler reads the process name or the user id, which only the kernel knows"
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_most_handlers_can(program_file: Path) -> None:
         ("table = by, last, ustack\n", "offset = plain\npush 1\ntally by\nexit",
          "its call stacks go into a table of what came last"),
         ("", "offset = stop\nexit",
-         "whether its instruction faults is not known before: it always raises a signal"),
+         "faults of its instruction cannot be predicted: it always raises a signal"),
         ("", "offset = load\npush 1\npop r, rdi\nexit",
          "its instruction may fault, which may depend on what its handler changes"),
         *(("", f"offset = plain\n{text}\nlog 1\nexit", NAMING)
@@ -118,7 +118,7 @@ def test_who_wants_to_know_its_thread_needs_a_place_where_that_is_known(helper: 
     assert asks_for_thread(code) is asks
     assert obstacle_in_process(code, ProcessFacts(0, 0, 720)) is None
     problem = obstacle_in_process(code, ProcessFacts(0, 0))
-    assert problem == ("nobody knows where its threads have their ids" if asks else None)
+    assert problem == ("the place of thread ids in its memory is unknown" if asks else None)
 
 
 def test_only_code_for_one_processor_with_large_stacks_can() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     ("found", "said"),
     [
         ([Method.JUMP], "by a jump"),
-        ([Method.DEAD, Method.DEAD], "by a jump into dead bytes behind it"),
+        ([Method.DEAD, Method.DEAD], "by a jump into dead bytes after it"),
         ([Method.WINDOW, Method.JUMP], "by a jump over several instructions and a jump"),
         ([Method.PUN], "by a punned jump, if the addresses that it leads to are free"),
         ([Method.JUMP, "it is a software interrupt", Method.PUN], "by a breakpoint: it is a software interrupt"),

@@ -65,7 +65,7 @@ def test_then_there_are_no_trials() -> None:
     vvar = next(m for m in parse_maps(read_maps(os.getpid())) if m.path == "[vvar]")
     assert process_trials(sites, os.getpid(), [stack]) == {0x1010: trial}
     assert process_trials(sites, os.getpid(), [vvar._replace(path="/dev/mem")]) == {
-        0x1010: "its instruction may fault, which cannot be tried where memory of devices is mapped"
+        0x1010: "its instruction may fault, which cannot be tested where device memory is mapped"
     }
 
 

@@ -237,10 +237,10 @@ def test_templates_of_a_file_for_another_major_are_not_taken() -> None:
          "templates.lst:1:1: error: expected a major code from 0 to 65535, found 70000\n    70000 t.fmt\n    ^~~~~"),
         ("1 ../t.fmt\n",
          ("templates.lst:1:3: error: expected the name of a file without directories, found '../t.fmt'\n"
-         "    1 ../t.fmt\n      ^~~~~~~~\nhint: the file stands beside 'templates.lst'")),
+         "    1 ../t.fmt\n      ^~~~~~~~\nhint: put the file beside 'templates.lst'")),
         ("1 templates.lst\n",
          ("templates.lst:1:3: error: expected the name of a file without directories, found 'templates.lst'\n"
-         "    1 templates.lst\n      ^~~~~~~~~~~~~\nhint: the file stands beside 'templates.lst'")),
+         "    1 templates.lst\n      ^~~~~~~~~~~~~\nhint: put the file beside 'templates.lst'")),
         ("2 other.fmt\n",
          "templates.lst:1:3: error: there is no file 'other.fmt'\n    2 other.fmt\n      ^~~~~~~~~"),
     ],

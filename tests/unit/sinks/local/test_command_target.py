@@ -118,7 +118,7 @@ def test_a_command_that_reads_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) 
     outlet = command_target.CommandOutlet(["sleep", "1000"])
     with pytest.raises(SinkError) as caught:
         outlet.write([b"0123456789"] * 100_000)
-    assert caught.value.message == "command 'sleep': nothing was taken for 0 s"
+    assert caught.value.message == "command 'sleep': no data was accepted for 0 s"
     assert 0 < caught.value.taken == caught.value.lost
     with pytest.raises(SinkError) as caught:
         outlet.close()

@@ -372,7 +372,7 @@ def test_values_that_found_no_room_are_a_warning() -> None:
     contents = TableContents(Table("n", TableKind.COUNT, (Key(KeyKind.WORD),)), lost=2)
     (message,) = formatter.table_messages(SOURCE, [contents], NO_NAMES)
     assert message.startswith(b"<12>1 ")
-    assert b'[dprobes@32473 program="app" table="n" kind="count" lost="2"] @n: 2 values found no room' in message
+    assert b'[dprobes@32473 program="app" table="n" kind="count" lost="2"] @n: 2 values did not fit' in message
 
 
 def test_tables_reach_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

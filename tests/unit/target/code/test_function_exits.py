@@ -122,7 +122,7 @@ REFUSED = {
     "cut_off": "its size ends inside an instruction",
     "inside_another": "it has a jump into the middle of an instruction",
     "shares": "it shares code with 'shared'",
-    "no_table": "it has a jump, and no unwind table says whether that leaves it",
+    "no_table": "it has a jump, and no unwind table shows whether that leaves it",
     "no_size": "its size is not known",
 }
 

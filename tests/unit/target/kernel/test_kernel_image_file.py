@@ -112,11 +112,13 @@ def test_symbols_of_another_kernel_are_refused(toolbox: Toolbox, vmlinux: Path, 
     listing.write_text(re.sub(r"\S+( R linux_banner)", r"ffffffff81000000\1", system_map(toolbox, vmlinux)))
     with pytest.raises(TargetError) as caught:
         KernelFile(image, "", listing)
-    assert caught.value.message == f"'{listing}' does not belong to '{image}': 'linux_banner' is not where it says"
+    assert (
+        caught.value.message == f"'{listing}' does not belong to '{image}': 'linux_banner' is not at the listed address"
+    )
     listing.write_text("nothing\n")
     with pytest.raises(TargetError) as caught:
         KernelFile(image, "", listing)
-    assert caught.value.message == f"'{listing}' is no list of a kernel's symbols: it has no '_text'"
+    assert caught.value.message == f"'{listing}' is not a list of a kernel's symbols: it has no '_text'"
     other = toolbox.build("other", {"kernel.c": KERNEL}, *LINKED[:-1], "-Wl,--build-id=0x9999", START)
     with pytest.raises(TargetError) as caught:
         KernelFile(image, "", other)

@@ -61,7 +61,7 @@ def test_a_kernel_that_shows_nothing_is_refused() -> None:
     with pytest.raises(TargetError) as caught:
         moved_kernel(CARRIED, RunningKernel(HIDDEN, KernelText(None, problem=NO_MEMORY)))
     assert caught.value.message == (
-        "nothing shows where the kernel lies in memory: the kernel hides its addresses: /proc/kallsyms shows 0 for all "
+        "the address of the kernel is unknown: the kernel hides its addresses: /proc/kallsyms shows 0 for all "
         "of them; /proc/kcore cannot be opened: operation not permitted"
     )
     assert caught.value.hint == (
@@ -74,6 +74,6 @@ def test_a_module_that_shows_nothing_is_refused() -> None:
     with pytest.raises(TargetError) as caught:
         moved_kernel(carried, RunningKernel(HIDDEN))
     assert caught.value.message == (
-        "nothing shows where the module 'no_such_module' lies: /sys/module/no_such_module/sections: "
+        "the address of the module 'no_such_module' is unknown: /sys/module/no_such_module/sections: "
         "no such file or directory"
     )

@@ -44,7 +44,7 @@ def test_unknown_and_ambiguous_names(module: UnloadedModule) -> None:
         module.symbol("secnod", "sample")
     assert caught.value.message == "the module 'sample' has no symbol 'secnod'"
     assert caught.value.hint == "did you mean 'second'?"
-    with pytest.raises(TargetError, match="'twice' stands for 2 places in the module 'sample'"):
+    with pytest.raises(TargetError, match="'twice' is the name of 2 places in the module 'sample'"):
         module.symbol("twice", "sample")
 
 
@@ -89,6 +89,6 @@ def test_functions_of_one_name_are_shown_with_their_source_files(tmp_path: Path)
     with pytest.raises(TargetError) as caught:
         UnloadedModule("sample", open_module_file(path)).symbol("twice", "sample", is_code=True)
     assert re.fullmatch(
-        r"'twice' stands for 2 places in the module 'sample', at offsets 0x\w+ \(one\.c\), 0x\w+ \(two\.c\)",
+        r"'twice' is the name of 2 places in the module 'sample', at offsets 0x\w+ \(one\.c\), 0x\w+ \(two\.c\)",
         caught.value.message,
     )

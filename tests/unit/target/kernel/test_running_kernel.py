@@ -62,10 +62,10 @@ def test_a_name_of_several_places() -> None:
     with pytest.raises(TargetError) as caught:
         KERNEL.symbol("helper", "")
     assert caught.value.message == (
-        "'helper' stands for 2 places in the kernel, at offsets 0x40 (after '_text'), 0x180 (after 'kernel_clone')"
+        "'helper' is the name of 2 places in the kernel, at offsets 0x40 (after '_text'), 0x180 (after 'kernel_clone')"
     )
     assert caught.value.hint == (
-        "write the one that is meant as a number, 'offset = 0x40', or all as a pattern, 'offset = helpe[r]'; which "
+        "write the intended one as a number, 'offset = 0x40', or all as a pattern, 'offset = helpe[r]'; which "
         "source file each is of is in no file here: debug information of the kernel has it"
     )
 
@@ -85,11 +85,11 @@ def test_a_name_of_several_places_with_their_source_files(tmp_path: Path, monkey
         RunningKernel(Kallsyms("".join(lines).encode())).symbol("helper", "", is_code=True)
     first, second = (place - start for place in places)
     assert caught.value.message == (
-        f"'helper' stands for 2 places in the kernel, at offsets {first:#x} (one.c, after '_text'), "
+        f"'helper' is the name of 2 places in the kernel, at offsets {first:#x} (one.c, after '_text'), "
         f"{second:#x} (two.c, after 'first')"
     )
     assert caught.value.hint == (
-        f"write the one that is meant as a number, 'offset = {first:#x}', or all as a pattern, 'offset = helpe[r]'"
+        f"write the intended one as a number, 'offset = {first:#x}', or all as a pattern, 'offset = helpe[r]'"
     )
 
 
@@ -99,7 +99,7 @@ def test_all_of_several_places_are_named() -> None:
     with pytest.raises(TargetError) as caught:
         RunningKernel(Kallsyms(CODE.splitlines(keepends=True)[0] + "".join(lines).encode())).symbol("twice", "")
     assert caught.value.message.startswith(
-        "'twice' stands for 20 places in the kernel, at offsets 0x100 (after '_text')"
+        "'twice' is the name of 20 places in the kernel, at offsets 0x100 (after '_text')"
     )
     assert caught.value.message.endswith(", 0x1f00 (after 'known_30') and 4 more")
 
@@ -130,7 +130,8 @@ def test_a_name_of_which_there_are_clones_only() -> None:
     with pytest.raises(TargetError) as caught:
         kernel.symbol("pick_next", "", is_code=True)
     assert caught.value.message == (
-        "the kernel has no symbol 'pick_next', but what the compiler made of it: 'pick_next.isra.0', 'pick_next.cold'"
+        "the kernel has no symbol 'pick_next', but variants that the compiler made: 'pick_next.isra.0', "
+        "'pick_next.cold'"
     )
     assert caught.value.hint == (
         "write 'pick_next.isra.0'; arguments that it does not need may be left out, and the others moved up"

@@ -277,9 +277,8 @@ def conflict_outside(path: str, places: Sequence[Place], inside: Collection[int]
     for conflict in find_conflicts(path, places) if places else ():
         if conflict.pid not in inside:
             name = process_field(conflict.pid, "Name")
-            return (
-                f"a uprobe would be in process {conflict.pid} ({name}) as well, where it cannot be: {conflict.detail}"
-            )
+            place = f"process {conflict.pid} ({name})"
+            return f"a uprobe would be in {place} as well, which does not allow it: {conflict.detail}"
     return None
 
 
@@ -289,11 +288,11 @@ def notes_of_outsiders(states: Iterable[StateEvent], scope: Scope, inside: Colle
     if not outside:
         return []
     if not scope.is_tree:
-        hint = "end what has changed the code, or give -p PID or a command: then one process alone can be probed"
-        return [Notice("uprobes are in all processes that execute a file, or in none", hint, is_warning=False)]
+        hint = "end the tool that changed the code, or give -p PID or a command to probe one process only"
+        return [Notice("uprobes apply to all processes that execute a file", hint, is_warning=False)]
     shown = ", ".join(map(str, outside[:_OUTSIDERS_SHOWN])) + (", ..." if outside[_OUTSIDERS_SHOWN:] else "")
     who = f"processes {shown} are" if outside[1:] else f"process {shown} is"
-    message = f"{who} not in the scope of this run, but uprobes are in all processes that execute the file"
+    message = f"{who} not in the scope of this run, but uprobes apply to all processes that execute the file"
     return [Notice(message, "--engine ptrace inserts the probepoints in the processes in scope only", is_warning=False)]
 
 

@@ -196,7 +196,7 @@ def _missing(name: str) -> EngineError:
 
 def doubts_about(planned: PlannedFile) -> list[Notice]:
     """Return a notice of the warnings that are due to the file."""
-    message = f"{planned.path}: not everything in this file is as the program says"
+    message = f"{planned.path}: this file does not match the program"
     return [Notice(message, details=planned.warnings)] if planned.warnings else []
 
 
@@ -306,7 +306,7 @@ class NewFiles:
     def lack_room(self, file: PlannedFile) -> Iterator[Notice]:
         """Report that there is no room for the probepoints of a file; for other users' files once for each user."""
         if file.owner is None:
-            yield Notice(f"{file.path} is not probed: it came when there was no room left for its probepoints")
+            yield Notice(f"{file.path} is not probed: there was no room left for its probepoints")
         else:
             self._users.note_lack_of_room(file.owner)
             yield from self._users.notices()
@@ -330,7 +330,7 @@ class NewFiles:
         try:
             self._find(pids, probed)
         except (DprobesError, OSError) as error:
-            self._found.append(Notice(f"no files are looked for that processes come to execute: {error}"))
+            self._found.append(Notice(f"files that processes execute later are not searched for: {error}"))
         self._found.extend(self._users.notices())
         now = time.monotonic()
         self._interval = min(2 * self._interval, _LOOK_INTERVAL)

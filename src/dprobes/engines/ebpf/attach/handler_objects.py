@@ -84,16 +84,16 @@ def rejection(
     where = f" at {span.file.name}:{span.line}" if span is not None else ""
     if (found := _TOO_LARGE.search(log)) is not None:
         return EngineError(
-            f"the handler of {name} is too much for the kernel's verifier, which gave up after {int(found[1]) - 1} "
+            f"the handler of {name} is too complex for the kernel's verifier, which gave up after {int(found[1]) - 1} "
             f"instructions{where}",
-            hint="use --engine ptrace, or make several handlers of it",
+            hint="use --engine ptrace, or split the handler",
         )
     descriptor, path = tempfile.mkstemp(prefix="dprobes-verifier-", suffix=".log")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f"the handler of {name}: {error}\n\n{log}\neBPF instruction: offset in the encoded program\n")
         file.writelines(f"{n}: {origin:#x}\n" for n, origin in enumerate(lowered.assembled.origins) if origin >= 0)
         file.write(program.instructions.hex(" ", 8) + "\n")
-    return InternalError(f"the kernel refuses the handler of {name}{where}; what it says is in '{path}'")
+    return InternalError(f"the kernel refuses the handler of {name}{where}; its log is in '{path}'")
 
 
 _SHORTAGES = (errno.ENOMEM, errno.ENFILE, errno.EMFILE)
@@ -146,7 +146,7 @@ def check_handlers(
             )
 
 
-_WHOLE_MACHINE = "use --engine gdb=ENDPOINT, where a stub stands for the machine"
+_WHOLE_MACHINE = "use --engine gdb=ENDPOINT, with the stub of a machine"
 _NO_CORE = "what runs in the kernel has no core; 'exit 2' of --engine gdb=ENDPOINT writes the memory of a machine"
 
 
@@ -228,7 +228,7 @@ def load_handler(
     except OSError as error:
         problem = f"the handler of {name} cannot be loaded into the kernel: {reason_of(error)}"
         if error.errno == errno.EPERM:
-            raise PrivilegeError(problem, hint="dprobes doctor says what is missing") from error
+            raise PrivilegeError(problem, hint="'dprobes doctor' shows what is missing") from error
         if error.errno in _SHORTAGES:
             raise EngineError(problem, hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None) from error
         with loadable(lowered.assembled, maps, kind, attach_type, flags, btf_id) as loaded:

@@ -406,7 +406,7 @@ class Installation:
             return None
         what = "the breakpoint has" if count == 1 else f"each of the {count} breakpoints has"
         return Notice(
-            f"this kernel has no uprobe_multi links: {what} a perf event of its own, and takes 0.1 s to remove",
+            f"this kernel has no uprobe_multi links: {what} a separate perf event, and takes 0.1 s to remove",
             is_warning=False,
         )
 

@@ -315,7 +315,7 @@ class ModuleWatch:
             self._watch(0, 0, always=True)
         self._thread = threading.Thread(target=self._serve, name="watching", daemon=True)
         self._thread.start()
-        with explained("what notices processes that map a module"):
+        with explained("the program that detects processes with a module"):
             self._follow()
         known: set[int] = set()
         # A second search finds processes that the found ones have started meanwhile.
@@ -353,7 +353,7 @@ class ModuleWatch:
         if places := self._places_of(first_executed_in(module)):
             self._add_links(attach_uprobes(program, self._reached, places, features, shown=shown))
         else:
-            message = f"it is not known where '{shown}' starts: in processes that map it from now on it is not watched"
+            message = f"the start of '{shown}' is unknown: it is not watched in processes that map it from now on"
             self._events.append(Notice(message))
 
     def _add_links(self, links: Descriptors) -> None:
@@ -461,7 +461,7 @@ class ModuleWatch:
         if late > self._late:
             many = "a process" if late - self._late == 1 else f"{late - self._late} processes"
             path = self._resolved.module.path
-            yield Notice(f"{many} ran on before '{path}' was watched there; accesses until then are not counted")
+            yield Notice(f"{many} continued before '{path}' was watched there; earlier accesses are not counted")
             self._late = late
 
     def _look_at_end(self) -> None:

@@ -235,7 +235,7 @@ class ProcessTree:
         self._awaits_exec = command is not None or scope.program is not None
         self._extra = 0
         self._leaving: float | None = None
-        with explained("what follows the processes of a tree"):
+        with explained("the program that follows a process tree"):
             self._links: Descriptors = follow_processes(
                 maps.descriptors, types, children=scope.follow, awaits_exec=self._awaits_exec
             )
@@ -247,10 +247,10 @@ class ProcessTree:
             return
         if self._awaits_exec:
             self._maps.set_alive(1)
-            with explained("to have more processes in scope"):
+            with explained("a larger set of processes"):
                 self._extra += put(self._maps.scope, pid, awaiting_key(pid))
             return
-        with explained("to have more processes in scope"):
+        with explained("a larger set of processes"):
             self._extra = plant(self._maps.scope, self._maps.set_alive, pid, follow=self._follow)
 
     def pids(self) -> list[int]:

@@ -252,7 +252,7 @@ class CpuArrivals:
             self._news = CpuNews()
         except OSError as error:
             message = f"CPUs that come online from now on are not sampled or watched: {reason_of(error)}"
-            self._deafness = Notice(message, "the kernel's uevents (netlink) say that they come", is_warning=False)
+            self._deafness = Notice(message, "the kernel's uevents (netlink) report them", is_warning=False)
 
     @property
     def descriptors(self) -> tuple[int, ...]:

@@ -124,7 +124,7 @@ def uretprobe_hazard(
     try:
         mappers = find_mappers(reached or module.path, pids)
     except OSError as error:
-        raise TargetError(f"'{module.path}' is not there any more") from error
+        raise TargetError(f"'{module.path}' no longer exists") from error
     for mapper in mappers:
         if kind is None and process_field(mapper.thread, "Seccomp") not in ("", "0"):
             kind = trampoline()

@@ -146,7 +146,7 @@ class _Planner:
         faults = may_fault(raw, self._bits)
         usdt = probe.code.usdt
         if usdt is not None and usdt.semaphore and not usdt.counter:
-            self._refuse(probe, "its semaphore is not in the file, which the kernel could raise")
+            self._refuse(probe, "its semaphore is not in the file, so the kernel cannot raise it")
             return ()
         counter = usdt.counter if usdt is not None else 0
         return (Site(probe.offset + moved, Placement.BREAKPOINT, executed, faults, moved, counter=counter),)
@@ -166,7 +166,7 @@ class _Planner:
             return exits
         raw = probe.instruction.raw
         if self._bits == 32 and exits[0].placement is Placement.URETPROBE:
-            self._refuse(probe, f"{_HANDS_OVER} does not tell in 32-bit code which call returns")
+            self._refuse(probe, f"{_HANDS_OVER} does not show in 32-bit code which call returns")
         elif (reason := refusal(probe.instruction, self._bits, at_entry=True)) is not None:
             self._refuse(probe, f"its entry is kept at its first instruction '{probe.instruction.text}': {reason}")
         elif any(site.offset == probe.offset and site.placement is Placement.RET_SITE for site in exits):

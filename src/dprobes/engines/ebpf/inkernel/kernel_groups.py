@@ -288,7 +288,7 @@ class KernelGroups:
         function = kernel.symbols.covering(site.offset)
         if function is None or kernel.is_traceable(function.address) is not False:
             return None
-        return "the function is one that nobody may trace (notrace, or a part of what traces)"
+        return "the function cannot be traced (notrace, or part of the tracing code)"
 
     def _link_trampoline(self, group: Group, probe: int) -> Descriptors:
         from dprobes.engines.ebpf.kernel.bpf_links import attach_trampoline

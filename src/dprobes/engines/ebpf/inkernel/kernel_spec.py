@@ -61,7 +61,7 @@ def refuse_skips(program: Program, resolved: ResolvedKernel, features: Features,
         if isinstance(definition.location, Glob):
             diagnostics.error(
                 definition.span("offset"),
-                "a pattern cannot be skipped: the kernel says of each function whether it may be",
+                "a pattern cannot be skipped: the kernel decides for each function",
                 notes=(Note("'skip' is here", skip.span),),
                 hint="write the name of one function",
             )
@@ -80,7 +80,7 @@ def refuse_skips(program: Program, resolved: ResolvedKernel, features: Features,
         except TargetError:
             refused = True  # the function has no BTF type
         if refused:
-            diagnostics.error(skip.span, f"the kernel lets nobody skip '{probe.where}'", hint=_SKIPPABLE)
+            diagnostics.error(skip.span, f"the kernel does not allow to skip '{probe.where}'", hint=_SKIPPABLE)
             continue
         diagnostics.note(
             skip.span, f"this kernel lets '{probe.where}' be skipped with other values than 0: with 0 it is executed"
@@ -156,12 +156,12 @@ class TrampolinePlan:
         if module.name:
             raise TargetError(
                 f"without kprobes only functions of the kernel itself can carry a probe, none of '{module.name}'",
-                hint="'dprobes doctor' says what this kernel has",
+                hint="'dprobes doctor' shows what this kernel supports",
             )
         if "+" in name:
             raise TargetError(
                 f"without kprobes a probe can only be where a function begins, or at its return, not at {name}",
-                hint="'dprobes doctor' says what this kernel has",
+                hint="'dprobes doctor' shows what this kernel supports",
             )
         if len(module.kernel.symbols.find(name, "")) > 1:
             raise TargetError(f"several functions are called '{name}': a trampoline would be in any of them")
@@ -191,7 +191,7 @@ class TrampolinePlan:
                 problem = f"'{instruction}': '{probe.where}' takes {_count(signature.words)} only"
             else:
                 problem = f"'{instruction}': a trampoline does not know this register of the kernel"
-            hint = "it knows the arguments that the function takes (arg0 to arg5), pc, and at its return retval"
+            hint = "it provides the arguments that the function takes (arg0 to arg5), pc, and at its return retval"
             return instruction, problem, hint
         return None
 
@@ -393,8 +393,8 @@ def refuse_waiting(resolved: ResolvedKernel, features: Features, diagnostics: Di
         if _waiting_site(probe, resolved, features) is None:
             diagnostics.error(
                 span,
-                f"the ebpf engine cannot wait for {probe.where}: the kernel finds it by a name of its own, "
-                f"which it has not in '{module.name}'",
+                f"the ebpf engine cannot wait for {probe.where}: the kernel finds it by a unique "
+                f"name, which it does not have in '{module.name}'",
                 hint="load the module first",
             )
 

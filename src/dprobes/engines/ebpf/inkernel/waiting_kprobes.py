@@ -126,10 +126,10 @@ class WaitingProbes:
         return refused(error, problem, denied, KPROBE_REMEDY)
 
 
-_NOT_IN_FUNCTION = "{} is in no function that may be probed"
+_NOT_IN_FUNCTION = "{} is not in a function that may be probed"
 _PROBLEMS = {
     errno.EILSEQ: "{} is inside an instruction",
-    errno.EINVAL: "the kernel excludes {} from probes: it is in code that handles them, or in none",
+    errno.EINVAL: "the kernel excludes {} from probes: it is in code that handles probes, or outside code",
     errno.EADDRNOTAVAIL: _NOT_IN_FUNCTION,
     errno.ENOENT: _NOT_IN_FUNCTION,
 }

@@ -192,7 +192,7 @@ def _uprobe_error(
     what, reason = _what(offsets), reason_of_number(error.errno or 0)
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
-            return TargetError(f"'{path}' is not there any more")
+            return TargetError(f"'{path}' no longer exists")
         case errno.EBADF:
             return TargetError(f"'{path}' is not a regular file")
         case errno.ESRCH:
@@ -329,7 +329,7 @@ def attach_trampoline(program: int, function: str, *, is_one_of_many: bool) -> D
 def _trampoline_refusal(error: OSError, function: str) -> EngineError:
     problem = f"the kernel puts no trampoline at '{function}': {reason_of(error)}"
     denied = f"the kernel does not permit a trampoline at '{function}'"
-    return refused(error, problem, denied, "run as root; 'dprobes doctor' says what this kernel has")
+    return refused(error, problem, denied, "run as root; 'dprobes doctor' shows what this kernel supports")
 
 
 ACCESSES = {
@@ -522,12 +522,12 @@ def _refused_by_ftrace(addresses: Sequence[int]) -> dict[int, str]:
 
 _REASONS = {
     errno.EILSEQ: "it is inside an instruction",
-    errno.EINVAL: "the kernel excludes it from probes: it is in code that handles them, or in none",
-    errno.EADDRNOTAVAIL: "it is in no function that may be probed",
-    errno.ENOENT: "it is in no function that may be probed",
-    errno.ESRCH: "it is in no function that may be probed",
-    errno.EBUSY: "ftrace redirects it for somebody else, who forbids to change that",
-    errno.EOPNOTSUPP: "the kernel cannot execute what stands there elsewhere",
+    errno.EINVAL: "the kernel excludes it from probes: it is in code that handles probes, or outside code",
+    errno.EADDRNOTAVAIL: "it is not in a function that may be probed",
+    errno.ENOENT: "it is not in a function that may be probed",
+    errno.ESRCH: "it is not in a function that may be probed",
+    errno.EBUSY: "ftrace redirects it for another user, which cannot be changed",
+    errno.EOPNOTSUPP: "the kernel cannot execute this instruction elsewhere",
 }
 """Meaning of the kernel's errors that are due to the place (``register_kprobe``, ``check_kprobe_address_safe``)."""
 

@@ -76,7 +76,7 @@ def explained(what: str) -> Iterator[None]:
             raise
         raise EngineError(
             f"the kernel refuses {what}: {reason_of_number(error.errno or 0)}",
-            hint="dprobes doctor says what this machine allows",
+            hint="'dprobes doctor' shows what works on this machine",
         ) from error
 
 

@@ -178,4 +178,4 @@ if __name__ == "__main__":
         sys.stderr.write(reason_of(error))
         sys.exit(1)
     except ValueError:
-        sys.exit("dprobes ended before it had said what is to be written")
+        sys.exit("dprobes ended before it had named the memory to write")

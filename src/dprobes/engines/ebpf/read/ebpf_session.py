@@ -65,13 +65,13 @@ _PATIENCE = 1.0
 """Seconds after the end of all probepoints in which records are written without a notice."""
 
 _STILL_WRITING = Notice(
-    "nothing is probed any more; records of before are still being written",
-    "Ctrl-C gives them up, and counts them as lost",
+    "probing has ended; earlier records are still being written",
+    "Ctrl-C discards them, and counts them as lost",
     is_warning=False,
 )
 _STILL_FOLLOWING = Notice(
-    "nothing is probed any more; call stacks of before are still being followed",
-    "Ctrl-C gives them up: records count as lost, and tables count without them",
+    "probing has ended; earlier call stacks are still being followed",
+    "Ctrl-C discards them: records count as lost, and tables count without them",
     is_warning=False,
 )
 
@@ -363,8 +363,8 @@ class EbpfSession(Attachment):
         with self._changing:
             if self._is_replaced:
                 raise EngineError(
-                    "the program that is there has just been replaced by another one",
-                    hint="look what is there now, and replace that",
+                    "the inserted program has just been replaced by another one",
+                    hint="query the inserted programs, and replace the present one",
                 )
             installed = self._installed
             yield None if installed.attachments.is_closed else installed
@@ -488,7 +488,7 @@ class EbpfSession(Attachment):
                 self._notices.append(notice)
             self._held.expect(faulting)
             self._left_out += file.plan.left_out
-            yield Notice(f"{file.path} came when the run had begun: it is probed from now on", is_warning=False)
+            yield Notice(f"{file.path} appeared after the run began: it is probed from now on", is_warning=False)
             yield from states
 
     # Ends of probepoints

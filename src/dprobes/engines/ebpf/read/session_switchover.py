@@ -142,13 +142,13 @@ def session_to_replace(features: Features, job: Job) -> ReplaceableSession | Non
             hint="replace the program for the process that runs already (-p PID)",
         )
 
-    with explained("the trial that replacing a program begins with"):
+    with explained("the test before a replacement"):
         is_possible = features.remembered(runs_newest_first)
     if not is_possible:
         raise NotSupportedError(
             "programs cannot be replaced on this kernel: it does not run the handlers of a place from the newest to "
             "the oldest",
-            hint="remove the program that is there, and insert the new one",
+            hint="remove the inserted program, then insert the new one",
         )
     return old
 
@@ -156,12 +156,12 @@ def session_to_replace(features: Features, job: Job) -> ReplaceableSession | Non
 def _checked(session: Attachment) -> ReplaceableSession:
     if not isinstance(session, ReplaceableSession):
         raise EngineError(
-            "only a program of the ebpf engine can be replaced by one of it",
-            hint="remove the program that is there, and insert the new one",
+            "the ebpf engine replaces only programs of the ebpf engine",
+            hint="remove the inserted program, then insert the new one",
         )
     if not session.is_replaceable:
         raise EngineError(
-            "the program that is there has not been inserted as one that can be replaced",
+            "the inserted program was not inserted as a replaceable one",
             hint="remove it, and insert the new one",
         )
     return session
@@ -191,7 +191,7 @@ class Replacement:
             new.maps.set_switch_over(SwitchOver.OURS)
             return
 
-        with explained("what tells the old program from the new one"):
+        with explained("the switch from the old program to the new one"):
             self._old.maps.set_successor(new.maps)
             barrier = Barrier(self._features)
         # The order matters: a thread that finds the new program CROSSING must find the old one REPLACED.

@@ -68,7 +68,7 @@ class StoppedProcesses:
             self._guard = StopGuard(descriptor)
         except OSError as error:
             raise EngineError(
-                f"the process cannot be started that would let stopped processes go on: {reason_of(error)}",
+                f"the helper that continues stopped processes cannot be started: {reason_of(error)}",
                 hint="leave 'exit 3' out, or make room for another process",
             ) from error
 
@@ -127,8 +127,8 @@ class StoppedProcesses:
             if self._guards == _GUARDS_MAX:
                 self._guards += 1
                 yield Notice(
-                    "the process that lets stopped processes go on ends again and again: should dprobes be killed, one "
-                    "that 'exit 3' has just stopped may stay stopped"
+                    "the helper that continues stopped processes ends again and again: if dprobes is killed, "
+                    "a process that 'exit 3' has just stopped may stay stopped"
                 )
             for pid in self._stops.unheard(_UNHEARD) if is_quiet else ():
                 self._stops.let_go_on(pid)

@@ -155,8 +155,8 @@ class TableWatch:
             definition = self._installed.probes[probe].definition
             if any(i.row.syntax == "exit <code>" for i in definition.handler.instructions):
                 yield Notice(
-                    f"{self._program.major},{definition.minor} was removed, but the ring had no room to say why; if "
-                    "its handler has stopped a process, that waits",
+                    f"{self._program.major},{definition.minor} was removed, but the ring had no room for "
+                    "the reason; if its handler stopped a process, that is still stopped",
                     "find it with 'ps -e -o pid,stat,comm', state T; continue it with 'kill -CONT PID'",
                 )
         self._expired = expired
@@ -166,12 +166,12 @@ class TableWatch:
         maps = self._installed.maps
         if maps.unfollowed:
             yield Notice(
-                f"{maps.unfollowed} processes of the tree were not probed: so many were alive that the scope was full",
+                f"{maps.unfollowed} processes of the tree were not probed: too many were alive at once",
                 "probe all processes instead (without -c and -p), or those of a cgroup",
             )
         if maps.unseen:
             yield Notice(
-                f"the ring had no room for {maps.unseen} faults: as many records may be of instructions that did not "
-                "complete",
+                f"the ring had no room for {maps.unseen} faults: up to that many records may be of "
+                "instructions that did not complete",
                 "make the ring larger with --ring-size",
             )

@@ -465,7 +465,7 @@ def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
     with _visited(endpoint) as target:
         if target.description.architecture not in processor.descriptions:
             raise EngineError(
-                f"the stub {target.stub.name} stands for a processor '{target.description.architecture}', and kernels "
+                f"the stub {target.stub.name} serves a processor '{target.description.architecture}', and kernels "
                 f"are probed on {_PROCESSOR} only",
                 hint=f"write a program about its addresses: 'name = {MACHINE}' and 'address = NUMBER'",
             )

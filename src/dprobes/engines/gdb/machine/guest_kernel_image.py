@@ -305,7 +305,7 @@ def symbols_in_memory(target: MachineTarget, image: KernelImage) -> bytes:
         if (found := _symbols(lambda *place: target.read_large(root, paging, *place), region, effort)) is not None:
             return found
     raise EngineError(
-        f"the kernel behind the stub {target.stub.name} has no list of its symbols that could be read",
+        f"the kernel behind the stub {target.stub.name} has no readable list of symbols",
         hint="a kernel of Linux 4.6 or later with CONFIG_KALLSYMS is needed",
     )
 

@@ -193,7 +193,7 @@ class Monitor:
             {m[1].lower(): int(m[2], 16) for m in _DEBUG.finditer(said)},
         )
         if not found.tables:
-            raise EngineError(f"the monitor behind the stub {self._stub.name} tells no system registers")
+            raise EngineError(f"the monitor behind the stub {self._stub.name} reports no system registers")
         return found
 
     def read_port(self, port: int, size: int) -> int:

@@ -235,7 +235,7 @@ class ProbedMachine(StubMember):
         described = target.description.architecture
         if described and described not in self._processor.descriptions:
             raise EngineError(
-                f"the stub {stub.name} stands for a processor '{described}', not for {self.architecture.name}"
+                f"the stub {stub.name} serves a processor '{described}', not for {self.architecture.name}"
             )
         target.hold_interrupts()
         self._learn(thread)
@@ -300,8 +300,8 @@ class ProbedMachine(StubMember):
         accesses = {each.watchpoint for each in self._job.program.definitions}
         if len(self._processors) > 1 and not accesses <= {None, Access.EXECUTE}:
             self.events.warn(
-                f"of accesses that several of the {len(self._processors)} processors make at once the stub "
-                f"{self._target.stub.name} tells one: watchpoints count at least what is shown",
+                f"of simultaneous accesses by the {len(self._processors)} processors the stub "
+                f"{self._target.stub.name} reports one: the counts of watchpoints are lower bounds",
                 "to count all, give the machine one processor (-smp 1)",
             )
 
@@ -412,7 +412,7 @@ class ProbedMachine(StubMember):
             place = f"{place} on CPU {number}"
             command = f"{command} -ex 'thread {number + 1}'"  # gdb shows the first thread, whichever stopped
         self._target.leave_standing()
-        self.events.warn(f"the machine stands still at {place}", f"gdb {command}")
+        self.events.warn(f"the machine is stopped at {place}", f"gdb {command}")
 
     def write_core(self, at: int, registers: Registers) -> None:
         """Do nothing: machines have no cores."""
@@ -422,7 +422,7 @@ class ProbedMachine(StubMember):
         path = new_path(Path("vmcore").absolute())
         privileged = self._context.privileged
         if privileged is None:
-            self.events.warn(f"the stub {self._target.stub.name} has no monitor that could write a dump")
+            self.events.warn(f"the stub {self._target.stub.name} has no monitor to write a dump")
             return
         try:
             warning = privileged.monitor.dump(str(path))

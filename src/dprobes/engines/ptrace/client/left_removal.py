@@ -198,7 +198,7 @@ def remove_all_left() -> Iterator[LeftThings]:
 
 def left_notice(left: LeftThings) -> Notice:
     """Return the notice about what was removed."""
-    return Notice(f"killed runs had left something in process {left.pid}: {left.said}", is_warning=False)
+    return Notice(f"killed runs left something in process {left.pid}: {left.said}", is_warning=False)
 
 
 def _left_in(pid: int) -> list[LeftEntry]:

@@ -292,7 +292,7 @@ def death_notices(status: int, restored: int, cleared: int, left: int) -> list[N
     notices = [
         Notice(
             f"the tracer {how}; {restored} breakpoints were removed from outside",
-            "a thread that ran into one before that has got a SIGTRAP",
+            "a thread that reached one before that has received a SIGTRAP",
         )
     ]
     if cleared:

@@ -197,7 +197,7 @@ class Answers:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise TargetError(f"'{mapped.path}' is not there any more") from error
+            raise TargetError(f"'{mapped.path}' no longer exists") from error
         finally:
             self._users.note_reading(owner, time.monotonic() - began)
         if examined is None:
@@ -211,7 +211,7 @@ class Answers:
             return Sites(own), []
         self._given[key] = self._new_sites(resolved, mapped, own)
         text = examined.warnings
-        doubts = f"{mapped.path}: not everything in this file is as the program says\n{text}"
+        doubts = f"{mapped.path}: this file does not match the program\n{text}"
         return self._given[key], [Notice(doubts)] if text else []
 
     @cached_property
@@ -278,7 +278,7 @@ class Answers:
         if resolved is self._resolved or not resolved.warnings:
             return []  # warnings about the module resolved before have been reported
         text = "\n".join(warning.render() for warning in resolved.warnings)
-        return [Notice(f"{path}: not everything in this file is as the program says", details=text)]
+        return [Notice(f"{path}: this file does not match the program", details=text)]
 
     def _is_named(self, mapped: ModuleMapped) -> bool:
         """Return whether a file is the program's module by its path or name, or is the one that was resolved before."""

@@ -354,4 +354,4 @@ class _Session:
             raise
         self.has_ended = True
         thread.state = ThreadState.RUNNING
-        raise InjectionError("a system call that it was made to do does not come to its end")
+        raise InjectionError("an injected system call does not return")

@@ -129,7 +129,7 @@ class Detacher:
         """
         if thread.pid == _INIT:
             # The kernel does not let process 1 be stopped: it would run away from the probed instruction.
-            text = "process 1 cannot be stopped for a debugger: it goes on, without the probe"
+            text = "process 1 cannot be stopped for a debugger: it continues without the probe"
             self._connection.send(Warned(text, program=program.number))
             return False
         ptrace_calls.get_registers(thread.tid, self._registers)

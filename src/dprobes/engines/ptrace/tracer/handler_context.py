@@ -200,7 +200,7 @@ class LocalTables:
         read it, and ``ProcessLookupError`` if the thread is killed meanwhile.
         """
         if not may_inject(thread):
-            raise InjectionError("a seccomp filter or a shadow stack forbids to make it do system calls")
+            raise InjectionError("a seccomp filter or a shadow stack prevents system calls in it")
         try:
             with self._stopper.others_stopped(thread.space, thread):
                 data = self._ask(thread, index)

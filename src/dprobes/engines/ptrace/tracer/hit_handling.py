@@ -189,7 +189,7 @@ class HitHandler:
             other = 64 if thread.space.word_size == 4 else 32
             self._connection.warn_once(
                 f"process {thread.pid} executes {other}-bit code at offset {breakpoint_.site.offset:#x} of a "
-                f"{96 - other}-bit module: that is no hit",
+                f"{96 - other}-bit module: that is not a hit",
                 "only code of the file's own word size can be probed",
                 probe.program.number,
             )
@@ -343,7 +343,7 @@ class HitHandler:
         """
         assert skip.outcome is not None
         registers, space = self._registers, thread.space
-        problem = "the process has a shadow stack, which would not follow" if space.has_shadow_stack else None
+        problem = "the process has a shadow stack, which 'skip' cannot change" if space.has_shadow_stack else None
         if problem is None:
             before = registers[_RAX]
             registers[_RAX] = skip.outcome.value

@@ -55,7 +55,7 @@ class Identities:
     Reports of the identities of threads, made with ``send``.
 
     The client looks identities up itself, with two exceptions. A process that was just created may soon execute another
-    program. A thread that has ended exists only until it is waited for.
+    program. A thread that has ended exists only until waiting for it.
     """
 
     def __init__(self, send: Callable[[object], None]) -> None:

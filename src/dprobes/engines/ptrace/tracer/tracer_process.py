@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 __all__ = ["Tracer", "main"]
 
 _SIGNALS = {signal.SIGCHLD, signal.SIGIO, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
-_GOES_ON = "it goes on without probes; this may be a bug in dprobes: please report it"
+_GOES_ON = "it continues without probes; this may be a bug in dprobes: please report it"
 
 _ENDING_SIGNALS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
@@ -300,7 +300,7 @@ class Tracer:
             pass  # killed meanwhile: waitpid reports its end
         except STRANGE as problem:
             reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-            self._connection.warn_once(f"process {pid} cannot be probed any more: {reason}", _GOES_ON)
+            self._connection.warn_once(f"process {pid} can no longer be probed: {reason}", _GOES_ON)
             if not self._detacher.detach_process(pid):
                 raise
 
@@ -317,7 +317,7 @@ class Tracer:
         if thread_state(tid) == "t":
             self._stopper.defer(tid, status)
         reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-        message = f"process {thread.pid} cannot be probed any more: thread {tid} cannot be served ({reason})"
+        message = f"process {thread.pid} can no longer be probed: thread {tid} cannot be served ({reason})"
         self._connection.warn_once(message, _GOES_ON)
         return self._detacher.detach_process(thread.pid)
 

@@ -55,9 +55,9 @@ class Method(enum.Enum):
     JUMP = "jump"
     PUN = "punned jump"
     WINDOW = "jump over several instructions"
-    DEAD = "jump into dead bytes behind it"
+    DEAD = "jump into dead bytes after it"
     SHORT = "short jump to dead bytes nearby"
-    LEAD = "jump over what leads to it"
+    LEAD = "jump over the instructions before it"
 
     @property
     def term(self) -> str:
@@ -154,7 +154,7 @@ _LOOKED_AT = JUMP_SIZE + 2 * MAX_LENGTH
 _NEAR = 1 << 31
 _ROOM_MAX = 1 << 16
 """Maximum size of a trampoline in bytes; the offset of the displaced code in it depends on the handler."""
-_VAGUE = "its function computes where it jumps to"
+_VAGUE = "its function has computed jumps"
 _SHORT_BACK, _SHORT_ON = -128, 127
 
 
@@ -216,9 +216,9 @@ class Site:
                 return self._into_dead_bytes(end, tuple(sizes), last)
             for address in range(end, limit):
                 if address - bias in targets:
-                    return "a branch leads to what follows"
+                    return "a branch leads to the code after it"
                 if address in wanted:
-                    return "another probe is too close behind it"
+                    return "another probe follows too closely"
             last = self._decoder.decode()
             raw = self.code.original[end - self.code.start : end - self.code.start + last.len]
             if (
@@ -226,7 +226,7 @@ class Site:
                 or raw == _LANDING_MARK
                 or end - bias in self._module.flow.restartable
             ):
-                return "what follows cannot be executed elsewhere"
+                return "the code after it cannot be executed elsewhere"
             end += last.len
             sizes.append(last.len)
 
@@ -254,18 +254,18 @@ class Site:
                 or raw == _LANDING_MARK
                 or undisplaceable(instruction, raw) is not None
             ):
-                return "what precedes it cannot be executed elsewhere"
+                return "the code before it cannot be executed elsewhere"
             if start in wanted:
-                return "another probe is too close before it"
+                return "another probe precedes too closely"
             sizes.insert(0, instruction.len)
             inside = range(start + 1, max(self.start, start + JUMP_SIZE))
             if any(address - bias in targets for address in inside if address < end):
-                return "a branch leads to what precedes it"
+                return "a branch leads to the code before it"
             if start + JUMP_SIZE <= limit:
                 return self._plan(Method.LEAD, tuple(sizes), self.first, start=start)
             if start - bias in targets:
-                return "a branch leads to what precedes it"
-        return "nothing that precedes it is known"
+                return "a branch leads to the code before it"
+        return "the code before it is unknown"
 
     def _preceding(self) -> list[Instruction]:
         """Return the instructions before this one in its function, at most as many as a jump can displace."""
@@ -365,6 +365,6 @@ def look_at(module: ModuleCode, address: int) -> Site | str:
     if code.original[place : place + len(_LANDING_MARK)] == _LANDING_MARK:
         start += len(_LANDING_MARK)
         if start >= code.end or start - module.bias in module.flow.targets:
-            return "it must stay for indirect branches, and a branch leads to what follows"
+            return "it must stay for indirect branches, and a branch leads to the code after it"
     site = Site(module, code, address, start)
     return undisplaceable(site.first, site.raw(site.length)) or site

@@ -63,9 +63,9 @@ def test_a_limit_of_the_verifier_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> N
     error = OSError(errno.E2BIG, os.strerror(errno.E2BIG))
     found = rejection(cast("bpf_calls.Program", None), code_of([-1, 4]), "0,3", error, PLACES.get)
     assert type(found) is EngineError
-    said = "the handler of 0,3 is too much for the kernel's verifier, which gave up after 1000000 instructions"
+    said = "the handler of 0,3 is too complex for the kernel's verifier, which gave up after 1000000 instructions"
     assert found.message == f"{said} at slow.dpc:3"
-    assert found.hint == "use --engine ptrace, or make several handlers of it"
+    assert found.hint == "use --engine ptrace, or split the handler"
 
 
 def test_places_are_those_of_the_encoded_program() -> None:
@@ -85,7 +85,7 @@ def test_the_kernel_refuses_a_handler_by_its_line() -> None:
 
     with pytest.raises(InternalError) as caught:
         load()
-    pattern = r"the kernel refuses the handler of 0,3 at slow\.dpc:3; what it says is in '(.*)'"
+    pattern = r"the kernel refuses the handler of 0,3 at slow\.dpc:3; its log is in '(.*)'"
     found = re.fullmatch(pattern, caught.value.message)
     assert found is not None
     path = Path(found[1])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 COUNT = 9
-REASON = "the kernel excludes it from probes: it is in code that handles them, or in none"
+REASON = "the kernel excludes it from probes: it is in code that handles probes, or outside code"
 
 
 def probes_of(offset: str) -> list[Probepoint]:

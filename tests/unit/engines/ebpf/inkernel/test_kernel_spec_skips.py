@@ -71,7 +71,7 @@ def said(offset: str, features: dict[Feature, bool], *, is_listed: bool = True) 
 
 WITH_0 = "p:5:1: note: this kernel lets 'security_work' be skipped with other values than 0: with 0 it is executed"
 LIST = "/sys/kernel/debug/error_injection/list"
-REFUSED = "p:5:1: error: the kernel lets nobody skip '{}'"
+REFUSED = "p:5:1: error: the kernel does not allow to skip '{}'"
 HINT = (
     f"hint: with CONFIG_BPF_KPROBE_OVERRIDE those in {LIST} can be skipped, and with BPF trampolines those in which "
     "security modules decide (security_file_open)"
@@ -98,7 +98,7 @@ def test_a_list_that_cannot_be_read_leaves_it_to_the_kernel() -> None:
 
 def test_a_pattern_is_refused() -> None:
     assert said('"may_*"', BOTH) == [
-        "p:3:1: error: a pattern cannot be skipped: the kernel says of each function whether it may be",
+        "p:3:1: error: a pattern cannot be skipped: the kernel decides for each function",
         "p:5:1: note: 'skip' is here",
         "hint: write the name of one function",
     ]

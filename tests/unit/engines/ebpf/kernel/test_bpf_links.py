@@ -38,4 +38,4 @@ def test_what_is_not_permitted_is_no_matter_of_the_function() -> None:
     with pytest.raises(PrivilegeError) as caught:
         attach_trampoline(-1, "vfs_read", is_one_of_many=True)
     assert caught.value.message == "the kernel does not permit a trampoline at 'vfs_read'"
-    assert caught.value.hint == "run as root; 'dprobes doctor' says what this kernel has"
+    assert caught.value.hint == "run as root; 'dprobes doctor' shows what this kernel supports"

@@ -71,7 +71,8 @@ def test_what_ended_unheard_is_taken_away_when_nothing_more_can_come() -> None:
     assert state == StateEvent((2,), 0, ProbeState.DISABLED)
     assert isinstance(notice, Notice)
     assert notice.message == (
-        "7,2 was removed, but the ring had no room to say why; if its handler has stopped a process, that waits"
+        "7,2 was removed, but the ring had no room for the reason; if its handler stopped a process, "
+        "that is still stopped"
     )
 
 
@@ -82,7 +83,7 @@ def test_what_the_kernel_had_no_room_for_is_said_at_the_end() -> None:
     processes, faults = found.finish()
     assert isinstance(processes, Notice)
     assert isinstance(faults, Notice)
-    assert processes.message == ("3 processes of the tree were not probed: so many were alive that the scope was full")
+    assert processes.message == ("3 processes of the tree were not probed: too many were alive at once")
     assert faults.message == (
-        "the ring had no room for 4 faults: as many records may be of instructions that did not complete"
+        "the ring had no room for 4 faults: up to that many records may be of instructions that did not complete"
     )

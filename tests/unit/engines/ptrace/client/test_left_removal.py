@@ -127,5 +127,5 @@ def test_of_a_process_that_has_nothing_or_is_gone_nothing_is_said() -> None:
 )  # fmt: skip
 def test_what_was_done_is_said(left: LeftThings, said: str) -> None:
     notice = left_notice(left)
-    assert notice.message == f"killed runs had left something in process 7: {said}"
+    assert notice.message == f"killed runs left something in process 7: {said}"
     assert not notice.is_warning

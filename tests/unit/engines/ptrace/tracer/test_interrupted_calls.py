@@ -74,7 +74,7 @@ def test_a_step_goes_on_after_a_stop(machine: Machine, action: Action, asked: st
     ("action", "state", "pc", "trapped", "has_slot"),
     [
         pytest.param(Action.REPEAT, HitState.UNFINISHED, SLOT, 0, True, id="a breakpoint is behind it"),
-        pytest.param(Action.STEP, HitState.PENDING, SLOT, 0, True, id="it is no step"),
+        pytest.param(Action.STEP, HitState.PENDING, SLOT, 0, True, id="it is not a step"),
         pytest.param(Action.STEP, HitState.UNFINISHED, SITE, 0, True, id="it will hit again"),
         pytest.param(Action.STEP, HitState.UNFINISHED, SLOT + 2, 0, True, id="it is done"),
         pytest.param(Action.STEP, HitState.UNFINISHED, SLOT, SITE, True, id="it has hit again"),

@@ -96,7 +96,7 @@ def test_a_punned_jump_shares_no_byte_with_a_breakpoint() -> None:
     assert refused == Refusal(
         START,
         "it has 3 bytes, a jump 5; a breakpoint changes bytes that its jump would share; "
-        "a branch leads to what follows; a branch leads to it",
+        "a branch leads to the code after it; a branch leads to it",
     )
     _, placer = made(code, targets)
     found = list(placer.place([START, START + 3], windows_first=False))
@@ -114,7 +114,7 @@ def test_a_refusal_names_all_obstacles() -> None:
         Refusal(
             START,
             "it has 3 bytes, a jump 5; no address that punned jumps of its bytes lead to is free; "
-            "a branch leads to what follows; a branch leads to it",
+            "a branch leads to the code after it; a branch leads to it",
         )
     ]
 

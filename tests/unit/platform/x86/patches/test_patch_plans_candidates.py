@@ -159,19 +159,19 @@ def test_a_call_may_end_a_window() -> None:
 @pytest.mark.parametrize(
     ("code", "targets", "reason"),
     [
-        ("55 4889e5 90", (1,), "a branch leads to what follows"),
-        ("55 4889e5 90", (4,), "a branch leads to what follows"),
-        ("90 f0 0fb10f", (2,), "a branch leads to what follows"),  # round the prefix of the second one
+        ("55 4889e5 90", (1,), "a branch leads to the code after it"),
+        ("55 4889e5 90", (4,), "a branch leads to the code after it"),
+        ("90 f0 0fb10f", (2,), "a branch leads to the code after it"),  # round the prefix of the second one
         ("f0 0fb10f 90", (1,), "a branch leads into it"),
         ("ffd0 90 90 90", (), "a call would come back into the middle of a window"),
         ("90 ffd0 90 90 90", (), "a call would come back into the middle of a window"),
         ("0f05 90 90 90", (), "a system call would come back into the middle of a window"),
         ("90 90 90 0f05", (), "a system call would come back into the middle of a window"),
         ("cd80 90 90 90", (), "a system call would come back into the middle of a window"),
-        ("90 cc 90 90 90", (), "what follows cannot be executed elsewhere"),
-        ("90 f30f1efa", (), "what follows cannot be executed elsewhere"),
-        ("90 06 90 90 90", (), "what follows cannot be executed elsewhere"),
-        ("90 90", (), "what follows cannot be executed elsewhere"),  # the code ends
+        ("90 cc 90 90 90", (), "the code after it cannot be executed elsewhere"),
+        ("90 f30f1efa", (), "the code after it cannot be executed elsewhere"),
+        ("90 06 90 90 90", (), "the code after it cannot be executed elsewhere"),
+        ("90 90", (), "the code after it cannot be executed elsewhere"),  # the code ends
         ("c3 90 90 90 90", (), "too few dead bytes follow it"),
     ],
 )
@@ -185,19 +185,19 @@ def test_a_window_may_begin_at_a_target_and_end_before_one() -> None:
 
 def test_a_window_holds_no_other_probe() -> None:
     module = module_of("55 4889e5 90 90")
-    assert site_at(module).window((START + 4,)) == "another probe is too close behind it"
+    assert site_at(module).window((START + 4,)) == "another probe follows too closely"
     assert isinstance(site_at(module).window((START + 5,)), Plan)
 
 
 def test_code_that_computes_where_it_jumps_to_has_no_windows() -> None:
     module = module_of("55 4889e5 90", vague=((0, 5),))
-    assert site_at(module).window(()) == "its function computes where it jumps to"
-    assert site_at(module, 4).lead(()) == "its function computes where it jumps to"
+    assert site_at(module).window(()) == "its function has computed jumps"
+    assert site_at(module, 4).lead(()) == "its function has computed jumps"
 
 
 def test_a_window_ends_before_a_restartable_sequence() -> None:
     module = module_of("55 4889e5 90", restartable=((4, 5),))
-    assert site_at(module).window(()) == "what follows cannot be executed elsewhere"
+    assert site_at(module).window(()) == "the code after it cannot be executed elsewhere"
 
 
 def test_the_last_instructions_of_a_function_may_be_followed_by_dead_bytes() -> None:
@@ -261,12 +261,12 @@ def test_what_leads_to_an_instruction_may_be_displaced_with_it() -> None:
     ("code", "place", "targets", "reason"),
     [
         ("4883c408 5b c3", 5, (5,), "a branch leads to it"),
-        ("4883c408 5b c3", 5, (4,), "a branch leads to what precedes it"),
-        ("ffd0 90 5b c3", 4, (), "what precedes it cannot be executed elsewhere"),
-        ("0f05 90 5b c3", 4, (), "what precedes it cannot be executed elsewhere"),
-        ("f30f1efa c3", 4, (), "what precedes it cannot be executed elsewhere"),
+        ("4883c408 5b c3", 5, (4,), "a branch leads to the code before it"),
+        ("ffd0 90 5b c3", 4, (), "the code before it cannot be executed elsewhere"),
+        ("0f05 90 5b c3", 4, (), "the code before it cannot be executed elsewhere"),
+        ("f30f1efa c3", 4, (), "the code before it cannot be executed elsewhere"),
         ("4883c408 0f05", 4, (), "a system call would come back into the middle of a window"),
-        ("90 90 c3", 2, (), "nothing that precedes it is known"),
+        ("90 90 c3", 2, (), "the code before it is unknown"),
     ],
 )
 def test_what_has_no_lead(code: str, place: int, targets: tuple[int, ...], reason: str) -> None:
@@ -281,7 +281,7 @@ def test_a_lead_may_begin_at_a_target() -> None:
 
 def test_a_lead_holds_no_other_probe() -> None:
     site = site_at(module_of("4883c408 5b c3"), 5)
-    assert site.lead((START + 4,)) == "another probe is too close before it"
+    assert site.lead((START + 4,)) == "another probe precedes too closely"
 
 
 def test_dead_bytes_behind_shorten_the_lead() -> None:
@@ -291,9 +291,9 @@ def test_dead_bytes_behind_shorten_the_lead() -> None:
 
 
 def test_without_the_start_of_its_function_nothing_leads_to_an_instruction() -> None:
-    assert site_at(module_of("4883c408 5b c3", starts=()), 5).lead(()) == "nothing that precedes it is known"
+    assert site_at(module_of("4883c408 5b c3", starts=()), 5).lead(()) == "the code before it is unknown"
     inside = site_at(module_of("b890909090 c3"), 3)  # no instruction starts there
-    assert inside.lead(()) == "nothing that precedes it is known"
+    assert inside.lead(()) == "the code before it is unknown"
 
 
 # What is no site at all
@@ -311,7 +311,7 @@ def test_a_landing_mark_stays_and_what_follows_it_is_displaced() -> None:
         ("c3", 5, "it is not in the code of the module"),
         ("cc", 0, "it is a software interrupt"),
         ("06", 0, "it is not a valid instruction"),
-        ("f30f1efa", 0, "it must stay for indirect branches, and a branch leads to what follows"),
+        ("f30f1efa", 0, "it must stay for indirect branches, and a branch leads to the code after it"),
     ],
 )
 def test_what_cannot_be_a_site(code: str, place: int, reason: str) -> None:
@@ -320,7 +320,7 @@ def test_what_cannot_be_a_site(code: str, place: int, reason: str) -> None:
 
 def test_a_mark_with_a_branch_behind_it_cannot_be_a_site() -> None:
     module = module_of("f30f1efa b82a000000", (4,))
-    assert look_at(module, START) == "it must stay for indirect branches, and a branch leads to what follows"
+    assert look_at(module, START) == "it must stay for indirect branches, and a branch leads to the code after it"
 
 
 def test_a_restartable_sequence_must_not_be_left() -> None:

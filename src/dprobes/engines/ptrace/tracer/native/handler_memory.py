@@ -158,7 +158,7 @@ def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) ->
     try:
         length = length_in(space.read(start, ENTRIES))
         if length is None:
-            return "the list of what is written into the process is not there any more"
+            return "the list of what is written into the process no longer exists"
         if ENTRIES + length + len(entry) > size:
             return f"the list of what is written into the process is full ({size} bytes)"
         space.write(start + ENTRIES + length, entry)

@@ -98,7 +98,7 @@ class Retries:
         return min((max(0.0, each.due - now) for each in self._waiting), default=None)
 
 
-DIFFERS = "memory holds something else than the file"
+DIFFERS = "memory differs from the file"
 """Reason that may be temporary: another jump may be written on whose bytes this one relies."""
 
 
@@ -139,20 +139,20 @@ def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
     for address in patch.addresses:
         breakpoint_ = space.breakpoints.get(address)
         if breakpoint_ is None:
-            return "there is no breakpoint any more"
+            return "the breakpoint no longer exists"
         if breakpoint_.waiting or breakpoint_.own or any(site.role is Role.JUMP for _, site in breakpoint_.exits):
-            return "the breakpoint is for something else as well"
+            return "the breakpoint has another use as well"
         present, served = _present(space, address), patch.probes_at(address)
         needed = present - space.joining.get(address, frozenset())
         if not {program for program, _ in needed} <= patch.programs:
-            return "several programs have it"
+            return "several programs use it"
         if not needed <= served <= present:
             return "the breakpoint is needed for another probepoint as well"
     if space.watchpoints and any(stop.has_frame for stop in patch.stops):
-        return "watchpoints would be hit by what comes before its handler"
+        return "the code before its handler would hit watchpoints"
     displaced, written = patch.displaced_bytes(), patch.written_bytes()
     if any(place in space.breakpoints and place not in patch.addresses for place in displaced):
-        return "a breakpoint for something else is in what it displaces"
+        return "another breakpoint is in the code that it displaces"
     used = patch.used_bytes()
     for other in space.patches.near(min(used), max(used) + 1):
         is_same = set(other.addresses) <= set(patch.addresses)
@@ -218,11 +218,11 @@ def _code_at(space: AddressSpace, address: int, size: int) -> bytes:
     return bytes(found)
 
 
-_GONE = "the process is not traced any more"
+_GONE = "the process is no longer traced"
 _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
 _SHARED = "several processes share the memory"
-_NOT_ALLOWED = "the process may not be made to do system calls"
+_NOT_ALLOWED = "system calls cannot be made in the process"
 
 _TRAPS = (signal.SIGILL, signal.SIGSEGV)
 """Signals that invalid and privileged instructions raise (``trampoline_space.TRAPS``)."""

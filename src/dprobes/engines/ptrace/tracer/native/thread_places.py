@@ -270,9 +270,9 @@ def unmap_program(space: AddressSpace, call: Call, number: int) -> None:
 _SLEEPS = "a thread sleeps in the instruction"
 _CANNOT_STOP = "a thread cannot be stopped"
 _BUSY = "a thread is just executing the instruction"
-_COMES_BACK = "a thread is in the code of another jump, which leads to what would be displaced"
-_ON_STACK = "a signal handler returns into what would be displaced"
-_SAVED = "a context that the program has saved may be in what would be displaced"
+_COMES_BACK = "a thread is in the code of another jump, which leads to code that would be displaced"
+_ON_STACK = "a signal handler returns into code that would be displaced"
+_SAVED = "a context that the program has saved may be in code that would be displaced"
 
 
 class _Place(NamedTuple):

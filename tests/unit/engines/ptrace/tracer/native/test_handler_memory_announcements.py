@@ -109,7 +109,7 @@ def test_breakpoints_that_find_no_room_are_reported_once(listener: Listener) -> 
 def test_a_list_that_is_gone_takes_nothing(listener: Listener) -> None:
     space = ListingSpace(4096)
     space.data[:8] = bytes(8)
-    assert announce(listener, space, JUMP) == "the list of what is written into the process is not there any more"
+    assert announce(listener, space, JUMP) == "the list of what is written into the process no longer exists"
 
 
 def test_another_memory_at_the_same_place_has_a_list_of_its_own(listener: Listener) -> None:

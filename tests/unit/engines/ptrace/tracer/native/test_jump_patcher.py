@@ -88,7 +88,7 @@ def test_it_is_not_tried_before_its_time(tracer: Tracer) -> None:
 def test_a_process_that_has_gone_is_not_waited_for(tracer: Tracer) -> None:
     tracer.threads.clear()
     tracer.patcher.share(REQUEST)
-    assert tracer.sent == [MemoryShared(0, 7, problem="the process is not traced any more")]
+    assert tracer.sent == [MemoryShared(0, 7, problem="the process is no longer traced")]
     assert tracer.patcher.look_after() is None
 
 
@@ -107,7 +107,7 @@ def test_a_process_that_is_killed_in_a_call_for_us_has_gone_and_its_end_is_handl
     tracer.connection.tell_restorer = lambda _: None
     tracer.connection.open = lambda _: os.open(os.devnull, os.O_RDONLY)
     tracer.patcher.share(REQUEST)
-    assert tracer.sent == [MemoryShared(0, 7, problem="the process is not traced any more")]
+    assert tracer.sent == [MemoryShared(0, 7, problem="the process is no longer traced")]
     assert tracer.deferred == {7: 9}
 
 

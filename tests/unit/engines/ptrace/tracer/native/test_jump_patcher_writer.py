@@ -45,9 +45,9 @@ def space(**breakpoints: tuple[tuple[int, int], ...]) -> AddressSpace:
 def test_a_jump_is_for_all_probepoints_of_its_breakpoint() -> None:
     made = space(a16=((0, 1), (1, 5)))
     assert obstacle_to(made, jump(16, (0, 1), (1, 5))) is None
-    assert obstacle_to(made, jump(16, (0, 1))) == "several programs have it"
+    assert obstacle_to(made, jump(16, (0, 1))) == "several programs use it"
     assert obstacle_to(made, jump(16, (1, 5), (0, 2))) == "the breakpoint is needed for another probepoint as well"
-    assert obstacle_to(made, jump(32, (0, 1))) == "there is no breakpoint any more"
+    assert obstacle_to(made, jump(32, (0, 1))) == "the breakpoint no longer exists"
 
 
 def test_jumps_whose_breakpoints_are_for_others_by_now_do_not_come_back() -> None:
@@ -108,7 +108,7 @@ def test_a_jump_stays_for_others_while_a_program_joins_them() -> None:
     assert obstacle_to(made, jump(16, (0, 1))) is None
     assert obstacle_to(made, jump(16, (0, 1), (1, 5))) is None
     made.end_joining({16: {(1, 5)}})
-    assert (made.joining, obstacle_to(made, jump(16, (0, 1)))) == ({}, "several programs have it")
+    assert (made.joining, obstacle_to(made, jump(16, (0, 1)))) == ({}, "several programs use it")
 
 
 def test_a_group_that_cannot_be_whole_leaves_its_place_to_other_jumps() -> None:

@@ -168,7 +168,7 @@ def test_a_thread_that_does_not_run_its_code_is_nowhere(machine: Machine, state:
 def test_nobody_may_return_into_what_is_displaced(machine: Machine) -> None:
     machine.thread(0x6000)
     machine.stack_words = frozenset({MIDDLE})
-    assert machine.places().obstacle(PATCH) == "a signal handler returns into what would be displaced"
+    assert machine.places().obstacle(PATCH) == "a signal handler returns into code that would be displaced"
     machine.stack_words = None
     assert machine.places().obstacle(PATCH) == "a thread cannot be stopped"
 
@@ -227,7 +227,7 @@ def test_no_thread_may_be_in_code_that_leads_into_what_would_be_displaced(
 
     monkeypatch.setattr(thread_places, "is_outside", is_outside)
     thread = machine.thread(0xA004)
-    why = "a thread is in the code of another jump, which leads to what would be displaced"
+    why = "a thread is in the code of another jump, which leads to code that would be displaced"
     assert machine.places().obstacle(PATCH) == why
     machine.registers[thread.tid] = 0x7000
     assert machine.places().obstacle(PATCH) is None
