@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import statistics
@@ -16,7 +17,7 @@ import pytest
 
 import dprobes
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
-from dprobes.engines.ptrace.tracer.interrupted_calls import Waits
+from dprobes.engines.ptrace.tracer.interrupted_calls import EINTR, Waits
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register
@@ -102,6 +103,57 @@ def test_a_signal_on_the_way_back_into_a_call_ends_it() -> None:
             ptrace_calls.detach(target.pid, signal.SIGUSR1)
         assert await_line(target) == "over\n"
         assert target.wait(TIMEOUT) == 0
+
+
+WAITING = """
+import ctypes, select
+events, file = (ctypes.c_char * 12)(), select.epoll()
+ctypes.CDLL(None).epoll_wait(file.fileno(), events, 1, -1)
+print("over")
+"""
+
+
+def test_a_wait_without_timeout_is_restarted_when_it_fails_without_a_stop() -> None:
+    """As when another thread has taken the ignored signal that woke this one: only the return of the call shows it."""
+    epolls = (232, 281)
+    registers = ptrace_calls.Registers()
+
+    def next_stop(tid: int) -> tuple[ptrace_calls.StopKind, int]:
+        found = ptrace_calls.classify_stop(os.waitpid(tid, ptrace_calls.WALL)[1])
+        ptrace_calls.get_registers(tid, registers)
+        return found
+
+    with running(sys.executable, "-c", WAITING) as target:
+        tid = target.pid
+        call = Path(f"/proc/{tid}/syscall")
+        await_true(lambda: call.read_text().split()[0] in map(str, epolls), "the call")
+        ptrace_calls.seize(tid)
+        ptrace_calls.interrupt(tid)
+        next_stop(tid)
+        space = AddressSpace.of_thread(tid, 8)
+        with contextlib.closing(space):
+            thread, waits = Thread(tid, tid, space, ThreadState.STOPPED), Waits()
+            waits.hide_interruption(thread)
+            assert thread.wait is not None
+            assert waits.look_after() is None
+            ptrace_calls.resume_to_syscall(tid)
+            assert next_stop(tid)[0] is ptrace_calls.StopKind.SYSCALL
+            waits.on_system_call(thread)
+            os.kill(tid, signal.SIGWINCH)  # the call returns before the signal is taken
+            ptrace_calls.resume_to_syscall(tid)
+            assert next_stop(tid)[0] is ptrace_calls.StopKind.SYSCALL
+            assert registers[Register.RAX] == EINTR
+            waits.on_system_call(thread)
+            kind = None
+            while kind is not ptrace_calls.StopKind.SYSCALL:  # the requested stop, and that for the signal
+                waits.hide_interruption(thread)
+                ptrace_calls.resume_to_syscall(tid)
+                kind, _ = next_stop(tid)
+            waits.on_system_call(thread)
+            assert registers[Register.ORIG_RAX] in epolls
+            assert registers[Register.RAX] == -errno.ENOSYS & (1 << 64) - 1
+            assert thread.wait is not None
+            ptrace_calls.detach(tid)
 
 
 def test_no_wait_notices_signals_that_the_program_ignores(build: Builder, run: Runner) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import math
 import os
 import struct
 import time
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
     from dprobes.platform.linux.ptrace_calls import RegisterWords
 
-__all__ = ["ARGUMENTS", "RESTART_NO_HANDLER", "Waits", "has_entered", "is_restarted", "step_on"]
+__all__ = ["ARGUMENTS", "EINTR", "RESTART_NO_HANDLER", "Waits", "has_entered", "is_restarted", "step_on"]
 
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 EINTR = -errno.EINTR & _MASK_64
@@ -160,7 +161,8 @@ def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> In
     """
     Return the wait that a stopped thread was in, if it has to be timed when it is restarted; ``now`` is monotonic.
 
-    The time that it had waited before is unknown, so the wait ends when its whole timeout has passed again.
+    The time that it had waited before is unknown, so the wait ends when its whole timeout has passed again. A wait that
+    fails and has no timeout is never over.
     """
     result = registers[Register.RAX]
     begun_anew = _BEGUN_ANEW.get(result, ())
@@ -173,9 +175,9 @@ def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> In
     if result != EINTR and call not in begun_anew:
         return None
     limit = _limit(thread, call, arguments, size, at_terminal=result == _RESTART_SIGNAL)
-    if limit is None:
+    if limit is None and result != EINTR:
         return None
-    seconds, returned = limit
+    seconds, returned = limit or (math.inf, EINTR)
     cleared = _sets(arguments, size) if call.sets else ()
     if result != EINTR and call in _MULTIPLEXING:
         # The kernel has stored the remaining time there, and would store zero.
@@ -292,9 +294,14 @@ class Waits:
     """
     Threads whose interrupted waits are restarted.
 
-    A wait that would fail is restarted, which is transparent to the thread. If it has a timeout, the thread runs with
-    PTRACE_SYSCALL until the call returns, so that no later wait is mistaken for it. It is stopped again when the
-    timeout is over. Only the result is changed in its registers and memory.
+    A wait that would fail is restarted, which is transparent to the thread. The thread runs with PTRACE_SYSCALL until
+    the call returns, so that no later wait is mistaken for it. It is stopped again when the timeout, if any, is over.
+    Only the result is changed in its registers and memory.
+
+    The stop at the return is needed even without a timeout. The kernel queues signals for a traced process that it
+    ignores, and wakes one thread for each. If another thread takes the signal first, which is likelier on a busy
+    machine, the call of the woken thread fails with EINTR, and no other stop shows that. A wait that has not been
+    stopped before is not protected.
     """
 
     def __init__(self) -> None:
@@ -394,7 +401,7 @@ class Waits:
             if wait is None or thread.state is ThreadState.ENDED:
                 del self._waiting[tid]
                 continue
-            if wait.is_asked:
+            if wait.is_asked or wait.until == math.inf:
                 continue
             left = wait.until - now
             if left <= 0:

@@ -148,7 +148,8 @@ class InterruptedWait:
     A wait that a stop has interrupted, and that is restarted until it is over.
 
     ``call``, ``place`` and ``stack`` identify its entry into the kernel. ``until`` is the end of its timeout by
-    ``time.monotonic``. ``result`` is the return value then, with zeros written to the memory at ``cleared``.
+    ``time.monotonic``, infinite if it has none. ``result`` is the return value then, with zeros written to the memory
+    at ``cleared``.
     """
 
     call: int
@@ -207,7 +208,7 @@ class Thread:
     """Request of a handler that concerns the whole process."""
     debug: DebugState = field(default_factory=DebugState)
     wait: InterruptedWait | None = None
-    """Wait with a timeout that a stop has interrupted, until it returns."""
+    """Wait that a stop has interrupted, and that would fail or last too long by itself, until it returns."""
     returns: list[PendingReturn] = field(default_factory=list)
     """Pending returns of functions that were left by a tail call, the innermost last."""
 
