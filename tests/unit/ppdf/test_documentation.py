@@ -32,7 +32,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "ppdf.md").read_text(
         f"flags: {NEEDS_WRITE} the program needs --allow-write\n",
         f"               {IS_JOINED} it has companions or blocks of the tool,",
         f"number of variables, at most {tool_trees.SLOTS_MAX}\n",
-        f"stand at most {tool_trees.DEPTH_MAX} deep in each other",
+        f"values are nested at most {tool_trees.DEPTH_MAX} deep",
         "kind: " + ", ".join(f"{number} {kind.value}" for number, kind in enumerate(BLOCK_KINDS)),
         f"{program_definitions.LINE_MAX} at most",
         f"A chain of spans has at most {program_definitions.DEPTH_MAX} spans",
