@@ -304,3 +304,13 @@ def test_the_examples_of_the_page_on_rpn_exist() -> None:
 
 def _statements(text: str) -> list[str]:
     return [line.split("//")[0].strip() for line in text.splitlines() if line.split("//")[0].strip()]
+
+
+def test_the_changelog_describes_a_version_in_thirty_lines_and_names_verbs_that_exist() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert len(text.splitlines()) <= 30
+    verbs = set(re.findall(r"`dprobes ([a-z]+)`", text))
+    assert verbs >= {"convert", "doctor"}
+    for verb in verbs:
+        done = subprocess.run([*DPROBES, verb, "--help"], capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, verb

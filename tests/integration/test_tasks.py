@@ -75,6 +75,53 @@ def test_there_are_as_many_tasks_as_the_guide_says() -> None:
     assert list(TASKS) == list(range(1, COUNT + 1))
 
 
+def _translations() -> list[str]:
+    """Return the programs in the last column of the guide's tables."""
+    rows = re.findall(r"^\|(.*)\|$", GUIDE, re.MULTILINE)
+    return [code for row in rows for code in re.findall(r"`([^`]+\{ [^`]+\})`", row.rsplit(" | ", 1)[-1])]
+
+
+def test_each_tool_has_its_translations() -> None:
+    for tool in ("bpftrace", "strace", "ltrace", "GDB", "SystemTap"):
+        (section,) = re.findall(rf"^## From {tool}\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)
+        assert f"| {tool} | DProbes C |" in section
+    assert len(_translations()) >= 20
+
+
+PROGRAM = """
+int total;
+int main(int count, char **words) {
+    int n;
+    (void)words;
+
+
+
+
+
+    for (n = 0; n < count; n++)
+        total += n;
+    return total;
+}
+"""
+"""A program whose line 12 has a statement, for the places of the guide in ``./program``."""
+
+
+@pytest.mark.parametrize("program", _translations())
+def test_a_translation_is_free_of_errors(program: str, tmp_path: Path) -> None:
+    if "./program" in program:
+        if shutil.which("gcc") is None:
+            pytest.skip("gcc is not installed")
+        (tmp_path / "main.c").write_text(PROGRAM)
+        subprocess.run(["gcc", "-g", "-o", "program", "main.c"], cwd=tmp_path, check=True, timeout=TIMEOUT)
+    command = [sys.executable, "-m", "dprobes", "check", "--allow-write", "-e", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=tmp_path)
+    if "is not on this machine" in done.stderr or "no tracefs" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[0])
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "error" not in done.stderr
+    assert "warning" not in done.stderr
+
+
 def test_lines_are_not_longer_than_those_of_bpftrace() -> None:
     for task in TASKS.values():
         if task.peer.startswith("bpftrace"):
