@@ -24,7 +24,7 @@ demo: .venv/run.stamp ## install what is needed and show probe records of a real
 quick: .venv/dev.stamp ## run the tests that take no time: unit tests and cases
 	$(PARALLEL) -m "not torture and not slow" tests/unit tests/cases
 
-test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
+test: .venv/dev.stamp .venv/site.stamp .venv/tools.stamp ## run the whole test suite
 	$(PYTHON) -m compileall -q src
 	@sh tools/test.sh $(PYTHON) $(WORKERS)
 
@@ -67,12 +67,13 @@ docs: .venv/dev.stamp ## write what is generated from tables: parts of the docum
 	$(PYTHON) tools/generate_builder.py
 	$(PYTHON) tools/generate_syntax.py
 
-site: .venv/dev.stamp .venv/site.stamp ## build the documentation as a web site, in site/
+site: .venv/dev.stamp .venv/tools.stamp .venv/site.stamp ## build the documentation as a web site, in site/
+	$(PYTHON) tools/site_pictures.py .cache/pictures
 	$(MKDOCS) build --strict --quiet
 	@echo "open site/index.html"
 
 clean: ## remove everything that can be made again
-	rm -rf .venv site .cache/site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv site .cache/site .cache/pictures .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/run.stamp: pyproject.toml tools/setup.sh
 	@sh tools/setup.sh run

@@ -97,7 +97,7 @@ dev)
     ;;
 site)
     pip_install $(.venv/bin/python tools/requirements_of.py site)
-    check_imports mkdocs material
+    check_imports mkdocs material mkdocstrings playwright
     touch .venv/site.stamp
     ;;
 bench)
@@ -111,7 +111,7 @@ tools)
     # What a test misses it says itself, with the name of the package.
     packages=""
     for package in gcc g++ libc6-dev libc6-dbg musl-tools binutils gdb strace procps util-linux mount iproute2 e2fsprogs \
-        sqlite3 openssl gzip xz-utils redis-tools redis-server \
+        sqlite3 openssl chromium gzip xz-utils redis-tools redis-server \
         man-db groff-base zsh fish vim systemd \
         qemu-system-x86 qemu-system-ppc qemu-user gdbserver gdb-multiarch ovmf u-boot-qemu memtest86+ lz4 zstd \
         babeltrace2 rsyslog rsyslog-gnutls systemd-journal-remote \

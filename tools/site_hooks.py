@@ -1,8 +1,10 @@
 """
-Hooks of MkDocs: the navigation comes from the index page of each section, and the messages from the sources.
+Hooks of MkDocs: the navigation comes from the index pages, messages from the sources, pictures from runs.
 
 An index page, such as docs/how-to/index.md, lists the pages of its directory as ``* [TITLE](PAGE.md): ...``; the
 navigation has them in this order. A page that no index lists is a warning, which the strict build makes an error.
+
+``make site`` makes the pictures of docs/assets/pictures/ again, in ``PICTURES``; the site has those where they exist.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 import message_catalogue
+from mkdocs.structure.files import File
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
 SECTIONS = {"tutorial": "Tutorial", "how-to": "How-to", "reference": "Reference", "explanation": "Explanation"}
 """Directories of docs/ and their titles, in the order of the navigation."""
+
+PICTURES = Path(__file__).parent.parent / ".cache" / "pictures"
 
 LISTED = re.compile(r"^\* \[[^\]]+\]\(([\w-]+\.md)\)", re.MULTILINE)
 
@@ -35,6 +41,15 @@ def listed(directory: Path) -> list[str]:
     """Return the pages of a section as its index lists them, the index first; paths are relative to docs/."""
     pages = LISTED.findall((directory / "index.md").read_text())
     return [f"{directory.name}/{page}" for page in ("index.md", *pages)]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path in sorted(PICTURES.glob("*")):
+        old = files.get_file_from_path(f"assets/pictures/{path.name}")
+        if old is not None:
+            files.remove(old)
+            files.append(File.generated(config, old.src_uri, abs_src_path=str(path)))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
