@@ -52,7 +52,7 @@ def test_a_place_where_no_function_is_known_is_refused(
     if place == "constants" and not as_number:
         assert "to see accesses to it, write 'address = constants' and 'watchpoint = w' (or rw)" in result.stderr
         return
-    assert f"error: no function is known at offset {offset:#x} of '{program}': there may be data, " in result.stderr
+    assert f"error: no function is known at offset {offset:#x} of '{program}': it may be data, " in result.stderr
     assert f"if an instruction starts there, confirm it by its first byte: opcode = {first:#04x}" in result.stderr
 
 
@@ -62,7 +62,7 @@ def test_opcode_says_that_there_is_code(build: Builder, run: Runner, engine: str
     offset = file_offset(program, "undescribed")
     result = run.command(source("undescribed", "opcode = 0x90\n"), program, 4, options=("--engine", engine))
     assert (result.stdout, result.counts[1].hits) == (SUM, 1)
-    assert f"warning: no function is known at offset {offset:#x}: only 'opcode' says" in result.stderr
+    assert f"warning: no function is known at offset {offset:#x}: only 'opcode' confirms" in result.stderr
 
 
 @ENGINES

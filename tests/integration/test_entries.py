@@ -222,7 +222,7 @@ def test_a_function_that_goes_back_to_its_entry_is_refused(build: Builder, run: 
     refused = run(f'name = "{program}"\noffset = again\n{TIMED}', ["--", str(program)], options)
     assert refused.status == 2
     why = "it jumps to its first instruction, which is then executed without a call"
-    assert f"error: the entries of 'again' cannot be told: {why}" in refused.stderr
+    assert f"error: the entries of 'again' cannot be distinguished: {why}" in refused.stderr
     plain = run(f'name = "{program}"\noffset = again\nreturn = yes\nminor = 1\nexit\n', ["--", str(program)], options)
     assert plain.counts[1].hits == 1
     pattern = run(f'name = "{program}"\noffset = "[am]*n"\n{TIMED}', ["--", str(program)], options)

@@ -175,7 +175,7 @@ def test_an_extension_sees_the_hit(build: Builder, run: Runner, install: Callabl
         ("broken", "the extension 'broken' of the package 'others' cannot be loaded: AttributeError"),
         ("missing", "the extension 'missing' of the package 'others' cannot be loaded: AttributeError"),
         ("wrong", "the extension 'wrong' of the package 'others' is not a dprobes.extensions.Extension but int"),
-        ("write", "'callk write' writes to the target: the extension 'write' does|hint: give --allow-write if that"),
+        ("write", "'callk write' writes to the target: the extension 'write' does|hint: allow it with --allow-write"),
         ("", "'callk' writes to the target: the extension 'write' does"),
     ],
 )

@@ -211,7 +211,7 @@ def test_a_tracer_that_somebody_stops_goes_on_afterwards(build: Builder, run: Ru
         assert is_traced(target.pid)
         assert tracer_of(target.pid) == tracer
         result = run.end(client, output)
-        assert "was told to end" not in result.stderr
+        assert "received SIGTERM" not in result.stderr
         assert result.counts[1].hits > 0
 
 

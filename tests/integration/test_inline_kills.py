@@ -158,7 +158,7 @@ def test_what_is_left_is_taken_out_when_somebody_comes(build: Builder, run: Runn
             await_true(lambda: jump_is_at(target.pid, program), "a jump", TIMEOUT)
             run_for(target.pid, 0.2)
             result = run.end(client, output)
-            assert f"dprobes: note: killed runs had left something in {said}" in result.stderr
+            assert f"dprobes: note: killed runs left something in {said}" in result.stderr
             assert result.counts[1].hits
             await_clean(target.pid, program)
         assert target.poll() is None

@@ -56,7 +56,7 @@ errors {{ @++; }}
         mismatch,
         f"hint: if the place is right, write '[opcode {opcode}]' before the place",
         f"6:1: error: 'errors' in '{program}' is data, not code",
-        "hint: to see who uses it, write 'watch w errors' (or rw)",
+        "hint: to see accesses to it, write 'watch w errors' (or rw)",
     ]
 
 

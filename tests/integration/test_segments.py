@@ -91,7 +91,7 @@ def test_a_local_table_that_cannot_be_asked_for_is_a_fault_and_a_warning(build: 
     local = {row: words for row, words in converted.items() if row[0].startswith("local")}
     assert local
     assert all(words == [SEG_FAULT, int(row[1]), 0] for row, words in local.items())
-    warning = "the local descriptor table of process {} cannot be read: a seccomp filter or a shadow stack forbids"
+    warning = "the local descriptor table of process {} cannot be read: a seccomp filter or a shadow stack prevents"
     assert result.stderr.count(warning.format(result.records[0]["pid"])) == 1
 
 

@@ -243,7 +243,7 @@ def test_what_cannot_be_done_in_the_kernel_is_refused(guest: Guest, line: str, s
     done = guest.dprobes("run", "/tmp/program.rpn", "--allow-write", "--", "/bin/true", check=False)
     assert done.returncode == 2
     assert said in done.stderr
-    assert "hint: use --engine gdb=ENDPOINT, where a stub serves " in done.stderr
+    assert "hint: use --engine gdb=ENDPOINT, with the stub of " in done.stderr
 
 
 def test_locate_describes_places_in_the_kernel(guest: Guest) -> None:

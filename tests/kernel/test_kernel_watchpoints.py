@@ -71,7 +71,7 @@ def test_each_size_and_access_is_counted_on_all_cpus(guest: Guest) -> None:
     program += watchpoint(8, "vm_dirty_bytes : vm_dirty_bytes + 7", "w")
     program += watchpoint(5, "__x64_sys_getppid", "x")
     output, said = run(guest, program, "--format", "json")
-    assert "warning: DEBUGREG_UNAVAIL: the processor has 4 debug registers, and 4 watchpoints stand before this" in said
+    assert "warning: DEBUGREG_UNAVAIL: the processor has 4 debug registers, and 4 watchpoints come before this" in said
     assert re.search(r"^7,5 .* 0 +0 +0 ", said, re.MULTILINE)
     counts = Counter((record["minor"], record["cpu"]) for record in as_records(output))
     cpus, once = range(guest.machine.cpus), ACCESSES_PER_CPU

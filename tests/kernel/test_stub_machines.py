@@ -189,7 +189,7 @@ def test_examples_5_and_7_of_the_manual(guest: Guest, run: Runner, tmp_path: Pat
     with observed(guest, run, watched.replace("push dif", "push mem, u32"), tmp_path) as seen:
         seen.await_record()
         result = seen.stop()
-    warning = r"dprobes: warning: of accesses that several of the 2 processors make at once the stub \S+ tells one"
+    warning = r"dprobes: warning: of simultaneous accesses by the 2 processors the stub \S+ reports one"
     assert re.search(warning, result.stderr)
     assert re.search(
         "^[0-9,]+ +nr_threads .* at least: of several processors at once one$", result.stderr, re.MULTILINE

@@ -184,14 +184,14 @@ def test_many_files_of_a_user_are_probed_a_few_at_a_time(ticking: Path, run: Run
         copy.parent.mkdir(parents=True)
         shutil.copy(ticking, copy)
     said = (
-        f"warning: user {USER} has more files executed as '{NAME}' than are looked at: {FILES_MAX} at once, and 12 a "
-        "minute; the others are not probed until it is their turn\n"
+        f"warning: user {USER} has more files executed as '{NAME}' than are searched: {FILES_MAX} at once, and 12 a "
+        "minute; the others are probed later\n"
     )
     with mapped(*copies):
         run.read_until(said, 4)
         messages = run.end()
     assert messages.count(said) == 1
-    probed = messages.count("came when the run had begun")
+    probed = messages.count("appeared after the run began")
     assert 1 <= probed <= 2 * FILES_MAX
     assert messages.count("no room") <= 1
 
@@ -207,7 +207,7 @@ def test_a_file_of_another_user_is_probed_as_any_other(ticking: Path, run: Run, 
     # The run path of the program comes behind the variable, unless it is a DT_RPATH.
     with ended(subprocess.Popen([program], env=environment, user=USER)) as process:
         await_true(lambda: str(library) in Path(f"/proc/{process.pid}/maps").read_text(), "the library")
-        run.read_until(f"{library} came when the run had begun", 1.0)
+        run.read_until(f"{library} appeared after the run began", 1.0)
         messages = run.end()
     row = next(line for line in messages.splitlines() if f"tick in {library} " in line)
     assert int(row.split()[4]) > 100, messages

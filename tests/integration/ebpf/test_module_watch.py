@@ -46,7 +46,7 @@ def command(run: Runner, source: str, *words: object) -> Result:
     """Run a program on a command that must end well, and be watched from its start."""
     result = run(source, ["--exit-status", "--", *map(str, words)], EBPF)
     assert result.status == 0, result.stderr + result.stdout
-    assert "ran on before" not in result.stderr
+    assert "continued before" not in result.stderr
     assert "DEBUGREG_UNAVAIL" not in result.stderr, result.stderr
     return result
 
@@ -131,7 +131,7 @@ def test_all_processes_that_come_later(build: Builder, run: Runner) -> None:
             for mode in [("threads", 20, 3), ("put",), ("fork", 3), ("exec", 3), ("put",), ("put",)]
         )
     assert "DEBUGREG_UNAVAIL" not in results[0].stderr
-    assert "ran on before" not in results[0].stderr
+    assert "continued before" not in results[0].stderr
     assert results[0].counts[1].hits == writes
     assert len({record["pid"] for record in results[0].records}) == 1 + 1 + 3 + 3 + 1 + 1
 
@@ -247,7 +247,7 @@ def test_a_process_that_nobody_serves_goes_on_and_that_is_said(build: Builder, r
         await_true(lambda: kernel_state(client.pid) == "T", "the stop")
         assert accesses(program, "put") == 1
         client.send_signal(signal.SIGCONT)
-    said = f"warning: a process ran on before '{program}' was watched there; accesses until then are not counted\n"
+    said = f"warning: a process continued before '{program}' was watched there; earlier accesses are not counted\n"
     assert said in results[0].stderr
     assert results[0].counts[1].hits == 0
 

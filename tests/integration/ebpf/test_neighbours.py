@@ -101,7 +101,7 @@ def test_the_tracer_finds_the_breakpoint_of_the_kernel(build: Builder, run: Runn
         await_attached(client)
         await_breakpoint(target.pid, path, "emulated")
         other = run.start(EMULATED.format(path=path), ["-p", str(target.pid), "--no-follow"], ["--engine", "ptrace"])
-        result = end_after(run, other, "such a breakpoint may be")
+        result = end_after(run, other, "the breakpoint may be")
         assert run.end(client, output).counts[1].hits > 0
     message = f"CONFLICT in process {target.pid}: a breakpoint of another tool is at offset {OFFSET} of '{path}'"
     expect_conflict(result, message)

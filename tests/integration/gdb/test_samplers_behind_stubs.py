@@ -107,7 +107,7 @@ def test_a_machine_that_one_program_leaves_is_sampled_by_no_other(pair: Path) ->
 
 
 ANYWHERE = f'name = "*"\nmodtype = user\nsampler = 25hz\nminor = 1\n{LOG}exit\n'
-PROCESS = "stands for a process, which has neither processors nor a kernel"
+PROCESS = "serves a process, which has neither processors nor a kernel"
 
 
 def test_whatever_runs_is_sampled_on_the_only_connection(pair: Path, run: Runner) -> None:

@@ -77,7 +77,7 @@ def test_a_command_whose_program_cannot_be_probed_is_ended(build: Builder, run: 
     path, other, endpoint = build("hotloop.c"), build("hotloop.c", "-static", i386=True), tmp_path / "stub"
     result = run(handler(path, LOG), ["-c", f"qemu-i386 -g {endpoint} {other} 5"], ["--engine", f"gdb={endpoint}"])
     assert result.status == 1
-    assert "stands for a processor 'i386'" in result.stderr
+    assert "serves a processor 'i386'" in result.stderr
     listed = subprocess.run(["pgrep", "-f", f"qemu-i386 -g {endpoint}"], capture_output=True, text=True, check=False)
     assert listed.stdout == ""
 

@@ -377,7 +377,7 @@ def test_tables_are_cleared_by_their_names(sandbox: Sandbox, target: Service, en
     assert held() == [2, 7]
     sandbox("dprobes getvars --name svc --clear '*'")
     assert held() == [0, 0]
-    assert "--clear is about keyed tables" in sandbox.refused("dprobes getvars --clear hits --reset", 2)
+    assert "--clear applies to keyed tables" in sandbox.refused("dprobes getvars --clear hits --reset", 2)
 
 
 def test_tables_are_in_the_trace_file_and_at_targets_when_a_program_is_removed(

@@ -288,7 +288,7 @@ def test_what_is_nested_too_deep_is_not_written() -> None:
     block = replace(sample.blocks.blocks[0], body=body)
     with pytest.raises(FormatError) as caught:
         encode(replace(sample, blocks=replace(sample.blocks, blocks=(block,))))
-    said = f"the blocks of the tool have statements and values that are nested deeper than {DEPTH_MAX} in each other"
+    said = f"the blocks of the tool have statements and values nested deeper than {DEPTH_MAX}"
     assert caught.value.message == said
     assert caught.value.hint == "put a part of them into a function"
 

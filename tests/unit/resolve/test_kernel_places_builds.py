@@ -147,7 +147,7 @@ def test_what_a_kernel_lacks_is_an_error_where_the_program_is_compiled(kernels: 
     with pytest.raises(SourceError) as caught:
         built(*kernels, text=text)
     assert [each.message for each in caught.value.diagnostics] == ["the kernel has no symbol 'more'"]
-    with pytest.raises(TargetError, match="is a kernel, and the program is about the module 'dummy'"):
+    with pytest.raises(TargetError, match="is a kernel, and the program is for the module 'dummy'"):
         built(kernels[0], text="name = dummy\nmodtype = kmod\noffset = more\nexit\n")
 
 

@@ -59,7 +59,7 @@ def test_what_a_machine_with_a_monitor_has() -> None:
         ("push r, dr7", "monitor", "the stub fake has no register 'dr7'"),
         ("push r, tr", "monitor", "the stub fake has no register 'tr'"),
         ("push r, cr3", "", "the stub fake has no register 'cr3'"),
-        ("exit 3", "", "'exit 3' writes the core of a process, but the stub fake stands for a machine"),
+        ("exit 3", "", "'exit 3' writes the core of a process, but the stub fake serves a machine"),
     ],
 )
 def test_what_is_lacking_is_refused_at_its_place(handler: str, lacks: str, message: str) -> None:

@@ -150,8 +150,8 @@ def test_a_module_has_areas_that_the_loader_places(module: Path) -> None:
 def test_a_file_of_another_kind_is_refused(toolbox: Toolbox, vmlinux: Path, module: Path) -> None:
     plain = toolbox.build("plain", {"kernel.c": KERNEL}, *LINKED[:-1], "-Wl,--build-id=none", START)
     for path, name, said in (
-        (vmlinux, "dummy", f"'{vmlinux}' is a kernel, and the program is about the module 'dummy'"),
-        (module, "", f"'{module}' is a module, and the program is about the kernel"),
+        (vmlinux, "dummy", f"'{vmlinux}' is a kernel, and the program is for the module 'dummy'"),
+        (module, "", f"'{module}' is a module, and the program is for the kernel"),
         (plain, "", f"'{plain}' has no build-id, by which the kernel that runs is recognised"),
     ):
         with pytest.raises(TargetError) as caught:

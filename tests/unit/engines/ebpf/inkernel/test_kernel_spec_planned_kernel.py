@@ -172,5 +172,5 @@ def test_a_variable_of_which_each_cpu_has_a_copy_cannot_be_watched_by_its_name()
     diagnostics = Diagnostics()
     resolve_kernel(program, kernel_module_of(program, kernel), architecture("x86_64"), diagnostics)
     (said, *_) = diagnostics
-    assert said.message == "each CPU has a copy of 'this_cpu_off', with an address of its own"
+    assert said.message == "each CPU has a copy of 'this_cpu_off' at another address"
     assert said.hint == "'push this_cpu_off' gives the address of the copy of the CPU that was hit"
