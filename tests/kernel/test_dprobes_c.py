@@ -117,7 +117,7 @@ def test_why_a_function_cannot_be_probed_is_said(guest: Guest) -> None:
 
 def test_functions_of_one_name_are_told_apart_and_probed_together(guest: Guest) -> None:
     done = guest.dprobes("run", "-e", "kernel:type_show { }", "--", "true", check=False)
-    found = re.search(r"error: 'type_show' stands for (\d+) places in the kernel, at offsets (.*)", done.stderr)
+    found = re.search(r"error: 'type_show' is the name of (\d+) places in the kernel, at offsets (.*)", done.stderr)
     assert found is not None, done.stderr
     places = dict(re.findall(r"(0x[0-9a-f]+) \(after '(\w+)'\)", found[2]))
     assert len(places) == int(found[1]) > 1

@@ -74,7 +74,7 @@ def test_constructs_are_called_as_they_are_written(statement: str, message: str)
 def test_programs_are_told_in_their_own_words(text: str, message: str) -> None:
     said = said_of(text)
     assert message in said
-    assert "nothing is named" not in said
+    assert "is not defined" not in said
     assert "<compiled>" not in said
 
 

@@ -118,8 +118,7 @@ class TableOutput:
         if found is not None:
             what = "a breakpoint" if is_mixed else f"the {row.name} engine"
             console.note(
-                f"times of {quantity(found, Unit.NANOSECONDS)} and less are mostly the cost of the probe itself: a hit "
-                f"costs up to {quantity(row.hit_time, Unit.NANOSECONDS)} with {what}",
+                f"times near {quantity(found, Unit.NANOSECONDS)} are mostly the cost of the probe itself, with {what}",
                 "'--engine inline' costs a hundredth of that, for programs and libraries with -c or -p"
                 if row.candidacy is not None and not is_mixed
                 else None,
