@@ -17,6 +17,7 @@ import pickle
 import pkgutil
 import pwd
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -67,6 +68,14 @@ _IMPORTED = (
     *("dprobes.target.readable_names", "dprobes.target.code_names", "dprobes.target.module_symbols"),
 )
 """What most tests need; of a package, all that is in it."""
+
+_SEEN = (
+    *("/proc/mounts", "/sys/kernel/debug/kprobes/list"),
+    *(f"/sys/kernel/tracing/{name}" for name in ("kprobe_events", "uprobe_events", "enabled_functions")),
+)
+"""The files that show what a process changes in the kernel for others."""
+_WRITTEN = ("/tmp", "/run", "/root")
+"""The directories that a test writes to, and that ``reset`` clears."""
 
 _CHUNK = 1 << 16
 _RESULT = 3
@@ -163,11 +172,15 @@ class Agent:
         self._operations: dict[str, Callable[..., Any]] = {
             "write": self._write,
             "signal": self._signal,
-            "put": _put,
+            "put": self._put,
             "get": _get,
             "load_module": _load_module,
             "set_clock": partial(time.clock_settime_ns, time.CLOCK_REALTIME),
+            "reset": self._reset,
         }
+        self._files = _files()
+        self._footprint = _footprint()
+        self._put_paths: set[str] = set()
 
     def serve(self) -> Callable[[], None]:
         """Return, in each new process, what that is to do."""
@@ -241,6 +254,26 @@ class Agent:
             os.close(child.input)
             child.input = None
 
+    def _put(self, path: str, data: bytes, mode: int | None) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        if mode is not None:
+            target.chmod(mode)
+        self._put_paths.add(path)
+
+    def _reset(self) -> bool:
+        """Remove the files that are new; return False if the guest is not as after its boot for another reason."""
+        if _footprint() != self._footprint or not all(path.startswith(_WRITTEN) for path in self._put_paths):
+            return False
+        for path in sorted(_files() - self._files):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        self._put_paths.clear()
+        return True
+
     def _signal(self, pid: int, number: int, to_group: bool) -> None:
         if to_group:
             with contextlib.suppress(ProcessLookupError):
@@ -299,12 +332,25 @@ class Agent:
             data = data[os.write(self._line, data) :]
 
 
-def _put(path: str, data: bytes, mode: int | None) -> None:
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(data)
-    if mode is not None:
-        target.chmod(mode)
+def _footprint() -> dict[str, object]:
+    """Return the processes, modules, network interfaces, mounts and probes that there are."""
+    found: dict[str, object] = {path: Path(path).read_bytes() for path in _SEEN if Path(path).exists()}
+    found["processes"] = {path.name for path in Path("/proc").iterdir() if path.name.isdecimal() and _is_program(path)}
+    found["modules"] = {line.split()[0] for line in Path("/proc/modules").read_text().splitlines()}
+    found["interfaces"] = set(Path("/sys/class/net").iterdir())
+    return found
+
+
+def _is_program(process: Path) -> bool:
+    """Return whether this is no thread of the kernel, which executes no file."""
+    try:
+        return bool((process / "exe").readlink())
+    except OSError:
+        return False
+
+
+def _files() -> set[Path]:
+    return {path for directory in _WRITTEN for path in Path(directory).rglob("*")}
 
 
 def _get(path: str) -> bytes:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from guests.emulator import Emulator, Machine
     from guests.images import Image
 
-__all__ = ["Guest", "GuestError", "Process", "boot", "resumed"]
+__all__ = ["Guest", "GuestError", "Process", "SharedGuest", "boot", "resumed"]
 
 TIMEOUT = 60 * PATIENCE
 
@@ -70,6 +70,35 @@ def resumed(snapshot: Snapshot) -> Iterator[Guest]:
         guest = Guest(emulator)
         guest.request("set_clock", time.time_ns())
         yield guest
+
+
+class SharedGuest:
+    """
+    A guest that tests have one after the other, as long as each leaves it as it was after its boot.
+
+    QEMU translates the code of the kernel and of Python anew in each machine: that costs more than most tests do.
+    """
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._guest: Guest | None = None
+
+    def of(self, machine: Machine, snapshot_of: Callable[[Machine], Snapshot]) -> Guest:
+        """Return the guest if it is such a machine, or resume another one in its place."""
+        if self._guest is None or self._guest.machine != machine:
+            self.close()
+            self._guest = self._stack.enter_context(resumed(snapshot_of(machine)))
+        return self._guest
+
+    def give_back(self, *, is_sound: bool) -> None:
+        """Keep the guest for the next test, unless the last one failed or left anything but files."""
+        if self._guest is not None and not (is_sound and self._guest.is_alive and self._guest.request("reset")):
+            self.close()
+
+    def close(self) -> None:
+        """End the machine."""
+        self._guest = None
+        self._stack.close()
 
 
 class Process:

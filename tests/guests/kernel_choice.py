@@ -2,7 +2,8 @@
 On which of its kernels a test runs, where one is enough: half of the tests on each, the same ones on every machine.
 
 A test runs on all of them if kernels differ in what it is about: the marker ``each_kernel`` says so, and so does
-``requires_feature``. A test that names its kernels runs on these.
+``requires_feature``. A test that names its kernels runs on these. Tests with the marker ``machine`` run on
+the newest kernel: each machine takes as long to boot as some tests take.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["superfluous"]
+__all__ = ["machine_of", "superfluous"]
 
 _FIXTURE = "kernel"
 
@@ -29,7 +30,7 @@ def superfluous(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     left: list[pytest.Item] = []
     for identity, group in groups.items():
         # What is chosen must not depend on what else there is, or a test that is run alone would have another kernel.
-        chosen = zlib.crc32(identity.encode()) % len(group)
+        chosen = len(group) - 1 if _options(group[0]) else zlib.crc32(identity.encode()) % len(group)
         left += group[:chosen] + group[chosen + 1 :]
     return left
 
@@ -45,6 +46,22 @@ def _identity(item: pytest.Item) -> str | None:
     # Not by the numbers of parameters: pytest may count them through all kernels.
     others = f"-{item.callspec.id}-".replace(f"-{item.callspec.params[_FIXTURE]}-", "-", 1).strip("-")
     return f"{item.path.name}::{item.originalname}::{others}"
+
+
+def machine_of(item: pytest.Item) -> str:
+    """Return the same text for tests that run on the same machine, and nothing for one without a guest."""
+    kernel = (
+        item.callspec.params.get(_FIXTURE, "")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else ""
+    )
+    return f"{kernel} {_options(item)}".strip()
+
+
+def _options(item: pytest.Item) -> str:
+    """Return what a test asks of its machine, if anything."""
+    options = {name: value for marker in item.iter_markers("machine") for name, value in marker.kwargs.items()}
+    return " ".join(f"{name}={options[name]}" for name in sorted(options))
 
 
 def _names_kernels(item: pytest.Item) -> bool:

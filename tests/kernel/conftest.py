@@ -13,9 +13,9 @@ import pytest
 
 from guests.emulator import GuestError, Machine, Snapshot
 from guests.features import lack_of
-from guests.guest import boot, resumed
+from guests.guest import SharedGuest, boot, resumed
 from guests.images import KERNELS, NotBuiltError, UnavailableError
-from guests.kernel_choice import superfluous
+from guests.kernel_choice import machine_of, superfluous
 from integration.conftest import build
 
 if TYPE_CHECKING:
@@ -26,12 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["build"]
 
+PASSED = pytest.StashKey[bool]()
+"""Whether the test itself has passed, for what clears up."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave tests out on all kernels but one, where one is enough."""
     if not config.getoption("--all-kernels", default=False) and (left := set(superfluous(items))):
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=[*left])
+    # The tests that share a machine follow each other.
+    files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (files[item.path], machine_of(item) if item.get_closest_marker("shared_guest") else ""))
 
 
 @contextlib.contextmanager
@@ -86,20 +92,46 @@ def kernel(request: pytest.FixtureRequest) -> str:
     return series
 
 
+@pytest.fixture(scope="module")
+def shared_guest() -> Iterator[SharedGuest]:
+    """Return the guest of the tests of a file that share one."""
+    with contextlib.closing(SharedGuest()) as shared:
+        yield shared
+
+
 @pytest.fixture
-def guest(kernel: str, request: pytest.FixtureRequest, snapshot_of: Callable[[Machine], Snapshot]) -> Iterator[Guest]:
+def guest(
+    kernel: str,
+    request: pytest.FixtureRequest,
+    snapshot_of: Callable[[Machine], Snapshot],
+    shared_guest: SharedGuest,
+) -> Iterator[Guest]:
     """
     Return a guest as it is after a boot; its kernel must not have warned at the end, nor crashed unnoticed.
 
     The marker ``machine`` says what is not as usual, such as ``cpus=4``, and ``requires_feature`` what the test needs.
     """
     options = {name: value for marker in request.node.iter_markers("machine") for name, value in marker.kwargs.items()}
-    snapshot = snapshot_of(replace(Machine(kernel), **options))
+    machine = replace(Machine(kernel), **options)
+    is_shared = request.node.get_closest_marker("shared_guest") is not None
+    if not is_shared:
+        shared_guest.close()  # a worker has one machine: with two, workers could wait for each other
     for marker in request.node.iter_markers("requires_feature"):
         for feature in marker.args:
-            if (reason := lack_of(feature, snapshot.machine.image)) is not None:
+            if (reason := lack_of(feature, snapshot_of(machine).machine.image)) is not None:
                 pytest.skip(f"older kernel: {reason}")
-    with resumed(snapshot) as running:
+    if is_shared:
+        is_sound = False
+        try:
+            running = shared_guest.of(machine, snapshot_of)
+            yield running
+            if running.is_alive:
+                running.check_health()
+            is_sound = request.node.stash.get(PASSED, False)
+        finally:
+            shared_guest.give_back(is_sound=is_sound)
+        return
+    with resumed(snapshot_of(machine)) as running:
         yield running
         if running.is_alive:
             running.check_health()
@@ -111,6 +143,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let no test decide in a guest that it needs something else: what a kernel must have is in one table."""
     report = yield
+    if call.when == "call":
+        item.stash[PASSED] = report.passed
     if report.skipped and call.when == "call" and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"{report.longrepr}\na test in a guest is skipped by requires_feature only"

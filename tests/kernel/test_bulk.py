@@ -12,6 +12,8 @@ from guests.initramfs import PYTHON
 if TYPE_CHECKING:
     from guests.guest import Guest
 
+pytestmark = pytest.mark.shared_guest
+
 HEADER = "name = vmlinux\nmodtype = kernel\nmajor = 7\n"
 BOTH = 'offset = "{pattern}"\nminor = 1\nexit\noffset = "{pattern}"\nreturn = yes\nminor = 2\nexit\n'
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from guests.guest import Guest
 
 TOOLS = Path("/usr/sbin")
-pytestmark = pytest.mark.machine(programs=("bpftrace",), memory=1500)
+pytestmark = [pytest.mark.machine(programs=("bpftrace",), memory=1500), pytest.mark.shared_guest]
 
 
 def side_by_side(guest: Guest, tool: str, command: str) -> tuple[str, str]:

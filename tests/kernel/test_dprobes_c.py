@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from guests.guest import Guest
     from integration.support import Builder
 
+pytestmark = pytest.mark.shared_guest
+
 READ = "dd if=/proc/version of=/dev/null bs=1 count=7 status=none"
 
 

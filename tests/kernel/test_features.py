@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from guests.guest import Guest
 
-pytestmark = pytest.mark.each_kernel
+pytestmark = [pytest.mark.each_kernel, pytest.mark.shared_guest]
 
 CALLS = 1000
 FUNCTION = "security_task_getsid"

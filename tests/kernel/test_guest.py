@@ -17,7 +17,7 @@ import pytest
 
 from guests import emulator, images
 from guests.emulator import GuestError, Machine
-from guests.guest import resumed
+from guests.guest import SharedGuest, resumed
 from guests.images import UnavailableError
 from integration.support import await_true
 
@@ -82,6 +82,50 @@ def test_what_a_test_changes_is_not_there_in_the_next(guest: Guest, turn: str) -
     guest.put("/root/changed", turn)
     guest.put("/proc/sys/kernel/perf_event_paranoid", "-1")
     assert guest.get("/proc/sys/kernel/perf_event_paranoid") == b"-1\n"
+
+
+def test_a_guest_that_is_given_back_has_no_new_files(guest: Guest) -> None:
+    guest.put("/tmp/below/file", "text")
+    guest.run("echo text > /root/file; mkdir /run/there; ln -s /nowhere /tmp/link")
+    assert guest.request("reset")
+    assert guest.run("ls /tmp; ls /root/file /run/there", check=False).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "reverse"),
+    [
+        ("mount -t tmpfs none /mnt", "umount /mnt"),
+        ("ip link set lo name other", "ip link set other name lo"),
+        ("echo 'p:mine vfs_read' > /sys/kernel/tracing/kprobe_events", "echo > /sys/kernel/tracing/kprobe_events"),
+        ("sleep 1000 > /dev/null 2>&1 &", "kill -9 $(ps -C sleep -o pid=)"),
+    ],
+)
+def test_a_guest_that_a_test_has_changed_is_not_given_to_another(guest: Guest, change: str, reverse: str) -> None:
+    guest.run(f"mkdir -p /mnt; ip link set lo down; {change}")
+    assert not guest.request("reset")
+    guest.run(reverse)
+    await_true(lambda: guest.request("reset"), "the state after the boot")
+
+
+def test_neither_is_one_with_a_module_or_with_files_elsewhere(guest: Guest) -> None:
+    guest.put("/etc/changed", "text")
+    assert not guest.request("reset")
+    guest.run("rm /etc/changed")
+    assert not guest.request("reset")
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_tests_that_pass_share_a_guest(
+    kernel: str, snapshot_of: Callable[[Machine], Snapshot], *, passes: bool
+) -> None:
+    machine = Machine(kernel)
+    with contextlib.closing(SharedGuest()) as shared:
+        first = shared.of(machine, snapshot_of)
+        first.put("/tmp/file", "text")
+        shared.give_back(is_sound=passes)
+        second = shared.of(machine, snapshot_of)
+        assert (second is first) == passes
+        assert second.run("ls /tmp").stdout == ""
 
 
 def test_the_clock_is_that_of_this_machine(guest: Guest) -> None:

@@ -17,6 +17,8 @@ from kernel.trampoline_calls import run_without
 if TYPE_CHECKING:
     from guests.guest import Guest
 
+pytestmark = pytest.mark.shared_guest
+
 ENTRY, RETURN = 1, 2
 UNSEEN = 1 << 63
 SLEEPS = 8

@@ -7,11 +7,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from guests.initramfs import PYTHON
 
 if TYPE_CHECKING:
     from guests.guest import Guest
     from integration.support import Builder
+
+pytestmark = pytest.mark.shared_guest
 
 EXAMPLES = Path(__file__).parents[1] / "fixtures" / "seeds"
 FORKS = 20

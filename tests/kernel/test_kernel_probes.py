@@ -12,6 +12,8 @@ from guests.initramfs import PYTHON
 if TYPE_CHECKING:
     from guests.guest import Guest
 
+pytestmark = pytest.mark.shared_guest
+
 KERNEL = "name = vmlinux\nmodtype = kernel\nmajor = 7\n"
 CALLS = "import os\nfor _ in range({count}): os.{call}\n"
 

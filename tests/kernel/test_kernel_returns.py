@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from guests.guest import Guest
 
+pytestmark = pytest.mark.shared_guest
+
 HEADER = "name = vmlinux\nmodtype = kernel\nmajor = 7\n"
 ENTRY, RETURN = 1, 2
 

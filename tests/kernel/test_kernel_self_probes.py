@@ -13,6 +13,8 @@ from guests.initramfs import PYTHON
 if TYPE_CHECKING:
     from guests.guest import Guest
 
+pytestmark = pytest.mark.shared_guest
+
 KERNEL = "name = vmlinux\nmodtype = kernel\nmajor = 7\nvars = 1\ncvars = 1\nlogmax = 200\n"
 
 HANDLER = """

@@ -14,6 +14,8 @@ from kernel.trampoline_calls import run_without
 if TYPE_CHECKING:
     from guests.guest import Guest, Process
 
+pytestmark = pytest.mark.shared_guest
+
 HEADER = "name = vmlinux\nmodtype = kernel\nmajor = 7\n"
 
 OPENER = """

@@ -16,6 +16,8 @@ from kernel.module_calls import load, unload
 if TYPE_CHECKING:
     from guests.guest import Guest, Process
 
+pytestmark = pytest.mark.shared_guest
+
 HEADER = "name = dummy\nmodtype = kmod\nmajor = 8\n"
 LINES = "/sys/kernel/tracing/kprobe_events"
 SEND = "import socket\nsocket.socket(2, 2).sendto(b'x', ('10.9.9.2', 9))\n"

@@ -14,6 +14,8 @@ from kernel.module_calls import load
 if TYPE_CHECKING:
     from guests.guest import Guest
 
+pytestmark = pytest.mark.shared_guest
+
 HEADER = "name = vmlinux\nmodtype = kernel\nmajor = 7\n"
 SLEEPERS = 60
 ROOM = 10

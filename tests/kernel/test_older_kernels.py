@@ -6,7 +6,6 @@ The eBPF engine on older kernels, in guests: what they lack is found out, and th
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +15,11 @@ import pytest
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from guests.features import FEATURES, lack_of
 from integration.support import Builder
+from support.rounds import IS_TORTURE
 
 if TYPE_CHECKING:
     from guests.guest import Guest
 
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 KERNELS = [pytest.param("6.1"), pytest.param("6.12", marks=pytest.mark.torture)]
 pytestmark = pytest.mark.parametrize("kernel", KERNELS, indirect=True)
 

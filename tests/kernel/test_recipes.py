@@ -6,10 +6,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from guests.initramfs import PYTHON
 
 if TYPE_CHECKING:
     from guests.guest import Guest
+
+pytestmark = pytest.mark.shared_guest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRACEPOINTS = re.compile("^(?:modtype = )?tracepoint", re.MULTILINE)

@@ -13,6 +13,8 @@ from integration.support import Builder
 if TYPE_CHECKING:
     from guests.guest import Guest
 
+pytestmark = pytest.mark.shared_guest
+
 COMPILED = "/programs"
 REPOSITORY = Path(__file__).parents[2]
 HEADER = "name = vmlinux\nmodtype = tracepoint\nmajor = 9\n"

@@ -14,7 +14,7 @@ from kernel.trampoline_calls import run_without
 if TYPE_CHECKING:
     from guests.guest import Guest
 
-pytestmark = pytest.mark.requires_feature("fentry")
+pytestmark = [pytest.mark.requires_feature("fentry"), pytest.mark.shared_guest]
 
 HEADER = "name = vmlinux\nmodtype = kernel\nmajor = 7\n"
 NO_KPROBES = ("KPROBE", "KPROBE_MULTI", "KPROBE_EVENTS")
