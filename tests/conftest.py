@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 # Time is never asserted. "make test" runs the same examples each time, "make torture" many new ones.
-hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True, max_examples=100)
+hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.register_profile("torture", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("DPROBES_EXAMPLES", "seeded"))
 

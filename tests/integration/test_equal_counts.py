@@ -7,7 +7,6 @@ with hashes in another order takes other ways through malloc, at some of a hundr
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -21,13 +20,13 @@ from dprobes.target.elf.elf_file import ElfFile
 from integration.ebpf.kernel import require_bpf
 from integration.support import TIMEOUT
 from support.instruction_places import accepted, random_places
+from support.rounds import IS_TORTURE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from integration.support import Result, Runner
 
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 PLACES = 3000 if IS_TORTURE else 500
 SEEDS = range(8 if IS_TORTURE else 1)
 ENGINES = ("ptrace", "inline", "ebpf")

@@ -21,6 +21,7 @@ from dprobes.rpn.rpn_program import ModuleType, Procedure
 from support.case_interpreter import compile_case, context_of, is_native_case
 from support.process_world import STACK_PAGES, Scene
 from support.random_programs import TABLES, RandomPrograms, random_context
+from support.rounds import IS_TORTURE
 from support.session_agreement import GLOBALS, Agreement
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from integration.support import Builder
     from support.case_format import Case, Target
 
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 PROGRAMS, HANDLERS, HITS = (100, 48, 200) if IS_TORTURE else (2, 16, 40)
 """How many programs there are, how many handlers each has, and how often these are hit together."""
 

@@ -14,6 +14,7 @@ import pytest
 
 from dprobes.rpn.instruction_set import StackEnd, Token
 from integration.support import TIMEOUT, await_true, read_result, symbols_of
+from support.rounds import IS_TORTURE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from integration.support import Builder, Result, Runner
 
 TESTS = Path(__file__).parents[1]
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 STOPS = 1500 if IS_TORTURE else 150
 
 SCRIPT = """

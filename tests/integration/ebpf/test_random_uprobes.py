@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
@@ -23,6 +22,7 @@ from integration.ebpf.kernel import descriptors, require_bpf, require_initial_na
 from integration.ebpf.puppet import Puppet
 from support.differential_runs import Demand, compared, program_agrees, random_demand
 from support.random_programs import random_context
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from dprobes.testing import FakeContext
     from integration.support import Builder
 
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
-ROUNDS = 5_000 if IS_TORTURE else 100
+ROUNDS = rounds(5_000)
 NAMES = pytest.mark.parametrize("name", ["i386", "x86_64"])
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from integration.ebpf.insessions import OnDemand
     from integration.support import Builder
 
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 
 COUNTING = """inc gv, 0
 push r, {register}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from dprobes.rpn.rpn_parser import parse
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, run_handler
 from dprobes.vm import Ending
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.rpn_program import Program
 
-ROUNDS = 80 if os.environ.get("DPROBES_EXAMPLES") == "torture" else 2
+ROUNDS = rounds(80, 2)
 COUNT = 150
 """Programs in a round."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +17,7 @@ from dprobes.rpn.rpn_parser import parse
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, run_handler
 from dprobes.vm import Ending
+from support.rounds import rounds
 from unit.dpc.test_against_gcc import Writer
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.typedtree.typed_values import VariableKind
     from dprobes.rpn.rpn_program import Program
 
-ROUNDS = 400 if os.environ.get("DPROBES_EXAMPLES") == "torture" else 30
+ROUNDS = rounds(400)
 
 
 class Host:

@@ -18,6 +18,7 @@ from dprobes.dpc.typedtree import typed_program
 from dprobes.errors import FormatError
 from dprobes.ppdf.ppdf_file import decode, encode
 from dprobes.ppdf.tool_trees import DEPTH_MAX, OF_STATEMENTS, OF_VALUES, StatementKind, ValueKind
+from support.rounds import rounds
 from unit.dpc.test_against_gcc import Writer
 from unit.dpc.test_tool_interpreter import Host
 from unit.ppdf.joinedsamples import JOINED, joined_sample, joined_text
@@ -72,7 +73,7 @@ def test_blocks_do_the_same_as_before() -> None:
     assert done[0][0] == "begin %(power)qd as %(value)dd"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(rounds(40)))
 def test_random_blocks_do_the_same_as_before(seed: int) -> None:
     writer = Writer(9000 + seed, 64)
     body = writer.declarations() + " ".join(writer.statement(3) for _ in range(5))

@@ -15,6 +15,7 @@ from dprobes.rpn.program_checker import check, check_flow
 from dprobes.testing import run_definition
 from dprobes.vm import Ending, Interpreter, Outcome, Point
 from support.random_programs import RandomPrograms, random_context
+from support.rounds import rounds
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 
@@ -61,11 +62,11 @@ def test_no_program_depends_on_what_earlier_hits_left(name: str, seed: int) -> N
 def test_defined_programs_do_something() -> None:
     target = architecture("x86_64")
     logged = 0
-    for seed in range(300):
+    for seed in range(rounds(300)):
         random = Random(seed)
         program = RandomPrograms(random, target).defined()
         logged += len(run_definition(program, 0, random_context(random, target)).outcome().log) > 8
-    assert logged > 150
+    assert logged > rounds(300) // 2
 
 
 @pytest.mark.parametrize("name", ["i386", "x86_64", "s390", "s390x"])

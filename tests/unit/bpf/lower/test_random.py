@@ -6,7 +6,6 @@ Every case runs as eBPF too (``conftest.COMPILED``); here are random programs an
 
 from __future__ import annotations
 
-import os
 from random import Random
 
 import pytest
@@ -15,10 +14,10 @@ from dprobes.bpf.lower import LoopForm
 from support.differential_runs import Demand, bytes_agree, program_agrees, random_demand
 from support.ebpf_abilities import loop_forms
 from support.ebpf_backend import obstacle
+from support.rounds import rounds
 
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
-ROUNDS = 10_000 if IS_TORTURE else 400
-FEWER = 2_000 if IS_TORTURE else 80
+ROUNDS = rounds(10_000)
+FEWER = rounds(2_000)
 NAMES = pytest.mark.parametrize("name", ["i386", "x86_64"])
 KINDS = pytest.mark.parametrize("kind", ["defined", "wild"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -15,13 +14,14 @@ from dprobes.dpc.compiler import compile_text
 from dprobes.errors import SourceError
 from dprobes.preprocessor import preprocess
 from dprobes.source_text import SourceFile
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
-LENGTH = 4 if os.environ.get("DPROBES_EXAMPLES") == "torture" else 3
+LENGTH = rounds(4, 3)
 WORDS = ("void", "char", "short", "int", "long", "signed", "unsigned", "_Bool",
          "static", "typedef", "const", "struct s", "t")  # fmt: skip
 SEQUENCES = [" ".join(words) for count in range(1, LENGTH + 1) for words in itertools.product(WORDS, repeat=count)]

@@ -19,6 +19,7 @@ from dprobes.engines.gdb.stub_registers import parse_description
 from dprobes.engines.gdb.stub_requests import Stub
 from dprobes.engines.gdb.stub_transports import adopted_transport
 from dprobes.errors import EngineError
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,7 +171,7 @@ def test_one_that_sends_byte_by_byte(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60), deadline=None)
 def test_whatever_is_answered_only_errors_of_ours_are_raised(answers: list[bytes]) -> None:
     ours, theirs = socket.socketpair()
     stub = Stub(adopted_transport(ours.detach()), 0.05)

@@ -21,6 +21,7 @@ from dprobes.record.log_record import Item, LogRecord, decode_record, header_str
 from dprobes.record.record_table import RecordTable
 from dprobes.resolve.probe_state import ProbeState
 from support.ring_entries import entry, putting
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -130,7 +131,7 @@ def test_only_a_probepoint_that_may_have_a_last_hit_has_one() -> None:
     assert reader.refused == 3
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(rounds(40)))
 def test_a_ring_full_of_anything_raises_nothing(seed: int) -> None:
     random = Random(seed)
     items = random.choice([Item(0), Item.TIME, NAMED, Item.UID | Item.PID])
@@ -218,7 +219,7 @@ def test_records_of_which_nobody_tells_are_called_as_others_of_the_process() -> 
     assert (last.process_name, last.uid) == ("", 0)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(rounds(40)))
 def test_random_entries_come_out_as_they_went_in(seed: int) -> None:
     random = Random(seed)
     reader = reader_of(Item.TIME, 1 << 20)

@@ -6,7 +6,6 @@ Every case runs so too (``conftest.COMPILED``); here are random programs and ran
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from random import Random
 
@@ -15,10 +14,10 @@ import pytest
 from dprobes.bpf.lower import Placement
 from support.a64_backend import A64Stage
 from support.differential_runs import Demand, bytes_agree, program_agrees, random_demand
+from support.rounds import rounds
 
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
-ROUNDS = 10_000 if IS_TORTURE else 40
-FEWER = 2_000 if IS_TORTURE else 15
+ROUNDS = rounds(10_000)
+FEWER = rounds(2_000, 15)
 NAMES = pytest.mark.parametrize("name", ["i386", "x86_64"])
 KINDS = pytest.mark.parametrize("kind", ["defined", "wild"])
 STAGE = A64Stage()

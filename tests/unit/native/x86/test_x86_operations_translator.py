@@ -7,7 +7,6 @@ Every case runs so too (``conftest.COMPILED``); here are random programs and ran
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import replace
 from random import Random
 
@@ -23,10 +22,10 @@ from dprobes.testing import FakeContext
 from dprobes.vm import Point
 from support.differential_runs import Demand, MappedHereError, bytes_agree, compared, program_agrees, random_demand
 from support.native_backend import NativeStage
+from support.rounds import rounds
 
-IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
-ROUNDS = 10_000 if IS_TORTURE else 100
-FEWER = 2_000 if IS_TORTURE else 30
+ROUNDS = rounds(10_000)
+FEWER = rounds(2_000)
 NAMES = pytest.mark.parametrize("name", ["i386", "x86_64"])
 KINDS = pytest.mark.parametrize("kind", ["defined", "wild"])
 STAGE = NativeStage()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register
 from dprobes.platform.x86.instruction_emulation import Action, MemoryMove, emulate, is_emulated, memory_move, plan
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,7 +183,7 @@ def values(word_size: int) -> st.SearchStrategy[int]:
 def test_the_emulation_agrees_with_the_processor(processor: Processor, word_size: int) -> None:
     names = GENERAL if word_size == 8 else LOW
 
-    @settings(max_examples=2000, deadline=None, derandomize=True)
+    @settings(max_examples=rounds(2000, 200), deadline=None, derandomize=True)
     @given(
         code=instructions(word_size),
         numbers=st.lists(values(word_size), min_size=len(names), max_size=len(names)),

@@ -18,6 +18,7 @@ from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.elf.symbol_table import elf_symbols
 from dprobes.target.module_symbols import SymbolTable
 from dprobes.target.probed_module import Module
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,7 +277,10 @@ def test_truncation_anywhere_gives_nothing_but_target_error(tmp_path: Path, stri
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=rounds(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 @given(data=st.data())
 def test_mutation_anywhere_gives_nothing_but_target_error(
@@ -301,7 +305,10 @@ def test_mutation_anywhere_gives_nothing_but_target_error(
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=rounds(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 @given(ident=st.sampled_from([b"\1\1", b"\1\2", b"\2\1", b"\2\2"]), rest=st.binary(max_size=400))
 def test_garbage_after_the_magic_gives_nothing_but_target_error(tmp_path: Path, ident: bytes, rest: bytes) -> None:

@@ -12,6 +12,7 @@ import pytest
 from dprobes.errors import TargetError
 from dprobes.target.kernel.kernel_symbols import Kallsyms, KernelSymbol
 from dprobes.target.kernel.running_kernel import RunningKernel
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +158,7 @@ def listed(data: bytes) -> Iterator[KernelSymbol]:
 
 @pytest.mark.parametrize("part", range(8))
 def test_any_text_is_answered_as_its_lines_say(part: int) -> None:
-    for seed in range(part, 800, 8):
+    for seed in range(part, rounds(800, 240), 8):
         data = mutated(random.Random(seed))
         symbols, lines = Kallsyms(data), list(listed(data))
         assert list(symbols.all()) == lines, seed
@@ -197,7 +198,7 @@ PATTERNS = {"*": ".*", "vfs_*": "vfs_.*", "[v]*": "v.*", "?elper": ".elper", "h*
 def test_any_text_finds_a_symbol_or_ends_in_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunningKernel, "source_files", lambda *_: {})
     said = set()
-    for seed in range(800):
+    for seed in range(rounds(800, 240)):
         data = mutated(random.Random(seed))
         kernel = RunningKernel(Kallsyms(data))
         for name in ("helper", "vfs_read", "no_such_name"):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from dprobes.errors import TargetError
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.unwind.exception_frames import RegisterRule, Row, RuleKind, read_description, rows_of
+from support.rounds import rounds
 
 LIBRARIES = ("/lib/x86_64-linux-gnu/libc.so.6", "/usr/i686-linux-gnu/lib/libc.so.6")
 EVERY = 5
@@ -75,7 +76,7 @@ def test_the_rules_of_a_c_library_are_those_that_another_reader_finds(path: str)
     assert compared > 1000
 
 
-@settings(max_examples=50)
+@settings(max_examples=rounds(50))
 @given(data=st.data())
 def test_damaged_descriptions_raise_what_is_announced(data: st.DataObject) -> None:
     elf = ElfFile.open(LIBRARIES[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -23,13 +22,14 @@ from dprobes.testing import FakeContext, prepare
 from support.differential_runs import Demand, compared
 from support.ebpf_backend import Stage
 from support.native_backend import NATIVE, NativeStage
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Program
 
 TARGET = architecture("x86_64")
 SMALL = Abilities(small_states=True)
-ROUNDS = 2000 if os.environ.get("DPROBES_EXAMPLES") == "torture" else 150
+ROUNDS = rounds(2000)
 MAPPED, MISSING = 0x5_0000, 0x7_0000
 TABLES = "table = one, count; table = by, sum, word; table = two, hist, word, word; table = who, avg, address, comm; "
 HEADER = f"name = x; major = 3; logmax = 100; vars = 4; gvars = 2; {TABLES} offset = 0x40; minor = 5; "

@@ -14,6 +14,7 @@ from dprobes.engines.ebpf.read.record_stream import Spool
 from dprobes.engines.engine_interface import RecordBatch
 from dprobes.record.log_record import Item, decode_record
 from dprobes.record.record_table import RecordTable
+from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -273,7 +274,7 @@ def test_a_spool_is_full_until_it_is_taken_from() -> None:
     assert not spool.is_full
 
 
-@settings(max_examples=50)
+@settings(max_examples=rounds(50))
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans()), max_size=30), st.data())
 def test_however_the_stream_is_cut_the_result_is_the_same(
     hits: list[tuple[int, int, bool]], data: st.DataObject
