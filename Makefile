@@ -10,7 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
-WORKERS := 2
+# Tests of real programs wait for a third of their time: three workers keep two processors busy.
+WORKERS := 3
 TESTS := $(PYTHON) -m pytest -q --timeout=600 --timeout-method=signal
 # The tests of a file run one after the other: they share what they build, and the names they probe.
 PARALLEL := $(TESTS) -n $(WORKERS) --dist loadfile
@@ -22,7 +23,7 @@ demo: .venv/run.stamp ## install what is needed and show probe records of a real
 	@sh tools/demo.sh
 
 quick: .venv/dev.stamp ## run the tests that take no time: unit tests and cases
-	$(PARALLEL) -m "not torture and not slow" tests/unit tests/cases
+	$(TESTS) -n 2 --dist loadfile -m "not torture and not slow" tests/unit tests/cases
 
 test: .venv/dev.stamp .venv/site.stamp .venv/tools.stamp ## run the whole test suite
 	$(PYTHON) -m compileall -q src

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -252,6 +253,17 @@ def test_stop_takes_everything_away_at_once(sandbox: Sandbox, target: Service, s
     target.end()
 
 
+IMPATIENT = """
+import sys
+from dprobes.cli.main import run
+from dprobes.cli.verbs import manager_verbs
+client = manager_verbs.client
+manager_verbs.client = lambda patience: client(patience=1.0)
+sys.exit(run(["stop"]))
+"""
+"""The verb ``stop``, which waits a second instead of ten for a manager that cannot answer."""
+
+
 def test_stop_lets_a_manager_that_was_stopped_end(
     sandbox: Sandbox, target: Service, source: Path, options: str
 ) -> None:
@@ -259,7 +271,7 @@ def test_stop_lets_a_manager_that_was_stopped_end(
     pid = sandbox.manager
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    done = sandbox.shell("dprobes stop")
+    done = sandbox.shell(f"{sys.executable} -c {shlex.quote(IMPATIENT)}")
     assert done.returncode == 0
     assert done.stderr == f"dprobes: warning: the probe manager does not answer: timed out; ended process {pid}\n"
     await_true(lambda: code_is_original(target.pid, target.library), "the original code")
