@@ -17,7 +17,7 @@ from dprobes.bpf.lower.hosts.handler_host import CONTEXT
 from dprobes.bpf.lower.hosts.hit_thread import write_filter
 from dprobes.bpf.lower.lowering_request import Filter, Placement
 from dprobes.bpf.lower.state.handler_state import FRAMES, KEPT, LOG, RANGES, SCRATCH, Field, Frame
-from dprobes.bpf.lower.templates.variable_templates import give_variables, uses_variables
+from dprobes.bpf.lower.templates.variable_templates import give_variables, keep_variables, uses_variables
 from dprobes.bpf.map_layouts import CROSSED_SIZE, LIMIT, MapName, ProbeField, Status, SwitchOver
 from dprobes.record.log_record import Item
 from dprobes.rpn.instruction_set import RPN_STACK_CELLS
@@ -214,8 +214,10 @@ class Prologue:
     def _claim(self) -> None:
         """Write the search for a free state; store its number in it."""
         asm, claimed, full = self._asm, self._asm.label(), self._asm.label()
-        if self._request.tvars and uses_variables(self._w.flow):
-            give_variables(asm, self._w.host, full)
+        has_variables = self._request.tvars > 0 and uses_variables(self._w.flow)
+        is_kept = has_variables and not self._request.abilities.verified
+        if has_variables:
+            give_variables(asm, self._w.host, full, is_kept=is_kept)
         asm.call(Helper.GET_SMP_PROCESSOR_ID)
         asm.alu(Alu.MUL, _R.R0, _TRIES)
         if self._request.abilities.verified:
@@ -248,6 +250,8 @@ class Prologue:
         asm.mov(SCRATCH, _R.R0)
         asm.load(_R.R1, _R.R10, _KEY, Size.W)
         asm.store(SCRATCH, Field.NUMBER, _R.R1)
+        if is_kept:
+            keep_variables(asm)
 
     def _try_to_claim(self, claimed: Label) -> None:
         """Set R1 to the number of the state that R0 selects, and go to ``claimed`` if it is free. Takes R2 to R4."""

@@ -58,11 +58,11 @@ __all__ = [
 #
 #          0  cells    the RPN stack, 1024 * 8 bytes
 #       8192  fields   ``Field``, 8 bytes each
-#       8760  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
-#      10808  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
-#      14904  entry    what a return knows of the entry: the time, registers
-#      15256  record   the header of a record, which ends where the log buffer begins
-#      15384  log      twice the next power of two above logmax, then a copy of the program's stack
+#       8768  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
+#      10816  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
+#      14912  entry    what a return knows of the entry: the time, registers
+#      15264  record   the header of a record, which ends where the log buffer begins
+#      15392  log      twice the next power of two above logmax, then a copy of the program's stack
 #       ...   trace    likewise for ex_logmax, with a record header before it
 #       ...   heap     blocks and data
 #       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
@@ -75,7 +75,7 @@ CELLS = 0
 FIELDS = CELLS + 8 * RPN_STACK_CELLS
 FRAME_COUNT = 64
 FRAME_SIZE = 32
-FRAMES = FIELDS + 8 * 71
+FRAMES = FIELDS + 8 * 72
 RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
 KEPT = RANGES + FRAME_COUNT * RANGE_SIZE
@@ -162,6 +162,8 @@ class Field(IntEnum):
     """Position of the last call stack in the log plus one, if the entry gets a copy of the stack; 0: there is none."""
     CUT_AT = FIELDS + 560
     """End of the log plus one, once an item had no room and the handler went on; LP is at the buffer's end then."""
+    THREAD = FIELDS + 568
+    """The address of the thread's variables, where the verifier need not know what it points to."""
 
 
 class Frame(IntEnum):

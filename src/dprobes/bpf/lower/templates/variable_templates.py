@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.template_writer import Template, Writer
     from dprobes.rpn.instruction_encoding import EncodedInstruction
 
-__all__ = ["HEAP_TEMPLATES", "VARIABLE_TEMPLATES", "give_variables", "uses_variables"]
+__all__ = ["HEAP_TEMPLATES", "VARIABLE_TEMPLATES", "give_variables", "keep_variables", "uses_variables"]
 
 # The variables of the thread that took a hit: a value of a hash (``MapName.THREAD_VARIABLES``).
 #
@@ -40,6 +40,9 @@ __all__ = ["HEAP_TEMPLATES", "VARIABLE_TEMPLATES", "give_variables", "uses_varia
 
 _KEY = -120
 """Stack offset of the key of the thread: near the top, because callbacks share the stack."""
+
+_BLOCK = -128
+"""Stack offset of the address of the variables, until the hit has a state."""
 
 _EXISTS = -17
 """The kernel's error for an existing key (-EEXIST)."""
@@ -68,8 +71,12 @@ def point_to_variables(asm: Assembler, host: Host) -> None:
     asm.call(Helper.MAP_LOOKUP_ELEM)
 
 
-def give_variables(asm: Assembler, host: Host, full: Label) -> None:
-    """Create the thread's variables if it has none; go to ``full`` if there is no room for them. Takes R0-R5."""
+def give_variables(asm: Assembler, host: Host, full: Label, *, is_kept: bool) -> None:
+    """
+    Create the thread's variables if it has none; go to ``full`` if there is no room for them. Takes R0-R5.
+
+    With ``is_kept``, their address is on the stack for ``keep_variables``.
+    """
     there = asm.label()
     point_to_variables(asm, host)
     asm.jump_if(Jump.JNE, _R.R0, 0, there)
@@ -78,9 +85,20 @@ def give_variables(asm: Assembler, host: Host, full: Label) -> None:
     asm.load_value(_R.R3, MapName.ZEROS)
     asm.mov(_R.R4, NO_OVERWRITE)
     asm.call(Helper.MAP_UPDATE_ELEM)
-    asm.jump_if(Jump.JEQ, _R.R0, 0, there)
-    asm.jump_if(Jump.JNE, _R.R0, _EXISTS, full)
+    if not is_kept:
+        asm.jump_if(Jump.JEQ, _R.R0, 0, there)
+        asm.jump_if(Jump.JNE, _R.R0, _EXISTS, full)
+        asm.place(there)
+        return
+    point_to_variables(asm, host)
+    asm.jump_if(Jump.JEQ, _R.R0, 0, full)
     asm.place(there)
+    asm.store(_R.R10, _BLOCK, _R.R0)
+
+
+def keep_variables(asm: Assembler) -> None:
+    """Store the address of the thread's variables in the state of the hit; they are looked up once. Takes R1."""
+    asm.copy_from(_R.R10, _BLOCK, SCRATCH, Field.THREAD)
 
 
 def _point_to_key(asm: Assembler) -> None:
@@ -210,6 +228,9 @@ class _VariableKind:
 
 def _point_to_thread(w: Writer) -> None:
     """Set R0 to the thread's variables, which the prologue has created; takes R1-R5."""
+    if not w.request.abilities.verified:
+        w.asm.load(_R.R0, SCRATCH, Field.THREAD)
+        return
     asm, missing = w.asm, w.asm.label()
     point_to_variables(asm, w.host)
     asm.jump_if(Jump.JEQ, _R.R0, 0, missing)
