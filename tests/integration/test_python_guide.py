@@ -53,7 +53,7 @@ def test_the_examples_are_well_typed(tmp_path: Path) -> None:
     for number, (_, code) in enumerate(EXAMPLES):
         files.append(tmp_path / f"example{number}.py")
         files[-1].write_text(code)
-    environment = {**os.environ, "MYPYPATH": str(GUIDE.parents[1] / "src")}
+    environment = {**os.environ, "MYPYPATH": str(GUIDE.parents[2] / "src")}
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}",
          "--follow-imports=silent", *map(str, files)],
