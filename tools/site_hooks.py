@@ -28,7 +28,8 @@ SECTIONS = {"tutorial": "Tutorial", "how-to": "How-to", "reference": "Reference"
 
 PICTURES = Path(__file__).parent.parent / ".cache" / "pictures"
 
-LISTED = re.compile(r"^\* \[[^\]]+\]\(([\w-]+\.md)\)", re.MULTILINE)
+LISTED = re.compile(r"\* \[[^\]]+\]\(([\w-]+\.md)\)")
+GROUP = re.compile(r"\*\*(.+)\*\*")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -37,10 +38,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
-def listed(directory: Path) -> list[str]:
-    """Return the pages of a section as its index lists them, the index first; paths are relative to docs/."""
-    pages = LISTED.findall((directory / "index.md").read_text())
-    return [f"{directory.name}/{page}" for page in ("index.md", *pages)]
+def listed(directory: Path) -> list[str | dict[str, list[str]]]:
+    """Return the pages of a section as its index lists them, the index first; a line in bold begins a group."""
+    pages: list[str | dict[str, list[str]]] = [f"{directory.name}/index.md"]
+    group: list[str] | None = None
+    for line in (directory / "index.md").read_text().splitlines():
+        if heading := GROUP.fullmatch(line):
+            group = []
+            pages.append({heading[1]: group})
+        elif page := LISTED.match(line):
+            (pages if group is None else group).append(f"{directory.name}/{page[1]}")
+    return pages
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
