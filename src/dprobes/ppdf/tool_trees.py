@@ -1,15 +1,17 @@
 """
 Blocks of the tool and the functions that they call, stored in a file as their typed trees.
 
-``OF_STATEMENTS`` and ``OF_VALUES`` define the stored fields of each node, in order and form, for writing and reading. A
-type is one byte that describes its cell: size in bytes, signedness, and whether it is ``_Bool``; pointers are unsigned
-numbers, enumerations have their base type. Any tree that is read can be executed, whatever the bytes are: jumps leave
-an enclosing statement, and numbers refer to existing items.
+``OF_STATEMENTS`` and ``OF_VALUES`` have the stored fields of each node, for writing and reading: in the order of its
+declaration, each in the form of its name or declared type, except where the table says otherwise. A type is one byte
+that describes its cell: size in bytes, signedness, and whether it is ``_Bool``; pointers are unsigned numbers,
+enumerations have their base type. Any tree that is read can be executed, whatever the bytes are: jumps leave an
+enclosing statement, and numbers refer to existing items.
 """
 
 from __future__ import annotations
 
 import enum
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.dpc.syntax import syntax_tree
@@ -537,10 +539,6 @@ class _Layout(NamedTuple):
     given: dict[str, Any]
 
 
-def _of(node: type[Any], given: dict[str, Any] | None = None, **fields: _Field) -> _Layout:
-    return _Layout(node, fields, given or {})
-
-
 def _plain(kind: str, what: str = "") -> _Field:
     """Return a field with a form of sections."""
     writes = {"flag": "u8", "text": "block"}.get(kind, kind)
@@ -553,9 +551,6 @@ def _plain(kind: str, what: str = "") -> _Field:
 
 _VALUE = _Field(_TreeWriter.value, _TreeReader.value, "a value")
 _OPTIONAL = _Field(_TreeWriter.value, _TreeReader.optional)
-_PLACE = _Field(_TreeWriter.value, _TreeReader.place)
-_LOCAL = _Field(_TreeWriter.value, _TreeReader.local)
-_VALUES = _Field(_TreeWriter.values, _TreeReader.values)
 _STATEMENT = _Field(_TreeWriter.statement, _TreeReader.one_statement)
 _STATEMENTS = _Field(_TreeWriter.statements, _TreeReader.statements)
 _TABLE = _Field(_TreeWriter.table, _TreeReader.table)
@@ -568,93 +563,110 @@ _IS_PREFIX = _FLAG.called("whether it is a prefix")
 _SLOT = _plain("u32", "the number of a variable").read_by(_TreeReader.slot)
 _FIRST = _SLOT.read_by(_TreeReader.first)
 
+_BY_NAME = {
+    "table": _TABLE, "keys": _KEYS, "operator": _OPERATOR, "is_prefix": _IS_PREFIX, "slot": _SLOT, "first": _FIRST,
+}  # fmt: skip
+"""The forms of fields that have the same form in all nodes."""
+
+_BY_TYPE = {
+    "Value": _VALUE,
+    "Value | None": _OPTIONAL,
+    "Argument | None": _OPTIONAL,
+    "Place": _Field(_TreeWriter.value, _TreeReader.place),
+    "Local | None": _Field(_TreeWriter.value, _TreeReader.local),
+    "tuple[Argument, ...]": _Field(_TreeWriter.values, _TreeReader.values),
+    "Statement": _STATEMENT,
+    "Statement | None": _STATEMENT,
+    "tuple[Statement, ...]": _STATEMENTS,
+    "tuple[Test, ...]": _Field(_TreeWriter.tests, _TreeReader.tests),
+    "int": _WIDE,
+}
+"""The forms of other fields by their declared types."""
+
+
+def _of(node: type[Any], stored: str = "", /, given: dict[str, Any] | None = None, **own: _Field) -> _Layout:
+    """
+    Return the layout of a node, whose kind implies the fields ``given``.
+
+    ``stored`` are the names of the others if their order is not the declared one, ``own`` those with another form.
+    """
+    given, types = given or {}, {each.name: str(each.type) for each in fields(node)}
+    names = stored.split() or [name for name in types if name not in {"span", "type", *given} - own.keys()]
+    return _Layout(node, {name: own.get(name) or _BY_NAME.get(name) or _BY_TYPE[types[name]] for name in names}, given)
+
+
 OF_STATEMENTS: dict[StatementKind, _Layout] = {
-    StatementKind.STEPS: _of(typed_program.Steps, statements=_STATEMENTS),
-    StatementKind.EVALUATE: _of(typed_program.Evaluate, value=_VALUE),
-    StatementKind.LOG: _of(typed_program.Log, {"number": 0}, template=_TEXT.called("a template"), items=_VALUES),
-    StatementKind.TALLY: _of(
-        typed_program.Tally, table=_TABLE, keys=_KEYS, value=_OPTIONAL.read_by(_TreeReader.tallied)
+    StatementKind.STEPS: _of(typed_program.Steps),
+    StatementKind.EVALUATE: _of(typed_program.Evaluate),
+    StatementKind.LOG: _of(
+        typed_program.Log, "template items", given={"number": 0}, template=_TEXT.called("a template")
     ),
-    StatementKind.UNTALLY: _of(typed_program.Untally, table=_TABLE, keys=_KEYS),
-    StatementKind.SHOW: _of(
-        typed_program.Show, table=_TABLE, rows=_plain("u32", "the number of rows").read_by(_TreeReader.rows)
-    ),
-    StatementKind.CLEAR: _of(typed_program.Clear, table=_TABLE),
+    StatementKind.TALLY: _of(typed_program.Tally, value=_OPTIONAL.read_by(_TreeReader.tallied)),
+    StatementKind.UNTALLY: _of(typed_program.Untally),
+    StatementKind.SHOW: _of(typed_program.Show, rows=_plain("u32", "the number of rows").read_by(_TreeReader.rows)),
+    StatementKind.CLEAR: _of(typed_program.Clear),
     StatementKind.QUIT: _of(typed_program.Quit),
-    StatementKind.SELECT: _of(
-        typed_program.Select, condition=_VALUE.called("a condition"), then=_STATEMENT, otherwise=_STATEMENT
-    ),
+    StatementKind.SELECT: _of(typed_program.Select, condition=_VALUE.called("a condition")),
     StatementKind.LOOP: _of(
         typed_program.Loop,
+        "tests_first condition step body",
         tests_first=_FLAG.called("what comes first"),
-        condition=_OPTIONAL,
-        step=_OPTIONAL,
         body=_STATEMENT.read_by(_TreeReader.loop_body),
     ),
     StatementKind.SWITCH: _of(
-        typed_program.Switch,
-        value=_VALUE,
-        tests=_Field(_TreeWriter.tests, _TreeReader.tests),
-        statements=_STATEMENTS.read_by(_TreeReader.switched),
+        typed_program.Switch, "value tests statements", statements=_STATEMENTS.read_by(_TreeReader.switched)
     ),
-    StatementKind.BREAK: _of(typed_program.Jump, {"kind": Jumping.BREAK}),
-    StatementKind.CONTINUE: _of(typed_program.Jump, {"kind": Jumping.CONTINUE}),
-    StatementKind.RESULT: _of(typed_program.Result, value=_OPTIONAL),
-    StatementKind.END: _of(typed_program.End, {"kind": Ending.RETURN}),
-    StatementKind.TRY: _of(typed_program.TryCatch, code=_LOCAL, address=_LOCAL, body=_STATEMENT, handler=_STATEMENT),
+    StatementKind.BREAK: _of(typed_program.Jump, given={"kind": Jumping.BREAK}),
+    StatementKind.CONTINUE: _of(typed_program.Jump, given={"kind": Jumping.CONTINUE}),
+    StatementKind.RESULT: _of(typed_program.Result),
+    StatementKind.END: _of(typed_program.End, given={"kind": Ending.RETURN}),
+    StatementKind.TRY: _of(typed_program.TryCatch, "code address body handler"),
     StatementKind.CAT: _of(typed_program.Cat, path=_plain("text", "a path").read_by(_TreeReader.path)),
 }
 
 OF_VALUES: dict[ValueKind, _Layout] = {
-    ValueKind.CONSTANT: _of(typed_values.Constant, value=_WIDE),
+    ValueKind.CONSTANT: _of(typed_values.Constant),
     ValueKind.SYSTEM: _of(
-        typed_values.System, name=_plain("string", "what the system knows").read_by(_TreeReader.system)
+        typed_values.System, "name", name=_plain("string", "what the system knows").read_by(_TreeReader.system)
     ),
-    ValueKind.LOCAL: _of(typed_values.Local, slot=_SLOT),
+    ValueKind.LOCAL: _of(typed_values.Local),
     ValueKind.PARAMETER: _of(
         typed_values.Local, slot=_Field(_TreeWriter.parameter, _TreeReader.parameter, "the number of a parameter")
     ),
-    ValueKind.VARIABLE: _of(typed_values.Variable, {"kind": VariableKind.LOCAL}, first=_FIRST, index=_OPTIONAL),
-    ValueKind.GLOBAL: _of(typed_values.Variable, {"kind": VariableKind.GLOBAL}, first=_FIRST, index=_OPTIONAL),
-    ValueKind.ARITHMETIC: _of(typed_values.Arithmetic, operator=_OPERATOR, left=_VALUE, right=_VALUE),
-    ValueKind.NEGATION: _of(typed_values.Negation, {"is_complement": False}, operand=_VALUE),
-    ValueKind.COMPLEMENT: _of(typed_values.Negation, {"is_complement": True}, operand=_VALUE),
-    ValueKind.COMPARISON: _of(
-        typed_values.Comparison,
-        operator=_OPERATOR,
-        left=_VALUE,
-        right=_VALUE,
-        is_signed=_Field(_TreeWriter.nothing, _TreeReader.has_sign),
-    ),
-    ValueKind.NOT: _of(typed_values.Not, operand=_VALUE),
-    ValueKind.BOTH: _of(typed_values.Both, left=_VALUE, right=_VALUE),
-    ValueKind.EITHER: _of(typed_values.Either, left=_VALUE, right=_VALUE),
-    ValueKind.CONVERT: _of(typed_values.Convert, operand=_VALUE),
-    ValueKind.ASSIGN: _of(typed_values.Assign, target=_PLACE, value=_VALUE),
-    ValueKind.STEP: _of(typed_values.Step, target=_PLACE, amount=_WIDE, is_postfix=_FLAG.called("which value counts")),
-    ValueKind.CHOICE: _of(typed_values.Choice, condition=_VALUE, yes=_VALUE, no=_VALUE),
-    ValueKind.SEQUENCE: _of(typed_values.Sequence, left=_VALUE, right=_VALUE),
+    ValueKind.VARIABLE: _of(typed_values.Variable, given={"kind": VariableKind.LOCAL}),
+    ValueKind.GLOBAL: _of(typed_values.Variable, given={"kind": VariableKind.GLOBAL}),
+    ValueKind.ARITHMETIC: _of(typed_values.Arithmetic),
+    ValueKind.NEGATION: _of(typed_values.Negation, given={"is_complement": False}),
+    ValueKind.COMPLEMENT: _of(typed_values.Negation, given={"is_complement": True}),
+    ValueKind.COMPARISON: _of(typed_values.Comparison, is_signed=_Field(_TreeWriter.nothing, _TreeReader.has_sign)),
+    ValueKind.NOT: _of(typed_values.Not),
+    ValueKind.BOTH: _of(typed_values.Both),
+    ValueKind.EITHER: _of(typed_values.Either),
+    ValueKind.CONVERT: _of(typed_values.Convert),
+    ValueKind.ASSIGN: _of(typed_values.Assign),
+    ValueKind.STEP: _of(typed_values.Step, is_postfix=_FLAG.called("which value counts")),
+    ValueKind.CHOICE: _of(typed_values.Choice),
+    ValueKind.SEQUENCE: _of(typed_values.Sequence),
     ValueKind.CALL: _of(
         typed_values.FunctionCall,
+        "name span arguments",
         name=_Field(_TreeWriter.function, _TreeReader.function, "the number of a function"),
         span=_Field(_TreeWriter.span, _TreeReader.span, "the number of a span"),
         arguments=_Field(_TreeWriter.values, _TreeReader.arguments, "an argument"),
     ),
-    ValueKind.TABLE_VALUE: _of(typed_values.TableValue, table=_TABLE, keys=_KEYS),
-    ValueKind.COMM_TEST: _of(typed_values.CommTest, text=_TEXT.called("a name"), is_prefix=_IS_PREFIX),
+    ValueKind.TABLE_VALUE: _of(typed_values.TableValue),
+    ValueKind.COMM_TEST: _of(typed_values.CommTest, text=_TEXT.called("a name")),
     ValueKind.COMM: _of(typed_values.CommName),
     ValueKind.KEPT: _of(
         typed_values.Kept,
+        "table keys cells type",
         table=_TABLE.read_by(_TreeReader.kept_table),
         keys=_KEYS.read_by(_TreeReader.kept_keys),
         cells=_Field(_TreeWriter.nothing, _TreeReader.kept_cells),
         type=_Field(_TreeWriter.nothing, _TreeReader.kept_type),
     ),
     ValueKind.KEPT_TEST: _of(
-        typed_values.KeptTest,
-        kept=_Field(_TreeWriter.value, _TreeReader.kept),
-        text=_TEXT.called("a string"),
-        is_prefix=_IS_PREFIX,
+        typed_values.KeptTest, kept=_Field(_TreeWriter.value, _TreeReader.kept), text=_TEXT.called("a string")
     ),
     ValueKind.LITERAL: _of(
         typed_values.Literal,
