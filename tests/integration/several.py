@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.engine_interface import Begun, Job, Pause, RecordBatch, Scope
+from dprobes.engines.engine_interface import Begun, Job, Pause, RecordBatch, Scope, Stop
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.resolve.probe_state import ProbeState
@@ -71,7 +71,7 @@ class Program(Followed):
 
     def end(self) -> None:
         """End the program, and see that it comes to its end."""
-        self.session.stop()
+        self.session.change([Stop()])
         self.thread.join(TIMEOUT)
         assert not self.thread.is_alive()
         self.session.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Counts, Finished, Scope, StateEvent
+from dprobes.engines.engine_interface import Counts, Finished, ProbeRemoval, Scope, StateEvent, Stop, VariableReset
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.errors import EngineError
 from dprobes.resolve.probe_state import ProbeState
@@ -59,7 +59,7 @@ def test_counts_and_variables_can_be_read_at_any_time(path: Path) -> None:
             assert session.local_variables() == [0, 5]
             cpus = session.cpu_variables()
             assert [sum(column) for column in zip(*cpus, strict=True)] == [0, 0, 5]
-            session.reset_variables()
+            session.change([VariableReset()])
             assert session.local_variables() == [0, 0]
             assert session.cpu_variables() == [[0, 0, 0]] * len(cpus)
             target.say("call 7")
@@ -73,10 +73,10 @@ def test_counts_and_variables_can_be_read_at_any_time(path: Path) -> None:
             Counts(hits=1, records=1, executed=("emulated",)),
         )
         assert session.local_variables() == [0, 7]
-        session.reset_variables()
+        session.change([VariableReset()])
         assert session.local_variables() == [0, 0]
-        session.remove([0])
-        session.stop()
+        session.change([ProbeRemoval([0])])
+        session.change([Stop()])
         assert target.end() == 0
 
 
@@ -94,7 +94,7 @@ def test_threads_read_and_reset_while_hits_come_and_the_session_ends(path: Path)
                     assert hits >= last
                     last = hits
                     assert session.local_variables()[1] <= session.counts()[0].hits + 1 if counts else True
-                    session.reset_variables()
+                    session.change([VariableReset()])
                     session.cpu_variables()
                     over.wait(0.001)
             except BaseException as error:
@@ -110,7 +110,7 @@ def test_threads_read_and_reset_while_hits_come_and_the_session_ends(path: Path)
             target.say("start")
             await_true(lambda: following.hits[1] > 1000, "a thousand hits")
             calls = target.say("stop")
-            session.reset_variables()
+            session.change([VariableReset()])
             target.say("call 3")
         over.set()
         for looker in lookers:
@@ -129,7 +129,7 @@ def test_probepoints_are_removed_and_the_others_stay(path: Path) -> None:
             await_true(lambda: following.probes_in(ProbeState.ACTIVE) == [0, 1, 2], "the probepoints")
             target.say("call 2")
             target.say("fork 3")
-            following.session.remove([1])
+            following.session.change([ProbeRemoval([1])])
             await_true(lambda: following.probes_in(ProbeState.REMOVED) == [2, 1], "the end of a probepoint")
             assert StateEvent((1,), 0, ProbeState.REMOVED) in following.events
             assert memory_at(pid, path, "emulated", 1) == b"\x55"
@@ -138,8 +138,8 @@ def test_probepoints_are_removed_and_the_others_stay(path: Path) -> None:
             target.say("fork 5")
             assert following.hits[:2] == [14, 5]
             # What has gone already is nothing to report again, not even together with what is there still.
-            following.session.remove([1, 2])
-            following.session.remove([2, 0, 0])
+            following.session.change([ProbeRemoval([1, 2])])
+            following.session.change([ProbeRemoval([2, 0, 0])])
             await_true(lambda: following.probes_in(ProbeState.REMOVED) == [2, 1, 0], "the end of the other one")
             assert code_is_original(pid, path)
             target.say("call 8")
@@ -160,7 +160,7 @@ def test_probepoints_are_removed_from_hot_threads(path: Path) -> None:
             target.say("start")
             for gone in (names.index("stepped"), names.index("emulated")):
                 await_more_hits(following)
-                following.session.remove([gone])
+                following.session.change([ProbeRemoval([gone])])
                 await_state(following, gone, ProbeState.REMOVED)
                 reached = following.hits[gone]
                 await_more_hits(following)
@@ -197,7 +197,7 @@ def test_what_was_removed_is_in_no_program_that_is_started_later(build: Builder)
     with followed(PtraceEngine(), job_for(loop, text, Scope(pid=shell.pid))) as following:
         await_traced(shell.pid)
         call(5)
-        following.session.remove([0])
+        following.session.change([ProbeRemoval([0])])
         await_true(lambda: following.probes_in(ProbeState.REMOVED) == [0], "the end of the probepoint")
         call(6)
         call(7)
@@ -218,7 +218,7 @@ def test_a_watchpoint_is_removed(build: Builder, debug_registers: None) -> None:
             watched = [probe.where for probe in following.session.probes].index("bias")
             target.say("call 4")
             assert following.hits == [4, 4]
-            following.session.remove([watched])
+            following.session.change([ProbeRemoval([watched])])
             await_true(lambda: following.probes_in(ProbeState.REMOVED) == [watched], "the end of the watchpoint")
             target.say("call 6")
             target.say("fork 2")
@@ -232,7 +232,7 @@ def test_a_number_that_no_probepoint_has_is_refused(path: Path) -> None:
         with followed(PtraceEngine(), job_for(path, THREE, Scope(pid=target.process.pid))) as following:
             await_state(following, 0, ProbeState.ACTIVE)
             with pytest.raises(IndexError) as caught:
-                following.session.remove([0, 3])
+                following.session.change([ProbeRemoval([0, 3])])
             assert str(caught.value) == "there is no probepoint 3: they are 0 to 2"
             target.say("call 1")
             assert following.hits[0] == 1
@@ -274,9 +274,8 @@ def test_removals_from_threads_processes_and_libraries_that_come_and_go(
         for number in unwanted:
             goal = dice.randrange(200)
             await_more_hits(following, goal)
-            following.session.remove(
-                [probe for probe, place in enumerate(following.session.probes) if place.number == number]
-            )
+            found = [probe for probe, place in enumerate(following.session.probes) if place.number == number]
+            following.session.change([ProbeRemoval(found)])
         await_true(lambda: following.finished is not None, "the end", TIMEOUT)
     assert following.finished is not None
     assert following.finished.exit_status == 0

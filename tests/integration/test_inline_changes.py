@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Counts, Scope
+from dprobes.engines.engine_interface import Counts, Scope, Stop
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.errors import EngineError
 from integration.ebpf.insessions import Followed, compiled, on_demand
@@ -63,7 +63,7 @@ class Programs:
 
     def end(self, program: Followed) -> None:
         """End a program, if it has not ended, and give up its session."""
-        program.session.stop()
+        program.session.change([Stop()])
         self._threads.pop(id(program)).join(TIMEOUT)
         program.session.close()
         self._present.remove(program)

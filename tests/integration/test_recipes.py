@@ -729,7 +729,7 @@ from dprobes.resolve.probe_state import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Event, Job, Plan, Scope
+    from dprobes.engines.engine_interface import Change, Event, Job, Plan, Scope
     from dprobes.engines.engine_options import EngineOptions
 
 
@@ -765,15 +765,12 @@ class Tally(Attachment):
     def close(self) -> None:
         """Do nothing."""
 
-    def stop(self) -> None:
-        """Do nothing: the end is near."""
+    def change(self, changes: Sequence[Change]) -> None:
+        """Do nothing: no hit is to come."""
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what the file has."""
         return tuple(map(replace, self._counts))
-
-    def remove(self, probes: Sequence[int]) -> None:
-        """Do nothing: no hit is to come."""
 
     def local_variables(self) -> list[int]:
         """Return nothing: no handler runs."""

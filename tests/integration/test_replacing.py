@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Begun, Finished, Job, Scope
+from dprobes.engines.engine_interface import Begun, Finished, Job, ProbeRemoval, Scope, Stop
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError, SourceError
@@ -75,7 +75,7 @@ class Chain:
     def finish(self) -> None:
         """Stop the last session, and wait for its end."""
         assert self.last is not None
-        self.last.session.stop()
+        self.last.session.change([Stop()])
         self._collect(self.last)
         self.close()
 
@@ -128,15 +128,15 @@ def test_the_new_program_goes_on_where_the_old_one_ends(path: Path, chain: Chain
         assert memory_at(pid, path, "emulated", 1) == b"\x55"
         assert memory_at(pid, path, "both", 1) == b"\xcc"
         # A hand that was too late, or does not know yet.
-        old.session.remove([0])
-        old.session.stop()
+        old.session.change([ProbeRemoval([0])])
+        old.session.change([Stop()])
         target.say("call 7")
         target.say("fork 2")
         await_true(lambda: new.hits == [9, 9], "the hits of the new program")
         assert new.session.local_variables() == [9]
         assert old.session.local_variables() == [5]
         assert list(variables.cells()) == [0, 14]
-        new.session.remove([0])
+        new.session.change([ProbeRemoval([0])])
         await_true(lambda: new.probes_in(ProbeState.REMOVED) == [0], "the end of a probepoint")
         target.say("call 1")
         await_true(lambda: new.hits == [9, 10], "the last hit")
@@ -157,7 +157,7 @@ def test_one_thread_may_do_all(path: Path) -> None:
             with attached(engine, job_for(path, both(2), scope, replaces=old)) as new:
                 assert isinstance(list(events)[-1], Finished)
                 target.say("call 3")
-                new.stop()
+                new.change([Stop()])
                 assert list(new.poll())[-1] == Finished(new.counts())
                 assert [counts.hits for counts in new.counts()] == [3, 3]
         assert [counts.hits for counts in old.counts()] == [0, 0]

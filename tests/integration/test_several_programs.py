@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Counts, Finished, Notice, Scope
+from dprobes.engines.engine_interface import Counts, Finished, Notice, ProbeRemoval, Scope, Stop, VariableReset
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
@@ -70,7 +70,7 @@ def test_each_program_has_its_own_counts_records_and_variables(path: Path, group
         await_true(lambda: first.hits == [9, 9] and second.hits == [7, 7], "the hits of both")
         assert first.session.local_variables() == [18]
         assert second.session.local_variables() == [14]
-        first.session.reset_variables()
+        first.session.change([VariableReset()])
         assert first.session.local_variables() == [0]
         assert second.session.local_variables() == [14]
         second.end()
@@ -116,10 +116,10 @@ def test_one_thread_may_hold_both(path: Path) -> None:
         with attached(engine, job_for(path, BOTH, scope)) as one:
             with attached(engine, dataclasses.replace(job_for(path, BOTH, scope), beside=(one,))) as two:
                 target.say("call 3")
-                two.stop()
+                two.change([Stop()])
                 assert list(two.poll())[-1] == Finished(two.counts())
             target.say("call 4")
-            one.stop()
+            one.change([Stop()])
             assert list(one.poll())[-1] == Finished(one.counts())
         assert [counts.hits for counts in (*one.counts(), *two.counts())] == [7, 7, 3, 3]
         assert target.end() == 0
@@ -233,7 +233,7 @@ def test_limits_and_removals_concern_one_program(path: Path, group: Group) -> No
             assert each.session.counts()[1] == Counts(hits=1, records=1, executed=("emulated",))
             each.await_state(ProbeState.DISABLED, 0)
             each.await_state(ProbeState.REMOVED, 1)
-        plain.session.remove([0])
+        plain.session.change([ProbeRemoval([0])])
         plain.await_state(ProbeState.REMOVED, 0)
         assert memory_at(pid, path, "stepped", 1) != b"\xcc"
         assert memory_at(pid, path, "emulated", 1) == b"\xcc"

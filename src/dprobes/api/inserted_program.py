@@ -13,7 +13,7 @@ from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
-from dprobes.engines.engine_interface import Counts, TableChange
+from dprobes.engines.engine_interface import Counts, ProbeRemoval, TableChange, VariableReset
 from dprobes.errors import DprobesError, EngineError
 from dprobes.escapes import escaped
 from dprobes.record.boot_clock import wall_offset, wall_time
@@ -418,7 +418,7 @@ class InsertedProgram:
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set its local and per-CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
-        self.attachment.reset_variables(first, last)
+        self.attachment.change([VariableReset(first, last)])
 
     def notices(self) -> list[str]:
         """Return the messages of its engine, the latest at the end."""
@@ -441,7 +441,7 @@ class InsertedProgram:
         probes = self._followed.probes_at(self.program.major, minor)
         if not probes:
             raise EngineError(f"the program for '{self.name}' has no probepoint with minor {minor}")
-        self.attachment.remove(probes)
+        self.attachment.change([ProbeRemoval(probes)])
 
     def stop(self) -> None:
         """Request its end without waiting."""

@@ -15,14 +15,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.command_launcher import LaunchedCommand
-from dprobes.engines.engine_interface import Begun, Counts, Finished, Pause, RecordBatch, StateEvent
+from dprobes.engines.engine_interface import (
+    Begun,
+    Counts,
+    Finished,
+    Pause,
+    ProbeRemoval,
+    RecordBatch,
+    StateEvent,
+    Stop,
+    VariableReset,
+    make_changes,
+)
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.record.log_record import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Attachment, Change, Event, Plan
+    from dprobes.engines.engine_interface import Attachment, Change, Event, Plan, ValueChange
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.rpn_program import Program
@@ -303,7 +314,7 @@ class AttachmentGroup:
         """Ask for the end; ``poll`` goes on until ``Finished``."""
         self._is_stopping = True
         for attachment in self._members:
-            attachment.stop()
+            attachment.change([Stop()])
 
     def hurry(self) -> bool:
         """Give up the records that are still to be emitted after the end; see ``Attachment``."""
@@ -375,7 +386,7 @@ class AttachmentGroup:
         for member, attachment in enumerate(self._members):
             own = [number for owner, number in map(self._numbers.owner, probes) if owner == member]
             if own:
-                attachment.remove(own)
+                attachment.change([ProbeRemoval(own)])
 
     def local_variables(self) -> list[int]:
         """Return the local variables, which all programs share."""
@@ -390,6 +401,10 @@ class AttachmentGroup:
         return self._members[0].tables()
 
     def change(self, changes: Sequence[Change]) -> None:
+        """Make changes; see ``make_changes``."""
+        make_changes(self, changes)
+
+    def change_values(self, changes: Sequence[ValueChange]) -> None:
         """Change local variables and tables, which all programs share."""
         self._members[0].change(changes)
 
@@ -400,4 +415,4 @@ class AttachmentGroup:
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
-        self._members[0].reset_variables(first, last)
+        self._members[0].change([VariableReset(first, last)])

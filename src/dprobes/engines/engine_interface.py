@@ -10,9 +10,8 @@ from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
 
-from dprobes.errors import NotSupportedError
 from dprobes.escapes import escaped, escaped_lines
 from dprobes.record.log_record import Item
 
@@ -50,14 +49,19 @@ __all__ = [
     "Pause",
     "PlaceNote",
     "Plan",
+    "ProbeRemoval",
     "RecordBatch",
     "Scope",
     "ScopeKind",
     "StateEvent",
+    "Stop",
     "TableChange",
     "Use",
+    "ValueChange",
     "VariableChange",
+    "VariableReset",
     "apply_changes",
+    "make_changes",
     "no_core_notice",
     "written_notice",
 ]
@@ -381,10 +385,67 @@ class TableChange(NamedTuple):
     value: int | bytes | None = None
 
 
-Change = VariableChange | TableChange
+class VariableReset(NamedTuple):
+    """Zero for the local and CPU variables with the indices from ``first`` to ``last``, by default all."""
+
+    first: int = 0
+    last: int | None = None
 
 
-def apply_changes(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[KeyedStore]) -> None:
+class ProbeRemoval(NamedTuple):
+    """ProbeRemoval of probepoints, as by the instruction ``remove``; ``poll`` reports them as REMOVED."""
+
+    probes: Sequence[int]
+
+
+class Stop(NamedTuple):
+    """End of the run; ``poll`` goes on until ``Finished``. A signal handler may request it."""
+
+
+ValueChange = VariableChange | TableChange
+Change = ValueChange | VariableReset | ProbeRemoval | Stop
+
+
+class Changeable(Protocol):
+    """Attachment with a method for each kind of change."""
+
+    def change_values(self, changes: Sequence[ValueChange]) -> None:
+        """Change local variables and tables between two handlers, and return when that is done."""
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set local and CPU variables to zero."""
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Remove probepoints."""
+
+    def stop(self) -> None:
+        """Ask for the end of the run."""
+
+
+def make_changes(attachment: Changeable, changes: Sequence[Change]) -> None:
+    """Make changes in their order; adjacent ones of variables and tables are made together."""
+    values: list[ValueChange] = []
+    for number, change in enumerate(changes, 1):
+        match change:
+            case VariableChange() | TableChange():
+                values.append(change)
+                if number < len(changes) and isinstance(changes[number], ValueChange):
+                    continue
+                attachment.change_values(values)
+                values = []
+            case VariableReset(first, last):
+                attachment.reset_variables(first, last)
+            case ProbeRemoval(probes):
+                attachment.remove(probes)
+            case Stop():
+                attachment.stop()
+            case _:
+                assert_never(change)
+
+
+def apply_changes(
+    changes: Sequence[ValueChange], variables: MutableSequence[int], tables: Sequence[KeyedStore]
+) -> None:
     """Change variables and tables of a program; no other thread may write them meanwhile."""
     for change in changes:
         match change:
@@ -437,8 +498,8 @@ class Attachment(Protocol):
     def close(self) -> None:
         """Remove every probepoint, and release all resources."""
 
-    def stop(self) -> None:
-        """Ask for the end of the run; ``poll`` goes on until ``Finished``."""
+    def change(self, changes: Sequence[Change]) -> None:
+        """Make changes in their order; those of variables and tables are made between two handlers at the return."""
 
     def hurry(self) -> bool:
         """
@@ -463,9 +524,6 @@ class Attachment(Protocol):
         """Have ``poll`` read at once what has arrived, and emit it."""
         return
 
-    def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints, as the instruction ``remove`` does; ``poll`` reports them as REMOVED."""
-
     def local_variables(self) -> list[int]:
         """Return the program's local variables."""
 
@@ -475,13 +533,6 @@ class Attachment(Protocol):
     def tables(self) -> tuple[TableContents, ...]:
         """Return the contents of the program's keyed tables, in the order of its header."""
         return ()
-
-    def change(self, changes: Sequence[Change]) -> None:  # noqa: ARG002 - for engines that can
-        """Change local variables and tables between two handlers, and return when that is done."""
-        raise NotSupportedError("this engine does not let others change variables and tables")
-
-    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set the local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
 
 
 @dataclass(frozen=True, slots=True)

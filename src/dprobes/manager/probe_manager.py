@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.engines.engine_interface import TableChange
+from dprobes.engines.engine_interface import ProbeRemoval, TableChange, VariableReset
 from dprobes.engines.shared_globals import GLOBALS_MAX, GlobalVariables
 from dprobes.errors import ManagerError
 from dprobes.globs import compile_glob
@@ -207,7 +207,7 @@ class Manager:
         for inserted, probes in found.items():
             states = inserted.states()
             there = [probe for probe in probes if states[probe][0] not in GONE]
-            inserted.attachment.remove(there)
+            inserted.attachment.change([ProbeRemoval(there)])
             count += len(there)
         if not count:
             raise ManagerError(f"the probepoint {major},{minor} is removed already")
@@ -238,7 +238,7 @@ class Manager:
                 self._cells[index] = 0
         if given.reset:
             for inserted in chosen:
-                inserted.attachment.reset_variables(first, last)
+                inserted.attachment.change([VariableReset(first, last)])
         self._clear_tables(given.clear, chosen)
         return result
 

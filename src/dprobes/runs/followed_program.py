@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
-from dprobes.engines.engine_interface import Begun, Counts, Finished, Notice, Pause, RecordBatch, StateEvent
+from dprobes.engines.engine_interface import Begun, Counts, Finished, Notice, Pause, RecordBatch, StateEvent, Stop
 from dprobes.errors import DprobesError, InternalError
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import NEVER_RETURNS
@@ -212,7 +212,7 @@ class FollowedProgram(ABC):
 
     def stop(self) -> None:
         """Ask for the end."""
-        self.attachment.stop()
+        self.attachment.change([Stop()])
 
     def wait(self, patience: float | None = _END_PATIENCE) -> bool:
         """Wait until no probepoint of the program is inserted any more; return whether that is so."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.engine_interface import Finished, Job, RecordBatch, Scope, StateEvent
+from dprobes.engines.engine_interface import Finished, Job, RecordBatch, Scope, StateEvent, Stop
 from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
@@ -109,7 +109,7 @@ def followed(engine: Engine, job: Job) -> Iterator[Followed]:
         try:
             yield following
         finally:
-            session.stop()
+            session.change([Stop()])
             thread.join(TIMEOUT)
             assert not thread.is_alive()
             assert not following.failures

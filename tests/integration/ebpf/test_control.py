@@ -15,7 +15,7 @@ import pytest
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
-from dprobes.engines.engine_interface import Counts, Finished, Scope, StateEvent
+from dprobes.engines.engine_interface import Counts, Finished, ProbeRemoval, Scope, StateEvent, Stop
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.formatters.table_addresses import names_for
@@ -119,7 +119,7 @@ def test_what_ended_a_probepoint_just_before_the_end_is_said(path: Path, ending:
         job = job_for(path, f"offset = both\nminor = 1\n{ending}\n", Scope(pid=target.process.pid))
         with attached(EbpfEngine(), job) as session:
             target.say("call 5")
-            session.stop()  # nobody has read yet that the probepoint is over
+            session.change([Stop()])  # nobody has read yet that the probepoint is over
             events = list(session.poll())
         said = [event for event in events if isinstance(event, StateEvent)]
         assert said[-1] == StateEvent((0,), target.process.pid, state)
@@ -129,7 +129,7 @@ def test_what_ended_a_probepoint_just_before_the_end_is_said(path: Path, ending:
 def test_the_counts_at_the_end_stay(path: Path) -> None:
     with on_demand(path) as target, followed(EbpfEngine(), job_for(path, THREE)) as following:
         target.say("call 3")
-        following.session.stop()
+        following.session.change([Stop()])
         await_true(lambda: following.finished is not None, "the end")
         assert following.finished == Finished(following.session.counts())
         assert following.session.counts() == (
@@ -181,7 +181,7 @@ def test_probepoints_are_removed_and_the_others_stay(path: Path, is_old: bool) -
     with on_demand(path) as target, followed(engine, job_for(path, THREE)) as following:
         pid = target.process.pid
         target.say("call 2")
-        following.session.remove([1])
+        following.session.change([ProbeRemoval([1])])
         await_true(lambda: sorted(following.probes_in(ProbeState.REMOVED)) == [1, 2], "the end of a probepoint")
         assert StateEvent((1,), 0, ProbeState.REMOVED) in following.events
         await_true(lambda: memory_at(pid, path, "emulated", 1) == b"\x55", "the original instruction")
@@ -189,8 +189,8 @@ def test_probepoints_are_removed_and_the_others_stay(path: Path, is_old: bool) -
         target.say("call 4")
         assert following.hits == [6, 2, 1]
         # What has gone already is nothing to report again, not even together with what is there still.
-        following.session.remove([1, 2])
-        following.session.remove([2, 0, 0])
+        following.session.change([ProbeRemoval([1, 2])])
+        following.session.change([ProbeRemoval([2, 0, 0])])
         await_true(lambda: sorted(following.probes_in(ProbeState.REMOVED)) == [0, 1, 2], "the end of the other one")
         await_true(lambda: memory_at(pid, path, "stepped", 1) != b"\xcc", "the original instruction")
         target.say("call 8")
@@ -208,7 +208,7 @@ def test_a_probepoint_can_be_removed_from_a_pattern_under_load(path: Path) -> No
             await_true(lambda: min(following.hits) > 1000, "a thousand hits")
             names = [probe.where for probe in following.session.probes]
             gone = 0
-            following.session.remove([gone])
+            following.session.change([ProbeRemoval([gone])])
             await_true(lambda: following.probes_in(ProbeState.REMOVED) == [gone], "the end of a probepoint")
             reached = following.hits
             await_true(lambda: following.hits[1] > reached[1] + 1000, "more hits")
@@ -224,7 +224,7 @@ def test_a_probepoint_can_be_removed_from_a_pattern_under_load(path: Path) -> No
 def test_a_number_that_no_probepoint_has_is_refused(path: Path) -> None:
     with attached(EbpfEngine(), job_for(path, THREE)) as session:
         with pytest.raises(IndexError) as caught:
-            session.remove([0, 3])
+            session.change([ProbeRemoval([0, 3])])
         assert str(caught.value) == "there is no probepoint 3: they are 0 to 2"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
-from dprobes.engines.engine_interface import Finished, Scope, StateEvent
+from dprobes.engines.engine_interface import Finished, Scope, StateEvent, Stop
 from dprobes.resolve.local_module import resolve
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
@@ -67,7 +67,7 @@ def cycle(path: Path, target: subprocess.Popen[str], engine: EbpfEngine, turn: i
                 case Finished(counts):
                     hits = [count.hits for count in counts[:2]]
             if turn % 2 or len(ended) == 2:
-                session.stop()
+                session.change([Stop()])
     if not turn % 2:
         assert hits[0] == 1
         assert hits[1] >= 1

@@ -14,7 +14,7 @@ from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.read import session_switchover
 from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
 from dprobes.engines.ebpf.read.session_switchover import runs_newest_first
-from dprobes.engines.engine_interface import Finished, Notice, Scope
+from dprobes.engines.engine_interface import Finished, Notice, Scope, Stop
 from dprobes.engines.overload_guard import UNLIMITED
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
@@ -109,7 +109,7 @@ class Generations:
 
     def close(self) -> None:
         for following, thread in zip(self.all, self._threads, strict=True):
-            following.session.stop()
+            following.session.change([Stop()])
             thread.join(TIMEOUT)
             assert not thread.is_alive()
             assert following.failures == []
@@ -342,7 +342,7 @@ def test_a_program_of_which_nothing_can_be_inserted_leaves_the_old_one(path: Pat
 
 def test_a_program_takes_the_place_of_one_that_has_ended(path: Path) -> None:
     with on_demand(path) as target, followed(engine_with(), job_for(path, THREE)) as old:
-        old.session.stop()
+        old.session.change([Stop()])
         await_true(lambda: old.finished is not None, "the end of the old program")
         with followed(engine_with(), job_for(path, THREE, replaces=old.session)) as new:
             target.say("call 6")

@@ -14,7 +14,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpf_links
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.engine_interface import RecordBatch, Scope
+from dprobes.engines.engine_interface import RecordBatch, Scope, Stop
 from dprobes.platform.linux import perf_calls
 from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
@@ -59,7 +59,7 @@ def test_single_uprobes_raise_it_too(usdt: Callable[..., Path]) -> None:
             for event in session.poll():
                 if isinstance(event, RecordBatch):
                     records += len(event.records)
-                    session.stop()
+                    session.change([Stop()])
                 elif not records:
                     await_true(partial(is_raised, target.pid, program), "a raised semaphore")
                     target.stdin.write("call\n")

@@ -6,14 +6,14 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from dprobes.engines.engine_interface import Begun, Counts, Finished, Pause, RecordBatch
+from dprobes.engines.engine_interface import Begun, Counts, Finished, Pause, RecordBatch, Stop
 from dprobes.rpn.rpn_program import Program
 from dprobes.runs.followed_program import FollowedProgram, settled_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Attachment, Event
+    from dprobes.engines.engine_interface import Attachment, Change, Event
 
 AT_ONCE = -1.0
 """A time that is over."""
@@ -38,7 +38,8 @@ class LateSession:
     def wake(self) -> None:
         self._wishes.put(True)
 
-    def stop(self) -> None:
+    def change(self, changes: Sequence[Change]) -> None:
+        assert list(changes) == [Stop()]
         self._wishes.put(False)
 
     def poll(self) -> Iterator[Event]:

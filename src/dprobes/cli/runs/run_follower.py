@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from dprobes.cli import console
 from dprobes.cli.scope_and_engine import note_uprobe_holders
-from dprobes.engines.engine_interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
+from dprobes.engines.engine_interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent, Stop
 from dprobes.escapes import escaped
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.keyed_tables import FAULTS
@@ -54,7 +54,7 @@ class _Time:
 
     def __init__(self, duration: float | None, attachment: Attachment, *, is_command: bool) -> None:
         self._duration = duration
-        self._session = attachment
+        self._attachment = attachment
         self._awaits_first = is_command
         self._until: float | None = None
         self._starts: float | None = None
@@ -114,7 +114,7 @@ class _Time:
                     break
                 self._changed.wait(remaining)
         if self.is_over:
-            self._session.stop()
+            self._attachment.change([Stop()])
 
 
 class Run:
@@ -143,7 +143,7 @@ class Run:
         self._summary = summary
         self._filters = filters
         self._progress = progress
-        self._session = attachment
+        self._attachment = attachment
         self._outputs = outputs
         self._scope = scope
         self._argv = scope.command
@@ -186,7 +186,7 @@ class Run:
         gc.enable()
         try:
             with self._time.counting():
-                for event in self._session.poll():
+                for event in self._attachment.poll():
                     try:
                         finished = self._on_event(event) or finished
                     except BrokenPipeError:
@@ -209,7 +209,7 @@ class Run:
         """Terminate a command that is still running, and return the end of the run with its status."""
         if finished is None or finished.exit_status is not None or not self._argv:
             return finished
-        status = self._session.end_command()
+        status = self._attachment.end_command()
         if status is None and self._scope.endpoint is None:
             console.warning("the command continues: it did not end on SIGTERM")
         return replace(finished, exit_status=status)
@@ -245,7 +245,7 @@ class Run:
         return None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._session.is_debugging:
+        if number == signal.SIGINT and self._attachment.is_debugging:
             return
         now = time.monotonic()
         recent = now - self._last_signal < _IMPATIENCE
@@ -254,7 +254,7 @@ class Run:
             self._ended_by = number
         if self._asked_to_stop and self._outputs.give_up():
             return
-        if self._session.hurry():
+        if self._attachment.hurry():
             return
         if number == signal.SIGINT and self._argv and not recent:
             # The terminal sends Ctrl-C to the command as well, which handles it. Two in quick succession end the run.
@@ -265,7 +265,7 @@ class Run:
         self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
         self._is_early |= not (self._has_begun or self._has_met_obstacle)
         self._progress.begin("removing the probepoints")
-        self._session.stop()
+        self._attachment.change([Stop()])
 
     def _write(self, records: Sequence[tuple[int, bytes]]) -> None:
         if self._reader_is_gone:
@@ -274,7 +274,7 @@ class Run:
         self._unflushed_count += len(records)
         while self._unflushed_count - len(self._unflushed[0]) > _HELD_MAX:
             self._unflushed_count -= len(self._unflushed.popleft())
-        self._note(self._outputs.write(self._session.probes, records))
+        self._note(self._outputs.write(self._attachment.probes, records))
 
     def _flush(self, *, is_last: bool = False) -> None:
         self._note(self._outputs.flush(is_last=is_last))
@@ -292,7 +292,7 @@ class Run:
         if self._outputs.problem is not None and not self._has_failed:
             self._has_failed = True
             console.error(f"{self._outputs.problem}; the probepoints are removed")
-            self._session.stop()
+            self._attachment.change([Stop()])
 
     def _without_lost(self, counts: Sequence[Counts]) -> tuple[Counts, ...]:
         """Return the counts, with records that were not written counted as lost."""
@@ -305,7 +305,7 @@ class Run:
         """Remove the probepoints and print the results: the output has no reader any more, as in ``| head``."""
         self._reader_is_gone = True
         self._outputs.abandon()
-        self._session.stop()
+        self._attachment.change([Stop()])
 
     def _on_state(self, event: StateEvent) -> None:
         if event.state is ProbeState.ACTIVE:
@@ -328,7 +328,7 @@ class Run:
 
     def _end_without_probepoints(self) -> None:
         """End the run if no hit is possible any more: every definition had probepoints, and all are gone."""
-        probes = self._session.probes
+        probes = self._attachment.probes
         is_last = self._may_end_itself and self._has_begun and not self._asked_to_stop and not self._time.is_over
         never = {index for index, probe in enumerate(probes) if probe.never_returns}
         if not is_last or not probes or len(self._gone | never) < len(probes):
@@ -337,7 +337,7 @@ class Run:
             self._asked_to_stop = True
             if self._gone:
                 console.note("all probepoints have been removed or disabled: the run ends")
-            self._session.stop()
+            self._attachment.change([Stop()])
 
     def _announce(self) -> None:
         """Print once that recording has begun, as soon as everything in scope is probed."""
@@ -364,9 +364,9 @@ class Run:
         """Print the state of each probepoint."""
         from dprobes.cli.output.run_summary import fault_lines, summary
 
-        console.write(summary(self._program, self._session, finished.counts, self._summary, console.width()))
+        console.write(summary(self._program, self._attachment, finished.counts, self._summary, console.width()))
         if any(table.name == FAULTS for table in self._program.tables) and (
-            text := "\n".join(fault_lines(self._program, self._session.tables()))
+            text := "\n".join(fault_lines(self._program, self._attachment.tables()))
         ):
             console.write(text)
         if self._filters and any(count.hits for count in finished.counts):
@@ -380,13 +380,13 @@ class Run:
         from dprobes.cli.output.run_summary import advice_on_unreached
 
         self._progress.begin("searching for the functions that were called instead")
-        hint = advice_on_unreached(self._session.probes, self._scope, self._session.mapped_files)
+        hint = advice_on_unreached(self._attachment.probes, self._scope, self._attachment.mapped_files)
         self._progress.end()
         console.note("the probepoints were inserted, but never reached", hint)
 
     def _explain_absence(self) -> None:
         """Print why no probepoint was inserted."""
-        probes = self._session.probes
+        probes = self._attachment.probes
         if self._is_early:
             console.note("the run was ended before a probepoint was inserted")
         elif self._awaited:
@@ -394,7 +394,7 @@ class Run:
         elif not probes:
             name = self._program.name
             message = f"no probepoint was inserted: no process mapped '{name}' as code"
-            console.error(message, advice_on_name(name, self._session.mapped_files))
+            console.error(message, advice_on_name(name, self._attachment.mapped_files))
         # The reasons for those that were found were printed before.
         elif all(probe.never_returns for probe in probes):
             functions = list(dict.fromkeys(f"'{escaped(probe.function)}'" for probe in probes))

@@ -18,7 +18,7 @@ from dprobes.dpc.emitters.program_emitter import template_file
 from dprobes.dpc.syntax.syntax_tree import BlockKind
 from dprobes.dpc.tool_interpreter import NAME, ToolError, ToolInterpreter
 from dprobes.dpc.typedtree.typed_values import VariableKind
-from dprobes.engines.engine_interface import TableChange, VariableChange
+from dprobes.engines.engine_interface import Stop, TableChange, VariableChange
 from dprobes.errors import DprobesError, TargetError, reason_of
 from dprobes.formatters.templates.template_collection import templates_in
 from dprobes.formatters.templates.template_renderer import render
@@ -52,7 +52,7 @@ class ToolBlocks:
         self, tool: ToolProgram, attachment: AttachmentGroup, tables: TableOutput, *, as_json: bool, aside: bool
     ) -> None:
         self._tool = tool
-        self._session = attachment
+        self._attachment = attachment
         self._tables = tables
         self._as_json = as_json
         self._aside = aside
@@ -114,7 +114,7 @@ class ToolBlocks:
             try:
                 self._execute(blocks[number])
             except BrokenPipeError:
-                self._session.stop()
+                self._attachment.change([Stop()])
                 return
             # A block that takes longer than its period skips the missed times.
             period = blocks[number].block.period
@@ -137,10 +137,10 @@ class ToolBlocks:
     def variable(self, kind: VariableKind, index: int) -> int:
         """Return the 64 bits of a variable."""
         if kind is VariableKind.LOCAL:
-            variables = self._session.local_variables()
+            variables = self._attachment.local_variables()
             return variables[index] if 0 <= index < len(variables) else 0
-        assert self._session.globals is not None
-        cells = self._session.globals.cells()
+        assert self._attachment.globals is not None
+        cells = self._attachment.globals.cells()
         try:
             return cells[index] if 0 <= index < len(cells) else 0
         finally:
@@ -149,11 +149,11 @@ class ToolBlocks:
     def set_variable(self, kind: VariableKind, index: int, value: int) -> None:
         """Set a variable; raise an error if it does not exist."""
         if kind is VariableKind.LOCAL:
-            if 0 <= index < len(self._session.local_variables()):
-                self._session.change([VariableChange(index, value)])
+            if 0 <= index < len(self._attachment.local_variables()):
+                self._attachment.change([VariableChange(index, value)])
             return
-        assert self._session.globals is not None
-        cells = self._session.globals.cells()
+        assert self._attachment.globals is not None
+        cells = self._attachment.globals.cells()
         try:
             if 0 <= index < len(cells):
                 cells[index] = value
@@ -162,30 +162,30 @@ class ToolBlocks:
 
     def table_value(self, table: int, key: bytes) -> int:
         """Return the number of a key, 0 if it has none."""
-        contents = self._session.tables()[table]
+        contents = self._attachment.tables()[table]
         return next((shown_value(contents.table, row.cells) for row in contents.rows if row.key == key), 0)
 
     def table_kept(self, table: int, key: bytes) -> bytes:
         """Return the bytes that a table stores for a key, zeros if there are none."""
-        contents = self._session.tables()[table]
+        contents = self._attachment.tables()[table]
         found = next((row.cells for row in contents.rows if row.key == key), (0,) * contents.table.value_cells)
         return struct.pack(f"{len(found)}Q", *found)
 
     def tally(self, table: int, key: bytes, value: int) -> None:
         """Add a signed number to the value of a key."""
-        self._session.change([TableChange(table, key, value)])
+        self._attachment.change([TableChange(table, key, value)])
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
         """Store the bytes of a string or call stack for a key, in memory order."""
-        self._session.change([TableChange(table, key, value)])
+        self._attachment.change([TableChange(table, key, value)])
 
     def delete(self, table: int, key: bytes) -> None:
         """Remove a key from a table."""
-        self._session.change([TableChange(table, key)])
+        self._attachment.change([TableChange(table, key)])
 
     def clear(self, table: int) -> None:
         """Remove all keys from a table."""
-        self._session.change([TableChange(table)])
+        self._attachment.change([TableChange(table)])
 
     def show(self, table: int, rows: int | None) -> None:
         """Print at most ``rows`` rows of a table."""
@@ -220,7 +220,7 @@ class ToolBlocks:
         """Request the end of the run; blocks are not repeated any more."""
         self.has_quit = True
         self._over.set()
-        self._session.stop()
+        self._attachment.change([Stop()])
 
     def system(self, name: str) -> int:
         """Return a value of the tool itself."""

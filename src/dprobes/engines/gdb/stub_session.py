@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 from dprobes.engines import engine_interface
-from dprobes.engines.engine_interface import Begun, Finished, Pause, apply_changes
+from dprobes.engines.engine_interface import Begun, Finished, Pause, apply_changes, make_changes
 from dprobes.engines.gdb.stub_member import RunEvents
 from dprobes.engines.gdb.stub_program import StubProgram
 from dprobes.errors import EngineError
@@ -160,6 +160,10 @@ class StubSession(engine_interface.Attachment):
             return tuple(store.contents() for store in self.program.keyed_tables)
 
     def change(self, changes: Sequence[engine_interface.Change]) -> None:
+        """Make changes; see ``make_changes``."""
+        make_changes(self, changes)
+
+    def change_values(self, changes: Sequence[engine_interface.ValueChange]) -> None:
         """Change local variables and tables between two hits."""
         with self.shared.lock:
             apply_changes(changes, self.program.local_variables, self.program.keyed_tables)

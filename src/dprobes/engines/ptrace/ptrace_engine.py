@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.debugger_start import LOOK, Debuggers
-from dprobes.engines.engine_interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch
+from dprobes.engines.engine_interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch, make_changes
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
 from dprobes.engines.overload_guard import UNLIMITED, budget_of
@@ -26,7 +26,7 @@ from dprobes.rpn.rpn_program import MANY_PLACES, calls_extensions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Change, Job, Plan, Scope
+    from dprobes.engines.engine_interface import Change, Job, Plan, Scope, ValueChange
     from dprobes.engines.overload_guard import OverloadNotices
     from dprobes.engines.ptrace.client.program_run import NativeSide
     from dprobes.engines.shared_globals import GlobalVariables
@@ -313,6 +313,10 @@ class PtraceSession:
         return self._run.counters.tables()
 
     def change(self, changes: Sequence[Change]) -> None:
+        """Make changes; see ``make_changes``."""
+        make_changes(self, changes)
+
+    def change_values(self, changes: Sequence[ValueChange]) -> None:
         """
         Change local variables and tables between two handlers; return when the tracer has done so.
 

@@ -28,7 +28,7 @@ from dprobes.platform.linux.memory_file import growing_memory_file
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
 
-    from dprobes.engines.engine_interface import Change
+    from dprobes.engines.engine_interface import ValueChange
     from dprobes.engines.hits.hit_context import SharedHits
     from dprobes.engines.hits.hit_lifecycle import ProbeLimits
     from dprobes.keyed.table_entries import KeyedStore
@@ -224,7 +224,7 @@ class SharedCounters:
                         values[index] = 0
             self._cells[_MADE] = asked
 
-    def take_over(self, changes: Sequence[Change]) -> None:
+    def take_over(self, changes: Sequence[ValueChange]) -> None:
         """Change variables and tables; call it only when the tracer no longer writes them."""
         if self._stores is None:
             self._stores = self.stores()

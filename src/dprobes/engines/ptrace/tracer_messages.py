@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.bpf.map_layouts import CallTable
-    from dprobes.engines.engine_interface import Change, HandedOver
+    from dprobes.engines.engine_interface import HandedOver, ValueChange
     from dprobes.engines.hits.hit_lifecycle import ProbeLimits
     from dprobes.engines.overload_guard import Verdict
     from dprobes.engines.ptrace.breakpoint_sites import Sites
@@ -192,7 +192,7 @@ class ChangeRequest:
 
     program: int
     count: int
-    changes: tuple[Change, ...]
+    changes: tuple[ValueChange, ...]
 
 
 @dataclass(frozen=True, slots=True)

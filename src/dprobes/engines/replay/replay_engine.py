@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.engines import engine_interface
-from dprobes.engines.engine_interface import Counts, RecordBatch, StateEvent, apply_changes
+from dprobes.engines.engine_interface import Counts, RecordBatch, StateEvent, apply_changes, make_changes
 from dprobes.errors import DprobesError, EngineError, reason_of
 from dprobes.extensions.extension_registry import called_extensions, load_extensions
 from dprobes.fake_context import FakeContext, header_of
@@ -276,6 +276,10 @@ class ReplaySession(engine_interface.Attachment):
         return tuple(store.contents() for store in self._tables)
 
     def change(self, changes: Sequence[engine_interface.Change]) -> None:
+        """Make changes; see ``make_changes``."""
+        make_changes(self, changes)
+
+    def change_values(self, changes: Sequence[engine_interface.ValueChange]) -> None:
         """Change local variables and tables."""
         apply_changes(changes, self._locals, self._tables)
 

@@ -15,7 +15,7 @@ from dprobes.cli.progress import Progress
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.runs.run_follower import Run
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.engine_interface import Begun, Finished, Scope, StateEvent
+from dprobes.engines.engine_interface import Begun, Finished, Scope, StateEvent, Stop
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
@@ -23,7 +23,7 @@ from dprobes.source_text import SourceFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Attachment, Event
+    from dprobes.engines.engine_interface import Attachment, Change, Event
 
 
 class EmptySession:
@@ -47,7 +47,8 @@ class EmptySession:
                 assert self.is_stopped
             yield event
 
-    def stop(self) -> None:
+    def change(self, changes: Sequence[Change]) -> None:
+        assert list(changes) == [Stop()]
         self.is_stopped = True
 
     def hurry(self) -> bool:
@@ -124,7 +125,8 @@ class LastingSession:
         assert self.is_stopped.wait(60)
         yield Finished((), None)
 
-    def stop(self) -> None:
+    def change(self, changes: Sequence[Change]) -> None:
+        assert list(changes) == [Stop()]
         self.is_stopped.set()
 
     def hurry(self) -> bool:

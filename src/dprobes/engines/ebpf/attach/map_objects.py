@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ebpf.attach.site_spec import Site
     from dprobes.engines.ebpf.kernel.bpf_objects import KernelTables
-    from dprobes.engines.engine_interface import Change
+    from dprobes.engines.engine_interface import ValueChange
     from dprobes.rpn.keyed_tables import Table
 
 MapT = TypeVar("MapT", bound=Descriptor)
@@ -450,7 +450,7 @@ class SharedMaps:
                     for index in range(*some.indices(count)):
                         words[start + index] = 0
 
-    def change(self, changes: Sequence[Change]) -> None:
+    def change(self, changes: Sequence[ValueChange]) -> None:
         """Apply changes of local variables and tables."""
         for change in changes:
             match change:

@@ -38,6 +38,7 @@ from dprobes.engines.engine_interface import (
     Pause,
     RecordBatch,
     StateEvent,
+    make_changes,
 )
 from dprobes.engines.refusals import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.inkernel.module_follower import ModuleFollower
     from dprobes.engines.ebpf.read.held_records import Ended
     from dprobes.engines.ebpf.read.user_stacks import UserStacks
-    from dprobes.engines.engine_interface import Change, Counts, Event, Job
+    from dprobes.engines.engine_interface import Change, Counts, Event, Job, ValueChange
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.kernel_places import ResolvedKernel
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
@@ -340,6 +341,10 @@ class EbpfSession(Attachment):
         self._readings.reset_variables(first, last)
 
     def change(self, changes: Sequence[Change]) -> None:
+        """Make changes; see ``make_changes``."""
+        make_changes(self, changes)
+
+    def change_values(self, changes: Sequence[ValueChange]) -> None:
         """Change local variables and tables; concurrent changes by handlers may be lost."""
         self._readings.change(changes)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.engines.ebpf.attach.installation import Installation
-    from dprobes.engines.engine_interface import Change
+    from dprobes.engines.engine_interface import ValueChange
     from dprobes.keyed.table_layout import TableContents
 
 __all__ = ["ProbeCounts", "Readings", "Requests"]
@@ -184,7 +184,7 @@ class Readings:
             for variables in (self._locals, *self._cpu_variables):
                 variables[some] = [0] * len(variables[some])
 
-    def change(self, changes: Sequence[Change]) -> None:
+    def change(self, changes: Sequence[ValueChange]) -> None:
         """Change local variables and tables."""
         with self._lock:
             if self._installed is not None:

@@ -1,5 +1,5 @@
 """
-Removal of what a killed tracer may have left in processes: breakpoints, watchpoints, jumps, and their memory.
+ProbeRemoval of what a killed tracer may have left in processes: breakpoints, watchpoints, jumps, and their memory.
 
 The list is kept by a process that outlives tracer and client (``restorer_process``). Bytes are restored only where
 memory has the bytes that the tracer wrote.
@@ -162,7 +162,7 @@ def _disable(pid: int, patches: Patches) -> None:
             os.close(memory)
 
 
-# Removal of what killed runs have left in a process: jumps, breakpoints beside them, and their memory.
+# ProbeRemoval of what killed runs have left in a process: jumps, breakpoints beside them, and their memory.
 #
 # It is listed in the process's memory (``restorer_messages``). Entries of a live run are left alone: the mark in the
 # shared memory shows whether a run has ended (``native.process_page``).

@@ -18,7 +18,7 @@ from dprobes.resolve.probe_state import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 
-    from dprobes.engines.engine_interface import Change
+    from dprobes.engines.engine_interface import ValueChange
     from dprobes.engines.hits.hit_lifecycle import ProbeLimits
     from dprobes.engines.hits.probe_hits import ProgramGuard
     from dprobes.engines.overload_guard import Verdict
@@ -175,7 +175,7 @@ class InsertedProgram:
                 self.handlers[word_size] = Handlers(sites.code.image, sites.code.architecture, warn)
         return removed
 
-    def change(self, changes: Sequence[Change], count: int) -> None:
+    def change(self, changes: Sequence[ValueChange], count: int) -> None:
         """Change variables and tables at the client's request, which is its ``count``th."""
         apply_changes(changes, self.counters.variables.local, self.keyed_tables)
         self.counters.note_changes(count)
