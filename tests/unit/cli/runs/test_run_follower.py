@@ -187,7 +187,7 @@ def test_who_awaits_the_beginning_goes_on_with_the_probepoints(scope: Scope, dur
         waiting.join(0.1)
         session.go_on()
         waiting.join(60)
-        session.stop()
+        session.change([Stop()])
 
     def wait() -> None:
         run.await_beginning()
@@ -204,7 +204,7 @@ def test_who_awaits_the_beginning_goes_on_with_the_probepoints(scope: Scope, dur
 def test_who_awaits_the_beginning_goes_on_at_the_end() -> None:
     session = LastingSession([0], ())
     session.go_on()
-    session.stop()
+    session.change([Stop()])
     run = run_of(session, Scope(pid=1))
     assert run.follow(EarlyInterrupt(deferred=False)) is not None
     run.await_beginning()
@@ -234,7 +234,7 @@ def test_a_run_does_not_end_with_a_probepoint_if(probes: list[int], scope: Scope
     def end() -> None:
         session.has_begun.wait(60)
         is_stopped.append(session.is_stopped.is_set())
-        session.stop()
+        session.change([Stop()])
         session.go_on()
 
     thread = threading.Thread(target=end)
