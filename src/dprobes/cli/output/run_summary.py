@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli import console
 from dprobes.engines.engine_interface import Counts
+from dprobes.engines.engine_registry import rows as engine_rows
 from dprobes.errors import TargetError
 from dprobes.escapes import escaped
 from dprobes.keyed.table_layout import key_parts, shown_value
@@ -68,7 +69,6 @@ _COLUMN_LEGEND = {
 }
 
 _WORDS = {
-    "inline": "jump",
     "in a page": "breakpoint",
     "in padding": "breakpoint",
     "in place": "single-stepped",
@@ -192,6 +192,8 @@ def words_of_ways(ways: Iterable[str]) -> list[str]:
 
 def _word(way: str) -> str:
     term = re.split(r" \(|: ", way, maxsplit=1)[0]
+    if any(row.name == term and row.speedup is not None for row in engine_rows()):
+        return "jump"
     return _WORDS.get(term, term)
 
 

@@ -64,7 +64,7 @@ def doctor_command(engine: str | None) -> int:
     """
     from dprobes.engines.engine_registry import rows
 
-    with Progress("testing this machine"):
+    with Progress("testing this machine" if engine is None else "testing the target"):
         findings = [finding for row in rows() for finding in row.examine()] if engine is None else _behind(engine)
     if engine is None:
         lines = [line for area in Area for line in _section(area, findings)]

@@ -105,7 +105,7 @@ class Examiner:
             case Outcome.NO_MEMORY:
                 raise TargetError(
                     f"'{path}' is not probed: reading it takes more memory than is allowed for "
-                    "a file of another user: {self._limits.memory >> 20} MiB",
+                    f"a file of another user: {self._limits.memory >> 20} MiB",
                     hint=_HINT,
                 )
             case Outcome.FAILED:

@@ -123,7 +123,7 @@ def test_what_is_no_stub(answer: Callable[[bytes], bytes | None], problem: str, 
         ({b"m": packet(b"00" * 900)}, "the stub {path} answers 'm' with"),
         ({b"m": packet(b"E01")}, "not the 1 bytes at 0x0"),
         ({b"qXfer:features": packet(b"m")}, "the stub {path} does not finish 'features'"),
-        ({b"qXfer:features": packet(b"l<target>")}, "the stub's description 'target.xml' is not a XML: "),
+        ({b"qXfer:features": packet(b"l<target>")}, "the stub's description 'target.xml' is not XML: "),
         (
             {b"qXfer:features": packet(b'l<target><xi:include href="target.xml"/></target>')},
             "the stub's description includes itself",

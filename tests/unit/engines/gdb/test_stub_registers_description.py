@@ -45,7 +45,7 @@ def test_there_may_be_none() -> None:
 @pytest.mark.parametrize(
     ("target", "problem"),
     [
-        (b"<target>", "the stub's description 'target.xml' is not a XML: no element found: line 1, column 8"),
+        (b"<target>", "the stub's description 'target.xml' is not XML: no element found: line 1, column 8"),
         (
             b'<!DOCTYPE a [<!ENTITY b "cc">]><target>&b;</target>',
             "the stub's description 'target.xml' defines entities, which could be endless",

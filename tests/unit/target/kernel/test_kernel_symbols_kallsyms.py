@@ -206,7 +206,7 @@ def test_any_text_finds_a_symbol_or_ends_in_an_error_that_says_why(monkeypatch: 
                 assert kernel.symbol(name, "", is_code=True).name == name
             except TargetError as error:
                 said.add(re.sub("'[^']*'|0x[0-9a-f]+|[0-9]+", "…", error.message).partition(",")[0])
-    assert said >= {"the kernel has no symbol …", "… stands for … places in the kernel"}
+    assert said >= {"the kernel has no symbol …", "… is the name of … places in the kernel"}
 
 
 def test_a_line_without_an_end_is_looked_at_once() -> None:
