@@ -57,7 +57,7 @@ lint: .venv/dev.stamp .venv/site.stamp ## check style, types, layers, links of t
 	$(PYTHON) tools/generate_man.py --check
 	$(PYTHON) tools/generate_builder.py --check
 	$(PYTHON) tools/generate_syntax.py --check
-	$(MKDOCS) build --strict --quiet --site-dir .cache/site
+	$(MKDOCS) build --strict --site-dir .cache/site
 
 bench: .venv/dev.stamp .venv/tools.stamp .venv/bench.stamp ## measure costs beside those of the peers, in one table
 	$(PYTHON) benchmarks/run.py
@@ -70,7 +70,7 @@ docs: .venv/dev.stamp ## write what is generated from tables: parts of the docum
 
 site: .venv/dev.stamp .venv/tools.stamp .venv/site.stamp ## build the documentation as a web site, in site/
 	$(PYTHON) tools/site_pictures.py .cache/pictures
-	$(MKDOCS) build --strict --quiet
+	$(MKDOCS) build --strict
 	@echo "open site/index.html"
 
 clean: ## remove everything that can be made again

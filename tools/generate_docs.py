@@ -386,10 +386,15 @@ record is kept. `ex_mask` of the probepoint header enables exceptions, one bit e
 def keyword_rows(header: Header) -> list[str]:
     rows = ["| keyword | value | default | meaning |", "|---|---|---|---|"]
     rows += [
-        f"| `{keyword.name}` | {keyword.kind.value}{bounds(keyword)} | {default(keyword)} | {keyword.doc} |"
+        f"| `{keyword.name}` | {in_brackets(keyword.kind.value)}{bounds(keyword)} | {default(keyword)} | {keyword.doc} |"
         for keyword in keywords_of(header).values()
     ]
     return rows
+
+
+def in_brackets(text: str) -> str:
+    """Return text whose brackets are no link of Markdown."""
+    return text.replace("[", "\\[").replace("]", "\\]")
 
 
 def bounds(keyword: Keyword) -> str:

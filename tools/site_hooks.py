@@ -29,6 +29,8 @@ SECTIONS = {"tutorial": "Tutorial", "how-to": "How-to", "reference": "Reference"
 PICTURES = Path(__file__).parent.parent / ".cache" / "pictures"
 
 LISTED = re.compile(r"\* \[[^\]]+\]\(([\w-]+\.md)\)")
+FENCE = re.compile(r"^( *```\w+) .+$", re.MULTILINE)
+"""The language of a block of code, and words after it, which tests read and MkDocs does not know."""
 GROUP = re.compile(r"\*\*(.+)\*\*")
 
 
@@ -61,4 +63,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    return message_catalogue.page(markdown) if page.file.src_uri == "reference/messages.md" else markdown
+    if page.file.src_uri == "reference/messages.md":
+        return message_catalogue.page(markdown)
+    return FENCE.sub(r"\1", markdown)

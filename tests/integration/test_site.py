@@ -26,11 +26,47 @@ SCREEN = {"width": 1400, "height": 900}
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the site, built as by ``make lint``."""
     directory = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(directory)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert (built.returncode, built.stderr) == (0, "")
+    assert built.returncode == 0, built.stderr
     return directory
+
+
+SECTIONS = ("tutorial", "how-to", "reference", "explanation")
+
+
+@pytest.mark.parametrize(
+    ("listed", "page", "message"),
+    [
+        ("* [Page](page.md): a page.", "# Page", ""),
+        ("", "# Page", 'not included in the "nav" configuration'),
+        ("* [Page](page.md): a page.", "[dead](gone.md)", "the target 'how-to/gone.md' is not found"),
+        ("* [Page](page.md): a page.", "[dead](index.md#gone)", "does not contain an anchor '#gone'"),
+    ],
+)
+def test_dead_links_and_pages_that_no_index_lists_are_errors(
+    tmp_path: Path, listed: str, page: str, message: str
+) -> None:
+    for section in SECTIONS:
+        (tmp_path / "docs" / section).mkdir(parents=True)
+        (tmp_path / "docs" / section / "index.md").write_text("# Index\n")
+    (tmp_path / "docs" / "index.md").write_text("# Front page\n")
+    (tmp_path / "docs" / "assets").mkdir()
+    (tmp_path / "docs" / "how-to" / "index.md").write_text(f"# Index\n\n{listed}\n")
+    (tmp_path / "docs" / "how-to" / "page.md").write_text(f"{page}\n")
+    hooks = f"hooks: [{ROOT / 'tools' / 'site_hooks.py'}]"
+    (tmp_path / "mkdocs.yml").write_text(f"INHERIT: {ROOT / 'mkdocs.yml'}\nplugins: []\n{hooks}\n")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert (built.returncode != 0) == bool(message), built.stderr
+    assert message in built.stderr
 
 
 @pytest.fixture(scope="module")
