@@ -100,7 +100,7 @@ def test_a_machine_that_one_program_leaves_is_sampled_by_no_other(pair: Path) ->
         first, second = session.insert(leaving(1)), session.insert(leaving(2))
         assert time.monotonic_ns() < moment
         await_true(lambda: first.has_ended and second.has_ended, "the end of both programs")
-        said = [notice for each in (first, second) for notice in each.notices() if "stands still" in notice]
+        said = [notice for each in (first, second) for notice in each.notices() if "is stopped at" in notice]
         records = session.collect(timeout=0)
     assert len(said) == len(records) == 1
     assert not goes_on(pair)
