@@ -368,7 +368,7 @@ class InsertedProgram:
 
     @property
     def is_stopping(self) -> bool:
-        """True if its end was requested."""
+        """True if the end of the program was requested."""
         return self._is_stopping
 
     @property
@@ -395,15 +395,15 @@ class InsertedProgram:
         return total(each.counts for each in self.probepoints if minor in (None, each.minor))
 
     def local_variables(self) -> list[int]:
-        """Return its local variables (``lv``)."""
+        """Return the program's local variables (``lv``)."""
         return self.attachment.local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return its per-CPU variables (``cv``), a list for each CPU."""
+        """Return the program's per-CPU variables (``cv``), a list for each CPU."""
         return self.attachment.cpu_variables()
 
     def tables(self) -> dict[str, KeyedTable]:
-        """Return the current contents of its keyed tables, by name."""
+        """Return the current contents of the program's keyed tables, by name."""
         from dprobes.keyed.table_text import KeyedTable
 
         return {each.table.name: KeyedTable(each) for each in self.attachment.tables()}
@@ -421,7 +421,7 @@ class InsertedProgram:
         self.attachment.change([VariableReset(first, last)])
 
     def notices(self) -> list[str]:
-        """Return the messages of its engine, the latest at the end."""
+        """Return the messages of the program's engine, the latest at the end."""
         return [notice.text for notice in self._followed.notices()]
 
     def left_out(self) -> dict[str, str]:

@@ -160,7 +160,7 @@ class _Converter:
         return [f"static long {asked_variable(number)};" for number in range(len(self._asked))]
 
     def _answers(self) -> list[str]:
-        """Return the blocks of the tool for the requests of hits, including the last ones."""
+        """Return the ``every`` and ``end`` blocks that carry out the actions requested by hits."""
         every, end = list[str](), list[str]()
         for number, statement in enumerate(self._asked):
             variable = asked_variable(number)

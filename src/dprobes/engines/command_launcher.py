@@ -1,8 +1,8 @@
 """
 Launcher of the command that is to be probed.
 
-The command is a child of ours, in our session, with our terminal, as if the shell had started it. It waits until the
-engine is ready, so that it is probed from its first instruction on.
+The command is a child of this process, in its session, with its terminal, as if the shell had started it. It waits
+until the engine is ready, so that it is probed from its first instruction on.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Command:
     """
     Child process that waits before it executes ``arguments``.
 
-    ``prepare`` is called in the child, with our process id, before the constructor returns the child's. The child's
-    standard output is the descriptor ``output``, by default ours.
+    ``prepare`` is called in the child, with the parent's process id, before the constructor returns the child's. The
+    child's standard output is the descriptor ``output``, by default the parent's.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class LaunchedCommand:
     Command from the first program that is inserted for it to its end; any thread may use it.
 
     No process exists before the first call of ``scope``, and none after ``close`` unless the command was released.
-    ``output`` is the descriptor of its standard output, by default ours.
+    ``output`` is the descriptor of its standard output, by default this process's.
     """
 
     def __init__(self, words: Sequence[str], *, follow: bool, output: int | None = None) -> None:

@@ -41,7 +41,7 @@ class Debuggers:
     Runner of a debugger, ``command``, on each process that is handed to it; with None the processes stay stopped.
 
     In the words of the command ``%p`` stands for the process id and ``%%`` for a percent sign. With ``keep_input`` the
-    debugger gets our standard input, else none.
+    debugger gets this process's standard input, else none.
     """
 
     def __init__(self, command: Sequence[str] | None, *, keep_input: bool) -> None:
@@ -148,7 +148,7 @@ def _stopped_notice(target: HandedOver) -> Notice:
 
 
 def _is_foreground() -> bool:
-    """Return True if our standard input is a terminal, and we are its foreground job."""
+    """Return True if standard input is a terminal, and this process is in its foreground job."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

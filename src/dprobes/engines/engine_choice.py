@@ -228,7 +228,7 @@ class Selection:
         return self._choice.reason if self._choice is not None else None
 
     def settle(self, job: Job) -> Plan:
-        """Return the plan of the engine that can do a job; raise an error of ours if there is none."""
+        """Return the plan of the engine that can do a job; raise ``DprobesError`` if there is none."""
         plan = self._possible_plan(job)
         # Programs that may be replaced keep breakpoints, whose replacement is better tested.
         faster = None if self._choice is None or self._options.replaceable else faster_row(plan.engine.name)
@@ -258,7 +258,7 @@ class Selection:
         return fallback.make(self._options, self._scope).plan(job)
 
     def _check(self, engine: Engine) -> None:
-        """Raise an error of ours if an engine cannot work here; in the kernel no other one can replace it."""
+        """Raise ``DprobesError`` if an engine cannot work here; in the kernel no other one can replace it."""
         try:
             engine.check(self._scope, self._options)
         except PrivilegeError as error:

@@ -393,7 +393,7 @@ class VariableReset(NamedTuple):
 
 
 class ProbeRemoval(NamedTuple):
-    """ProbeRemoval of probepoints, as by the instruction ``remove``; ``poll`` reports them as REMOVED."""
+    """Removal of probepoints, as by the instruction ``remove``; ``poll`` reports them as REMOVED."""
 
     probes: Sequence[int]
 
@@ -446,7 +446,7 @@ def make_changes(attachment: Changeable, changes: Sequence[Change]) -> None:
 def apply_changes(
     changes: Sequence[ValueChange], variables: MutableSequence[int], tables: Sequence[KeyedStore]
 ) -> None:
-    """Change variables and tables of a program; no other thread may write them meanwhile."""
+    """Change variables and tables of a program; no other thread may write them during the call."""
     for change in changes:
         match change:
             case VariableChange(index, value):
@@ -560,7 +560,7 @@ class Engine(ABC):
         return ()
 
     def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - as above
-        """Return a context manager for the kernel of a program, stopped meanwhile; None for this machine's."""
+        """Return a context manager that stops the kernel of a program and yields it; None for this machine's."""
         return None
 
     def visit_processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:  # noqa: ARG002
@@ -568,14 +568,14 @@ class Engine(ABC):
         return None
 
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: B027 - most engines work everywhere
-        """Raise an error of ours if the engine cannot work here, or not on what is in scope."""
+        """Raise ``DprobesError`` if the engine cannot work on this machine, or not on the targets in scope."""
 
     def drawback(self, job: Job) -> str | None:  # noqa: ARG002 - for those that have one
         """Return the reason to prefer another engine that can attach the program, as a clause; None if none applies."""
         return None
 
     def plan(self, job: Job) -> Plan:
-        """Return the plan of a job; raise an error of ours if the engine cannot serve the probepoints found."""
+        """Return the plan of a job; raise ``DprobesError`` if the engine cannot serve the probepoints found."""
         return Plan(self, job)
 
     def reach(self, plan: Plan) -> AbstractContextManager[object]:  # noqa: ARG002 - most targets are here

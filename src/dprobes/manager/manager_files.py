@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 ALREADY = 3
-"""The exit status of a manager that found another one."""
+"""The exit status of a manager that ends because the user's manager is already running."""
 
 READY = b"r"
 """The byte that a manager writes to the starting client's pipe when it accepts connections; else it writes an error."""

@@ -7,7 +7,7 @@ Only the language is here. ``vm`` defines the effects of instructions; ``target`
 computes stack depths from its effect, the encoder takes widths from the operand kind, and ``docs/reference/rpn.md`` is
 generated from it. A test fails if a row lacks a rule, a case, or a line of documentation. ``word_arithmetic`` defines
 the results of operators on words of each size; interpreter, translation and lowering read it. ``;`` separates
-statements (ours): a macro expands to one line, and so can contain several statements.
+statements (not in the original): a macro expands to one line, and so can contain several statements.
 
 Omitted on purpose:
 

@@ -3,7 +3,7 @@ The RPN instruction set: one row for each encoded instruction.
 
 The parser, checker, printer, encoder, interpreter and the language reference all read this table. Everything about an
 instruction is here, except its effect (``vm/``). Numbers and operand widths are those of section 1.2 of the recovered
-reference; the rows with ``since=OURS`` are ours and use numbers that the original left free.
+reference; the rows with ``since=OURS`` are additions and use numbers that the original left free.
 
 A row's *syntax* is the statement as a user writes it. At most one operand is variable, in angle brackets::
 

@@ -37,8 +37,8 @@ __all__ = [
     "unquote",
 ]
 
-# A statement ends with its line, or with ``;`` (ours: a macro expands to one line, and can so contain several
-# statements).
+# A statement ends with its line, or with ``;`` (not in the original: a macro expands to one line, and may contain
+# several statements).
 
 
 class TokenKind(Enum):

@@ -96,7 +96,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """A pattern that places a probepoint at every function of the module whose name matches it (ours)."""
+    """A pattern that places a probepoint at every function with a matching name (not in the original)."""
 
     pattern: str
 
@@ -111,7 +111,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A sampler that hits ``frequency`` times a second on each CPU that executes the module (ours)."""
+    """A sampler that hits ``frequency`` times a second on each CPU that executes the module (not in the original)."""
 
     frequency: int
 
@@ -122,7 +122,7 @@ SYSTEM_CALLS = "syscall"
 
 @dataclass(frozen=True, slots=True)
 class Tracepoint:
-    """A tracepoint of the kernel, or a system call if the subsystem is SYSTEM_CALLS (ours)."""
+    """A tracepoint of the kernel, or a system call if the subsystem is SYSTEM_CALLS (not in the original)."""
 
     subsystem: str
     name: str
@@ -138,7 +138,7 @@ class Tracepoint:
 
 @dataclass(frozen=True, slots=True)
 class Usdt:
-    """The sites of the module's USDT probes with this provider and name; both may be patterns (ours)."""
+    """The sites of the module's USDT probes with this provider and name; both may be patterns (not in the original)."""
 
     provider: str
     name: str

@@ -1,5 +1,5 @@
 """
-Attachment with a thread of ours that reads its events: records are passed on, and states of probepoints are kept.
+Attachment with a thread that reads its events: records are passed on, and states of probepoints are kept.
 
 The thread handles records and states as they arrive; any thread may call everything else.
 """

@@ -2,7 +2,7 @@
 Steps of a run, from a user's request to a program in its targets.
 
 ``run_program`` executes them. A ``Face`` loads the program, follows the events, and reports between the other steps.
-Each step may refuse, by an error of ours. Until ``attach`` nothing is changed.
+Each step may refuse with a ``DprobesError``. Until ``attach`` nothing is changed.
 
 Steps up to ``plan`` read files and processes of this machine. ``resolve`` also visits a target behind a stub where its
 kernel or its processor is in no file: ``Engine.visit_kernel`` stops it meanwhile. ``reach`` connects to a stub before
@@ -196,7 +196,7 @@ def run_program(request: Request, face: Face[ResultT]) -> ResultT:
 
 def look_around(request: Request) -> Vantage:
     """
-    Return the point of view of a request; raise an error of ours if no engine can serve it.
+    Return the point of view of a request; raise ``DprobesError`` if no engine can serve it.
 
     A thread stands for its process.
     """
@@ -232,7 +232,7 @@ def _members_of(attachment: Attachment) -> Sequence[Attachment]:
 
 
 def _point_of_view(scope: Scope, *, allow_self: bool) -> tuple[int | None, str | None]:
-    """Return the thread or the command; raise an error of ours if no engine can take the process or command."""
+    """Return the thread or the command; raise ``DprobesError`` if no engine can take the process or command."""
     if scope.command:
         from dprobes.target.module_lookup import executable_of
 
@@ -337,7 +337,7 @@ def _resolved(
 
 
 def plan(resolution: Resolution) -> RunPlan:
-    """Return the plan of the final engine; raise an error of ours if there is none."""
+    """Return the plan of the final engine; raise ``DprobesError`` if there is none."""
     members = _plans(resolution)
     reasons = {
         each.engine.name: member.selection.reason for each, member in zip(members, resolution.members, strict=True)

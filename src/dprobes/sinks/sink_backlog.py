@@ -105,7 +105,7 @@ class RecordQueue:
         return count
 
     def tell(self, messages: Iterable[Created | Destroyed]) -> None:
-        """Add announcements of programs; before the end of a program, the number of its records lost at the end."""
+        """Queue announcements; before ``Destroyed`` goes the number of records lost since the program's last batch."""
         if self.is_given_up:
             return
         for message in messages:
@@ -262,7 +262,7 @@ _BY_RECORD = 1.5
 """Ratio of the times for twice as many records from which on the records take the time, and not the call."""
 
 _FADING = 0.5
-"""Factor for a stored time whenever larger batches are not tried because of it: sinks change."""
+"""Factor for the stored time of a larger batch each time it prevents a trial, as a sink may become faster."""
 
 _SAY_AGAIN = 600.0
 """Seconds after which a problem that has disappeared and occurs again is reported once more."""

@@ -44,7 +44,7 @@ _OPEN_MAX = 64
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory: no other process adds files meanwhile, or removes a trace file whose records are in them."""
+    """Lock a directory against processes that add files, or remove a trace file whose records are in them."""
     file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -64,7 +64,7 @@ def error_of(query: str, error: Exception, tables: Iterable[str]) -> SourceError
 
 
 def message_of(error: Exception) -> str:
-    """Return DuckDB's message of an error as one line, in the style of our messages."""
+    """Return DuckDB's message of an error as one line, in the style of dprobes' messages."""
     text = str(_details(error).get("exception_message") or error) or type(error).__name__
     line = _KIND.sub("", text.strip().splitlines()[0]).strip().rstrip("!.")
     words = line.split(maxsplit=1)

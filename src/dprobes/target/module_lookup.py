@@ -82,9 +82,9 @@ def find_module(
     """
     Return the file that ``name`` means, with symbolic links followed, or None if this machine has none.
 
-    ``pid`` is a process whose mapped files come first, ``command`` a program to be started in our environment.
-    ``architecture`` selects among libraries of the same name; by default it is that of the process or the program, or
-    else of the machine.
+    ``pid`` is a process whose mapped files come first. ``command`` is a program to be started with the environment of
+    this process. ``architecture`` selects among libraries of the same name; by default it is that of the process or the
+    program, or else of the machine.
     """
     if "\0" in name or not name or any(len(part) > _NAME_MAX for part in os.fsencode(name).split(b"/")):
         return None
@@ -342,7 +342,7 @@ def searched_directories(elf: ElfFile) -> Iterator[Path]:
     """
     Iterate over the directories that the dynamic loader searches first for the libraries of a file (ld.so(8)).
 
-    They come from the file itself and, for a program that is started in our environment, from LD_LIBRARY_PATH.
+    They come from the file itself and, for a program that dprobes starts, from LD_LIBRARY_PATH.
     """
     own, origin = elf.dynamic.run_path, str(elf.path.parent)
     text = os.environ.get("LD_LIBRARY_PATH", "")

@@ -35,10 +35,10 @@ class Allowance:
 
 def foreign_owner(status: os.stat_result) -> str | None:
     """
-    Return the user or group, other than root and our own, that can change a file; None without one.
+    Return the user or group, except root and this process's, that can change a file; None without one.
 
-    Such a *foreign* owner may have made a file only to keep us busy. Names of users are not looked up, because that may
-    query a server.
+    Such a *foreign* owner may have made a file only to waste the tool's time. Names of users are not looked up, because
+    that may query a server.
     """
     if status.st_uid not in {0, os.geteuid()}:
         return f"user {status.st_uid}"

@@ -92,7 +92,7 @@ class TraceProgram:
 
     @property
     def may_run(self) -> bool:
-        """True if its records are of processes of this machine and boot, which may still run."""
+        """True if the program's records are from this boot of this machine, so that the processes may still run."""
         own = boot_id()
         return bool(own) and self.origin.boot_id == own
 

@@ -176,7 +176,7 @@ class Run:
         self._ended_by: int | None = None
 
     def follow(self, early: EarlyInterrupt) -> Finished | None:
-        """Deliver records and messages until the end, and return it; ``early`` is true if Ctrl-C came before."""
+        """Write records and messages until the run ends; return its end. ``early`` notes a Ctrl-C before this call."""
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         self._is_early = early.came
         if early.came:
@@ -198,7 +198,7 @@ class Run:
 
     @property
     def is_over_in_time(self) -> bool:
-        """True if its duration has ended the run."""
+        """True if the run ended because its duration (``--duration``) is over."""
         return self._time.is_over
 
     def await_beginning(self) -> None:

@@ -479,7 +479,7 @@ class WideEmitter:
         w.op("xchg")
 
     def step(self, target: typed_values.Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
-        """Add a number to a place."""
+        """Emit code that adds a number to the target of ``++``, ``--``; ``is_wanted`` leaves the value on the stack."""
         self._cells.exact(target)
         if is_postfix and is_wanted:
             self._duplicate()

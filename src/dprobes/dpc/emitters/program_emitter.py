@@ -85,7 +85,7 @@ class Compilation:
 
     @property
     def template_file(self) -> str:
-        """The text of its template file."""
+        """The text of the program's template file."""
         return template_file(self.major, self.templates)
 
 

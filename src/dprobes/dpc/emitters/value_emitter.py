@@ -138,7 +138,7 @@ class PlaceEmitter:
         w.code(f"or; pop mem, u{size}")
 
     def step(self, target: Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
-        """Add a number to a place."""
+        """Emit code that adds a number to the target of ``++``, ``--``; ``is_wanted`` leaves the value on the stack."""
         w = self._w
         if self._values.wide.is_wide(target.type):
             self._values.wide.step(target, amount, is_postfix=is_postfix, is_wanted=is_wanted)

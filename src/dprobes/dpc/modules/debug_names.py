@@ -548,9 +548,10 @@ def _variable_below(block: Entry, name: str, depth: int) -> Entry | None:
 
 def names_in(module: DebugModule, place: str | None, *, at_return: bool) -> ModuleNames | ProbeNames | None:
     """
-    Return the names at a place in the syntax of ``DebugModule.address_of``; None without debug information.
+    Return the names that code at a place may use; None without debug information.
 
-    If no function is described at the place, the names are those of the module.
+    ``place`` has the syntax of ``DebugModule.address_of``. If no function is described there, or it is None, these are
+    the names of the module.
     """
     file, types = module.file, module.entry_types
     if file is None or types is None:

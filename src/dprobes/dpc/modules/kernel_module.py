@@ -419,7 +419,7 @@ class KernelModule:
         return None if self.debug is None else self.debug.types
 
     def names_at(self, place: str | None, *, at_return: bool) -> KernelNames:
-        """Return the names at a place: a function, or a function plus a distance."""
+        """Return the names that code at a place may use: ``FUNCTION`` or ``FUNCTION+8``."""
         return KernelNames(self, self._btf.names_at(place, at_return=at_return), place, at_return=at_return)
 
     def given_at(self, place: str, *, at_return: bool) -> EventTypes:
@@ -467,7 +467,7 @@ class EventTypes:
 
 
 class KernelNames:
-    """The names at a place in the kernel (``PlaceNames``): first those of ``btf``, which covers entries and returns."""
+    """The names of the kernel at a place (``PlaceNames``): first those of ``btf``, which has entries and returns."""
 
     def __init__(self, module: KernelModule, btf: BtfNames, place: str | None, *, at_return: bool) -> None:
         self._module = module

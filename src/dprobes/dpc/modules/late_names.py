@@ -31,9 +31,9 @@ _LISTED = 6
 
 class LateNames:
     """
-    The names at a place in the syntax of ``DebugModule.address_of``, read at the first request.
+    The names that code at a place may use, read from debug information at the first request (``names_in``).
 
-    They are those that ``names_in`` returns; there are none without debug information.
+    ``place`` has the syntax of ``DebugModule.address_of``. Without debug information there are no names.
     """
 
     def __init__(self, module: DebugModule, place: str | None, *, at_return: bool) -> None:
@@ -125,7 +125,7 @@ class DescribedModule(DebugModule):
         return self.names_at(None, at_return=False).types
 
     def names_at(self, place: str | None, *, at_return: bool) -> LateNames:
-        """Return the names at a place in the syntax of ``address_of``; those of the module if it is None."""
+        """Return the names that code at ``place`` may use; those of the module if it is None."""
         return LateNames(self, place, at_return=at_return)
 
     def given_at(self, place: str, *, at_return: bool) -> UsdtTypes:  # noqa: ARG002 - which a USDT probe has not

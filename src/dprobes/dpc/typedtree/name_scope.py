@@ -35,7 +35,7 @@ __all__ = [
 
 
 class NotKnownError(Exception):
-    """The reason why a variable has no value at an instruction; ``hint`` suggests an alternative."""
+    """Error of a variable that has no value at an instruction; ``hint`` suggests an alternative."""
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -190,7 +190,7 @@ class ProbedModule(Protocol):
         """The types; None without a description."""
 
     def names_at(self, place: str | None, *, at_return: bool) -> PlaceNames:
-        """Return the names at a place in the code; those of the module if it is None."""
+        """Return the names that code at a place may use; those of the module if the place is None."""
 
     def given_at(self, place: str, *, at_return: bool) -> GivenTypes:
         """Return the types at a place that is not code: a USDT probe, a tracepoint, ``syscall:NAME``."""
@@ -214,7 +214,7 @@ class TypeListener(Protocol):
 
 
 class PlaceNames(Protocol):
-    """The names at a place in a module, from its debug information; ``TargetError`` if it is malformed."""
+    """The names that code at a place may use, from debug information; ``TargetError`` if that is malformed."""
 
     @property
     def was_asked(self) -> bool:

@@ -94,7 +94,7 @@ class GdbEngine(engine_interface.Engine):
 
     @contextlib.contextmanager
     def visit_kernel(self, program: Program) -> Iterator[RunningKernel]:
-        """Stop the machine meanwhile, and yield its kernel; raise ``EngineError`` if there is none."""
+        """Stop the machine for the context, and yield its kernel; raise ``EngineError`` if there is none."""
         if program.name == MACHINE:
             yield BareMachine()
             return

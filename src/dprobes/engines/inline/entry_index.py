@@ -1,5 +1,5 @@
 """
-Index of the entries of several rings, copied to memory of ours, in the order of their time.
+Index of the entries of several rings, copied to the client's memory, in the order of their time.
 
 ::
 

@@ -426,7 +426,7 @@ _CALM = 0.1
 """Seconds after a busy reading until the rate counts as low again."""
 
 _AHEAD = 1_000_000_000
-"""Nanoseconds by which the clock of handlers may be ahead of ours."""
+"""Nanoseconds by which the clock of handlers may be ahead of CLOCK_MONOTONIC."""
 
 _PATIENCE = 20
 """Number of readings for which the records of a thread wait for the tracer's message about the thread."""

@@ -301,15 +301,15 @@ class PtraceSession:
         return self._run.counters.local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the values of its CPU variables, a list for each CPU."""
+        """Return the values of the program's per-CPU variables, a list for each CPU."""
         return self._run.counters.cpu_variables()
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set its local and CPU variables from ``first`` to ``last`` (included) to zero, between two handlers."""
+        """Set local and per-CPU variables ``first`` to ``last`` (inclusive) to zero, between two handlers."""
         self._run.counters.ask_for_reset(first, last)
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return the contents of its keyed tables; this needs no reply of the tracer."""
+        """Return the contents of the program's keyed tables, from shared memory: the tracer need not reply."""
         return self._run.counters.tables()
 
     def change(self, changes: Sequence[Change]) -> None:

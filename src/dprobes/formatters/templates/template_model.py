@@ -181,7 +181,7 @@ class Placeholder:
 
     @property
     def is_array(self) -> bool:
-        """True if its value is a list of numbers."""
+        """True if the field's value is a list of numbers."""
         if not self.is_item or self.size == 0:
             return False
         return self.is_list or not self.field or self.conversion is Conversion.STACK

@@ -162,7 +162,7 @@ class CoreRequest:
     """
     Request for the core of a process whose threads are all stopped; the first one of ``threads`` had the hit.
 
-    ``left_out`` is memory of ours, (start, end) each.
+    ``left_out`` is memory that dprobes mapped, (start, end) each.
     """
 
     pid: int

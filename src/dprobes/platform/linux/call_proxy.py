@@ -7,8 +7,8 @@ because ``uprobe_unregister`` gives up ("failed to unregister, leaking uprobe").
 
 A task that exits by itself is not being killed, and one that has begun to exit cannot be. So the last descriptor of a
 link is not closed by close(2), but by the exit of a process that has copies of it. That process shares the memory with
-this one, but not the table of descriptors. It runs a few instructions of ours, no C library and no Python. It waits
-until we have closed our copies, or have ended.
+this one, but not the table of descriptors. It runs a few generated instructions, no C library and no Python. It waits
+until this process has closed its copies, or has ended.
 
 A file that another process has open may block its user, forever if its owner likes. Examples are a socket whose peer
 does not read, and a file system of the owner's, which is called when a descriptor is closed. So this process never
@@ -111,7 +111,7 @@ def _entry() -> Callable[[int, int, int], int]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Block all signals meanwhile: a proxy must not run a handler of ours, and calls must not be interrupted."""
+    """Block all signals in the context: a proxy must not run this process's signal handlers, nor be interrupted."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
@@ -120,7 +120,7 @@ def _signals_held() -> Iterator[None]:
 
 
 class _Proxy:
-    """Process that shares our memory, and makes system calls one after the other; it starts at once."""
+    """Process that shares this one's memory and makes system calls in sequence; the constructor starts it."""
 
     def __init__(self, flags: int, calls: Sequence[tuple[int, ...]]) -> None:
         packed = b"".join(_CALL.pack(*call, *(0,) * (7 - len(call))) for call in calls)
@@ -135,7 +135,7 @@ class _Proxy:
         self._memory = memory
 
     def wait(self) -> bool:
-        """Wait for the proxy's end, as it uses our memory until then; return True if it exited by itself."""
+        """Wait for the proxy's end, until which it uses this process's memory; return True if it exited by itself."""
         interruption: BaseException | None = None
         status = 0
         while True:

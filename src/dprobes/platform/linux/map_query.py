@@ -30,7 +30,7 @@ __all__ = ["MapQuestion"]
 _WANTED = EXECUTABLE | COVERING_OR_NEXT | OF_FILE
 
 _OURS_MAX = 1 << 12
-"""Maximum number of our own mappings that are queried."""
+"""Maximum number of this process's mappings that are queried."""
 
 _ADDRESS = struct.Struct("=Q")
 _ASKED, _END, _INODE = 16, 32, 64
@@ -56,7 +56,7 @@ class MapQuestion:
 
     @classmethod
     def about(cls, path: str, inode: int, base: str) -> Self:
-        """Return the query about a file, by inode number alone if a mapping of our own shows that number."""
+        """Return the query about a file, by inode number alone if a mapping of this process shows that number."""
         by_number, executable = cls(inode), mmap.PROT_READ | mmap.PROT_EXEC
         try:
             with (
@@ -73,7 +73,7 @@ class MapQuestion:
         """
         Return whether a process may execute the file; None if the kernel cannot tell, or not within ``most`` mappings.
 
-        Raise ``PermissionError`` if we may not see its mappings, ``ProcessLookupError`` if it has no memory.
+        Raise ``PermissionError`` without the right to read its mappings, ``ProcessLookupError`` if it has no memory.
         """
         try:
             descriptor = os.open(f"/proc/{thread}/maps", os.O_RDONLY | os.O_CLOEXEC)

@@ -169,7 +169,7 @@ _RIGHTS = struct.Struct("=Qiiixxxx")
 
 def send_file(tid: int, pid: int, number: int, file: int) -> None:
     """
-    Send a file of ours through a new datagram socket that a thread has open as ``number``, to that socket itself.
+    Send an open file through a new datagram socket that a thread has open as ``number``, to that socket itself.
 
     The socket is connected with itself, so that no other message can arrive. Raise OSError if that fails, or takes too
     long: the process may have another file there by now.

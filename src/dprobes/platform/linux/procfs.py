@@ -48,7 +48,7 @@ def process_field(tid: int, name: str) -> str:
 
 def ids_of(tid: int) -> tuple[int, ...]:
     """
-    Return the ids of a thread in all its PID namespaces: from ours, that of ``/proc``, to its own.
+    Return the ids of a thread in all its PID namespaces, from that of ``/proc`` to the thread's.
 
     Return none if the thread has ended, or the kernel has no such namespaces.
     """

@@ -472,7 +472,7 @@ def _of_six(word: int, address: int) -> Effect | None:
 
 
 class Mode(NamedTuple):
-    """The value that some bits of a register must have for the effects here to be correct."""
+    """A processor mode in which ``effect_of`` is correct: ``register & mask == value``."""
 
     register: str
     mask: int
@@ -486,7 +486,7 @@ MODES = {
     "ppc64": (),
     "s390x": (Mode("pswmask", 0x1_8000_0000, 0x1_8000_0000),),  # 64-bit addresses
 }
-"""The supported processors, and their required modes."""
+"""The supported processors, and the modes that ``effect_of`` requires of each."""
 
 
 def effect_of(machine: str, raw: bytes, address: int) -> Effect | None:

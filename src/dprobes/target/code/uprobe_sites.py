@@ -279,7 +279,7 @@ def _kernel_refusal(parsed: _Parsed, bits: int) -> str | None:
 
 
 def _is_branch(parsed: _Parsed) -> bool:
-    """Return whether the kernel takes it for a jump or call with a relative target."""
+    """Return whether the kernel treats the instruction as a jump or call with a relative target."""
     if parsed.map == 0:
         return parsed.opcode in _BRANCHES
     return parsed.map == 0x0F and parsed.opcode in _NEAR_CONDITIONAL

@@ -92,7 +92,7 @@ _FSCONFIG_CMD_CREATE = 6
 
 
 class TraceFiles:
-    """The directory of tracefs, by a descriptor; names are relative to it."""
+    """An open tracefs directory; names of files are relative to it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

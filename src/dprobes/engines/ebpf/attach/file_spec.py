@@ -91,7 +91,7 @@ class ModuleFile:
 
     @property
     def reached(self) -> Path:
-        """Path to this file, whatever ``path`` leads to, as long as it is open."""
+        """Path to this file while the descriptor is open, even if ``path`` now names another file."""
         return descriptor_path(self.descriptor)
 
 
@@ -226,7 +226,7 @@ class _Collection:
         self._seen: set[FileId] = set()
 
     def add_known(self, path: Path) -> None:
-        """Add the file of ``path``, of whatever owner."""
+        """Add the file of ``path`` without a check of its owner."""
         with contextlib.suppress(OSError), Descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
             status = os.fstat(descriptor.fd)
             self._add(path, descriptor, FileId(status.st_dev, status.st_ino), None, None)
@@ -345,7 +345,7 @@ class PlannedFile:
 
     @property
     def reached(self) -> str:
-        """Path for the kernel to this file, whatever ``path`` leads to."""
+        """Path by which the kernel opens this file, even if ``path`` now names another file."""
         return str(descriptor_path(self.descriptor))
 
     @property

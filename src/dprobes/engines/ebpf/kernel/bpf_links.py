@@ -104,7 +104,7 @@ def attach_uprobes(
     """
     Attach a program to ``places``, file offsets with the cookie that the program gets there.
 
-    ``counters`` are the file offsets of the semaphores to be raised meanwhile, one for each place, 0 for none.
+    ``counters`` are the file offsets of the semaphores to raise while attached, one for each place, 0 for none.
 
     ``pid`` restricts hits to one process without its children if the kernel supports that
     (``Feature.UPROBE_MULTI_PROCESS``), which saves the hits of others; the program must still check the process. The

@@ -157,7 +157,7 @@ def _call(helper: Helper, *arguments: int) -> Assembler:
 
 
 def _on_stack(helper: Helper, before: tuple[int, ...], size: int, *after: int) -> Assembler:
-    """Return a program that calls a helper with numbers, the address of zeros on the stack, and more numbers."""
+    """Return a program that calls a helper: arguments are ``before``, the address of zeroed stack, and ``after``."""
     asm = Assembler()
     for offset in range(-size, 0, 8):
         asm.store(R10, offset, 0)

@@ -3,7 +3,7 @@ Reader of a BPF ring buffer: entries in the order in which programs reserved the
 
 The layout is that of ``struct bpf_ringbuf`` in ``kernel/bpf/ringbuf.c``, as user space sees it::
 
-    page 0                 u64 consumer position, which we write
+    page 0                 u64 consumer position, which the reader writes
     page 1                 u64 producer position, which the kernel writes
     from page 2 on         the data, mapped twice in a row: an entry that wraps around is contiguous
 

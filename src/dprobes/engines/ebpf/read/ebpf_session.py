@@ -364,7 +364,7 @@ class EbpfSession(Attachment):
 
     @contextlib.contextmanager
     def held_still(self) -> Iterator[Installation | None]:
-        """Prevent changes in the kernel meanwhile; yield the installation, or None if the session is at its end."""
+        """Prevent changes in the kernel in the context; yield the installation, or None if the session has ended."""
         with self._changing:
             if self._is_replaced:
                 raise EngineError(

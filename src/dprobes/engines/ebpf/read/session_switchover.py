@@ -122,7 +122,7 @@ class ReplaceableSession(Protocol):
         """True if another session may replace this one."""
 
     def held_still(self) -> AbstractContextManager[Installation | None]:
-        """Prevent changes in the kernel meanwhile; yield the installation, or None if the session is at its end."""
+        """Prevent changes in the kernel in the context; yield the installation, or None if the session has ended."""
 
     def end_replaced(self) -> None:
         """End the session, because another session has taken its place."""

@@ -459,7 +459,7 @@ def described_processor(connection: StubConnection) -> Architecture | None:
 
 @contextlib.contextmanager
 def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
-    """Connect to the machine at an endpoint, which is stopped meanwhile; raise ``EngineError`` without a kernel."""
+    """Stop the machine at an endpoint for the context, and yield its kernel; raise ``EngineError`` without one."""
     processor = processor_of(architecture(_PROCESSOR))
     assert processor is not None
     with _visited(endpoint) as target:

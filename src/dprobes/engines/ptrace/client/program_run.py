@@ -160,7 +160,7 @@ class ProgramRun:
         """Place in the order of insertion: that of the program which it has replaced."""
         self.items: deque[QueueEntry | _Record] = deque()
         self.is_stopping = False
-        """True if its end was requested."""
+        """True if the end of the run was requested."""
         self.is_over = False
         """True if no more items will come."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -365,7 +365,7 @@ class _Dump:
     """End of a pipe from which the writer's answer is read: the size, or the error."""
     held: list[Thread]
     parked: dict[int, tuple[ThreadState, int]] = field(default_factory=dict)
-    """Stops of threads that arrived meanwhile, with the threads' states before."""
+    """Stops of threads that arrived during a core dump, with the threads' states before."""
 
 
 class CoreDumps:

@@ -75,9 +75,9 @@ class _Call(NamedTuple):
     argument: int = 0
     result: int = 0
     sets: bool = False
-    """True if its arguments 2 to 4 are sets of descriptors (select)."""
+    """True if arguments 2 to 4 of the call are sets of descriptors (select)."""
     reads: bool = False
-    """True if its file may be a terminal, for which VTIME counts."""
+    """True if the call's file may be a terminal, which has a timeout (VTIME)."""
 
 
 _EPOLL = _Call(Limit.MILLISECONDS, 3)

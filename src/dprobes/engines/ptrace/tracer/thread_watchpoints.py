@@ -163,12 +163,12 @@ class UnwatchedMemory:
         self._space = space
 
     def read_word(self, address: int, size: int) -> int:
-        """Return a word; raise OSError also if reading it is watched."""
+        """Return a word of memory; raise OSError also if a watchpoint covers reads of it."""
         self._refuse_watched(address, size, writes=False)
         return self._memory.read_word(address, size)
 
     def write_word(self, address: int, size: int, value: int) -> None:
-        """Store a word; raise OSError also if writing it is watched."""
+        """Store a word in memory; raise OSError also if a watchpoint covers writes of it."""
         self._refuse_watched(address, size, writes=True)
         self._memory.write_word(address, size, value)
 

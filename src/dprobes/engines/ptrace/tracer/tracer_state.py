@@ -159,7 +159,7 @@ class InterruptedWait:
     result: int
     cleared: tuple[tuple[int, int], ...] = ()
     is_asked: bool = False
-    """True if its thread has been asked to stop because the timeout is over."""
+    """True if the thread has been asked to stop because the timeout is over."""
 
     def is_entered(self, registers: RegisterWords) -> bool:
         """Return whether a thread that is entering the kernel makes this call."""

@@ -224,7 +224,7 @@ class Placer:
     def _try(
         self, site: Site, plan: Plan, room: int, others: Collection[int], obstacles: list[str], *, traps: bool = True
     ) -> Placement | None:
-        """Take the bytes and an address for a plan; return None if they are not free."""
+        """Reserve the bytes of a plan's jump and an address for its trampoline; return None if either is taken."""
         code = site.code
         if code.is_written(plan.start, plan.written):
             obstacles.append("its bytes belong to the jump of another probe")

@@ -165,7 +165,7 @@ class Reclaimer:
         self._due, self._pause = 0.0, _PAUSE
 
     def look_after(self) -> float | None:
-        """Unmap memory where that is possible; return the seconds until the next attempt, None if none is left."""
+        """Unmap memory of ended programs if an attempt is due; return the seconds until the next, None without one."""
         if self._due is None:
             return None
         now = time.monotonic()
