@@ -152,7 +152,7 @@ class DebugModule:
         return passes_in_registers(self.elf)
 
     def arguments_at(self, place: str | None) -> int:
-        """Return how many names ``argN`` a place has; functions of Go pass more arguments in registers."""
+        """Return the number of names ``arg0`` and so on at a place; functions of Go have more of them."""
         if place is None or not self.is_go or (address := self.address_of(place)) is None:
             return _C_ARGUMENTS
         return _GO_ARGUMENTS if convention_of(self.function_symbol(address)) is Convention.GO else _C_ARGUMENTS

@@ -61,7 +61,7 @@ _LISTED = 3  # ranges named in a hint
 
 
 class ModuleNames:
-    """The variables, enumerators and types of a module as seen from ``scope``, outside of a function."""
+    """The variables, enumerators and types of a module in ``scope``, outside of a function."""
 
     def __init__(self, module: DebugModule, file: DebugFile, types: DebugTypes, scope: NameScope) -> None:
         self._module = module
@@ -207,7 +207,7 @@ class ProbeNames:
 
     @cached_property
     def _names(self) -> ModuleNames:
-        """The names of the module as seen from the innermost function inlined at the place, else from the function."""
+        """The names in the scope of the innermost function inlined at the place, else of the function itself."""
         assert self._module.file is not None
         blocks = [self._function] if self._at_return else self._blocks()
         number = next((n for n, each in enumerate(blocks) if each.tag == Tag.INLINED_SUBROUTINE), len(blocks) - 1)
@@ -221,7 +221,7 @@ class ProbeNames:
 
     @property
     def types(self) -> ScopedTypes:
-        """The types as seen from the place."""
+        """The types that names denote in the scope of the place."""
         return self._names.types
 
     @cached_property

@@ -54,7 +54,7 @@ _LISTED = 4  # meanings of a name in an error
 
 class NameScope:
     """
-    The names of a module as seen from a place.
+    The names of a module in the scope of a place.
 
     ``units`` are the units of the place, the nearest first. ``around`` is the entry of the function, whose parents are
     the enclosing scopes, and ``blocks`` are the blocks around the place. Without these, all of the module is equally
@@ -182,7 +182,7 @@ def _is_called(name: str, wanted: str) -> bool:
 
 
 class ScopedTypes:
-    """The types of a module by their names (``NamedTypes``), as seen from a place."""
+    """The types of a module by their names (``NamedTypes``), in the scope of a place."""
 
     def __init__(self, type_of: Callable[[Entry], CType], scope: NameScope) -> None:
         """Look types up in ``scope``; ``type_of`` makes a type from its entry."""

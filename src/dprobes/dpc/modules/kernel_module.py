@@ -497,7 +497,7 @@ class KernelNames:
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types of BTF, else of debug information, as seen from the place."""
+        """The types of BTF, else of debug information, in the scope of the place."""
         if self._btf.types is not None or self._debug is None:
             return self._btf.types
         return self._debug.types

@@ -59,7 +59,7 @@ class LateNames:
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types as seen from the place; None without debug information."""
+        """The types that names denote in the scope of the place; None without debug information."""
         return None if self._names is None else self._names.types
 
     def returned(self) -> ModuleVariable | None:

@@ -221,7 +221,7 @@ class ProgramTyper:
         return found
 
     def types_at(self, point: syntax_tree.Point) -> TypeTable:
-        """Return the types as seen from a point."""
+        """Return the types that names denote in the scope of a point."""
         return self.types.seen_from(self._modules.names_at(point))
 
     def _check_watched(self, point: syntax_tree.Point) -> None:

@@ -219,7 +219,7 @@ class TypeTable:
             raise UnknownTypeError from None
 
     def _looked_up(self, kind: str, name: str) -> CType | None:
-        """Return a type as seen from the place, else from the module that the program probes first."""
+        """Return a type by its name in the scope of the place, else in the module that the program probes first."""
         for described in (self._names, self._module):
             types = None if described is None else described.types
             found = None if types is None else types.tagged(kind, name) if kind else types.named(name)

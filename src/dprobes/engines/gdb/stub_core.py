@@ -320,7 +320,7 @@ class _StubMemory:
         return self._target.read_anew(address, size)
 
     def has_any(self, start: int, size: int) -> bool:
-        """Return whether one of the pages exists, or may exist."""
+        """Return True if a page of the range exists, or if that is unknown."""
         if self._pages is None:
             return True
         count = size // PAGE_SIZE

@@ -65,7 +65,7 @@ class CoreMemory(Protocol):
         """Return bytes of memory; fewer if some cannot be read."""
 
     def has_any(self, start: int, size: int) -> bool:
-        """Return True if one of these pages exists, or may exist."""
+        """Return True if a page of the range exists, or if that is unknown."""
 
 
 class CorePart(NamedTuple):

@@ -343,7 +343,7 @@ class HandlerCompiler:
         return not self._program.keeps_log_on_fault(definition) and any(site.may_fault for _, site in sites)
 
     def _note_of(self, number: int, sites: Sequence[tuple[int, Site]], used: Counter[int]) -> int | None:
-        """Return the pair of a note for a handler, None if it needs none; ``used`` counts pairs by offset."""
+        """Return the index of a handler's pair in NOTES, None if it needs none; ``used`` counts pairs by offset."""
         if not (self._notes_tickets and self._is_uncertain(number, sites)):
             return None
         note = max(used[site.offset] for _, site in sites)

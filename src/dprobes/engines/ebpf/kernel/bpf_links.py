@@ -481,7 +481,7 @@ class EntryKprobes:
                 self._events.append((perf_calls.open_kprobe(unit, address), cookie))
 
     def link(self, program: int) -> Descriptors:
-        """Attach a program to all of them."""
+        """Attach a program to all open kprobe events, and return the links."""
         events, self._events = self._events, []
         return link_events(program, events, Descriptors())
 

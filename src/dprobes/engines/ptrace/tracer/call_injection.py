@@ -310,7 +310,7 @@ class _Session:
         self._advance(StopKind.EVENT)
 
     def send_stops(self) -> None:
-        """Send the stop signals again that arrived meanwhile: they cannot be blocked."""
+        """Send the stop signals again that arrived during the calls: they cannot be blocked."""
         for number in self._stops:
             with contextlib.suppress(OSError):
                 process_calls.send_signal(self._thread.pid, self._thread.tid, number)
