@@ -437,7 +437,7 @@ def greet_command(name: str) -> int:
 @recipe("a conversion of templates")
 def add_conversion(copy: Copy) -> None:
     copy.insert_after("formatters/templates/template_model.py", 'NETWORK = "I"', '    TRUTH = "B"')
-    copy.replace("formatters/templates/template_parser.py", 'hevkTEUI"', 'hevkTEUIB"')
+    copy.replace("formatters/templates/template_lines.py", 'hevkTEUI"', 'hevkTEUIB"')
     copy.insert_after(
         "formatters/templates/template_renderer.py",
         "case Conversion.POINTER:",
