@@ -1,9 +1,9 @@
 """
 Standard output and standard error of a DProbes process, whose end a slow reader cannot delay.
 
-A write waits for the reader until a signal that ends the process arrives (SIGINT, SIGTERM). From then on no write
-waits: data without room are buffered, and written when there is room. At the end ``settle`` waits as long as the reader
-makes progress; the remaining data are lost, and a message reports that.
+A write waits for the reader until a signal that ends the process arrives (SIGINT, SIGTERM, SIGHUP). From then on no
+write waits: data without room are buffered, and written when there is room. At the end ``settle`` waits as long as the
+reader makes progress; the remaining data are lost, and a message reports that.
 
 A pipe or terminal is opened anew for that, as a nonblocking file: O_NONBLOCK on the original descriptor would affect
 all processes that share the open file. If that is not permitted, writes are limited to the room that there certainly is
@@ -44,7 +44,7 @@ _GIVEN_UP = "its reader did not read in time"
 _HELD_MAX = 64 << 20
 """Maximum number of buffered bytes; further writes wait for the reader, which must make progress."""
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WRITING = select.POLLOUT | select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 

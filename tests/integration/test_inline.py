@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -222,3 +223,17 @@ def test_what_no_jump_is_good_for_has_a_breakpoint(build: Builder, run: Runner) 
     assert "inline" not in ways(result)
     reason = "faults of its instruction cannot be predicted: it repeats, and may stop in the middle"
     assert f"dprobes: note: a probepoint used a breakpoint instead of a jump: {reason}\n" in result.stderr
+
+
+def test_records_of_jumps_and_of_breakpoints_are_in_the_order_of_their_times() -> None:
+    """The handler at the return reads the user id, so it keeps its breakpoint."""
+    program = (
+        'libc.so.6:getppid() { printf("call"); } return libc.so.6:getppid when (uid < 1 << 30) { printf("return"); }'
+    )
+    calls = "import os\nfor _ in range(2000): os.getppid()"
+    command = [*DPROBES, "run", "--engine", "inline", "-e", program, "--", sys.executable, "-c", calls]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=TIMEOUT, check=True)
+    assert "keeps" in done.stderr or "a breakpoint instead of a jump" in done.stderr
+    found = [line.split()[2] for line in done.stdout.splitlines() if line.endswith(("  call", "  return"))]
+    assert found == ["call", "return"] * (len(found) // 2)
+    assert len(found) >= 4000

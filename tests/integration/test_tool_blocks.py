@@ -117,7 +117,7 @@ def test_end_comes_after_a_signal_and_after_the_duration(engine: str) -> None:
             [*words, "--duration", "0.5"], capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
         assert done.stdout.splitlines()[:2] == ["ready", "hits 1"], done.stderr
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"

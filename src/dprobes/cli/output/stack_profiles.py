@@ -102,6 +102,8 @@ def write_profile(collector: StackCollector, options: StacksOptions) -> None:
     if collector.without:
         what = "1 record has" if collector.without == 1 else f"{collector.without} records have"
         console.note(f"{what} no call stack to be weighed; 'log ustack' and 'log kstack' log them")
+    elif not profile.weights:
+        console.note("there are no records, so the profile is empty", 'a handler logs stacks: printf("%k", ustack())')
     if target == FOLDED:
         from dprobes.sinks.stacks.profile_formats import folded_lines
 

@@ -177,7 +177,10 @@ class Run:
 
     def follow(self, early: EarlyInterrupt) -> Finished | None:
         """Write records and messages until the run ends; return its end. ``early`` notes a Ctrl-C before this call."""
-        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        ending = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup(1) sets it
+            ending.append(signal.SIGHUP)
+        handlers = {number: signal.signal(number, self._on_signal) for number in ending}
         self._is_early = early.came
         if early.came:
             self._on_signal(signal.SIGINT, None)
@@ -250,7 +253,7 @@ class Run:
         now = time.monotonic()
         recent = now - self._last_signal < _IMPATIENCE
         self._last_signal = now
-        if number == signal.SIGTERM:
+        if number != signal.SIGINT:
             self._ended_by = number
         if self._asked_to_stop and self._outputs.give_up():
             return
@@ -262,7 +265,7 @@ class Run:
         if self._asked_to_stop and recent:
             console.warning("ended before everything was written; the probepoints are removed as soon as possible")
             os._exit(128 + number)
-        self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
+        self._asked_to_stop = recent or number != signal.SIGINT or not self._argv
         self._is_early |= not (self._has_begun or self._has_met_obstacle)
         self._progress.begin("removing the probepoints")
         self._attachment.change([Stop()])

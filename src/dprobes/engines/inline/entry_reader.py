@@ -474,6 +474,8 @@ class RingReader:
         """The time (monotonic, in seconds) from which on the rate of records counts as low."""
         self._before = 0
         """The time at which the last reading began, in nanoseconds."""
+        self.settled: int | None = 0
+        """All records before this time have been returned, in nanoseconds; None: all that there are."""
         self.ended: list[tuple[int, ProbeState]] = []
         self._name_places: dict[int, int] = {}
         self._refused = 0
@@ -526,6 +528,7 @@ class RingReader:
             before, self._before = min(before, self._bound(waiting, kept)), before
         self._ahead = set()
         if not buffer.parts:
+            self.settled = before
             return []
         self._buffers = other, buffer
         index, names = self._index, self.names
@@ -541,6 +544,8 @@ class RingReader:
             batches += self._batches(buffer, other, before)
         self._waits = self._waits + 1 if index.nameless else 0
         buffer.clear()
+        if not index.nameless:  # otherwise records may be waiting for a name
+            self.settled = before if before is None or index.bound is None else min(before, index.bound)
         if (bound := index.bound) is not None:
             self._ahead = {ring for ring, last in index.last.items() if last > bound}
             self.is_busy = True

@@ -426,6 +426,11 @@ class HandlerHits:
         """True if so much has arrived that more is waiting already."""
         return self._reader.is_busy
 
+    @property
+    def settled(self) -> int | None:
+        """All records before this time have been taken, in nanoseconds; None: all that there are."""
+        return None if self._maps is None else self._reader.settled
+
     def begin_program(self, pid: int) -> None:
         """Note that a process executes a program with handlers from now on."""
         if self._reader.names is not None:
@@ -437,8 +442,12 @@ class HandlerHits:
             if self._reader.names is not None:
                 self._reader.names.told(identity)
 
-    def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
-        """Return the records that have arrived, each with its probepoint, and the probepoints after their last hit."""
+    def take(self, *, is_over: bool, patience: int = 0) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
+        """
+        Return the records that have arrived, each with its probepoint, and the probepoints after their last hit.
+
+        Records of the last ``patience`` nanoseconds may be kept, unless there are very many.
+        """
         with self._lock:
             if self._maps is None:
                 return [], []
@@ -446,7 +455,8 @@ class HandlerHits:
             if now > self._corrected + _CORRECTION:
                 self._corrected = now
                 self._maps.clock.correct()
-            began = time.monotonic_ns() - self._reader.horizon
+            horizon = self._reader.horizon
+            began = time.monotonic_ns() - (max(horizon, patience) if horizon else 0)
             batches = self._reader.read(self._maps.rings.move, began)
             if is_over:
                 batches += self._reader.read(self._move_rest, None)

@@ -342,9 +342,23 @@ class InlineHandlers:
 
     # Results
 
-    def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
-        """Return the records that have arrived, each with its probepoint, and the probepoints after their last hit."""
-        return ([], []) if self._hits is None else self._hits.take(is_over=is_over)
+    def take(self, *, is_over: bool, patience: int = 0) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
+        """
+        Return the records that have arrived, each with its probepoint, and the probepoints after their last hit.
+
+        Records of the last ``patience`` nanoseconds may be kept.
+        """
+        return ([], []) if self._hits is None else self._hits.take(is_over=is_over, patience=patience)
+
+    @property
+    def has_breakpoints(self) -> bool:
+        """True if a probepoint keeps breakpoints, in some process at least."""
+        return bool(self.refused)
+
+    @property
+    def settled(self) -> int | None:
+        """All records before this time have been taken, in nanoseconds; None: all that there are."""
+        return None if self._hits is None else self._hits.settled
 
     @property
     def is_busy(self) -> bool:

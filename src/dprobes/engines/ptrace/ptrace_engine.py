@@ -249,20 +249,22 @@ class PtraceSession:
         assert conversation is not None
         while True:
             is_over = run.is_over
-            for probe, state in run.take_native():
+            for probe, state in run.take_native(conversation.heard):
                 if not is_over:
                     conversation.outbox.send(Remove(run.number, (probe,), state))
             while run.items:
                 item = run.next_item()
                 if isinstance(item, (Done, Ended)):
-                    run.take_native(is_over=True)
+                    run.take_native(None)
                     # Events of the debuggers may have been queued after it.
                     yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
                     yield from self._on_end(conversation, item)
                 elif isinstance(item, Exception):
+                    run.release()
+                    yield from (each for each in run.take_all() if isinstance(each, RecordBatch))
                     raise item
                 elif isinstance(item, Finished) and run.native is not None:
-                    run.take_native(is_over=True)
+                    run.take_native(None)
                     yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
                     yield item if item.cut_short else replace(item, counts=run.counts())
                 else:

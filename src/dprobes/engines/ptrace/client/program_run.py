@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
+from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.engines.engine_interface import Counts, Event, Finished, Notice, RecordBatch, StateEvent
 from dprobes.engines.ptrace.tracer_messages import Done, Dumped, Ended, ProbeStatus, Warned
+from dprobes.record.log_record import time_of
 from dprobes.resolve.probe_state import ProbeState
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from dprobes.platform.linux.procfs import ThreadIdentity
     from dprobes.target.process_images import ProcessImages
 
-__all__ = ["NativeSide", "ProgramRun", "QueueEntry", "death_notices", "event_of", "obstacle_text"]
+__all__ = ["NativeSide", "ProgramRun", "QueueEntry", "death_notices", "event_of", "merged", "obstacle_text"]
 
 if TYPE_CHECKING:
     Batch = Sequence[tuple[int, bytes]]
@@ -88,6 +91,14 @@ class NativeSide(Protocol):
         """Record the name and owner of a thread."""
 
     @property
+    def has_breakpoints(self) -> bool:
+        """True if a probepoint keeps breakpoints, in some process at least."""
+
+    @property
+    def settled(self) -> int | None:
+        """All records before this time have been taken, in nanoseconds; None: all that there are."""
+
+    @property
     def is_busy(self) -> bool:
         """True if records arrive so fast that more are available already."""
 
@@ -97,11 +108,11 @@ class NativeSide(Protocol):
     def released(self, message: MemoryReleased) -> None:
         """Record the answer to a ``ReleaseMemory``."""
 
-    def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
+    def take(self, *, is_over: bool, patience: int = 0) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """
         Return the records that have arrived, with their probepoints, and the probepoints that had their last hit.
 
-        ``is_over`` is True when no more records can arrive.
+        ``is_over`` is True when no more records can arrive. Records of the last ``patience`` nanoseconds may be kept.
         """
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
@@ -123,6 +134,12 @@ class NativeSide(Protocol):
 _BACKLOG = 64 << 20
 """Maximum size in bytes of the records that wait to be consumed."""
 
+_TRACER_DELAY = 100_000_000
+"""Nanoseconds after a hit in which its record arrives from the tracer, even if the machine is busy."""
+
+_MIXED = 1.0
+"""Seconds after a record of the tracer in which another one is expected."""
+
 _TOGETHER = 1024
 """Maximum number of records in a batch."""
 
@@ -135,6 +152,30 @@ class _Record(NamedTuple):
 
     probe: int
     data: bytes
+
+
+def _time(record: tuple[int, bytes]) -> int:
+    """Return the time of a record in nanoseconds, 0 if it has none."""
+    return time_of(record[1]) or 0
+
+
+def merged(batches: Iterable[Batch], others: Sequence[tuple[int, bytes]]) -> Iterator[Batch]:
+    """Iterate over records of ``batches``, which stay packed, with some ``others`` among them; both are in order."""
+    taken = 0
+    for batch in batches:
+        first = 0
+        while taken < len(others):
+            place = bisect_left(batch, _time(others[taken]), lo=first, key=_time)
+            if place == len(batch):
+                break
+            if place > first:
+                yield batch[first:place]
+            end = bisect_right(others, _time(batch[place]), lo=taken, key=_time)
+            yield others[taken:end]
+            taken, first = end, place
+        yield batch[first:] if first else batch
+    if taken < len(others):
+        yield others[taken:]
 
 
 class ProgramRun:
@@ -165,6 +206,10 @@ class ProgramRun:
         """True if no more items will come."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.bell)
+        self._held: list[_Record] = []
+        """Records of the tracer that wait for older ones of handlers in processes."""
+        self._mixed_until = 0.0
+        """The time (monotonic, in seconds) until which records of handlers wait for those of the tracer."""
         self._backlog = 0
         self._backlog_max = _BACKLOG
         self._received: dict[int, int] = {}
@@ -180,13 +225,34 @@ class ProgramRun:
             self.native.add_counts(counts)
         return counts
 
-    def take_native(self, *, is_over: bool = False) -> list[tuple[int, ProbeState]]:
-        """Queue the records of handlers in processes; return the probepoints that have had their last hit."""
+    def take_native(self, heard: int | None) -> list[tuple[int, ProbeState]]:
+        """
+        Queue the records of handlers in processes, and those of the tracer among them by their times.
+
+        All messages that the tracer sent before ``heard`` have been read; None means that no more records can arrive.
+
+        Return the probepoints that have had their last hit.
+        """
         if self.native is None:
             return []
-        batches, ended = self.native.take(is_over=is_over)
-        self.items += map(RecordBatch, batches)
+        is_mixed = self.native.has_breakpoints or time.monotonic() < self._mixed_until
+        patience = 0 if heard is None or not is_mixed else time.monotonic_ns() - heard + _TRACER_DELAY
+        batches, ended = self.native.take(is_over=heard is None, patience=patience)
+        self.items += map(RecordBatch, merged(batches, self._due(None if heard is None else self.native.settled)))
         return ended
+
+    def _due(self, until: int | None) -> list[_Record]:
+        """Remove and return the held records before a time, in the order of their times; all with None."""
+        if not self._held:
+            return []
+        due = [record for record in self._held if until is None or _time(record) < until]
+        self._held = [] if len(due) == len(self._held) else [each for each in self._held if _time(each) >= (until or 0)]
+        self._backlog -= sum(len(record.data) for record in due)
+        return sorted(due, key=_time)
+
+    def release(self) -> None:
+        """Queue the records that wait for others, because none will come."""
+        self.items += map(RecordBatch, merged([], self._due(None)))
 
     def counts_of_received(self) -> tuple[Counts, ...]:
         """Return the counts that are certain after the tracer was killed: those of the received records."""
@@ -200,7 +266,11 @@ class ProgramRun:
             return
         self._received[probe] = self._received.get(probe, 0) + 1
         self._backlog += len(record)
-        self.items.append(_Record(probe, record))
+        if self.native is not None and time_of(record) is not None:
+            self._held.append(_Record(probe, record))
+            self._mixed_until = time.monotonic() + _MIXED
+        else:
+            self.items.append(_Record(probe, record))
 
     def take_overload(self, message: Overloaded) -> None:
         """Queue the notices of an overload, and of the measures that were taken."""

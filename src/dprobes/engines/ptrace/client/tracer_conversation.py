@@ -143,6 +143,8 @@ class Conversation:
         """True if no guard may be created any more."""
         self._with_memory: set[int] = set()
         """Processes that have had memory for handlers."""
+        self.heard = time.monotonic_ns()
+        """The time before which all messages of the tracer have been read, in nanoseconds."""
         self.outbox = Outbox(to_tracer)
         self.outbox.send(start)
 
@@ -326,9 +328,13 @@ class Conversation:
         try:
             if self._reading.acquire(blocking=False):
                 try:
-                    if self._inbox.descriptor in readable([self._inbox.descriptor, run.bell], seconds):
+                    ready = readable([self._inbox.descriptor, run.bell], seconds)
+                    now = time.monotonic_ns()
+                    if self._inbox.descriptor in ready:
                         with self._lock:
                             self._read(run)
+                    if not self._inbox.has_more:
+                        self.heard = now
                 finally:
                     self._reading.release()
             else:

@@ -97,10 +97,13 @@ class Inbox:
         self.descriptor = descriptor
         self._reader = FrameReader()
         self._kept: list[_Frame] = []
+        self.has_more = False
+        """True if the last reading may not have read everything."""
 
     def read(self) -> tuple[list[_Frame], bool]:
         """Wait for frames; return them, those that were read ahead first, and whether the stream has ended."""
         data = os.read(self.descriptor, _CHUNK)
+        self.has_more = len(data) == _CHUNK
         kept, self._kept = self._kept, []
         return kept + list(self._reader.feed(data)), not data
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dprobes.engines.engine_interface import Counts
-from dprobes.engines.ptrace.client.program_run import ProgramRun
+from dprobes.engines.engine_interface import Counts, RecordBatch
+from dprobes.engines.ptrace.client.program_run import ProgramRun, merged
 from dprobes.engines.ptrace.shared_counters import SharedCounters
+from dprobes.record.log_record import Item, LogRecord, encode_record
+from dprobes.record.record_table import RecordTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def test_records_that_came_are_what_is_certain_of_a_killed_tracer() -> None:
@@ -17,3 +22,73 @@ def test_records_that_came_are_what_is_certain_of_a_killed_tracer() -> None:
     for probe in (2, 0, 2):
         run.take_record(probe, b"record")
     assert run.counts_of_received() == (Counts(hits=1, records=1), Counts(), Counts(hits=2, records=2))
+
+
+def at(*times: int, probe: int = 0) -> list[tuple[int, bytes]]:
+    """Return records of a probepoint with these times."""
+    return [(probe, encode_record(LogRecord(Item.TIME, time=time))) for time in times]
+
+
+def test_records_come_among_packed_ones_by_their_times() -> None:
+    table = RecordTable.of_records(at(10, 20, 30, 40))
+    assert table is not None
+    found = list(merged([table, at(50, 60)], at(5, 20, 31, 32, 55, 70, probe=1)))
+    assert [record for batch in found for record in batch] == [
+        *at(5, probe=1),
+        *at(10),
+        *at(20, probe=1),
+        *at(20, 30),
+        *at(31, 32, probe=1),
+        *at(40, 50),
+        *at(55, probe=1),
+        *at(60),
+        *at(70, probe=1),
+    ]
+    assert sum(isinstance(batch, RecordTable) for batch in found) == 3  # what needs not be taken apart stays packed
+    assert list(merged([table], [])) == [table]
+    assert list(merged([], at(1))) == [at(1)]
+
+
+class _Native:
+    """Handlers in processes whose records before ``settled`` have arrived."""
+
+    has_breakpoints = True
+    settled: int | None = 0
+
+    def take(self, *, is_over: bool, patience: int) -> tuple[list[Sequence[tuple[int, bytes]]], list[Any]]:
+        assert is_over or patience >= 100_000_000
+        return [], []
+
+
+def test_records_of_the_tracer_wait_for_those_of_handlers_in_processes() -> None:
+    answers: Any = SimpleNamespace(probes=[None])
+    debuggers: Any = None
+    native: Any = _Native()
+    run = ProgramRun(answers, SharedCounters.new(0, 0), debuggers)
+    run.native = native
+    for record in (*at(30), *at(10), *at(20)):  # of several threads
+        run.take_record(*record)
+
+    def taken(heard: int | None) -> list[tuple[int, bytes]]:
+        run.take_native(heard)
+        return [each for item in run.take_all() if isinstance(item, RecordBatch) for each in item.records]
+
+    assert taken(0) == []
+    native.settled = 20
+    assert taken(0) == at(10)
+    native.settled = 21
+    assert taken(0) == at(20)
+    run.take_record(0, b"\0\0\0\0")  # it has no time
+    assert taken(0) == [(0, b"\0\0\0\0")]
+    assert taken(None) == at(30)
+
+
+def test_no_record_is_left_behind_when_the_tracer_is_gone() -> None:
+    answers: Any = SimpleNamespace(probes=[None])
+    debuggers: Any = None
+    native: Any = _Native()
+    run = ProgramRun(answers, SharedCounters.new(0, 0), debuggers)
+    run.native = native
+    run.take_record(*at(7)[0])
+    run.release()
+    assert [item.records for item in run.take_all() if isinstance(item, RecordBatch)] == [at(7)]
