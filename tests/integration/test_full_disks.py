@@ -43,7 +43,7 @@ def source(tmp_path: Path, build: Builder) -> Path:
 
 def counts_in(text: str) -> tuple[int, int, int]:
     """Return hits, records and lost ones of a summary, or of a query."""
-    found = re.search(r"^0,0 +tick +(?:[A-Z]+ +)?(\d+) +(\d+) +(\d+) ", text, re.MULTILINE)
+    found = re.search(r"^0,0 +tick +(?:[A-Z]+ +)?(\d+) +(\d+) +(\d+)\b", text, re.MULTILINE)
     assert found is not None, text
     return int(found[1]), int(found[2]), int(found[3])
 

@@ -132,7 +132,7 @@ def test_a_second_signal_gives_up_what_nobody_reads(
     with running(path, stdin=subprocess.PIPE) as target:
         await_line(target)
         code = code_of(target.pid, path)
-        client = pipe.start("run", program(path, tmp_path), "--engine", engine, "-p", target.pid)
+        client = pipe.start("run", "--explain", program(path, tmp_path), "--engine", engine, "-p", target.pid)
         await_message(client, "1 probepoint is active")
         ask(target, HITS)
         client.send_signal(number)
@@ -155,7 +155,7 @@ def test_one_signal_gives_up_what_nobody_reads_for_long(
     with running(path, stdin=subprocess.PIPE) as target:
         await_line(target)
         code = code_of(target.pid, path)
-        client = pipe.start("run", program(path, tmp_path), "--engine", engine, "-p", target.pid)
+        client = pipe.start("run", "--explain", program(path, tmp_path), "--engine", engine, "-p", target.pid)
         await_message(client, "1 probepoint is active")
         ask(target, HITS)
         client.send_signal(signal.SIGTERM)
@@ -172,7 +172,7 @@ def test_what_is_read_after_all_is_not_lost(build: Builder, tmp_path: Path, pipe
     path = build("asked.c")
     with running(path, stdin=subprocess.PIPE) as target, os.fdopen(os.dup(pipe.reader), "rb") as file:
         await_line(target)
-        client = pipe.start("run", program(path, tmp_path), "--engine", engine, "-p", target.pid, "--format", "json")
+        client = pipe.start("run", "--explain", program(path, tmp_path), "--engine", engine, "-p", target.pid, "--format", "json")
         await_message(client, "1 probepoint is active")
         ask(target, HITS)
         client.send_signal(signal.SIGINT)
@@ -204,7 +204,7 @@ def test_a_program_behind_a_stub_is_let_go(build: Builder, tmp_path: Path, pipe:
         )
         try:
             await_message(stub, "Listening on port")
-            client = pipe.start("run", program(path, tmp_path), "--engine", f"gdb={endpoint}")
+            client = pipe.start("run", "--explain", program(path, tmp_path), "--engine", f"gdb={endpoint}")
             await_true(lambda: code_of(target.pid, path) != code, "a breakpoint", TIMEOUT)
             assert target.stdin is not None
             target.stdin.write(f"{HITS}\n")
@@ -230,7 +230,7 @@ def test_a_replay_ends(build: Builder, tmp_path: Path, pipe: FullPipe) -> None:
     path, recording = build("asked.c"), tmp_path / "hits.jsonl"
     hits: Sequence[dict[str, object]] = [{"symbol": "answer", "registers": {"rip": 1}}] * 20_000
     recording.write_text("".join(json.dumps(hit) + "\n" for hit in hits))
-    client = pipe.start("run", program(path, tmp_path), "--engine", f"replay={recording}")
+    client = pipe.start("run", "--explain", program(path, tmp_path), "--engine", f"replay={recording}")
     await_true(lambda: is_waiting_for_reader(client.pid), "a write that waits", TIMEOUT)
     client.send_signal(signal.SIGINT)
     await_message(client, WAITING)
@@ -246,7 +246,7 @@ def test_messages_that_nobody_reads_hold_up_nothing_either(build: Builder, tmp_p
     with running(path, stdin=subprocess.PIPE) as target:
         await_line(target)
         code = code_of(target.pid, path)
-        client = pipe.start("run", program(path, tmp_path), "--engine", "ptrace", "-p", target.pid, both=True)
+        client = pipe.start("run", "--explain", program(path, tmp_path), "--engine", "ptrace", "-p", target.pid, both=True)
         # The note about active probepoints is the first thing that is written.
         await_true(lambda: is_waiting_for_reader(client.pid), "a write that waits", TIMEOUT)
         client.send_signal(signal.SIGTERM)

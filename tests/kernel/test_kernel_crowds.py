@@ -95,7 +95,7 @@ def test_every_hit_is_accounted_for(guest: Guest, crowd: str, seconds: int) -> N
     # Those of a minute are too many for the guest's memory, but in a trace file.
     output = "/tmp/records.csv" if seconds < 10 else "/tmp/records.dpt"
     options = ("--format", "csv") if seconds < 10 else ()
-    options = (*options, "--log", "tsc", "--overhead", "off", "-o", output)
+    options = (*options, "--rows", "100000", "--log", "tsc", "--overhead", "off", "-o", output)
     process = guest.start_dprobes("run", "/tmp/program.rpn", *options)
     process.await_output("Ctrl-C ends the run", 120)
     assert int(guest.run([str(PYTHON), "/tmp/work.py", str(seconds)], timeout=120 + 5 * seconds).stdout) >= 3

@@ -75,7 +75,7 @@ def start(guest: Guest, *definitions: str) -> Process:
     program = "name = vmlinux\nmodtype = kernel\nmajor = 7\ncvars = 1\nlogmax = 512\n" + "".join(definitions)
     guest.put("/tmp/program.rpn", program)
     options = ("--format", "json", "--log", "tsc", "--overhead", "off", "-o", "/tmp/records.json")
-    process = guest.start_dprobes("run", "/tmp/program.rpn", *options)
+    process = guest.start_dprobes("run", "--explain", "/tmp/program.rpn", *options)
     process.await_output("active")
     return process
 

@@ -112,7 +112,8 @@ def test_a_process_that_is_left_to_a_debugger_is_left_by_all(path: Path, start: 
         leaving.probe("handle", minor=2).push_r("arg1").log(1).exit(1)
         second = session.insert(leaving)
         await_true(lambda: second.has_ended, "the end of the program that has left the process")
-        assert any("the process is stopped at 0x" in notice for notice in first.notices())
+        # The two programs are followed by threads of their own.
+        await_true(lambda: any("the process is stopped at 0x" in each for each in first.notices()), "the notice")
         records = session.collect(timeout=0)
         (last,) = [each.words()[0] for each in records if each.minor == 2]
         assert [each.words()[0] for each in records if each.minor == 1] == list(range(last + 1))
