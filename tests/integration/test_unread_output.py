@@ -172,7 +172,9 @@ def test_what_is_read_after_all_is_not_lost(build: Builder, tmp_path: Path, pipe
     path = build("asked.c")
     with running(path, stdin=subprocess.PIPE) as target, os.fdopen(os.dup(pipe.reader), "rb") as file:
         await_line(target)
-        client = pipe.start("run", "--explain", program(path, tmp_path), "--engine", engine, "-p", target.pid, "--format", "json")
+        client = pipe.start(
+            "run", "--explain", program(path, tmp_path), "--engine", engine, "-p", target.pid, "--format", "json"
+        )
         await_message(client, "1 probepoint is active")
         ask(target, HITS)
         client.send_signal(signal.SIGINT)
@@ -246,7 +248,9 @@ def test_messages_that_nobody_reads_hold_up_nothing_either(build: Builder, tmp_p
     with running(path, stdin=subprocess.PIPE) as target:
         await_line(target)
         code = code_of(target.pid, path)
-        client = pipe.start("run", "--explain", program(path, tmp_path), "--engine", "ptrace", "-p", target.pid, both=True)
+        client = pipe.start(
+            "run", "--explain", program(path, tmp_path), "--engine", "ptrace", "-p", target.pid, both=True
+        )
         # The note about active probepoints is the first thing that is written.
         await_true(lambda: is_waiting_for_reader(client.pid), "a write that waits", TIMEOUT)
         client.send_signal(signal.SIGTERM)

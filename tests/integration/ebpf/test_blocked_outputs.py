@@ -47,7 +47,17 @@ def test_nothing_is_lost(build: Builder, tmp_path: Path, format_name: str, unbuf
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with running(build("torture.c"), 600, 2) as target, os.fdopen(reader, "rb") as file:
         await_line(target)
-        arguments = ["run", "--explain", str(program), "--engine", "ebpf", "-p", str(target.pid), "--no-follow", "--format"]
+        arguments = [
+            "run",
+            "--explain",
+            str(program),
+            "--engine",
+            "ebpf",
+            "-p",
+            str(target.pid),
+            "--no-follow",
+            "--format",
+        ]
         process = subprocess.Popen(
             [*DPROBES, *arguments, format_name], stdout=writer, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -74,7 +84,11 @@ def test_a_trace_file_may_be_a_pipe(build: Builder, tmp_path: Path, name: str) -
     arguments = ["--engine", "ebpf", "-o", str(pipe), "--", str(build("torture.c")), "1", "1"]
     with running("cp", pipe, got) as reader:
         done = subprocess.run(
-            [*DPROBES, "run", "--explain", str(program), *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False
+            [*DPROBES, "run", "--explain", str(program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert reader.wait(TIMEOUT) == 0
