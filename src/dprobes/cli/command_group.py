@@ -44,7 +44,7 @@ VERBS = {
     "format": "Print the records of a trace file or stream, using templates.",
     "sql": "Query the records of trace files and Parquet files in SQL.",
     "log-target": "Add, remove and list log targets.",
-    "stop": "Remove all programs at once.",
+    "stop": "Remove all programs of the probe manager at once.",
     "examples": "List the example programs that come with DProbes, or print one.",
     "systemd": "Have systemd start the probe manager when it is needed.",
     "doctor": "Print what works on this machine, and how to enable the rest.",

@@ -131,8 +131,8 @@ def example_directory() -> Path | None:
 
 
 def find_example(name: str) -> Path | None:
-    """Return the file of the example of this name, with or without its suffix; None if there is none."""
-    directory = example_directory()
+    """Return the file of an example, ``malloc``, ``malloc.rpn`` or ``examples/malloc.rpn``; None if there is none."""
+    directory, name = example_directory(), name.removeprefix("examples/")
     if directory is None or "/" in name:
         return None
     names = (name,) if name.endswith(SUFFIXES) else tuple(f"{name}{suffix}" for suffix in SUFFIXES)

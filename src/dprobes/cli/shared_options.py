@@ -100,7 +100,7 @@ class _Program(click.Path):
         if path.suffix == ".bt" and path.is_file():
             made = f"dprobes convert {path} -o {path.stem}.dpc"
             self.fail(f"'{path}' is a bpftrace script; '{made}' makes a program of it", param, ctx)
-        if "/" in str(value) or str(value) == "-" or os.path.lexists(path):
+        if str(value) == "-" or os.path.lexists(path):
             return path
         from dprobes.cli.option_values import find_example
 

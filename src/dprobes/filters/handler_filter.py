@@ -238,7 +238,7 @@ class HandlerValues:
                 fail(span, f"the handlers of this program set '{name}' themselves, after the filter")
             code.push(getattr(self._program if name == "major" else self._definition, name), span)
         elif name in _OF_RECORDS:
-            fail(span, f"'{name}' is known of records, and not at a hit: {_OF_RECORDS[name]}")
+            fail(span, f"'{name}' exists in records, but not at a hit: {_OF_RECORDS[name]}")
         elif name.startswith(_USDT) and name.removeprefix(_USDT).isdecimal():
             code.add("push usdt, <argument>", int(name.removeprefix(_USDT)), span)
         elif name.startswith(_FIELD) or (self._is_tracepoint and not name.startswith((_USER, _ENTRY))):

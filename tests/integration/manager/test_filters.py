@@ -33,7 +33,7 @@ def test_a_wrong_filter_is_refused_with_its_place(sandbox: Sandbox, target: Serv
     done = sandbox.shell(f"dprobes insert {source} -p {target.pid} --filter 'arg0 == 1 and time > 5'")
     assert done.returncode == 2
     assert done.stderr == (
-        "--filter:1:15: error: 'time' is known of records, and not at a hit: "
+        "--filter:1:15: error: 'time' exists in records, but not at a hit: "
         "the time of a hit is read with the record\n"
         "    arg0 == 1 and time > 5\n"
         "                  ^~~~\n"

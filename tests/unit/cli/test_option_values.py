@@ -30,6 +30,7 @@ def test_each_example_says_what_it_shows() -> None:
 def test_an_example_is_found_by_its_name() -> None:
     assert find_example("malloc") == find_example("malloc.rpn") == EXAMPLES / "malloc.rpn"
     assert find_example("leaks") == find_example("leaks.dpc") == EXAMPLES / "leaks.dpc"
+    assert find_example("examples/leaks.dpc") == EXAMPLES / "leaks.dpc"  # as the documentation writes it
     assert find_example("leaks.rpn") is None
     assert find_example("no-such-example") is None
     assert find_example("../examples/malloc") is None

@@ -416,11 +416,11 @@ hint: did you mean 'comm'?
 hint: there are comm, name, pid, tid, uid, cpu, elapsed, major, minor, registers such as arg0 and retval, \
 mem(address, bytes), str(address)
 
---filter:1:14: error: 'time' is known of records, and not at a hit: the time of a hit is read with the record
+--filter:1:14: error: 'time' exists in records, but not at a hit: the time of a hit is read with the record
     pid == 1 and time > 5
                  ^~~~
 
---filter:1:1: error: 'function' is known of records, and not at a hit: places are chosen with 'offset ='
+--filter:1:1: error: 'function' exists in records, but not at a hit: places are chosen with 'offset ='
     function == 1
     ^~~~~~~~
 

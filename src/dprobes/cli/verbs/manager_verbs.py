@@ -390,7 +390,7 @@ _PATIENCE = 10.0
 @click.option("--left", "is_about_left", is_flag=True, help="Only remove what killed runs left in processes.")
 def stop_command(ends: bool, is_about_left: bool) -> int:
     """
-    Remove all probepoints at once: the kill switch.
+    Remove all programs of the probe manager at once: the kill switch.
 
     A manager that does not answer in time is terminated, and killed if it does not end; then the kernel and the tracers
     remove its probepoints.
