@@ -7,12 +7,12 @@ The ptrace engine: breakpoints in the processes of one process tree, without pri
       client: files, symbols, output                     threads, breakpoints, handlers in Python
       parent of the command                              ptrace, /proc/PID/mem
 
-The *tracer* stops threads, runs handlers and keeps the target's code right. It is small and handles neither files nor
-symbols. When a process maps a new file, the tracer asks the *client* for the *sites* in it. The process stays stopped
-until the answer arrives, so libraries that are loaded later are probed. The tracer detects mappings by a breakpoint on
-the linker's ``_dl_debug_state``.
+The *tracer* stops threads, runs handlers and keeps the target's code consistent. It is small and handles neither files
+nor symbols. When a process maps a new file, the tracer asks the *client* for the *sites* in it. The process stays
+stopped until the answer arrives, so libraries that are loaded later are probed. The tracer detects mappings by a
+breakpoint on the linker's ``_dl_debug_state``.
 
-When the client disappears, its pipe ends; the tracer then restores all code and detaches. When the tracer is killed,
+When the client ends, its pipe is closed; the tracer then restores all code and detaches. When the tracer is killed,
 the kernel stops its exit (PTRACE_O_TRACEEXIT) until the client has restored the bytes. When a thread has run into a
 breakpoint, the tracer corrects its instruction pointer before it takes the stop from the kernel. The thread can then
 continue without the tracer. With ``inline``, a third process, the restorer, outlives both; the tracer reports
@@ -30,11 +30,11 @@ breakpoints and jumps to it before it writes them.
 * Counts and state belong to a probepoint, not to its definition. Counts and variables are in memory that the tracer
   writes and the client reads, so reading them does not delay the run.
 * A tracer can serve several programs: the client has one conversation for each tracer, and one run for each program.
-* Breakpoints belong to address spaces, not to processes: a fork copies them, a vfork child shares them, an exec ends
-  them. Watchpoints belong to address spaces, too, but debug registers to threads.
+* Breakpoints belong to address spaces, not to processes: a fork copies them, a vfork child shares them, an execve
+  discards them. Watchpoints belong to address spaces, too, but debug registers to threads.
 * Semaphores of USDT probes are raised after the first breakpoint that needs them was written, and lowered before the
-  last one is removed. A breakpoint that is found after a crash thus implies that its semaphore is raised.
-* Returns are probed at return instructions, and at jumps that may be tail calls; a tail call's return is awaited by a
+  last one is removed. After a crash, a semaphore that the tracer raised thus still has its breakpoint in memory.
+* Returns are probed at return instructions, and at jumps that may be tail calls; a tail call's return is detected by a
   breakpoint at the return address. Data that a handler needs from the entry of the call is stored by frame: the address
   of the return address.
 """

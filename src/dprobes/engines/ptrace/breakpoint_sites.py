@@ -53,7 +53,7 @@ class Role(enum.IntEnum):
     ENTRY = 5
     """The registers that a return handler needs from the function's entry are saved; no handler runs."""
     UNWINDING = 4
-    """Breakpoint of the engine itself: functions are about to be left without a return."""
+    """Breakpoint of the engine itself: stack frames are about to be discarded without a return (longjmp, unwinding)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class Site:
     """Distance in bytes from this instruction to the semaphore of its USDT probe, 0 if it has none."""
     kept: tuple[tuple[int, int | None], ...] = ()
     """
-    Values saved at the entry: registers by index, and distances above the stack pointer in bytes of those in memory.
+    Values saved at the function's entry, (index, None) of a register each; for one in memory (i386 arguments), the
+    second item is its distance in bytes above the stack pointer.
     """
 
 
@@ -108,7 +109,7 @@ class Sites:
     ``code`` is the program for the file's architecture, if the file is the probed module. ``symbols`` are the link
     addresses of the symbols that its handlers push. ``segment`` is (file offset, link address) of the executable
     segment, from which run-time addresses are computed. ``padding`` lists (file offset, size) of the unused bytes
-    between the ends of code segments and those of their last pages.
+    between the end of each code segment and the end of its last page.
     """
 
     sites: tuple[Site, ...] = ()
@@ -117,7 +118,7 @@ class Sites:
     segment: tuple[int, int] = (0, 0)
     padding: tuple[tuple[int, int], ...] = ()
     number: int = 0
-    """Number of the ``ModuleMapped`` that is answered."""
+    """Number of the ``ModuleMapped`` message that this answers."""
     native: frozenset[int] = frozenset()
     """Probepoints for which jumps will be requested."""
     watches: tuple[WatchSite, ...] = ()

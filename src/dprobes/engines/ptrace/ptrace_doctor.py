@@ -1,4 +1,4 @@
-"""Check of the operations that the machine allows the ptrace engine, made on a child process."""
+"""Check whether this machine permits the operations of the ptrace engine, most of them tried on a child process."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _memory_read(child: int, address: int) -> Finding:
 
 
 def _injected_calls(child: int) -> Iterator[Finding]:
-    """Iterate over the findings of system calls that the child is made to execute."""
+    """Iterate over the findings about system calls that are injected into the child."""
     stepped = "execute copies of probed instructions (a system call injected into the target)"
     alone = "run without a seccomp filter; until then copies are in padding, or instructions are executed in place"
     inline = "run handlers in the probed process, at the cost of a call (inline engine)"

@@ -88,7 +88,7 @@ class PtraceSession:
         self._run = ProgramRun(
             answers,
             SharedCounters.new(job.program.vars, job.program.cvars, job.program.tables),
-            # A command gets the input, unless it is the terminal, which command and debugger can share.
+            # The debugger does not read the command's input, unless that is a terminal, which both can share.
             Debuggers(options.debugger, keep_input=not job.scope.is_command or os.isatty(0)),
             _notices(budget, job.program, answers),
             job.images,
@@ -171,7 +171,7 @@ class PtraceSession:
         self._conversation = conversation
 
     def _join(self) -> bool:
-        """Insert the program through a tracer of another session that follows the process; return False without one."""
+        """Insert the program through another session's tracer; return False if none traces the process (any more)."""
         conversation = self._present_conversation(self._job.scope.pid)
         if conversation is None:
             return False
@@ -315,7 +315,7 @@ class PtraceSession:
         return self._run.counters.tables()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes; see ``make_changes``."""
+        """Change variables and tables; see ``make_changes``."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:

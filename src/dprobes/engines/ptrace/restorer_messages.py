@@ -2,8 +2,8 @@
 Manifest of the bytes written into a process, for cleanup after tracer, client and restorer were all killed.
 
 The manifest is in the process's own memory, in a mapping that is found by its name. It therefore exists as long as the
-bytes that it lists, a forked child has a copy of it, and an exec ends it. Each write is entered before it is made. An
-entry contains the written and the original bytes: a reader restores nothing where memory holds other bytes.
+bytes that it lists, a forked child has a copy of it, and an execve discards it. Each write is listed before it is made.
+An entry contains the written and the original bytes: a reader restores nothing where memory holds other bytes.
 
 ::
 
@@ -158,7 +158,7 @@ def entry_of(
 
 
 def length_in(head: bytes) -> int | None:
-    """Return the size in bytes of the entries after a head, or None if the head is invalid."""
+    """Return the size in bytes of the entries, from the header ``head`` before them; None if the header is invalid."""
     if len(head) < ENTRIES or not head.startswith(MANIFEST_MAGIC):
         return None
     length = int(_LENGTH.unpack_from(head, MANIFEST_LENGTH)[0])
@@ -166,7 +166,7 @@ def length_in(head: bytes) -> int | None:
 
 
 def entries_in(data: bytes) -> Iterator[LeftEntry]:
-    """Iterate over the entries in the bytes after a head, up to the first invalid one."""
+    """Iterate over the entries in ``data``, the bytes after the header, up to the first invalid one."""
     import json
 
     position = 0

@@ -42,7 +42,7 @@ _ASKED, _MADE, _CHANGED, _FIRST_VARIABLE = 0, 1, 2, 3
 """Indices of cells."""
 
 _ROWS = 512
-"""Number of probepoints that are mapped at once; the size of their tallies is a multiple of a page."""
+"""Number of tallies in a chunk, which is mapped as a whole; its size is a multiple of a page."""
 
 
 _PLACEMENTS = {placement: 1 << bit for bit, placement in enumerate(Placement)}
@@ -241,13 +241,13 @@ class SharedCounters:
         self._cells[_CHANGED] = count
 
     def local_variables(self) -> list[int]:
-        """Return the local variables; those with a reset that is not made yet show as zero."""
+        """Return the local variables; a variable whose reset is still pending is zero."""
         if self._principal is not None:
             return self._principal.local_variables()
         return self._shown(self.variables.local)
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the CPU variables of each CPU; those with a reset that is not made yet show as zero."""
+        """Return the CPU variables of each CPU; a variable whose reset is still pending is zero."""
         if self._principal is not None:
             return self._principal.cpu_variables()
         return [self._shown(values) for values in self.variables.by_cpu]

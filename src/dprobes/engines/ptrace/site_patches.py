@@ -5,9 +5,9 @@ A jump replaces breakpoints that ``Patches`` keeps a record of: when the jump is
 a jump relies on bytes of another one, it is removed together with that one. Bytes are written while no thread of the
 space runs.
 
-A uprobe that is inserted later is in all processes, even over a jump, because the kernel looks only at the file. The
-kernel writes a breakpoint over one byte, and the file's byte when the uprobe is removed: the rest of the jump is then
-not valid code.
+A uprobe that is inserted later is written into all processes, even over a jump, because the kernel checks only the
+file. The kernel writes a breakpoint over one byte, and the file's byte when the uprobe is removed: the rest of the jump
+is then not valid code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_64_BITS = bytes.fromhex("67 0f 1f 84 00 00 0f 0b 00")
 A nop of 64-bit code, which traps in 32-bit code.
 
 In 32-bit code the prefix selects 16-bit addresses: the nop is shorter and UD2 follows it. A jump has the same bytes in
-both modes, so a thread in 32-bit code executes this if the code is within its reach.
+both modes, so a thread in 32-bit code that executes the jump reaches this nop if it can address the engine's code.
 """
 TRAP_OF_32_BITS = 6
 """Offset of UD2 in ``OF_64_BITS`` in bytes."""
@@ -50,10 +50,10 @@ TRAP_OF_32_BITS = 6
 
 class NativeStop(NamedTuple):
     """
-    Instruction at ``place``, in the engine's code, where a thread leaves its hit at ``site`` to the breakpoint there.
+    Instruction at ``place``, in the engine's code, where a thread stops and the tracer handles its hit at ``site``.
 
-    It faults there, or with ``is_trap`` it traps. Its stack pointer is at a frame (``x86_operations``). With
-    ``has_frame`` the frame contains the other registers that the handler's code has changed; with ``has_flags`` it
+    The instruction faults, or with ``is_trap`` it traps. The stack pointer is then at a frame (``x86_operations``).
+    With ``has_frame`` the frame contains the other registers that the handler's code has changed; with ``has_flags`` it
     contains all flags as PUSHFQ pushes them.
 
     With an ``exit_code`` the hit has been handled already: the handler of the probepoint ``probe`` of ``program`` has
@@ -72,9 +72,9 @@ class NativeStop(NamedTuple):
 
 class PatchSwitch(NamedTuple):
     """
-    Switch at ``address``: the bytes ``on`` let handlers run up to ``end``, and ``off`` in their place skips them.
+    Switch at ``address`` in a jump's code: with the bytes ``on``, the handlers up to ``end`` run; ``off`` skips them.
 
-    It serves ``sites``, which are some of the jump's.
+    ``sites`` are the sites of the jump that these handlers belong to.
     """
 
     address: int
@@ -90,18 +90,18 @@ class SitePatch:
     A jump that replaces the breakpoints at ``sites``, (program, probepoint, address) each.
 
     ``code`` are the file's bytes from ``start`` on: the displaced instructions, preceded by a mark for indirect
-    branches if there is one. ``relied_on`` is an address and the bytes that memory must also have there: a punned jump
-    shares them. ``writes`` are the bytes to be written, in order, and ``originals`` the file's bytes there. No write
-    crosses a page boundary, so each is written whole or not at all.
+    branches (ENDBR) if there is one. ``relied_on`` is an address and the bytes that memory must also have there: a
+    punned jump shares them. ``writes`` are the bytes to be written, in order, and ``originals`` the file's bytes there.
+    No write crosses a page boundary, so each is written whole or not at all.
 
-    ``moves`` map addresses in the displaced code to those where a thread there continues. ``copies`` describe the
-    copies of the displaced instructions, in order; their code ends at ``end``. ``method`` is the name of the jump's
-    kind in a summary. Of the jumps with one of the ``groups`` either all or none are written. ``stops`` are the places
-    where handlers leave a hit to the breakpoint.
+    ``moves`` map addresses in the displaced code to the addresses at which a thread there continues. ``copies``
+    describe the copies of the displaced instructions, in order; their code ends at ``end``. ``method`` is the name of
+    the jump's kind in a summary. Of the jumps that have a group in common, either all or none are written. ``stops``
+    are the instructions where handlers leave a hit to the tracer.
 
-    Its code begins at ``begin``, in the memory of the program ``owner``. A jump to handlers of several programs has
-    ``switches``, by which handlers of some of them are skipped. With ``traps`` a thread that jumps into the middle of
-    it traps; without, nothing may jump there.
+    The code that the jump leads to begins at ``begin``, in the memory of the program ``owner``. A jump to handlers of
+    several programs has ``switches``, by which the handlers of removed programs are skipped. With ``traps`` a branch
+    into the middle of the jump traps; without it, no branch may lead there.
     """
 
     sites: tuple[tuple[int, int, int], ...]
@@ -146,7 +146,7 @@ class SitePatch:
         return replace(self, sites=kept, groups=tuple(group for group in self.groups if group[0] in programs))
 
     def switched(self) -> Iterator[tuple[int, bytes]]:
-        """Iterate over (address, bytes) of the switches, as their sites require."""
+        """Iterate over (address, bytes) of the switches: on if the jump has one of their sites, otherwise off."""
         for switch in self.switches:
             yield switch.address, switch.off if set(self.sites).isdisjoint(switch.sites) else switch.on
 
@@ -174,14 +174,14 @@ class SitePatch:
         return frozenset(program for program, _, _ in self.sites)
 
     def way_on(self, address: int) -> int:
-        """Return where a thread continues whose next instruction is at ``address`` and not yet executed."""
+        """Return the address at which a thread continues that has not executed the instruction at ``address`` yet."""
         return next((copy for original, copy in self.moves if original == address), address)
 
     def copy_of(self, address: int) -> int | None:
         """
-        Return where a thread continues whose hit at an instruction, or at the mark before it, has been handled.
+        Return the address of the copied instruction at which a thread continues after its hit was handled.
 
-        Return None if there is no copy to continue in.
+        ``address`` is that of the probed instruction, or of the mark before it. Return None if there is no copy.
         """
         return next((each.copy for each in self.copies if each.exact and each.original >= address), None)
 
@@ -194,7 +194,7 @@ class SitePatch:
         return {*self.relied_bytes(), *self.displaced_bytes(), *self.written_bytes()}
 
     def relied_bytes(self) -> range:
-        """Return the addresses of the bytes that the jump shares with others."""
+        """Return the addresses of the bytes that the jump includes but does not write."""
         first, shared = self.relied_on
         return range(first, first + len(shared))
 
@@ -209,10 +209,10 @@ class SitePatch:
 
 def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:
     """
-    Return the bytes ``found`` in memory without the rest of a jump.
+    Return the bytes ``found`` in memory, with those of a jump replaced by the file's.
 
     ``data`` are the jump's bytes there, and ``original`` the file's. The breakpoint of a uprobe stays, because the
-    kernel removes it. Return None if memory holds any other byte.
+    kernel removes it. Return None if memory holds any other byte, or ``found`` is too short.
     """
     if len(found) < len(data):
         return None
@@ -266,9 +266,9 @@ class Patches:
     """Keys of ``displaced``, sorted."""
     known: dict[int, SitePatch] = field(default_factory=dict)
     """
-    Jumps whose code is written, by the address of their displaced code: with all their sites, and the latest last.
+    Jumps whose code is written, with all their sites, by the address of their displaced code; the latest is the last.
 
-    Those that are in memory may serve only some of their probepoints.
+    The jump in memory may serve only some of these sites.
     """
     places: dict[int, list[int]] = field(default_factory=dict)
     """Keys of ``known`` by the addresses of probed instructions, oldest first."""
@@ -282,14 +282,14 @@ class Patches:
     """Number of times that the place for code was occupied by another mapping."""
 
     def begin_list(self, memory: NativeMemory) -> None:
-        """Record that the manifest of a memory is empty: another one may have been at its place."""
+        """Record that the manifest of a memory is empty, even if there was another memory at its address before."""
         self.listed[memory.page] = set()
         self.unlisted.discard(memory.page)
 
     def learn(self, patches: Iterable[SitePatch]) -> None:
         """Record jumps whose code has been written."""
         for patch in patches:
-            if patch.place is not None and patch.place not in self.known:  # it may come again for fewer sites
+            if patch.place is not None and patch.place not in self.known:  # it may be written again for fewer sites
                 self.known[patch.place] = patch
                 for site in patch.addresses:
                     self.places.setdefault(site, []).append(patch.place)
@@ -299,7 +299,7 @@ class Patches:
         self._unlearn({place for site in sites for place in self.places.get(site, ())})
 
     def known_at(self, sites: Collection[int] | None = None) -> list[SitePatch]:
-        """Return the jumps that are known at some places, or at all, the latest first."""
+        """Return the known jumps at ``sites``, or all that are known with None, the latest first."""
         if sites is None:
             return list(reversed(self.known.values()))
         found = dict.fromkeys(place for site in sites for place in reversed(self.places.get(site, ())))
@@ -343,7 +343,7 @@ class Patches:
         self.stops.update((stop.place, stop) for stop in patch.stops)
 
     def is_there(self, memory: int, site: int) -> bool:
-        """Return whether memory contains the whole jump of a place."""
+        """Return whether ``site`` has a jump and memory contains all bytes written for it."""
         patch = self.by_site.get(site)
         return patch is not None and all(os.pread(memory, len(data), at) == data for at, data in patch.writes)
 
@@ -381,8 +381,8 @@ class Patches:
         Rewrite the bytes of jumps that uprobes have replaced; return whether there were any.
 
         After that the kernel leaves the bytes alone when the uprobe is removed. Each byte is written alone, as threads
-        may run meanwhile. A uprobe on a mark for indirect branches does no harm. Where memory has the file's bytes
-        there is no jump.
+        may run meanwhile. A uprobe on a mark for indirect branches does no harm. Where memory has the file's bytes,
+        there is no jump to rewrite.
         """
         is_mended = False
         for patch in dict.fromkeys(self.by_site.values()):
@@ -419,7 +419,7 @@ class Patches:
         return {patch for place in range(start, end) for patch in self.users.get(place, ())}
 
     def relying_on(self, address: int) -> list[int]:
-        """Return the places of the jumps that need the byte at an address unchanged."""
+        """Return the probed addresses of the jumps that need the byte at ``address`` unchanged."""
         return [site for patch in self.near(address, address + 1) for site in patch.addresses]
 
     def bound_to(self, sites: Iterable[int]) -> list[int]:
@@ -490,7 +490,8 @@ class Patches:
 
     def reached(self, pc: int) -> tuple[SitePatch, int] | None:
         """
-        Return the jump in whose code a thread has just reached an instruction of the program, and its original address.
+        Return the jump in whose code ``pc`` is the start of a copied instruction, and that instruction's original
+        address.
 
         Return None between two instructions, outside displaced code, and at the first instruction, which the thread had
         reached before the jump.

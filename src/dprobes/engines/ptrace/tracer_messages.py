@@ -161,12 +161,12 @@ class Start:
     restorer: tuple[int, int] = (-1, 0)
     """Pipe to the process that cleans up after a killed tracer (``restorer_messages``), and that process's id."""
     native: NativeStatePlan | None = None
-    """State that handlers in the probed processes share with those of the tracer, if there are such handlers."""
+    """Plan of the state that handlers in the probed processes share with the tracer; None if no handlers run there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """A request to attach to a process; ``launching`` is True if it has not yet executed its program."""
+    """A request to attach to a process; ``launching`` is True if it has not yet called execve."""
 
     pid: int
     launching: bool
@@ -177,18 +177,22 @@ class Remove:
     """
     A request to remove probepoints of a program from all present and future processes.
 
-    The tracer answers with ``ProbeStatus``, or not at all if another program has taken the place of that one.
+    The tracer answers with ``ProbeStatus``, or not at all if the program has been replaced by another one.
     """
 
     program: int
     probes: tuple[int, ...]
     state: ProbeState = ProbeState.REMOVED
-    """State after the removal: DISABLED if they have reached maxhits."""
+    """State of the probepoints after the removal: DISABLED if they have reached maxhits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRequest:
-    """A request to change variables and tables of a program, the ``count``th; the answer is in the shared memory."""
+    """
+    A request to change variables and tables of a program; ``count`` numbers the requests of the program from 1.
+
+    The answer is ``SharedCounters.changes_made``, in shared memory.
+    """
 
     program: int
     count: int
@@ -212,7 +216,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A request to put a program in the place of ``former``; the other fields are as in ``Insert``."""
+    """A request to replace the program ``former`` by another one; the other fields are as in ``Insert``."""
 
     start: Start
     former: int
@@ -241,10 +245,10 @@ class ShareMemory:
 @dataclass(frozen=True, slots=True)
 class PatchSites:
     """
-    A request to put jumps in the place of breakpoints in a process; the answer is ``SitesPatched``.
+    A request to replace breakpoints in a process by jumps; the answer is ``SitesPatched``.
 
     ``memories`` are (program, page of ``MemoryShared``) of the programs whose handlers the code contains. They identify
-    the process: another page means that the process executes another program. ``pages`` are the ranges to be mapped for
+    the process: a different page means that the process has called execve. ``pages`` are the ranges to be mapped for
     ``code``, (start, end) each; ``fixups`` are for instructions in it that may fault. ``postponed`` are the probepoints
     whose jumps have to wait until the process maps more.
     """
@@ -262,10 +266,10 @@ class PatchSites:
 @dataclass(frozen=True, slots=True)
 class ReleaseMemory:
     """
-    A request to find out whether all handlers that are running end, or were left without an end.
+    A request to check whether all threads leave the handlers that they are in; a handler may never reach its end.
 
-    If at some moment no thread is in a handler, ``words`` of the memory of ``ShareMemory``, (offset, size) each, are
-    set to 0. The answer is ``MemoryReleased``.
+    As soon as no thread is in a handler, ``words`` of the memory of ``ShareMemory``, (offset, size) each, are set to 0.
+    The answer is ``MemoryReleased``.
     """
 
     program: int
@@ -330,7 +334,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A report that the memory of ``pid`` has no breakpoints at these addresses any more; none means at any."""
+    """A report that ``pid`` has no breakpoints at ``addresses`` any more; without addresses, none at all."""
 
     pid: int
     addresses: tuple[int, ...] = ()
@@ -365,7 +369,7 @@ class ProbeStatus:
     """
     The state of a program's probepoints in one process, or with pid 0 in all processes.
 
-    Several probepoints share a message only if the state is all that is to be reported.
+    A message covers several probepoints only if the fields after ``state`` are not used.
     """
 
     program: int
@@ -391,7 +395,7 @@ class Overloaded:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A report that a program has taken the place of another one; no more messages about that one follow."""
+    """A report that ``program`` has replaced another one; no more messages about the replaced program follow."""
 
     program: int
 
@@ -419,7 +423,7 @@ class NotInserted:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """
-    A report that a program was removed while others stay; no more messages about it follow.
+    A report that a program was removed while other programs remain; no more messages about it follow.
 
     It is ``complete`` if it was removed because all its processes are gone.
     """
@@ -431,9 +435,9 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class MemoryShared:
     """
-    A report where a process has mapped the memory of ``ShareMemory``; if it has not, both addresses are 0.
+    A report of the addresses at which a process has mapped the memory of ``ShareMemory``.
 
-    ``problem`` is then the reason.
+    If the mapping failed, ``page`` and ``region`` are 0, and ``problem`` is the reason.
     """
 
     program: int
@@ -446,7 +450,7 @@ class MemoryShared:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReleased:
-    """A report whether all threads were seen outside of handlers after ``ReleaseMemory``."""
+    """The answer to ``ReleaseMemory``; ``is_done`` is True if all threads were seen outside of handlers."""
 
     program: int
     is_done: bool
@@ -455,11 +459,11 @@ class MemoryReleased:
 @dataclass(frozen=True, slots=True)
 class SitesPatched:
     """
-    A report which probepoints have jumps in a process now, and why others do not.
+    A report of the probepoints that have jumps in a process now, and of the reasons why others have none.
 
     ``probes`` are (program, probepoint) each, and ``refused`` such pairs with the reason. With ``is_outdated`` the
-    process executes another program by now, which has no memory for handlers yet. With ``is_occupied`` the process has
-    mapped something at the place of the code, and the jumps must be planned again.
+    process has called execve, and has no memory for handlers yet. With ``is_occupied`` the process has mapped something
+    at the addresses planned for the code, and the jumps must be planned again.
     """
 
     program: int
@@ -509,7 +513,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A report that a process is not traced any more, because a handler of a program has it handed to the debugger."""
+    """A report that a process is not traced any more, because a handler hands it over to the debugger (``exit 1``)."""
 
     program: int
     process: HandedOver
@@ -517,7 +521,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """A report that the core of a process was written for a program, or why it was not."""
+    """A report that a core dump of a process was written (``exit 3``), or ``problem``, the reason why it was not."""
 
     program: int
     pid: int
@@ -539,8 +543,8 @@ class Failed:
     """
     A report that a process could not be attached to, with the reason; ``number`` is the errno.
 
-    If ``shares_with`` is not 0, it is a probed process that shares its memory with ``pid``, which is why that was to be
-    attached to.
+    If ``shares_with`` is not 0, it is a probed process. The tracer tried to attach to ``pid`` because the two processes
+    share their memory.
     """
 
     pid: int

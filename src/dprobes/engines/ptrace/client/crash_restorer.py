@@ -30,7 +30,7 @@ __all__ = ["CrashRestorer", "unreported_children"]
 
 
 def unreported_children(known: Iterable[int], tracer: int) -> Iterator[tuple[int, int]]:
-    """Iterate over (child, parent) of unknown children of ``known`` processes that are traced by ``tracer``."""
+    """Iterate over (child, parent) of unreported children of ``known`` processes that are traced by ``tracer``."""
     parents = tuple(known)
     for parent in parents:
         for child in sorted(_unknown_children(parent, set(parents))):
@@ -181,8 +181,8 @@ def _lower(memory: int, semaphores: Mapping[int, set[int]], jumps: Patches | Non
     """
     Lower the semaphores in a process's memory that are raised for a breakpoint that is still there, or its jump.
 
-    A breakpoint is written before its semaphore is raised, and removed after that was lowered. If a semaphore is 0, the
-    tracer was killed between the two.
+    A breakpoint is written before its semaphore is raised, and removed after the semaphore was lowered. If a semaphore
+    is 0, the tracer was killed between the two.
     """
     for semaphore, breakpoints in semaphores.items():
         with contextlib.suppress(OSError):

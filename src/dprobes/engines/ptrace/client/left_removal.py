@@ -1,5 +1,5 @@
 """
-ProbeRemoval of what a killed tracer may have left in processes: breakpoints, watchpoints, jumps, and their memory.
+Removal of what a killed tracer may have left in processes: breakpoints, watchpoints, jumps, and their memory.
 
 The list is kept by a process that outlives tracer and client (``restorer_process``). Bytes are restored only where
 memory has the bytes that the tracer wrote.
@@ -52,7 +52,7 @@ _SLOTS = -1
 
 class Restored(NamedTuple):
     """
-    Restored places of breakpoints and jumps.
+    Numbers of what was restored: ``places`` counts breakpoints and jumps.
 
     ``cleared`` is the number of threads whose debug registers were cleared, ``left`` of those for which that failed.
     """
@@ -118,7 +118,7 @@ class RestorerList:
             mine.by_site = {address: patch for address, patch in mine.by_site.items() if patch not in gone}
 
     def restore_breakpoints(self, tracer: int = 0) -> None:
-        """Restore bytes, and disable all handlers; ``tracer``, if it is held at its exit, still traces its threads."""
+        """Restore the bytes of breakpoints, and disable all handlers; ``tracer`` is a tracer held at its exit, or 0."""
         for pid, patches in self._jumps.items():
             _disable(pid, patches)
         self._count(self._restorer.restore(self._jumps, tracer, self._copy_jumps), 0, 0)
@@ -148,8 +148,8 @@ def _disable(pid: int, patches: Patches) -> None:
     """
     Write the end mark with which the shared memory begins (``engines.inline.handler_hits``).
 
-    The tracer does not report its end. The memory may thus be unmapped already, and something else mapped at its
-    address.
+    The tracer does not report its own end, so the memory may be unmapped already, and something else may be mapped at
+    its address.
     """
     with contextlib.suppress(OSError, DprobesError):
         mapped = {each.start for each in mappings_of(pid) if each.path.startswith(SHARED_MEMORY)}
@@ -162,25 +162,28 @@ def _disable(pid: int, patches: Patches) -> None:
             os.close(memory)
 
 
-# ProbeRemoval of what killed runs have left in a process: jumps, breakpoints beside them, and their memory.
+# Removal of what killed runs have left in a process: jumps, breakpoints beside them, and their memory.
 #
-# It is listed in the process's memory (``restorer_messages``). Entries of a live run are left alone: the mark in the
-# shared memory shows whether a run has ended (``native.process_page``).
+# All of it is listed in the process's memory (``restorer_messages``). Entries of a live run are left alone: the mark in
+# the shared memory shows whether a run has ended (``native.process_page``).
 
 
 _MAPPING = f"/memfd:{MANIFEST_FILE_NAME}"
 
 
 _LISTS_MAX = 64
-"""Maximum number of lists of a process that are read, each of megabytes: the process could map any number itself."""
+"""Maximum number of manifests read from a process, 4 MiB each at most: the process itself can map any number."""
 
 
 def remove_left(pid: int) -> LeftThings | None:
-    """Remove what killed runs have left in a process; return None if there is nothing, or access is denied."""
+    """Remove what killed runs have left in a process; return None if there is nothing.
+
+    Return None also if access is denied, or the process is traced.
+    """
     found = _left_in(pid)
     if not found or int(process_field(pid, "TracerPid") or 0):
         return None
-    # A write that failed at first was entered again.
+    # A write that failed and was repeated is listed twice.
     patches = list({(patch.writes, patch.originals): patch for entry in found for patch in entry.writes}.values())
     left = Patches({entry.memory.region: entry.memory for entry in found})
     for entry in found:
@@ -230,7 +233,7 @@ def _has_ended(memory: int, entry: LeftEntry, shared: Collection[int]) -> bool:
     Return whether the run of an entry has ended, by the mark at the beginning of its shared memory.
 
     If that memory is not among the ``shared`` addresses but the list still exists, the run was killed while it
-    unmapped.
+    unmapped the memory.
     """
     if entry.memory.region not in shared:
         return True

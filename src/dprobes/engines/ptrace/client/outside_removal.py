@@ -2,8 +2,8 @@
 Cleanup of processes from outside, after the tracer was killed: debug registers, jumps, and memory of handlers.
 
 Memory is unmapped by a thread of the process (``call_injection``), while all threads are stopped and none can return
-into it. It is unmapped only if it is still a mapping of the shared memory file. Some of it may be unmapped already, in
-the order of ``thread_places``, if the tracer was killed meanwhile.
+into it. It is unmapped only if it is still a mapping of the shared memory file. If the tracer
+was killed while it unmapped, some of it is unmapped already, in the order of ``thread_places``.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ _PAUSE = 0.0002
 
 def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]:
     """
-    Clear the watches of each process in the registers of all its threads.
+    Clear the debug registers that hold the watches of each process, in all its threads.
 
-    Return how many threads were cleared, and how many may still have them because they could not be stopped.
+    Return the number of threads that had any, and of threads that may still have some because they could not be
+    stopped.
     """
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
@@ -109,7 +110,7 @@ def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> boo
     """Clear the registers of a thread that stopped on request, and detach it; return whether any was set."""
     was_set, hit = _clear(thread.tid, watches)
     if hit and _has_pending_trap(thread.tid):
-        # The trap comes before the thread runs any code.
+        # The pending SIGTRAP is delivered before the thread executes any code.
         ptrace_calls.resume(thread.tid)
         status = await_stop(thread.tid)
         return _let_go_at(thread, status, watches, stopper) or was_set
@@ -135,7 +136,7 @@ def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper:
 
 
 def _clear(tid: int, watches: tuple[Watch, ...]) -> tuple[bool, bool]:
-    """Clear the slots with some watches; return whether there were any, and whether one of them was hit."""
+    """Clear the slots that hold ``watches``; return whether there were any, and whether one of them was hit."""
     control = before = ptrace_calls.get_debug_register(tid, CONTROL)
     mine = [s for s in SLOTS if decode(control, s, ptrace_calls.get_debug_register(tid, s)) in watches]
     for slot in mine:
@@ -200,8 +201,8 @@ def _stopped_again(pid: int, space: AddressSpace, withheld: int = 0) -> Iterator
     """
     Seize and stop the threads of a process as soon as its dead tracer has released them; detach them afterwards.
 
-    Yield the threads, and those that stopped for no other reason. They receive the signals for which they have stopped,
-    except the one that is ``withheld``.
+    Yield all threads, and those that stopped because this requested it. They receive the signals for which they have
+    stopped, except the one that is ``withheld``.
     """
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
@@ -237,10 +238,11 @@ SHARED_MEMORY = "/memfd:dprobes"
 
 def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, begun: FilesShared | None = None) -> bool:
     """
-    Unmap the memory of handlers in a process; return False if that is not possible, and it stays.
+    Unmap the memory of handlers in a process; return False if threads did not leave it, or could not be stopped.
 
-    Files of ``begun`` are unmapped wherever they are. There is one attempt, and more ``until`` a time of the monotonic
-    clock.
+    Files of ``begun`` are unmapped at any address. There is at least one attempt; attempts are repeated ``until`` a
+    time of the monotonic clock, by default for ``UNMAPPING_PATIENCE`` seconds. In a process into which no system call
+    can be injected the memory stays mapped, and the result is True.
     """
     until = time.monotonic() + UNMAPPING_PATIENCE if until is None else until
     pause = _PAUSE_AT_FIRST
@@ -254,7 +256,7 @@ def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, be
 
 
 def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches | None:
-    """Return the part of some memory that is still mapped, or whose mapping was begun; None if there is none."""
+    """Return the part of the handlers' memory that is still mapped, including that of ``begun``; None if none is."""
     try:
         mappings = mappings_of(pid)
     except DprobesError:
@@ -278,7 +280,7 @@ def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches |
 
 
 def _has_page(pid: int, start: int, size: int) -> bool:
-    """Return whether memory is mapped whose contents a child does not inherit (``wf`` in smaps, proc(5))."""
+    """Return whether exactly this range is mapped and wiped on fork (MADV_WIPEONFORK: ``wf`` in smaps, proc(5))."""
     is_it = False
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as file:
         for line in file if size else ():

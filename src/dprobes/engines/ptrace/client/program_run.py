@@ -58,21 +58,21 @@ class NativeSide(Protocol):
         """Description of the state, to be sent to the tracer."""
 
     def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
-        """Set the place in the order of programs, and the function that returns the native sides of its neighbours."""
+        """Set the rank in the order of programs, and the function that returns the native sides of the others."""
 
     def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
-        """Return those of some probepoints for which jumps will be requested when they are placed."""
+        """Return the members of ``probes`` for which jumps will be requested when they are placed."""
 
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:
-        """Record breakpoints placed in a process; return the next request to the tracer."""
+        """Record breakpoints placed in a process; return the next request to the tracer, or None."""
 
     def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
-        """Record memory that a process has mapped; return the next request to the tracer."""
+        """Record memory that a process has mapped; return the next request to the tracer, or None."""
 
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
-        """Record jumps that were written; return a request if jumps must be planned again."""
+        """Record jumps that were written; return a request if jumps must be planned again, otherwise None."""
 
     def copied(self, pid: int, parent: int) -> None:
         """Record that a process has a copy of its parent's memory, including jumps."""
@@ -85,7 +85,7 @@ class NativeSide(Protocol):
         """True if a request to the tracer is due."""
 
     def due(self, answers: Answers) -> ShareMemory | PatchSites | None:
-        """Return the request to the tracer that is due, if there is one."""
+        """Return the request to the tracer that is due; None if there is none."""
 
     def told(self, identity: ThreadIdentity) -> None:
         """Record the name and owner of a thread."""
@@ -96,14 +96,14 @@ class NativeSide(Protocol):
 
     @property
     def settled(self) -> int | None:
-        """All records before this time have been taken, in nanoseconds; None: all that there are."""
+        """Time in nanoseconds before which all records have been taken; None if all existing ones have been taken."""
 
     @property
     def is_busy(self) -> bool:
         """True if records arrive so fast that more are available already."""
 
     def to_be_released(self, program: int) -> ReleaseMemory | None:
-        """Return a request to the tracer if handlers seem to have ended without releasing what others wait for."""
+        """Return a request if handlers seem to have ended without releasing what others wait for, otherwise None."""
 
     def released(self, message: MemoryReleased) -> None:
         """Record the answer to a ``ReleaseMemory``."""
@@ -135,10 +135,10 @@ _BACKLOG = 64 << 20
 """Maximum size in bytes of the records that wait to be consumed."""
 
 _TRACER_DELAY = 100_000_000
-"""Nanoseconds after a hit in which its record arrives from the tracer, even if the machine is busy."""
+"""Nanoseconds to wait after a hit for its record from the tracer; enough even on a busy machine."""
 
 _MIXED = 1.0
-"""Seconds after a record of the tracer in which another one is expected."""
+"""Seconds after a record from the tracer during which another one is expected."""
 
 _TOGETHER = 1024
 """Maximum number of records in a batch."""
@@ -160,7 +160,7 @@ def _time(record: tuple[int, bytes]) -> int:
 
 
 def merged(batches: Iterable[Batch], others: Sequence[tuple[int, bytes]]) -> Iterator[Batch]:
-    """Iterate over records of ``batches``, which stay packed, with some ``others`` among them; both are in order."""
+    """Iterate over ``batches``, which stay packed, and ``others``, merged by time; both must be in order of time."""
     taken = 0
     for batch in batches:
         first = 0
@@ -179,7 +179,7 @@ def merged(batches: Iterable[Batch], others: Sequence[tuple[int, bytes]]) -> Ite
 
 
 class ProgramRun:
-    """One program; ``items`` are consumed by its follower, which ``wake`` wakes up."""
+    """The client's state of one program; a follower consumes ``items``, and ``wake`` wakes it up."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class ProgramRun:
         """Handlers that run in the probed processes; None if there are none."""
         self.number = 0
         self.rank = 0
-        """Place in the order of insertion: that of the program which it has replaced."""
+        """Place in the order of insertion; a program that replaces another one keeps the rank of that one."""
         self.items: deque[QueueEntry | _Record] = deque()
         self.is_stopping = False
         """True if the end of the run was requested."""
@@ -310,12 +310,12 @@ class ProgramRun:
         self.is_over = True
 
     def replaced(self) -> None:
-        """End because another program has taken the place of this one."""
+        """End the run because another program has replaced this one."""
         self.end(Finished(self.counts()))
 
 
 def _state_event(message: ProbeStatus) -> StateEvent:
-    """Return the event for a state of probepoints."""
+    """Return the event that reports a new state of probepoints."""
     state = message.state
     detail = ""
     if state is ProbeState.CONFLICT:

@@ -1,9 +1,9 @@
 """
 Process that restores code after the tracer was killed, even if the client was killed together with it.
 
-It receives reports of breakpoints and jumps before they are written. It holds the dying tracer until the bytes of
-breakpoints are restored (``tracer_link``); jumps are removed when the tracer has released its threads. It ends with the
-tracer, and runs in a separate session, so that signals of a terminal do not reach it.
+It receives reports of breakpoints and jumps before they are written. It keeps the dying tracer stopped until the bytes
+of breakpoints are restored (``tracer_link``); jumps are removed when the tracer has released its threads. It ends with
+the tracer, and runs in a separate session, so that signals of a terminal do not reach it.
 
 It runs as ``python -m dprobes.engines.ptrace.client.restorer_process PIPE REPORT``, two descriptors.
 """
@@ -50,7 +50,7 @@ class RestorerProcess:
     """
     Client's side of the process.
 
-    Call ``begun`` when a tracer has been started with the ``address``, and ``await_watch`` before that writes anything.
+    Call ``begun`` when a tracer has been started with the ``address``, and ``await_watch`` before the tracer writes.
     """
 
     def __init__(self) -> None:
@@ -89,16 +89,16 @@ class RestorerProcess:
         return self._pipe, self._process.pid
 
     def begun(self) -> None:
-        """Close the client's end of the pipe, which the tracer uses."""
+        """Close the client's copy of the pipe's write end, which the tracer has inherited."""
         os.close(self._pipe)
 
     def await_watch(self) -> None:
-        """Wait until it is ready to hold the tracer at its exit: on a busy machine this may take some time."""
+        """Wait until it is ready to hold the tracer at its exit, or for ``_PATIENCE_AT_FIRST`` seconds."""
         if readable([self._report], _PATIENCE_AT_FIRST):
             self._watches = os.read(self._report, len(_WATCHES))
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Call ``gone`` in a thread when the process ends, which should not be before the tracer."""
+        """Call ``gone`` in another thread when the process ends; normally that is after the end of the tracer."""
         self._watch = threading.Thread(
             target=_call_after, args=(self._process.pid, gone), name="dprobes-watch", daemon=True
         )
@@ -110,7 +110,7 @@ class RestorerProcess:
         return self._process.poll() not in (None, 0)
 
     def result(self) -> Restored:
-        """Return what it has restored after the end of the tracer."""
+        """Return what it restored after the end of the tracer; all numbers are 0 if it sent no report in time."""
         data = self._watches
         while readable([self._report], _PATIENCE) and (part := os.read(self._report, _CHUNK)):
             data += part

@@ -63,7 +63,7 @@ _UNWINDER = re.compile(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+
 _UNWINDING = (
     "longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "_Unwind_RaiseException", "_Unwind_ForcedUnwind",
 )  # fmt: skip
-"""Functions that leave other functions without their return; ``_UNWINDER`` matches the files that contain them."""
+"""Functions that discard stack frames without a return; ``_UNWINDER`` matches the files that contain them."""
 
 
 _NAMES_MAX = 4096
@@ -72,7 +72,7 @@ _NAMES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class CompiledSite:
-    """Origin of a probepoint's handler; ``file`` is its device and inode."""
+    """Resolved module and point of a probepoint in code; ``file`` is the module's device and inode."""
 
     resolved: ResolvedModule
     point: Point
@@ -83,7 +83,8 @@ class Answers:
     """
     Answers to a tracer's questions about one program.
 
-    ``symbols`` provides the symbols of the program's modules; ``resolved`` is one of these that was resolved before.
+    ``symbols`` provides the symbols of the program's modules; ``resolved`` is a module that was resolved before, if
+    there is one.
     """
 
     def __init__(
@@ -262,7 +263,7 @@ class Answers:
 
     def _known(self, path: Path) -> Module | None:
         """Return the module that was resolved before, if ``path`` is its file."""
-        with contextlib.suppress(OSError):  # the process has ended whose /proc entry led to the file
+        with contextlib.suppress(OSError):  # the process whose /proc entry led to the file has ended
             if self._resolved is not None and path.samefile(self._resolved.module.path):
                 return self._resolved.module
         return None
@@ -372,7 +373,7 @@ def _sites_of(
 
 
 def _own_sites(elf: ElfFile, names: tuple[str, ...], role: Role) -> tuple[Site, ...]:
-    """Return the engine's own breakpoints at those of some functions that a file has."""
+    """Return the engine's own breakpoints at the functions ``names``, without those that the file does not contain."""
     # Use the file's own symbols: a provider may have only those that the program names.
     module = OWN_SYMBOLS.module_of(elf)
     sites: dict[int, Site] = {}
@@ -390,7 +391,7 @@ def _own_site(module: Module, offset: int, role: Role) -> Site:
 
 
 def _padding(module: Module) -> tuple[tuple[int, int], ...]:
-    """Return (file offset, size) of the unused bytes between the ends of code segments and of their last pages."""
+    """Return (file offset, size) of the unused bytes between the end of each code segment and of its last page."""
     ends = [s.offset + s.filesz for s in module.elf.load_segments if s.executable and s.memsz == s.filesz]
     return tuple((end, -end % PAGE_SIZE) for end in ends)
 
@@ -410,7 +411,7 @@ def reachable(mapped: ModuleMapped) -> Path:
 
 
 def _held(mapped: ModuleMapped) -> Iterator[Path]:
-    """Iterate over paths to a mapped file that its own path may not lead to any more."""
+    """Iterate over other paths to a mapped file, for when its own path leads to another file or to none."""
     with contextlib.suppress(TargetError):
         for mapping in code_mappings(mapped.pid)[0]:
             if (mapping.device, mapping.inode) == (mapped.device, mapped.inode):

@@ -106,7 +106,7 @@ class Conversation:
         self._runs: dict[int, ProgramRun] = {run.number: run}
         """Programs that may still receive messages."""
         self._members = {run}
-        """Programs that a session has not left yet."""
+        """Programs whose sessions have not left the conversation yet."""
         self._programs = 1
         self._candidate: ProgramRun | None = None
         """Program that is about to be inserted; ``_replaces`` is the one that it replaces."""
@@ -144,7 +144,7 @@ class Conversation:
         self._with_memory: set[int] = set()
         """Processes that have had memory for handlers."""
         self.heard = time.monotonic_ns()
-        """The time before which all messages of the tracer have been read, in nanoseconds."""
+        """Time (monotonic, in nanoseconds) before which all messages of the tracer have been read."""
         self.outbox = Outbox(to_tracer)
         self.outbox.send(start)
 
@@ -175,7 +175,7 @@ class Conversation:
                 self._guard = TracerGuard(self._tracer, self._restore, self._clear)
 
     def wait_for_command(self) -> int | None:
-        """Wait for the end of the command and return its wait status, None if there is none, or it never began."""
+        """Wait for the end of the command and return its wait status; None if there is none, or it never began."""
         return None if self._command is None or not self._command.has_gone else self._command.wait()
 
     def end_command(self) -> int | None:
@@ -208,7 +208,7 @@ class Conversation:
             self._command.close()
 
     def await_end(self) -> None:
-        """Wait for the end of the tracer if it has been told to end."""
+        """Wait for the end of the tracer, at most ``_PATIENCE`` seconds, unless it still serves programs."""
         if not self._is_over and self._members:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -233,8 +233,8 @@ class Conversation:
         """
         Insert one more program into a traced process, and into the processes that it has started.
 
-        Raise ``EngineError`` if that is not possible, and ``NotFollowedError`` if it is possible elsewhere, with
-        another tracer.
+        Raise ``EngineError`` if that is not possible, and its subclass ``NotFollowedError`` if this tracer does not
+        trace the process any more, so that another tracer can.
         """
         known: _Known = {}
         with self._inserting:
@@ -250,9 +250,9 @@ class Conversation:
 
     def replace(self, former: ProgramRun, run: ProgramRun, start: Start) -> None:
         """
-        Put a program in the place of ``former``, which ends.
+        Replace the program ``former``, which ends, by another one.
 
-        Raise ``EngineError`` or ``SourceError`` if that is not possible; then the former one continues.
+        Raise ``EngineError``, ``SourceError`` or ``TargetError`` if that is not possible; then ``former`` continues.
         """
         known: _Known = {}
         with self._inserting:
@@ -376,7 +376,7 @@ class Conversation:
             concerned |= set(self._runs.values())
             try:
                 self._on_message(load_message(payload))
-            except Exception as error:  # noqa: BLE001 - who gives out the items shall raise it
+            except Exception as error:  # noqa: BLE001 - ``poll`` raises it
                 reader.items.append(error)
         if ended and not self._is_over:
             concerned |= set(self._runs.values())
@@ -486,7 +486,7 @@ class Conversation:
         return [run.native for run in self._runs.values() if run.native is not None]
 
     def _on_placed(self, message: ProbeStatus) -> None:
-        """Request jumps in the place of breakpoints that were placed."""
+        """Request jumps that replace breakpoints that were placed."""
         run = self._runs.get(message.program)
         if run is None or run.native is None or message.state is not ProbeState.ACTIVE:
             return
@@ -541,7 +541,7 @@ class Conversation:
             run.end(item_for(run))
 
     def _restore(self) -> None:
-        """Restore the original bytes; the lock's holder may be waiting for a tracer that cannot answer any more."""
+        """Restore the original bytes; without the lock if its holder waits for the tracer, which cannot answer."""
         for native in self._natives():
             native.disable()
         self._known_processes |= self._restorer.processes
@@ -589,10 +589,10 @@ def _restorer_process() -> RestorerProcess | None:
 
 def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], known: _Known) -> None:
     """
-    Answer, for a new program, the questions that were asked about other ones.
+    Prepare a new program's sites in the files about which the tracer has already asked for other programs.
 
-    Files that cannot be found any more are skipped, so that the tracer asks again. Raise ``TargetError`` or
-    ``SourceError`` if the program cannot be inserted into a file.
+    Add them to ``known``. Files that cannot be found any more are skipped, so that the tracer asks again. Raise
+    ``TargetError`` or ``SourceError`` if the program cannot be inserted into a file.
     """
     for key in asked.keys() - known.keys():
         prepared = run.answers.prepare(asked[key])
@@ -603,7 +603,7 @@ def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], k
 
 
 def _with_native(sites: Sites, run: ProgramRun) -> Sites:
-    """Add to sites the probepoints for which jumps will be requested."""
+    """Return ``sites`` with the set of probepoints for which jumps will be requested."""
     if run.native is None:
         return sites
     probes = {site.probe for site in sites.sites if site.probe >= 0}

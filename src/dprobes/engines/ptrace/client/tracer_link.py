@@ -2,10 +2,10 @@
 The client's link to a tracer: the process, the two pipes, and the guard that runs before the tracer dies.
 
 The kernel resumes the threads of a dead tracer at once, and they reach breakpoints before another process can detect
-its death (measured: 3 to 70 ms). So the client traces the tracer, only for PTRACE_O_TRACEEXIT. This option stops a
-process that is about to end, even by SIGKILL, until its own tracer resumes it. The stop in ``do_exit`` comes before
-anything is released. The code is restored during that stop. If the tracer cannot be traced, its end is detected only
-afterwards.
+the tracer's death (measured: 3 to 70 ms). So the client traces the tracer, only for PTRACE_O_TRACEEXIT. This option
+stops a process that is about to end, even by SIGKILL, until its own tracer resumes it. The stop in ``do_exit`` comes
+before anything is released. The code is restored during that stop. If the tracer cannot be traced, its end is detected
+only afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Inbox", "Outbox", "TracerGuard", "readable", "start_tracer", "watch_for_death"]
 
 _PATIENCE = 10.0
-"""Seconds to wait for a guard."""
+"""Seconds to wait until a guard traces the tracer."""
 
 _PIPE_SIZE = 1 << 20
 """Size in bytes of the pipe for records; the maximum for an ordinary user (pipe(7))."""
@@ -78,7 +78,7 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
 
 
 def readable(descriptors: list[int], seconds: float | None) -> list[int]:
-    """Wait until one of some descriptors is readable, and return those that are; with None there is no time limit."""
+    """Wait until a descriptor is readable, without limit if ``seconds`` is None; return those that are, maybe none."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -101,7 +101,7 @@ class Inbox:
         """True if the last reading may not have read everything."""
 
     def read(self) -> tuple[list[_Frame], bool]:
-        """Wait for frames; return them, those that were read ahead first, and whether the stream has ended."""
+        """Wait for data; return the complete frames, those read ahead first, and whether the stream has ended."""
         data = os.read(self.descriptor, _CHUNK)
         self.has_more = len(data) == _CHUNK
         kept, self._kept = self._kept, []
@@ -199,7 +199,8 @@ def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], No
     """
     Wait for the end of a tracer; if it is killed, call ``before`` while it still holds its threads, then ``after``.
 
-    Call ``begun`` as soon as it will be held at its exit, or cannot be traced: then return False.
+    Call ``begun`` as soon as the kernel will stop the tracer at its exit. If the tracer cannot be traced, call
+    ``begun`` as well, and return False at once.
     """
     try:
         ptrace_calls.seize_for_exit(pid)
