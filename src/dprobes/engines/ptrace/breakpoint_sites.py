@@ -81,8 +81,9 @@ class Site:
     """Distance in bytes from this instruction to the semaphore of its USDT probe, 0 if it has none."""
     kept: tuple[tuple[int, int | None], ...] = ()
     """
-    Values saved at the function's entry, (index, None) of a register each; for one in memory (i386 arguments), the
-    second item is its distance in bytes above the stack pointer.
+    Values saved at the function's entry: (index of a register, None) each.
+
+    For a value in memory, the second item is its distance in bytes above the stack pointer.
     """
 
 

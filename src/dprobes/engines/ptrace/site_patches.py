@@ -490,8 +490,7 @@ class Patches:
 
     def reached(self, pc: int) -> tuple[SitePatch, int] | None:
         """
-        Return the jump in whose code ``pc`` is the start of a copied instruction, and that instruction's original
-        address.
+        Return the jump in whose code a copied instruction begins at ``pc``, and that instruction's original address.
 
         Return None between two instructions, outside displaced code, and at the first instruction, which the thread had
         reached before the jump.

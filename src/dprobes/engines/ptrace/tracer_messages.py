@@ -513,7 +513,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A report that a process is not traced any more, because a handler hands it over to the debugger (``exit 1``)."""
+    """A report that a process is not traced any more, because a handler has it handed to the debugger (``exit 1``)."""
 
     program: int
     process: HandedOver

@@ -1,1 +1,1 @@
-"""Core files: their layout and their writer."""
+"""Core dumps: the layout of their files, and their writer."""

@@ -1,5 +1,5 @@
 """
-Layout of a core file: the file that the kernel would write for a process, from data gathered elsewhere.
+Layout of the file of a core dump, as the kernel would write it for a process, from data that others collect.
 
 This module accesses no process and makes no system call. A file has these parts; memory starts at page boundaries::
 
@@ -126,7 +126,7 @@ class CoreProcessor:
 def image_of(
     fields: Sequence[RegisterField], order: Literal["little", "big"], read: Callable[[str], int | None]
 ) -> bytes:
-    """Return registers in the format of a note; ``read`` returns one by its name, None if there is none."""
+    """Return registers in the format of a note; ``read`` returns one by its name, or None: then it is 0."""
     image = bytearray()
     for place in fields:
         value = next((found for found in map(read, place.names) if found is not None), 0)
@@ -141,7 +141,7 @@ _EMPTY = 3
 
 
 def _fields(text: str, size: int) -> tuple[RegisterField, ...]:
-    """Return registers from words of a text: names separated by slashes, and ``-`` for padding."""
+    """Return registers from the words of a string: names separated by slashes, or ``-`` for padding."""
     return tuple(RegisterField(() if word == "-" else tuple(word.split("/")), size) for word in text.split())
 
 
@@ -296,7 +296,7 @@ _ANONYMOUS_PRIVATE, _ANONYMOUS_SHARED, _FILE_PRIVATE, _FILE_SHARED, _ELF_HEADERS
 
 
 class Extent(enum.Enum):
-    """Part of a mapping that belongs into a core file."""
+    """Part of a mapping that is written to a core file."""
 
     NOTHING = "nothing"
     ELF_HEADER = "the first page, if it is the beginning of an ELF file"
@@ -446,7 +446,7 @@ _HEADER = {8: "16sHHIQQQIHHHHHH", 4: "16sHHIIIIIHHHHHH"}
 _PROGRAM_HEADER = {8: "IIQQQQQQ", 4: "IIIIIIII"}
 _SECTION_HEADER = {8: "IIQQQQIIQQ", 4: "IIIIIIIIII"}
 _ET_CORE, _PT_LOAD, _PT_NOTE = 4, 1, 4
-_MANY = 0xFFFF  # PN_XNUM: the number of program headers stands in the section header
+_MANY = 0xFFFF  # PN_XNUM: the number of program headers is in the section header
 
 
 def place(processor: CoreProcessor, note_bytes: bytes, segments: Sequence[Segment]) -> CoreLayout:

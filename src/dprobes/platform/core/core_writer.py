@@ -1,5 +1,5 @@
 """
-Collection of a process's data for its core file from ``/proc``: ids, threads, and the memory to be written.
+Collection of a process's data for its core dump from ``/proc``: ids, threads, and the memory to be written.
 
 The files may be those of this machine, or of another one: ``read`` returns the contents of one by its path, and raises
 OSError where there is none.
@@ -160,7 +160,7 @@ class HeldThread:
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
     """
-    Request for the core of a process whose threads are all stopped; the first one of ``threads`` had the hit.
+    Request for a core dump of a process whose threads are all stopped; the first one of ``threads`` had the hit.
 
     ``left_out`` is memory that dprobes mapped, (start, end) each.
     """
@@ -345,7 +345,7 @@ class _LocalMemory:
             return True
 
     def read(self, address: int, size: int) -> bytes:
-        """Return memory without breakpoints; nothing if it cannot be read."""
+        """Return memory without breakpoints; empty if it cannot be read."""
         try:
             data = os.pread(self._descriptor, size, address)
         except (OSError, OverflowError):
@@ -387,7 +387,7 @@ POINTER: dict[int, tuple[int, str]] = {8: (16 * 8, "=Q"), 4: (12 * 4, "=I")}
 
 
 def create_core_file(path: str) -> tuple[str, int]:
-    """Create a new file, called ``path`` or with a number after that; return its name and descriptor."""
+    """Create a new file, ``path``, or ``path.N`` if that exists; return its name and descriptor, or raise OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     name = path
     for number in range(1, _ATTEMPTS):

@@ -36,7 +36,7 @@ __all__ = ["LENGTH", "Limits", "Outcome", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for reading a file: bytes of memory including mapped files, seconds of processor time, and seconds."""
+    """Limits for reading a file: bytes of memory including mapped files, seconds of processor time, and of time."""
 
     memory: int = 1 << 30
     processor_time: int = 10
@@ -91,7 +91,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 
 def _load_what_is_needed() -> None:
     """Import the modules that each child would have to import."""
-    import iced_x86  # noqa: F401 - to have it
+    import iced_x86  # noqa: F401 - so that it is loaded
 
     import dprobes.resolve.breakpoints
     import dprobes.resolve.probepoints
@@ -144,7 +144,7 @@ def _work(descriptor: int, payload: bytes, output: int) -> int:
             text = text[os.write(output, text) :]
     except MemoryError:
         return _NO_MEMORY
-    except BaseException:  # noqa: BLE001 - whatever it is, it ends this process only
+    except BaseException:  # noqa: BLE001 - any error ends this process only
         return 1
     return 0
 

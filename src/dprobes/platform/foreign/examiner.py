@@ -2,7 +2,7 @@
 Client of the process that reads foreign files, with limits of memory and time; see ``examination``.
 
 Several threads may ask at once; one file is read at a time. The process is started for the first question, and ends
-after a time without any.
+after some time without questions.
 """
 
 from __future__ import annotations

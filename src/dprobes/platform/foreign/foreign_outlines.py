@@ -1,8 +1,8 @@
 """
 Outline of a foreign file as JSON: written by the process that reads the file, checked by the one that asked.
 
-No data from the file is trusted: each number has its range, each text and list its length, and probepoints must be in
-code. What the program itself determines (its definitions, the code of its handlers) is not part of the answer.
+No data from the file is trusted: each number has a range, each string and list a maximum length, and probepoints must
+be in code. What the program itself determines (its definitions, the code of its handlers) is not part of the answer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Question:
     Question about a file, which messages call ``path``.
 
     With ``soname`` the program is about the file only if that is its SONAME. ``own_functions`` are functions that an
-    engine itself wants to place. ``wants_moves`` asks for nearby places where uprobes are cheaper.
+    engine itself wants to place. ``wants_moves`` requests nearby instructions where uprobes are cheaper.
     """
 
     path: str
@@ -169,7 +169,7 @@ def _shortened(text: str, limit: int = _TEXT_MAX) -> str:
 
 
 def _code_at(module: Module, offset: int) -> bytes:
-    """Return the bytes of the instruction at a file offset; nothing if there is none."""
+    """Return the bytes of the instruction at a file offset; empty if there is none."""
     try:
         return next(first_instructions(module, (offset,))).raw
     except TargetError:

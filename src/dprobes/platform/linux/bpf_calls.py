@@ -102,8 +102,8 @@ class Request:
     """
     Request for an object of the kernel.
 
-    ``attributes`` are those of the command, with zeros in place of addresses. ``data`` has the bytes at those
-    addresses, by the offset of the address. Requests that attach uprobes are made ``in_proxy``.
+    ``attributes`` are those of the command, with zeros in place of addresses. ``data`` has the bytes that these point
+    to, by the offset of the address. Requests that attach uprobes are made ``in_proxy``.
     """
 
     command: Command
@@ -239,7 +239,8 @@ def load_program(
     """
     Load a program and return its descriptor.
 
-    The verifier writes to the buffer ``log`` if there is one, ending with a zero; ENOSPC if it is too small.
+    The verifier writes to the buffer ``log`` if there is one, ending with a zero. Raise OSError with
+    ENOSPC if it is too small.
     """
     return issue(_load_request(program, log, level))
 
@@ -375,7 +376,7 @@ def link_kprobes(
 
 def link_kprobes_nowhere(program_fd: int) -> int:
     """
-    Attach a TRACE_KPROBE_MULTI program with an unmapped array of addresses: an OSError in any case.
+    Try to attach a TRACE_KPROBE_MULTI program with an unmapped array of addresses; always raise OSError.
 
     A kernel that supports such links cannot read it (EFAULT); others do not try.
     """
@@ -439,7 +440,7 @@ def _words(numbers: Sequence[int]) -> bytes:
 
 def link_uprobes_nowhere(program_fd: int, pid: int = 0) -> int:
     """
-    Attach a TRACE_UPROBE_MULTI program to the root directory, which has no code: an OSError in any case.
+    Try to attach a TRACE_UPROBE_MULTI program to the root directory, which has no code; always raise OSError.
 
     A kernel that supports such links refuses the directory (EBADF); others refuse the attach type.
     """
@@ -548,7 +549,7 @@ def delete_element(map_fd: int, key: bytes) -> bool:
 
 
 def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
-    """Iterate over the keys of a hash; after deletions the kernel may start over, so some may come twice."""
+    """Iterate over the keys of a hash; after a deletion the kernel may start over, and return some keys again."""
     key, following = None, ctypes.create_string_buffer(key_size)
     while True:
         start = 0 if key is None else ctypes.addressof(key)

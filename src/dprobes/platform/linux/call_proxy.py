@@ -1,5 +1,5 @@
 """
-System calls in a separate process: for uprobes, which a SIGKILL must not interrupt, and for files of others.
+System calls in a separate process: for uprobes, which SIGKILL must not interrupt, and for other processes' files.
 
 To write or remove a breakpoint the kernel looks up pages of the target, which it refuses to a task that is being killed
 (``fatal_signal_pending`` in ``mm/gup.c``). A task killed at that time leaves breakpoints behind. They stay for good,
@@ -10,9 +10,10 @@ link is not closed by close(2), but by the exit of a process that has copies of 
 this one, but not the table of descriptors. It runs a few generated instructions, no C library and no Python. It waits
 until this process has closed its copies, or has ended.
 
-A file that another process has open may block its user, forever if its owner likes. Examples are a socket whose peer
-does not read, and a file system of the owner's, which is called when a descriptor is closed. So this process never
-opens such a file itself: a proxy takes a copy and makes the calls, and is abandoned if it does not return.
+A file that another process has open may block the caller of a system call for as long as its owner likes. Examples are
+a socket whose peer does not read, and a file system of the owner's, which is called when a descriptor is closed. So
+this process never opens such a file itself: a proxy takes a copy and makes the calls, and is abandoned if a call does
+not return.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def unmap_code(address: int, size: int) -> None:
 
 # rdi: flags of clone(2), rdx: calls; returns the process id, or a negative errno
 #     mov %rdx,%r9; xor %esi,%esi; xor %edx,%edx; xor %r10d,%r10d; xor %r8d,%r8d; mov $56,%eax; syscall
-#     test %rax,%rax; jz 1f; ret                    the stack is the caller's, and nobody touches it
+#     test %rax,%rax; jz 1f; ret                    the stack is the caller's, and is not used
 # 1:  mov %r9,%rbx
 # 2:  mov (%rbx),%rax; test %rax,%rax; js 3f
 #     mov 8(%rbx),%rdi; mov 16(%rbx),%rsi; mov 24(%rbx),%rdx; mov 32(%rbx),%r10; mov 40(%rbx),%r8; mov 48(%rbx),%r9
@@ -152,7 +153,12 @@ class _Proxy:
         return os.WIFEXITED(status)
 
     def wait_for(self, milliseconds: int) -> bool:
-        """Do the same as ``wait`` with a time limit; a proxy that has not ended by then is killed and abandoned."""
+        """
+        Wait as ``wait`` does, but kill a proxy that has not ended in time; return True if it exited by itself.
+
+        A proxy that does not end after that either is abandoned. Time in which the proxy waits for a CPU does not
+        count.
+        """
         process = os.pidfd_open(self._pid)
         try:
             poll = select.poll()

@@ -1,4 +1,4 @@
-"""Kernel messages about modules, CPUs and devices that come and go: netlink(7), NETLINK_KOBJECT_UEVENT."""
+"""Kernel messages about modules, CPUs and devices that are added or removed: netlink(7), NETLINK_KOBJECT_UEVENT."""
 
 from __future__ import annotations
 

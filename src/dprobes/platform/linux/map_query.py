@@ -1,8 +1,8 @@
 """
 ioctl(2) on ``/proc/PID/maps``: the files that a process executes, without the text of all its mappings.
 
-The kernel takes at least a third of a microsecond to print the line of a mapping, and most mappings are no code of a
-file. A query for the next one that is takes as long, and there are a quarter as many.
+The kernel takes at least a third of a microsecond to print the line of a mapping, and most mappings are not code of
+a file. A query for the next mapping of code takes as long, and there are a quarter as many of them.
 
 Since Linux kernel commit ed5d583a88a9 ("fs/procfs: implement efficient VMA querying API for /proc/<pid>/maps") (in
 v6.11).

@@ -115,7 +115,7 @@ def _open(
 @dataclass(frozen=True, slots=True)
 class ProbeUnit:
     """
-    Parameters of uprobe or kprobe events: the type of the unit, and positions of bits in the configuration.
+    Parameters of uprobe or kprobe events: the type of the PMU, and positions of bits in the configuration.
 
     ``return_bit`` is the bit for returns, ``counter_bit`` the first of those for the offset of a counter, None if the
     kernel does not support counters.
@@ -208,8 +208,8 @@ def open_breakpoint(
 
     At a kernel address, accesses by the kernel count, at other addresses those by programs.
 
-    ENOSPC if all four breakpoints are in use. ``size`` is 1, 2, 4 or 8 bytes, aligned; it is ignored for EXECUTE. With
-    ``inherit`` the threads and processes that the thread starts are watched as well.
+    Raise OSError with ENOSPC if all four breakpoints are in use. ``size`` is 1, 2, 4 or 8 bytes, aligned; it is ignored
+    for EXECUTE. With ``inherit`` the threads and processes that the thread starts are watched as well.
     """
     flags = (0 if address >> 63 else _USER_ONLY) | (_INHERIT if inherit else 0)
     length = _watched_length(size, access)
@@ -241,7 +241,7 @@ def open_cpu_clock(cpu: int, *, period: int = 0, frequency: int = 0) -> int:
 
 def open_process_news(cpu: int) -> int:
     """
-    Return an event for code mappings, execs and forks of processes on a CPU, all with CLOCK_MONOTONIC.
+    Return an event for code mappings, execs and forks of processes on a CPU, with times of CLOCK_MONOTONIC.
 
     The records of perf_event_open(2) are in its ring (``mmap``).
     """

@@ -144,7 +144,7 @@ def _with_file_of(
     ours: Sequence[int] = (),
     memory: Sequence[object] = (),
 ) -> list[int]:
-    """Do the same as ``call_with_file`` with a file that a thread of a process has open."""
+    """Call ``call_with_file`` for a file that a thread has open; raise OSError if its process is in ``_slow``."""
     if pid in _slow:
         raise system_error(errno.ETIMEDOUT)
     process = _process_of(tid, pid)
@@ -158,7 +158,7 @@ def _with_file_of(
 
 
 _slow: set[int] = set()
-"""Processes with a file that has kept a proxy waiting; there are no more calls with their files."""
+"""Processes with a file that has blocked a proxy; no more calls are made with their files."""
 
 _AF_UNIX = 1
 _AUTOBIND_SIZE = 8
@@ -295,7 +295,7 @@ def signal_set(signals: Iterable[int]) -> SignalSet:
 
 def take_signal(wanted: SignalSet, seconds: float) -> int:
     """
-    Wait for one of some blocked signals and take it (sigtimedwait(2)).
+    Wait at most ``seconds`` for one of the blocked signals ``wanted``, and take it (sigtimedwait(2)).
 
     Return its number, or 0 if none has arrived in time, or if a stop has interrupted the wait. In the last case
     ``signal.sigtimedwait`` returns an invented signal if the time is over as well: uninitialized memory (CPython 3.11

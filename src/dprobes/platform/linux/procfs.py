@@ -32,7 +32,7 @@ __all__ = [
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """Open a file of a process for ``open(opener=...)``, without waiting for a writer: it may be a FIFO by now."""
+    """Open a file of a process for ``open(opener=...)``, without waiting for a writer: a FIFO may have replaced it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -50,7 +50,7 @@ def ids_of(tid: int) -> tuple[int, ...]:
     """
     Return the ids of a thread in all its PID namespaces, from that of ``/proc`` to the thread's.
 
-    Return none if the thread has ended, or the kernel has no such namespaces.
+    Return an empty tuple if the thread has ended, or the kernel has no PID namespaces.
     """
     return tuple(map(int, process_field(tid, "NSpid").split()))
 
@@ -100,9 +100,9 @@ def first_stack_of(pid: int) -> int | None:
 
 def system_call_of(tid: int) -> int | None:
     """
-    Return the number of the system call that a thread sleeps in, -1 if it sleeps elsewhere; None if it runs.
+    Return the number of the system call that a thread sleeps in, -1 if it sleeps elsewhere.
 
-    Source: ``proc_pid_syscall`` in ``fs/proc/base.c``.
+    Return None if it runs or has ended. Source: ``proc_pid_syscall`` in ``fs/proc/base.c``.
     """
     try:
         with open(f"/proc/{tid}/syscall", "rb") as file:
@@ -191,11 +191,11 @@ def _read(path: str) -> bytes:
 
 # Scores of our processes for the out-of-memory killer (``oom_score_adj``, proc(5)).
 #
-# It must not kill the tracer before others: that is small, and its end may be the end of the traced processes.
+# The tracer must not be killed before others: it uses little memory, and its end may end the traced processes.
 
 
 SPARED = -900
-"""Score of a tracer: nearly everything else is killed before, but a cgroup without other processes gets its memory."""
+"""Score of a tracer: nearly all other processes are killed first; it can be killed in a cgroup without others."""
 
 
 def set_score(pid: int, score: int) -> None:

@@ -143,7 +143,7 @@ class Register(enum.IntEnum):
 Registers = ctypes.c_ulong * 27
 """The integer registers of a thread, indexed by ``Register``."""
 RegisterWords = ctypes.Array[ctypes.c_ulong]
-"""The type of such arrays."""
+"""The type of ``Registers`` objects."""
 
 NO_SYSTEM_CALL = 1 << 63
 """Minimum of ``orig_rax`` in a thread that has not stopped in a system call (-1)."""
@@ -191,7 +191,7 @@ def _fail() -> NoReturn:
 
 
 def seize(tid: int, *, follow: bool = True) -> None:
-    """Start tracing a running thread without stopping it, and, to ``follow``, all that it creates (PTRACE_SEIZE)."""
+    """Start tracing a running thread without stopping it, with ``follow`` also all that it creates (PTRACE_SEIZE)."""
     _check(_ptrace(_SEIZE, tid, None, _OPTIONS if follow else _O_TRACESYSGOOD))
 
 
@@ -238,7 +238,7 @@ def get_registers(tid: int, registers: RegisterWords) -> None:
 
 
 def has_stopped(tid: int, registers: RegisterWords, attempts: int = 1) -> bool:
-    """Return True if a traced thread has stopped, whether that was waited for or not; then read its registers."""
+    """Return True if a traced thread has stopped, waited for or not; if so, read its registers."""
     for _ in range(attempts):  # noqa: SIM110 - a generator costs more than the loop
         if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0:
             return True
@@ -296,7 +296,7 @@ _REGISTER_SET_MAX = 1 << 14
 
 
 def get_register_set(tid: int, kind: RegisterSet) -> bytes:
-    """Return a register set of a stopped thread; nothing if it does not exist, or the thread is not stopped."""
+    """Return a register set of a stopped thread; empty if it does not exist, or the thread is not stopped."""
     buffer = ctypes.create_string_buffer(_REGISTER_SET_MAX)
     vector = _IoVector(ctypes.addressof(buffer), _REGISTER_SET_MAX)
     if _ptrace(_GETREGSET, tid, kind, ctypes.addressof(vector)) < 0:

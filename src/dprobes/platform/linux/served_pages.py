@@ -3,7 +3,7 @@ Pages of other users' processes that a server in user space has to deliver: a re
 
 These are pages of files on FUSE, which any user can mount and map, and of memory registered with userfaultfd(2). A
 reader in the kernel, process_vm_readv(2) or ``/proc/PID/mem``, cannot be interrupted while it waits. So a page that is
-not present is checked before it is read; a replacement in between is not noticed. Source: ``handle_userfault`` in
+not present is checked before it is read; a replacement in between is not detected. Source: ``handle_userfault`` in
 fs/userfaultfd.c refuses faults of ``access_remote_vm``; proc(5) describes ``pagemap`` and ``mountinfo``.
 """
 
@@ -51,7 +51,7 @@ class ServedPages:
 
     def first(self, memory: int, address: int, size: int) -> int | None:
         """
-        Return the first page of some memory for which a reader might wait; None if it can be read.
+        Return the address of the first page of a range for which a reader might wait; None if no page is such.
 
         ``memory`` is a descriptor of ``/proc/TID/mem``.
         """

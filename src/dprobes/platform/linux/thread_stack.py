@@ -71,6 +71,10 @@ def stack_of(space: ProcessSpace, registers: RegisterWords, frames: int) -> list
 
 
 def logged_stack(space: UnwindSpace, registers: Values[int, int], frames: int) -> list[int]:
-    """Return up to ``frames`` addresses of a call stack, from registers with DWARF's numbers."""
+    """
+    Return up to ``frames`` addresses of a call stack, from registers with DWARF's numbers.
+
+    If the walk ended before the outermost frame and before ``frames``, the last item is the reason, a ``StackEnd``.
+    """
     stack = walk(space, COLUMNS_OF[space.word_size], registers, frames)
     return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]

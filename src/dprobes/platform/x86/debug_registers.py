@@ -59,7 +59,7 @@ class Watch:
     access: Access
 
     def is_touched(self, address: int, size: int, *, writes: bool) -> bool:
-        """Return True if an access to data triggers the slot."""
+        """Return True if an access to ``size`` bytes of data at ``address`` hits the watch."""
         if self.access is Access.EXECUTE or not (writes or self.access is Access.READ_WRITE):
             return False
         return address < self.address + self.length and self.address < address + size

@@ -86,7 +86,7 @@ class Action(enum.IntEnum):
 
 
 class StackMemory(Protocol):
-    """Stack of the thread; both calls raise OSError where the memory is not accessible."""
+    """Stack of the thread; both methods raise OSError where the memory is not accessible."""
 
     def read_word(self, address: int, size: int) -> int:
         """Return a little-endian word of ``size`` bytes."""
@@ -107,7 +107,7 @@ def uses_return_addresses(emulation: tuple[Any, ...]) -> bool:
 
 def emulate(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     """
-    Carry out an instruction on ``registers``, which stand at its start; return whether it was done.
+    Carry out the instruction at the instruction pointer of ``registers``; return whether it was done.
 
     False means that the thread must step, and that nothing has been changed. Either the instruction is not emulated, or
     memory was not accessible, and the step causes the fault.

@@ -71,7 +71,7 @@ def copy_of(raw: bytes, word_size: int) -> Copy | None:
 
 
 def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
-    """Return the bytes for ``slot`` of an instruction at ``address``; None if that is too far away."""
+    """Return the bytes for ``slot`` of an instruction at ``address``; None if its operand is too far from ``slot``."""
     if not copy.displacement:
         return raw
     start, end = copy.displacement, copy.displacement + 4

@@ -2,8 +2,8 @@
 Images of registers: signal frames, from which a thread returns with all of its registers, and XSAVE images.
 
 The frame has the format that the kernel writes for a signal handler (``arch/x86/include/asm/sigframe.h``,
-``asm/fpu/signal.h``, ``include/uapi/asm/sigcontext.h``). It grows upwards from the new stack pointer; 64-bit, and
-32-bit after the words that ``int $0x80; pop; pop; pop; ret`` pops::
+``asm/fpu/signal.h``, ``include/uapi/asm/sigcontext.h``). It grows upwards from the new stack pointer. A 32-bit one
+begins after the 12 bytes that the three pops of ``int $0x80; pop; pop; pop; ret`` remove::
 
     rsp ─► return address ─► rt_sigreturn gadget
            ucontext: flags, link, stack (24), sigcontext (256), signal mask
@@ -185,7 +185,7 @@ _STATE_BV = 512  # XSTATE_BV in the XSAVE header: which components are not in th
 _FSAVE_SIZE = 112
 
 TILE_DATA = 18
-"""Number of the XSAVE component of AMX tiles, the only one that a thread has only after it requested it."""
+"""Number of the XSAVE component of AMX tiles, the only one that a thread must request before it has it."""
 _RED_ZONE = 128
 
 # UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS. A stack size of 1 makes the kernel's do_sigaltstack fail with
@@ -262,7 +262,7 @@ def frame_32(registers: Sequence[int], mask: int, xstate: bytes, fsave: bytes, r
 
 def restorable(xstate: bytes, tiles: int) -> bytes:
     """
-    Return the part of an XSAVE image from ptrace that a signal frame may have; ``tiles`` is their offset, or 0.
+    Return the part of an XSAVE image from ptrace that a signal frame may contain; ``tiles`` is their offset, or 0.
 
     ptrace returns the tiles of AMX for every thread. The kernel accepts a frame with them only from a thread that uses
     them. For any other it restores the x87 unit and SSE, and clears the rest (``check_xstate_in_sigframe``).

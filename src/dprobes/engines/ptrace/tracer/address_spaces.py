@@ -141,16 +141,17 @@ class AddressSpace:
     lowered: list[int] = field(default_factory=list)
     """Semaphores that were lowered again, which is not yet reported to the client."""
     unwritten: set[int] = field(default_factory=set)
-    """Addresses of breakpoints that are not in memory, because jumps are about to take their place."""
+    """Addresses of breakpoints that are not in memory, because jumps are about to replace them."""
     postponed: set[tuple[int, int]] = field(default_factory=set)
     """Probepoints, (program, probepoint) each, whose jumps wait for memory that is not mapped yet."""
     copied_from: int = 0
-    """Process whose memory was copied, while jumps are awaited that are about to be written there."""
+    """Process of which this memory is a copy, while both wait for the same jumps; otherwise 0."""
     joining: dict[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
     """
     Probepoints, (program, probepoint) each, that a program is about to add where other programs have jumps.
 
-    The keys are addresses of breakpoints. The jumps stay without them until others take their place.
+    The keys are addresses of breakpoints. The present jumps, which lack these probepoints, stay until others replace
+    them.
     """
     served: ServedPages | None = None
     """Look-up of pages that only a server can deliver, for another user's process; None for this user's."""
@@ -274,7 +275,7 @@ class AddressSpace:
                     os.pwrite(self.memory, INT3, address)
 
     def write_unwritten(self, but: Collection[int] = ()) -> list[Breakpoint]:
-        """Write the breakpoints for which no jumps have come, ``but`` those at some addresses, and return them."""
+        """Write the withheld breakpoints that no jump has replaced, except at the addresses in ``but``; return them."""
         late = [b for address in self.unwritten if address not in but and (b := self.breakpoints.get(address))]
         if self.unwritten:
             self.unwritten.intersection_update(but)  # those that have a jump now need none

@@ -314,7 +314,7 @@ def _places_max(sites: Sequence[Site]) -> int:
 
 def awaits_jump(breakpoint_: Breakpoint, native: Collection[int] | None, mine: Iterable[Probe] | None = None) -> bool:
     """
-    Return whether a breakpoint is only for ``native`` probepoints of a program, for which jumps come.
+    Return whether a breakpoint is only for ``native`` probepoints of a program, for which jumps are requested.
 
     With ``mine``, the probes of the program, it may also have probes of other programs.
     """
@@ -387,7 +387,7 @@ def note_written(space: AddressSpace, program: InsertedProgram) -> None:
 
 
 def end_joining(space: AddressSpace, sites: Iterable[int]) -> None:
-    """Stop waiting for jumps in the place of some breakpoints."""
+    """Stop waiting for jumps that replace the breakpoints at ``sites``."""
     for site in sites:
         joining = space.joining.pop(site, frozenset())
         breakpoint_ = space.breakpoints[site]
@@ -396,7 +396,7 @@ def end_joining(space: AddressSpace, sites: Iterable[int]) -> None:
 
 
 def write_unwritten(space: AddressSpace, but: Collection[int] = ()) -> None:
-    """Write the breakpoints of a space for which no jumps have come, ``but`` those at some addresses."""
+    """Write the withheld breakpoints of a space that no jump has replaced, except at the addresses in ``but``."""
     for breakpoint_ in space.write_unwritten(but):
         if _is_postponed(breakpoint_, space.postponed):
             breakpoint_.is_noted = False  # jumps will replace it before a thread arrives there

@@ -2,7 +2,7 @@
 The tracer's end of the two pipes to the client.
 
 The client must never delay the target: frames are kept in a bounded buffer, and records that do not fit are refused
-(the caller counts them as lost). Only a question is waited for until its answer arrives, and not while the client is
+(the caller counts them as lost). The tracer waits only for the answer to a question, and not while the client is
 stopped.
 """
 
@@ -45,7 +45,7 @@ _RETRY = 5
 """Milliseconds until writing to a full pipe is retried."""
 
 _LOOK = 100
-"""Milliseconds without an answer after which the client is checked for being stopped."""
+"""Milliseconds without an answer after which the tracer checks whether the client is stopped."""
 
 
 _RESTORER_PATIENCE = 1000
@@ -104,7 +104,7 @@ class Connection:
             self.tell_restorer(TracerBegun(os.getpid()))
 
     def tell_restorer(self, message: object) -> None:
-        """Send a message to the restorer, before the event that it reports; close the pipe if it is no longer read."""
+        """Send a message to the restorer, before the event that it reports; close the pipe if nothing reads it."""
         if self._restorer < 0:
             return
         frame = memoryview(pack_message(message))
@@ -138,7 +138,7 @@ class Connection:
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:
         """
-        Queue a record, to be sent some milliseconds later; return False if too many wait already.
+        Queue a record, to be sent some milliseconds later; return False if too many bytes wait already.
 
         Waking the client for every single record would cost more than a hit.
         """

@@ -9,7 +9,7 @@ A process can be handed to a debugger (``exit 1``), stopped at the probed instru
 all its threads are detached before the debugger attaches. A pending SIGSTOP keeps them from running program code in
 between.
 
-For its core (``exit 3``) all threads of a process are held while a child of the tracer writes the file. The tracer
+For a core dump (``exit 3``) all threads of a process are held while a child of the tracer writes the file. The tracer
 continues with all other processes meanwhile. Stops of the held threads are kept, and handled afterwards.
 """
 
@@ -102,8 +102,8 @@ class Detacher:
 
         A ``halted`` process gets a SIGSTOP first: none of its threads runs program code before a SIGCONT or a debugger
         resumes it. Processes that share its memory lose their breakpoints with it; the parent that waits for a vfork
-        child gets them back when that ends. Return False, with nothing changed, if the process is just executing
-        another program.
+        child gets them back when that ends. Return False, with nothing changed, if the process has just called
+        execve.
         """
         if not self._stop(pid):
             return False
@@ -163,7 +163,7 @@ class Detacher:
         """
         Stop every thread, or those of one process; creators of children are stopped, and so are the children.
 
-        Return False if the process executes another program: the report of that stays in ``deferred``.
+        Return False if the process has called execve: the report of that stays in ``deferred``.
         """
         deferred = self._stopper.deferred
         while True:
@@ -380,7 +380,7 @@ class CoreDumps:
 
     def start(self, thread: Thread, program: InsertedProgram) -> bool:
         """
-        Begin to write the core of a stopped thread's process; its registers are set to the probed instruction.
+        Begin a core dump of a stopped thread's process; its registers are set to the probed instruction.
 
         Return False, with a report to the user, if no file can be written; the thread must then be resumed.
         """
@@ -449,7 +449,7 @@ class CoreDumps:
             text = str(write_core(request, space.memory, hidden, output))
         except OSError as error:
             text = reason_of(error)
-        except BaseException:  # noqa: BLE001 - whatever it is, it is told
+        except BaseException:  # noqa: BLE001 - every error is reported
             text = traceback.format_exc()
         finally:
             os.write(answer, text.encode(errors="replace")[:4096])

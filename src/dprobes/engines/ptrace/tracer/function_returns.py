@@ -1,5 +1,5 @@
 """
-Returns of functions: the probes that are hit when an instruction that leaves their function was carried out.
+Returns of functions: the probes that are hit after an instruction has left their function.
 
 A return instruction is a hit at once. After a tail call the function has not returned yet: its return address, still on
 top of the stack, gets a breakpoint. The hit occurs when the same thread arrives there with the stack pointer that the

@@ -91,7 +91,7 @@ class HeldSignals:
         self._stops = True
 
     def give_back(self) -> int:
-        """Return the signal with which to resume the thread, which is in a signal stop, or 0."""
+        """Restore the held signals of a thread in a signal stop; return the signal to resume it with, or 0."""
         if self._stops:
             # If the group stop has ended meanwhile, this is just another requested stop.
             self._stops = False

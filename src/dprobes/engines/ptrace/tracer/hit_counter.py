@@ -75,7 +75,7 @@ class HitCounter:
         *,
         has_faulted: bool = False,
     ) -> None:
-        """Count the hits of an instruction and emit their records; those may be ``queued`` already."""
+        """Count the hits of an instruction and emit their records, which may be ``queued`` already."""
         self.take_away(thread, self.emitter.count(handled, queued, has_faulted=has_faulted))
 
     def take_away(self, thread: Thread, probes: Iterable[Probe]) -> None:
@@ -248,7 +248,7 @@ class Settler:
         thread.hit.handled = _of_others(thread.hit.handled, program)
 
     def count_now(self, thread: Thread) -> None:
-        """Count the hit of a thread that cannot be stopped in the instruction: it will execute that without a stop."""
+        """Count the hit of a thread that cannot be stopped in the instruction: it will complete it without a stop."""
         hit = thread.hit
         if hit.state is HitState.PENDING:
             self._counter.complete(thread)

@@ -159,10 +159,10 @@ def is_restarted(registers: RegisterWords, space: AddressSpace) -> bool:
 
 def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> InterruptedWait | None:
     """
-    Return the wait that a stopped thread was in, if it has to be timed when it is restarted; ``now`` is monotonic.
+    Return the interrupted system call of a stopped thread if the tracer must keep its timeout across the restart.
 
-    The time that it had waited before is unknown, so the wait ends when its whole timeout has passed again. A wait that
-    fails and has no timeout is never over.
+    ``now`` is ``time.monotonic()``. How long the call had already waited is unknown, so its full timeout starts again
+    at ``now``. A call that failed with EINTR and has no timeout has no deadline.
     """
     result = registers[Register.RAX]
     begun_anew = _BEGUN_ANEW.get(result, ())
@@ -440,7 +440,7 @@ def step_on(thread: Thread, registers: RegisterWords) -> bool:
     """
     Continue the step in which a stopped thread slept; return False if it is not in such a step in a slot.
 
-    ``registers`` are read again. A thread at the breakpoint runs into that.
+    ``registers`` are read again. A thread at the breakpoint itself runs into it again, which needs no step.
     """
     hit = thread.hit
     if not hit.is_late or thread.trapped:
@@ -458,7 +458,7 @@ def step_on(thread: Thread, registers: RegisterWords) -> bool:
 
 
 def has_entered(thread: Thread, registers: RegisterWords) -> bool:
-    """Return whether a thread, stopped at a system call, makes that of such a step; ``registers`` are read again."""
+    """Return whether a thread, stopped at a system call, enters that of a step in which it slept."""
     hit = thread.hit
     if not hit.is_late or hit.breakpoint.site.emulation[0] != Action.SYSTEM_CALL:
         return False

@@ -50,7 +50,7 @@ _ALIKE = 16
 
 
 class ModuleBreakpoints:
-    """Breakpoints and watchpoints that come and go with the mappings of files."""
+    """Breakpoints and watchpoints that are placed and removed as processes map and unmap files."""
 
     def __init__(self, state: TracerState, watchpoints: Watchpoints) -> None:
         self._connection = state.connection
@@ -177,13 +177,13 @@ class ModuleBreakpoints:
         with self._awaiting_jumps():
             self._update(space, thread, inherited=False)
         if space.is_open and all(awaits_list(space.breakpoints[address]) for address in space.unwritten):
-            write_unwritten(space)  # no jumps come, and so no memory with a list
+            write_unwritten(space)  # no jumps will be written, so no memory with a manifest is mapped
 
     def write_late(self, space: AddressSpace, thread: Thread, but: Collection[int] = ()) -> None:
         """
-        Write the breakpoints for which no jumps have come, ``but`` those at some addresses.
+        Write the withheld breakpoints that no jump has replaced, except those at the addresses in ``but``.
 
-        If the one at the loader is among them, mappings that the loader made meanwhile are processed.
+        If the breakpoint in the loader is among them, mappings that the loader made meanwhile are processed.
         """
         if not space.is_open:
             return
@@ -218,12 +218,12 @@ class ModuleBreakpoints:
         return frozenset(probe for sites in known if sites is not None for probe in sites.native)
 
     def inherit(self, space: AddressSpace, thread: Thread) -> None:
-        """Find the breakpoints in a process that is a copy of a traced one."""
+        """Replace the unrecorded breakpoints in a process whose memory is a copy of a traced one's."""
         self._update(space, thread, inherited=True)
 
     def heal(self, thread: Thread, address: int) -> bool:
         """
-        Remove a breakpoint of this tracer at which a thread has stopped, and which is at no known address.
+        Remove a breakpoint of this tracer that a thread has run into, at an address where none is recorded.
 
         Code that was moved (mremap(2)) is still a mapping of its file, in which the probepoints are placed again. In a
         copy the original byte is restored. A program that catches SIGTRAP is left alone: it may have written its own

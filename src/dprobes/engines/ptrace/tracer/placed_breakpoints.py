@@ -99,10 +99,10 @@ class Breakpoint:
     """
     A breakpoint; ``original`` is the byte that it replaces, and ``site`` describes the instruction.
 
-    ``handlers`` are the probes that are hit before the instruction, ``exits`` those that are hit by its effect. Both
-    are in the order in which their programs were inserted. The probes in ``waiting`` are hit when a thread returns
-    here. ``entries`` are probes whose return handlers need data from the function's entry. ``own`` maps the engine's
-    own purposes to the numbers of the programs that need them.
+    ``handlers`` are the probes that are hit before the instruction, ``exits`` those that are hit when it leaves their
+    function. Both are in the order in which their programs were inserted. The probes in ``waiting`` are hit when a
+    thread returns here. ``entries`` are probes whose return handlers need data from the function's entry. ``own`` maps
+    the engine's own purposes to the numbers of the programs that need them.
     """
 
     address: int
@@ -225,7 +225,7 @@ class Slot:
 
 @dataclass(slots=True)
 class SlotArea:
-    """Memory for slots; ``former`` is the former content of padding, and None for a page that the tracer had mapped."""
+    """Memory for slots; ``former`` is the former content of padding, and None for a page mapped for slots."""
 
     start: int
     end: int
@@ -312,7 +312,7 @@ class Slots:
         return None if site.copy is None else self.by_site.get((address, site.original))
 
     def way_on(self, address: int, site: Site) -> int:
-        """Return where a thread can execute the instruction at an address by itself: its slot, else the address."""
+        """Return the address at which a thread executes an instruction without the tracer: its slot, else its own."""
         slot = None if site.copy is None else self.by_site.get((address, site.original))
         return address if slot is None else slot.address
 
@@ -321,6 +321,6 @@ class Slots:
         return [(slot.trap, NOP) for slot in self.by_address.values() if slot.trap]
 
     def holding(self, address: int) -> Slot | None:
-        """Return the slot that contains an address."""
+        """Return the slot that contains an address; None if there is none."""
         start = address & -GRANULE
         return self.by_address.get(start) or self.by_address.get(start - GRANULE)

@@ -54,8 +54,8 @@ class Identities:
     """
     Reports of the identities of threads, made with ``send``.
 
-    The client looks identities up itself, with two exceptions. A process that was just created may soon execute another
-    program. A thread that has ended exists only until waiting for it.
+    The client looks identities up itself, with two exceptions. A process that was just created may soon call
+    execve. The /proc entry of a thread that has ended exists only until the tracer waits for the thread.
     """
 
     def __init__(self, send: Callable[[object], None]) -> None:
@@ -238,7 +238,7 @@ class ProcessTree:
             self._stopper.defer(tid, unreported[0])
 
     def share_with_vfork(self, space: AddressSpace, pid: int) -> None:
-        """Remove all breakpoints from memory in which a process is about to run that is no longer traced."""
+        """Remove all breakpoints from memory in which ``pid``, which is no longer traced, continues to run."""
         addresses = tuple(space.breakpoints)
         space.awaited += tuple(b for b in space.breakpoints.values() if b.waiting)
         space.withdraw_all()
@@ -392,7 +392,7 @@ class Seizer:
                     ptrace_calls.seize(tid)
                 except OSError as error:
                     # A thread may have ended, the first one as a zombie. All others must be traced: a breakpoint kills
-                    # a thread that is not.
+                    # an untraced thread.
                     has_ended = error.errno == errno.ESRCH or thread_state(tid) in ("Z", "X")
                     if has_ended and threads_of(pid) != {tid}:
                         continue

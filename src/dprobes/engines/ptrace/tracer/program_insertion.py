@@ -57,8 +57,8 @@ class Inserter:
     Insertion of programs into processes that are traced, and the end of programs.
 
     A handler is added to a breakpoint, or a breakpoint is written, between two hits. So no hit of any program is lost,
-    and no thread has to stop for it. Where jumps come, no breakpoint is written before: threads run on unchanged
-    meanwhile. Errors in the program itself are detected before anything is changed.
+    and no thread has to stop for it. Where jumps will be written, no breakpoint is written before: threads run
+    on unchanged meanwhile. Errors in the program itself are detected before anything is changed.
     """
 
     def __init__(
@@ -384,7 +384,7 @@ class Replacer:
     def _is_left_out(
         self, space: AddressSpace, breakpoint_: Breakpoint, mine: set[Probe], native: frozenset[int]
     ) -> bool:
-        """Return whether a breakpoint can be omitted, because a jump comes for which all threads can wait."""
+        """Return whether a breakpoint can be omitted, because a jump is requested and all threads can wait for it."""
         others = {(probe.program.number, probe.number) for probe in breakpoint_.probes() - mine}
         known = space.patches.known_at([breakpoint_.address]) if others else []
         if others and not any(others <= jump.probes_at(breakpoint_.address) for jump in known):

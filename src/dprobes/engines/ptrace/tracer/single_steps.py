@@ -475,7 +475,7 @@ class Stepper:
 
     def _hits_foreign(self, thread: Thread, slot: Slot | None) -> bool:
         """
-        Return whether a debugger's watchpoint was hit by a step, and make the signal one for that.
+        Return whether a step has hit a debugger's watchpoint; if so, set the signal's code to TRAP_HWBKPT.
 
         The kernel reports a step and a watchpoint as one trap, whose code is that of a step.
         """
@@ -489,7 +489,7 @@ class Stepper:
 
     def step_unaligned(self, thread: Thread, registers: RegisterWords) -> Completion:
         """
-        Let a thread execute an instruction of the engine without alignment checks, which failed because of them.
+        Let a thread execute, without alignment checks, an instruction of the engine that has failed because of them.
 
         If a signal arrives first, or the instruction raises another one, the result contains it. Raise
         ``ThreadGoneError`` if the thread ends in it.

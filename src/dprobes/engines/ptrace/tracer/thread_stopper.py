@@ -7,7 +7,7 @@ Rules that this module keeps:
   the tracer is killed, the kernel resumes the thread, with the SIGTRAP if the stop has not been waited for yet.
   Otherwise there is no signal, and the thread would execute the rest of the instruction as if it were one. (In the
   kernel ``wait_task_stopped`` forgets the signal, and ``ptrace_stop`` delivers what is left of it.) So the instruction
-  pointer is corrected before the stop is taken from the kernel.
+  pointer is corrected before waitpid takes the stop from the kernel.
 * A stop that is reported while another one is awaited is kept and handled later; none is lost.
 * A thread that cannot stop now (it waits in the kernel) is not waited for: it stops before it runs user code again.
 * Stops are transparent to the thread: its system calls do not fail because of them, and its signals keep their order
@@ -89,7 +89,7 @@ def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly)
 
 
 def await_stop_for(tid: int, seconds: float, take: Callable[[int], tuple[int, int]] = _take_plainly) -> int | None:
-    """Wait as ``await_stop`` does, but return None if the thread sleeps for so many seconds instead."""
+    """Wait as ``await_stop`` does, but return None if the thread sleeps for ``seconds`` in a row instead."""
     found, status = take(tid)
     until = time.monotonic() + seconds
     while not found:
@@ -250,10 +250,11 @@ class Stopper:
 
     def wait_for_step(self, tid: int, *, may_leave: bool, in_slot: bool = False) -> int | None:
         """
-        Return the wait status of a thread that was resumed for one step, or None if it sleeps instead.
+        Return the wait status of a thread that was resumed for one step.
 
-        With ``in_slot`` the thread cannot run into a breakpoint. Raise ``ProcessLookupError`` if it has ended and the
-        end is not reported yet.
+        With ``may_leave``, return None if the thread sleeps instead, after ``_STUCK`` seconds. With ``in_slot`` the
+        thread cannot run into a breakpoint. Raise ``ProcessLookupError`` if it has ended and the end is not reported
+        yet.
         """
         status = self.deferred.pop(tid, None)
         if status is not None:
@@ -318,7 +319,7 @@ class Stopper:
 
     @contextlib.contextmanager
     def holding(self, threads: list[Thread]) -> Iterator[None]:
-        """Stop those of some threads that run, for the duration of the block."""
+        """Stop the running ones among ``threads`` for the duration of the block."""
         held = self.stop(threads) if threads else []
         try:
             yield

@@ -209,7 +209,7 @@ class DebugRegisters:
 
     def take_hits(self, thread: Thread) -> tuple[list[Watchpoint], bool]:
         """
-        Return the watchpoints that a stopped thread has hit since the last call, and whether it hit others' as well.
+        Return the watchpoints that a stopped thread has hit since the last call, and whether it hit foreign ones too.
 
         A watchpoint that was removed while its trap was pending is included.
         """

@@ -2,7 +2,7 @@
 The tracer process: ``python -m dprobes.engines.ptrace.tracer.tracer_process READ-DESCRIPTOR WRITE-DESCRIPTOR MODULE``.
 
 A single loop takes a stop that the kernel reports, handles it, and resumes the thread. It ends when the targets are
-gone, when the client ends the last program or disappears, or on SIGTERM. In every case all breakpoints are removed
+gone, when the client ends the last program or dies, or on SIGTERM. In every case all breakpoints are removed
 first, and threads that have just run into one are moved back to the original instruction.
 
 Signals are blocked and taken with sigtimedwait, so that no event is lost between a check and a wait.
@@ -97,7 +97,7 @@ class Tracer:
         stopper = Stopper(state.threads, debug_registers.program_and_report, identities.ended)
         watchpoints = Watchpoints(state, stopper, debug_registers)
         modules = ModuleBreakpoints(state, watchpoints)
-        patcher = Patcher(state, stopper, modules, lambda space: tree.take_children(space))  # noqa: PLW0108 - it comes later
+        patcher = Patcher(state, stopper, modules, lambda space: tree.take_children(space))  # noqa: PLW0108 - defined later
         jump_waits = JumpWaits(state.threads, stopper, state.connection.client)
         handler_ends = HandlerEnds(state, stopper)
         tree = ProcessTree(state, stopper, modules, patcher, jump_waits, identities)
@@ -149,7 +149,7 @@ class Tracer:
             complete = True
         except (_EndedError, ClientGoneError):
             pass
-        except Exception:  # noqa: BLE001 - whatever it is, the target comes first, and the client is told
+        except Exception:  # noqa: BLE001 - restore the targets first, then report any error
             problem = traceback.format_exc()
         finally:
             self._dumps.abandon()
@@ -345,7 +345,7 @@ class Tracer:
         return self._detacher.detach_process(thread.pid)
 
     def _leader_by_exec(self, tid: int) -> Thread:
-        """Return the entry of a thread that took the id of an untraced, ended leader in an exec."""
+        """Enter a thread that took over the id of an untraced, ended leader in an exec; return its entry."""
         former = self._threads[ptrace_calls.event_message(tid)]
         return self._threads.enter(tid, former.pid, former.space)
 

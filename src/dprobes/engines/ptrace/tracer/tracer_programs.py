@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["EVERYWHERE", "FileSites", "Handled", "InsertedProgram", "Probe", "Programs", "Reach"]
 
 EVERYWHERE: FileKey = (0, 0, "")
-"""Key of all files, for programs that are not about files."""
+"""Key for watchpoints that belong to no file, of programs that probe every process."""
 
 Probe = probe_hits.Probe["InsertedProgram"]
 """Probepoint of one of the tracer's programs."""
@@ -176,7 +176,7 @@ class InsertedProgram:
         return removed
 
     def change(self, changes: Sequence[ValueChange], count: int) -> None:
-        """Change variables and tables at the client's request, which is its ``count``th."""
+        """Change variables and tables at the client's request; ``count`` is the number of the request."""
         apply_changes(changes, self.counters.variables.local, self.keyed_tables)
         self.counters.note_changes(count)
 
@@ -242,7 +242,7 @@ class FileSites:
     def of_file(
         self, key: FileKey, pid: int, programs: Sequence[InsertedProgram]
     ) -> list[tuple[InsertedProgram, Sites]]:
-        """Return the sites of programs in a file that a process maps, for those that the client answers about."""
+        """Return the sites of programs in a file that a process maps, without programs that await an answer."""
         asked: dict[InsertedProgram, int] = {}
         for program in programs:
             if key not in program.known:

@@ -147,9 +147,9 @@ class InterruptedWait:
     """
     A wait that a stop has interrupted, and that is restarted until it is over.
 
-    ``call``, ``place`` and ``stack`` identify its entry into the kernel. ``until`` is the end of its timeout by
-    ``time.monotonic``, infinite if it has none. ``result`` is the return value then, with zeros written to the memory
-    at ``cleared``.
+    ``call`` (system call number), ``place`` (instruction pointer) and ``stack`` (stack pointer) identify its entry into
+    the kernel. ``until`` is the end of its timeout by ``time.monotonic``, infinite if it has none. The call then
+    returns ``result``, and the memory at ``cleared``, (address, size) each, is set to zeros.
     """
 
     call: int
@@ -226,7 +226,7 @@ class Thread:
         return self.variables[program]
 
     def begin_program(self, space: AddressSpace) -> None:
-        """Forget the state of the program before an exec; the thread now runs in ``space``, with clear registers."""
+        """Forget the state before an exec; the thread now runs in ``space``; its debug registers are empty."""
         self.space = space
         self.hit.end()
         self.hit, self.debug, self.returns, self.variables = ThreadHit(), DebugState(), [], {}

@@ -1,9 +1,9 @@
 """
 Possible targets of branches in the code of a file, which must not be in the middle of a window.
 
-These are starts of functions, targets of direct branches and of jump tables, addresses that code or data names, and the
-landing pads of exceptions. The code is decoded from each known start to the next one. Data in between is decoded as
-well, and bytes that look like near branches count wherever they are: a false target costs at most a window.
+These are starts of functions, targets of direct branches and of jump tables, addresses that code or data contains, and
+the landing pads of exceptions. The code is decoded from each known start to the next one. Data in between is decoded as
+well, and bytes that look like near branches count wherever they are: a false target only prevents a window.
 
 The same pass finds *dead* bytes: padding that follows an instruction from which control does not continue there.
 """
@@ -166,7 +166,7 @@ class ControlFlow:
     Control flow of a file: the link addresses of possible targets, and ``starts`` of functions, in order.
 
     ``dead`` bytes are not executed. The targets of ``vague`` code are unknown, because it computes them. Threads must
-    not be led out of ``restartable`` sequences.
+    not be moved out of ``restartable`` sequences (rseq).
     """
 
     targets: frozenset[int]
@@ -416,7 +416,7 @@ class CodeBytes:
         self.written[place : place + len(data)] = b"\x01" * len(data)
 
     def rely(self, address: int, end: int, change: int = 1) -> None:
-        """Note that one more jump relies on bytes, or with ``change`` -1, one less."""
+        """Record that one more jump relies on the bytes up to ``end`` (excluded), or with ``change`` -1, one less."""
         for place in range(address - self.start, end - self.start):
             self.relied[place] += change
 
@@ -432,7 +432,8 @@ class ModuleCode:
     """
     Code of a module that is mapped ``bias`` bytes above its link addresses, with its control flow.
 
-    ``size`` is that of the whole image, the maximum distance of addresses that code names in its own module.
+    ``size`` is that of the whole image in bytes: the maximum distance of code from an address that it refers to in its
+    module.
     """
 
     def __init__(self, ranges: Iterable[CodeRange], flow: ControlFlow, bias: int, size: int) -> None:

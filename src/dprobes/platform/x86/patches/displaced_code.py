@@ -78,7 +78,7 @@ def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) ->
 
     Return None if an address in them is too far from the copy. Each instruction must be displaceable. Only the last one
     may be a system call, or one after which control does not return. With ``goes_back`` False, control continues after
-    the copy: so a handler comes between instructions of a window.
+    the copy: so a handler can run between two instructions of a window.
     """
     from iced_x86 import Decoder
 

@@ -2,7 +2,7 @@
 Placement of many probes in one module: for each instruction the first plan whose bytes and addresses are free.
 
 Sites are planned from the highest address downwards. So a punned jump, which shares bytes with the following code, sees
-the final jumps there. Each jump is decoded in its place before it counts.
+the final jumps there. Each jump is decoded at its address before it is accepted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def leads_to(code: CodeBytes, address: int) -> int | None:
 
 
 MANY = 2000
-"""Number of sites from which on windows are tried before punned jumps, which take a page each."""
+"""Number of sites above which windows are tried before punned jumps, which need a page each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Placement:
     """
     Plan with an address for its trampoline of ``room`` bytes, and its writes, in order.
 
-    The code up to ``relied_on`` must stay as it is. Unless it ``traps``, no thread may come into its middle
+    The code up to ``relied_on`` must stay as it is. Unless it ``traps``, no thread may reach its middle
     (``Plan.landings``).
     """
 
@@ -121,8 +121,8 @@ class Placer:
         """
         Iterate over the results for sites, from the highest one downwards.
 
-        Windows come before punned jumps if there are many sites, or as ``windows_first`` says. Jumps avoid ``others``,
-        which are sites as well: without a jump they have a breakpoint, which changes a byte.
+        Windows are tried before punned jumps with ``windows_first``, or if that is None, with more than ``MANY`` sites.
+        Jumps avoid ``others``, which are sites as well: without a jump they have a breakpoint, which changes a byte.
         """
         wanted = sorted(set(sites), reverse=True)
         if windows_first is None:
@@ -201,7 +201,7 @@ class Placer:
 
     @staticmethod
     def _plans(site: Site, others: Collection[int], obstacles: list[str], *, windows_first: bool) -> Iterator[Plan]:
-        """Iterate over the plans of a site in the order in which they are tried; note the reasons against others."""
+        """Iterate over the plans of a site in the order in which they are tried; add the ``obstacles`` to others."""
         found = site.jump()
         if isinstance(found, Plan):
             yield found

@@ -39,8 +39,8 @@ __all__ = ["JUMP_SIZE", "SHORT_JUMP_SIZE", "Method", "Plan", "Reach", "Refusal",
 #     LEAD           as WINDOW, but from further ahead         some instructions before it, and the instruction
 #
 # A *punned jump* shares its last bytes with the following instruction, which stays as it is. So the upper bytes of its
-# distance are given, and restrict the addresses of its trampoline. Prefixes in front, which have no effect on the jump,
-# make other bytes the upper ones. A breakpoint on those bytes, or the removal of another jump there, would change the
+# displacement are given, and restrict the addresses of its trampoline. Prefixes in front, which have no effect on the
+# jump, make other bytes the upper ones. A breakpoint on those bytes, or the removal of another jump there, would change the
 # target of the jump, and is not allowed.
 
 
@@ -112,7 +112,7 @@ class Plan:
     @property
     def landings(self) -> tuple[int, ...]:
         """
-        The bytes of the jump's distance, by index, at which displaced instructions begin.
+        The indices of the bytes of the jump's displacement at which displaced instructions began.
 
         A context that was saved there before may be resumed at any time. So each such byte must be an instruction that
         traps.
@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def crosses_page(self) -> bool:
-        """True if the change is in two pages, and is half done if it is interrupted."""
+        """True if the change is in two pages, so that it may be left incomplete."""
         return self.start // _PAGE != (self.start + self.written - 1) // _PAGE
 
 
@@ -183,7 +183,7 @@ class Site:
                 break
 
     def raw(self, size: int) -> bytes:
-        """Return the first bytes of the instruction in the file."""
+        """Return the first ``size`` bytes of the instruction in the file."""
         return self.code.original[self.place : self.place + size]
 
     def jump(self) -> Plan | str:
@@ -195,7 +195,7 @@ class Site:
         return self._plan(Method.JUMP, (self.length,), self.first)
 
     def window(self, wanted: Collection[int]) -> Plan | str:
-        """Return the plan for a window, or for a jump into dead bytes after it; without ``wanted`` addresses."""
+        """Return the plan for a window that displaces no ``wanted`` address, or for a jump into dead bytes after it."""
         targets, bias = self._module.flow.targets, self._module.bias
         if self.address - bias in self._module.flow.vague:
             return _VAGUE
@@ -231,7 +231,7 @@ class Site:
             sizes.append(last.len)
 
     def lead(self, wanted: Collection[int]) -> Plan | str:
-        """Return the plan for a window that begins before the instruction; no branch may lead into that window."""
+        """Return the plan for a window that begins before the instruction; it contains no ``wanted`` address there."""
         targets, bias = self._module.flow.targets, self._module.bias
         if self.address - bias in self._module.flow.vague:
             return _VAGUE

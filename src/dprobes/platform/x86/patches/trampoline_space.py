@@ -3,7 +3,8 @@ Addresses for trampolines, in the gaps between the mappings of a process.
 
 Most trampolines may be anywhere within reach of their site, and share *blocks*. A punned jump has few possible targets,
 or one. It gets the page with that address, and shares it with punned jumps whose targets are there as well. A jump over
-several instructions needs an address whose distance has certain bytes (``TRAPS``) where the instructions were.
+several instructions needs an address at such a displacement that this has trapping bytes (``TRAPS``) where displaced
+instructions began.
 
 No address is in the range into which the heap or the stack of the process may grow (``process_maps.Growth``). None is
 in the low 4 GiB, unless the module itself is there.
@@ -44,7 +45,7 @@ _DISTANCE = 16 << 20
 _SHORT_DISTANCE = 1 << 20
 """Distance in bytes if there is less room."""
 _SHARED_FROM = PAGE_SIZE
-"""Number of possible addresses from which on a punned jump may share a page that is used already."""
+"""Minimum number of possible targets with which a punned jump may share a page in use."""
 _LOOKED_AT = 8
 """Maximum number of pages with room that are tried before a new one is taken."""
 _HOLES_LOOKED_AT = 64
@@ -77,17 +78,17 @@ class AddressSpace:
         self._used: list[tuple[int, int]] = []
         self._blocks: list[list[int]] = []  # cursor and end; the latest last
         self._holes: list[tuple[int, int]] = []
-        """The free ranges in blocks before their cursors, or in blocks with distances that trap; the latest last."""
+        """Free ranges in blocks before their cursors, or in blocks with displacements that trap; the latest last."""
         self._pages: list[int] = []
         self._cursors: dict[int, int] = {}
         self._searched: dict[int, int] = {}
-        """For the 16 MiB in which a claim begins: the page that the latest one got."""
+        """Page that the latest claim got, by the number of the 16 MiB in which the range of the claim begins."""
 
     def allocate(self, first: int, last: int, size: int, base: int = 0, landings: Collection[int] = ()) -> int | None:
         """
         Return an address from ``first`` to ``last`` for ``size`` bytes in a block; None if there is no room.
 
-        The bytes with the indices ``landings`` of its distance from ``base`` are instructions that trap.
+        The bytes with the indices ``landings`` of its displacement from ``base`` are instructions that trap.
         """
         if landings:
             return self._allocate_trapping(first, last, size, _Distances(base, frozenset(landings)))
@@ -147,7 +148,7 @@ class AddressSpace:
         self._holes += [(start, end) for start, end in holes if end - start >= _SMALLEST_HOLE]
 
     def claim(self, first: int, last: int, size: int) -> int | None:
-        """Return one of the few addresses from ``first`` to ``last`` for ``size`` bytes, with pages of its own."""
+        """Return an address from ``first`` to ``last`` for ``size`` bytes, outside of blocks; None without room."""
         if last - first >= _SHARED_FROM:
             found = self._in_shared_page(first, last, size)
             return found if found is not None else self._in_new_page(first, last, size)
@@ -223,7 +224,7 @@ class AddressSpace:
         )
 
     def _in_new_page(self, first: int, last: int, size: int) -> int | None:
-        """Return an address in an unused page, the first one from where one was found before."""
+        """Return an address in an unused page, searched from where the latest was found; None if there is none."""
         key, start = first >> 24, _page_end(first)
         found = None
         for begin in (max(start, self._searched.get(key, 0)), start):
@@ -249,7 +250,7 @@ class AddressSpace:
         return None
 
     def _room_for_block(self, first: int, last: int, size: int) -> int | None:
-        """Return the address of a block: as near to the module as possible, but away from mappings if there is room."""
+        """Return the address of a block: as near to the module as possible, away from mappings if there is room."""
         for distance in (_DISTANCE, _SHORT_DISTANCE, 0):
             places = [
                 place
@@ -285,14 +286,14 @@ class AddressSpace:
 
 
 class _Distances:
-    """Distances from an address in which some bytes, given by index, are instructions that trap."""
+    """Displacements from an address in which some bytes, given by index, are instructions that trap."""
 
     def __init__(self, base: int, landings: frozenset[int]) -> None:
         self._base = base
         self._landings = sorted(landings, reverse=True)
 
     def next_address(self, address: int) -> int:
-        """Return the first address with such a distance that is not below ``address``."""
+        """Return the first address with such a displacement that is not below ``address``."""
         distance = address - self._base
         for number in self._landings:
             unit = 1 << _BYTE * number

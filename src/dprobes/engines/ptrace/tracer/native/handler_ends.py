@@ -1,8 +1,8 @@
 """
-Waiting until no handler runs in a process, or changing programs while there are no jumps to handlers.
+Waits for the end of running handlers in processes, and changes of programs while no jumps lead to handlers.
 
-After the handlers have ended, their counts and records, and what they have left, are complete. Programs are changed
-without jumps.
+The counts and records of handlers are complete only after the handlers have ended. What a handler has left without an
+end can be released only when no handler runs.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class HandlerEnds:
 
     def let_end(self, go_on: Callable[[], int], program: int | None = None) -> int:
         """
-        Let all handlers that are running end, or those of one program; return how many threads are still in theirs.
+        Wait until all running handlers, or those of one program, have ended; return the number of threads still in one.
 
-        There must be no jumps meanwhile.
+        There must be no jumps meanwhile. The wait ends after ``_HANDLER_PATIENCE`` seconds.
 
         ``go_on`` handles stops, and returns their number. A thread may have stopped in its handler for a signal, or at
         a breakpoint in the program's signal handler; it continues only when that is handled.
@@ -83,7 +83,7 @@ class HandlerEnds:
 
     def hold_outside(self, spaces: Sequence[AddressSpace], go_on: Callable[[], int]) -> list[Thread] | None:
         """
-        Stop all threads of spaces outside of handlers, and return them; None if one is in its handler all the time.
+        Stop all threads of spaces outside of handlers, and return them; None if one is in a handler at each check.
 
         Threads that are outside are held while others finish their handlers; jumps may stay. As in ``let_end`` stops
         are handled meanwhile.
@@ -106,7 +106,7 @@ class HandlerEnds:
                 signal.sigtimedwait([signal.SIGCHLD], _HANDLER_PAUSE)
 
     def _in_handlers(self, threads: list[Thread], code: Code) -> list[Thread]:
-        """Return those of some threads that may be in a handler at the moment, in the ``code`` of their space."""
+        """Return the members of ``threads`` that may be in a handler at the moment, in the ``code`` of their space."""
         with self._stopper.holding(threads):
             return [thread for thread in threads if not is_outside(thread.space, thread, code[thread.space])]
 
@@ -371,7 +371,7 @@ class JumpAbsence:
         return space in self._still
 
     def end_joining(self, space: AddressSpace) -> None:
-        """Replace jumps that lack probepoints by breakpoints, if no other jumps have come."""
+        """Replace jumps that lack probepoints by breakpoints, unless jumps with these were written."""
         self._patcher.end_joining(space)
 
     @contextlib.contextmanager

@@ -402,7 +402,11 @@ def take_call(space: AddressSpace, probe: Probe, frame: int, kept: Kept) -> Entr
 
 
 def add_calls(space: AddressSpace, memory: NativeMemory, probe: Probe, calls: Sequence[tuple[int, Entry]]) -> None:
-    """Store calls in the process that the tracer has recorded, by their frames, while no thread of it runs."""
+    """
+    Store ``calls``, (frame, entry) each, that the tracer has recorded in the process; no thread of it may run.
+
+    If there is no free slot for a call, it replaces the oldest of the calls that have the same slots.
+    """
     assert memory.calls is not None
     table, start = memory.calls, memory.page + PROCESS_SIZE
     for frame, entry in calls:

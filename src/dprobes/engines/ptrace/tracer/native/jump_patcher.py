@@ -1,5 +1,5 @@
 """
-Jumps in the place of breakpoints, on the client's request, and breakpoints again where jumps cannot stay.
+Replacement of breakpoints by jumps, on the client's request, and of jumps that cannot stay by breakpoints.
 
 The client plans and generates code; this module writes it. A breakpoint is always placed first: a jump is only a faster
 way to the same handler, and cases that it cannot handle are left to the breakpoint. All threads of the address space
@@ -99,7 +99,7 @@ class Retries:
 
 
 DIFFERS = "memory differs from the file"
-"""Reason that may be temporary: another jump may be written on whose bytes this one relies."""
+"""Reason that may be temporary: the jump may rely on bytes of another jump, which is not written yet."""
 
 
 def groups_of(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
@@ -198,7 +198,7 @@ def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> s
             return DIFFERS
         places.move(patch)
         if len(patch.writes) > 1 and patch.start in space.unwritten:
-            os.pwrite(space.memory, INT3, patch.start)  # no thread may see only one page's part
+            os.pwrite(space.memory, INT3, patch.start)  # no thread may execute the part in one page alone
         space.patches.write(space.memory, patch)
         space.unwritten.difference_update(patch.addresses)  # a reader of memory sees the jump there
         space.end_joining({address: patch.probes_at(address) for address in patch.addresses})
@@ -351,13 +351,13 @@ class Patcher:
         return [] if program is None or not message.globals else [(program.globals_file, message.globals)]
 
     def _write_breakpoints(self, pid: int, but: Collection[int] = ()) -> None:
-        """Write the breakpoints of a process that no jumps replace, ``but`` not those that are still retried."""
+        """Write the withheld breakpoints of a process, except those in ``but``, whose jumps are still retried."""
         for thread in self._threads.of_process(pid)[:1]:
             self._modules.write_late(thread.space, thread, but)
             self.end_joining(thread.space)
 
     def end_joining(self, space: AddressSpace) -> None:
-        """Replace jumps that lack probepoints by breakpoints, if no other jumps have come."""
+        """Replace jumps that lack probepoints by breakpoints, unless jumps with these were written."""
         if space.joining:
             sites = list(space.joining)
             end_joining(space, sites)
@@ -453,7 +453,7 @@ class Patcher:
         return done, refused, waiting
 
     def _make_room(self, space: AddressSpace, patches: Sequence[SitePatch]) -> list[SitePatch]:
-        """Remove the jumps all of whose places get jumps for several programs; return them."""
+        """Remove the jumps whose sites will all have jumps for several programs; return the removed ones."""
         shared = [patch for patch in patches if patch.switches]
         used = {place for patch in shared for place in patch.used_bytes()}
         sites = {address for patch in shared for address in patch.addresses}
@@ -463,7 +463,7 @@ class Patcher:
         return self.restore(space, [site for patch in gone for site in patch.addresses])
 
     def _fill(self, space: AddressSpace, jumps: Iterable[SitePatch]) -> None:
-        """Write jumps again where they were removed, and no other jump has come."""
+        """Write removed jumps again at sites where no other jump was written."""
         sites = [site for jump in jumps for site in jump.addresses if site not in space.patches.by_site]
         wanted = fitting(space, self._candidates(space, sites)) if sites else []
         places = ThreadPlaces(space, self._threads.in_space(space), wanted)
@@ -474,7 +474,7 @@ class Patcher:
     def _candidates(
         self, space: AddressSpace, sites: Collection[int] | None, taken: Iterable[SitePatch] = ()
     ) -> list[SitePatch]:
-        """Return the jumps that are available at some places, or at all, the latest first, and those ``taken`` out."""
+        """Return the known jumps at ``sites``, or all with None, the latest first, then unknown ones in ``taken``."""
         present = {program.number for program in self._programs}
         known = [p for p in space.patches.known_at(sites) if p.owner is None or p.owner in present]
         return [*known, *(patch for patch in taken if patch.place not in space.patches.known)]
@@ -640,7 +640,7 @@ class Patcher:
 
     def keep_call(self, thread: Thread, breakpoint_: Breakpoint, probe: Probe, frame: int, entry: Entry) -> bool:
         """
-        Store a call in the process that has begun at a breakpoint which a jump has replaced since.
+        Store in the process a call that began at a breakpoint which a jump has replaced since.
 
         The thread ran into the breakpoint before the jump was written. Return False if the tracer must store the call.
         """
