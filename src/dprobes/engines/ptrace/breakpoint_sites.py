@@ -63,8 +63,8 @@ class Site:
 
     ``probe`` is the probepoint, a number that the client assigns, and ``definition`` the number of its definition; both
     are -1 for the engine's own breakpoints. ``original`` holds the bytes of the instruction in the file. ``emulation``
-    is a row of ``emulate``. ``copy`` describes how the instruction is executed at another address; it is None if it
-    must be executed in place.
+    is the result of ``instruction_emulation.plan``. ``copy`` describes how the instruction is executed at another
+    address; it is None if it must be executed in place.
     """
 
     probe: int

@@ -289,7 +289,7 @@ class NativeState(Protocol):
 
     @property
     def variables(self) -> Variables:
-        """Local variables, and those of each CPU."""
+        """Local variables, and per-CPU variables by CPU."""
 
     @property
     def global_variables(self) -> MutableSequence[int]:

@@ -100,7 +100,7 @@ class SitePatch:
     are the instructions where handlers leave a hit to the tracer.
 
     The code that the jump leads to begins at ``begin``, in the memory of the program ``owner``. A jump to handlers of
-    several programs has ``switches``, by which the handlers of removed programs are skipped. With ``traps`` a branch
+    several programs has ``switches``, by which the handlers of removed probepoints are skipped. With ``traps`` a branch
     into the middle of the jump traps; without it, no branch may lead there.
     """
 
@@ -228,8 +228,9 @@ class NativeMemory:
     Places of the memory that handlers in a process share with the client.
 
     ``page`` is the private page of the process (``native.process_page``), of ``own`` bytes including the ``calls``
-    after it, and ``region`` the memory for maps. ``others``, (address, size) each, are used by other programs as well.
-    The ``manifest`` lists all bytes that are written (``restorer_messages``).
+    after it, and ``region`` the mapping of the client's file, of ``size`` bytes, with the program's maps. ``others``,
+    (address, size) each, are mappings that other programs use, too. The ``manifest`` lists all bytes that are written
+    (``restorer_messages``).
     """
 
     page: int
@@ -527,7 +528,7 @@ class Patches:
         """
         Return the jumps of a forked child, and remove those in its memory that have been removed in the parent.
 
-        The kernel copied the memory some time ago: later mappings and writes are not in the copy. ``read`` reads the
+        The kernel copied the memory before this call: later mappings and writes are not in the copy. ``read`` reads the
         child's memory, and ``is_mapped`` returns whether an address is mapped there.
         """
         former = [patch for patch in self.displaced.values() if self.by_site.get(patch.addresses[0]) is not patch]

@@ -124,7 +124,7 @@ class FrameReader:
 
 def load_message(payload: bytes) -> Any:
     """Return the message in the payload of a MESSAGE frame."""
-    return pickle.loads(payload)  # noqa: S301 - both ends are ours
+    return pickle.loads(payload)  # noqa: S301 - both ends are processes of dprobes
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Start:
     core_directory: str = "."
     """Directory for core files."""
     follow: bool = True
-    """True if processes that a process starts are in scope as well."""
+    """True if the descendants of a process in scope are in scope, too."""
     budget: float | None = None
     """Share of a CPU that hits may take; None for no limit."""
     globals: int = -1
@@ -153,7 +153,7 @@ class Start:
     principal: int = -1
     """Number of the program whose variables and tables this one uses instead of its own; -1 if it uses its own."""
     everywhere: dict[int, Sites | str] = field(default_factory=dict)
-    """Watchpoints of every process, whatever it maps, by word size; a string is the reason why there are none."""
+    """Watchpoints for every process, regardless of its files, by word size; a string is the reason for none."""
     tables: tuple[Table, ...] = ()
     """Keyed tables of the program, which are in the memory for counts and variables."""
     wants_images: bool = False
@@ -228,9 +228,10 @@ class ShareMemory:
     """
     A request to map memory in a process for handlers that run in it; the answer is ``MemoryShared``.
 
-    ``descriptor`` is a file of the client's. ``calls`` describes what handlers keep in the private memory of the
-    process. ``others`` are more files, with their sizes, which are used by other programs as well. ``globals`` is the
-    size in bytes of the global variables, which all programs and the tracer share: they come last.
+    ``descriptor`` is the client's descriptor of a file of ``size`` bytes. ``calls`` is the table of calls that handlers
+    keep in the private memory of the process. ``others`` are (descriptor, size) of more files, which other programs
+    use, too. ``globals`` is the size in bytes of the global variables, 0 if they are not to be mapped. All programs and
+    the tracer share their file, which is mapped last.
     """
 
     program: int
@@ -249,8 +250,9 @@ class PatchSites:
 
     ``memories`` are (program, page of ``MemoryShared``) of the programs whose handlers the code contains. They identify
     the process: a different page means that the process has called execve. ``pages`` are the ranges to be mapped for
-    ``code``, (start, end) each; ``fixups`` are for instructions in it that may fault. ``postponed`` are the probepoints
-    whose jumps have to wait until the process maps more.
+    ``code``, (start, end) each; ``fixups`` are pairs of addresses: of an
+    instruction in it that may fault, and where the thread then continues. ``postponed`` are the probepoints
+    whose jumps have to wait until the process maps more files.
     """
 
     program: int
@@ -268,8 +270,8 @@ class ReleaseMemory:
     """
     A request to check whether all threads leave the handlers that they are in; a handler may never reach its end.
 
-    As soon as no thread is in a handler, ``words`` of the memory of ``ShareMemory``, (offset, size) each, are set to 0.
-    The answer is ``MemoryReleased``.
+    If no thread is in a handler at some moment, ``words`` of the memory of ``ShareMemory``, (offset, size) each, are
+    set to 0. The answer is ``MemoryReleased``.
     """
 
     program: int
@@ -295,7 +297,7 @@ class ModuleMapped:
     """
     A question: which sites of a program are in a file that a process maps executable.
 
-    The process is stopped until the answer arrives, unless it is one that is about to be attached to (``learn``).
+    The process is stopped until the answer arrives, unless the tracer has not attached to it yet.
     """
 
     number: int
@@ -308,7 +310,11 @@ class ModuleMapped:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A report of the files that a process has mapped as code; ``since`` is the time of its last exec, or 0."""
+    """
+    A report of files that a process has mapped as code: all files of a new address space, as after an exec.
+
+    ``since`` is then the present time (monotonic, in nanoseconds). If it is 0, the files were mapped later.
+    """
 
     pid: int
     since: int
@@ -317,7 +323,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A report that a process has a copy of its parent's memory."""
+    """A report that a process has a copy of its parent's memory; ``when`` is the monotonic time in nanoseconds."""
 
     pid: int
     parent: int

@@ -301,7 +301,7 @@ def _registers_of_sleeper(processor: CoreProcessor, path: str, read: Reader) -> 
     return struct.pack(f"{processor.prefix}{len(words)}{processor.word}", *words)
 
 
-# The core file of a stopped process of this machine, written in a process of its own, a child of the tracer.
+# The core file of a stopped process of this machine, written in a separate process, a child of the tracer.
 #
 # The tracer provides only what requires ptrace. Everything else is read from ``/proc`` here, because that takes a while
 # for a large process.

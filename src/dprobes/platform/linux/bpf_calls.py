@@ -417,7 +417,7 @@ def link_uprobes(
     Attach a TRACE_UPROBE_MULTI program to many offsets of one file at once; return the descriptor of the link.
 
     ``counters`` are the file offsets of 16-bit numbers that the kernel raises by one, in each process, as long as the
-    breakpoint with the same index exists; 0 stands for none.
+    breakpoint with the same index exists; 0 means none.
 
     The program gets the element of ``cookies`` for its offset from ``bpf_get_attach_cookie``. ``pid`` restricts it to
     one process, 0 to none. Since Linux kernel commit 89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).

@@ -2,8 +2,8 @@
 System calls in a separate process: for uprobes, which SIGKILL must not interrupt, and for other processes' files.
 
 To write or remove a breakpoint the kernel looks up pages of the target, which it refuses to a task that is being killed
-(``fatal_signal_pending`` in ``mm/gup.c``). A task killed at that time leaves breakpoints behind. They stay for good,
-because ``uprobe_unregister`` gives up ("failed to unregister, leaking uprobe").
+(``fatal_signal_pending`` in ``mm/gup.c``). A task killed at that time leaves breakpoints behind. They are never
+removed, because ``uprobe_unregister`` gives up ("failed to unregister, leaking uprobe").
 
 A task that exits by itself is not being killed, and one that has begun to exit cannot be. So the last descriptor of a
 link is not closed by close(2), but by the exit of a process that has copies of it. That process shares the memory with
@@ -70,7 +70,7 @@ def unmap_code(address: int, size: int) -> None:
     ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
-# Imports that take long are avoided here: no typing, no errors of ours.
+# Imports that take long are avoided here, such as those of typing and dprobes.errors.
 
 
 # rdi: flags of clone(2), rdx: calls; returns the process id, or a negative errno

@@ -71,7 +71,7 @@ class MapQuestion:
 
     def answer(self, thread: int, most: int) -> bool | None:
         """
-        Return whether a process may execute the file; None if the kernel cannot tell, or not within ``most`` mappings.
+        Return whether a process may execute the file; None if unknown after ``most`` mappings, or on an error.
 
         Raise ``PermissionError`` without the right to read its mappings, ``ProcessLookupError`` if it has no memory.
         """

@@ -156,7 +156,7 @@ def open_uprobe(
     unit: ProbeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False, counter: int = 0
 ) -> int:
     """
-    Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor stands for all CPUs.
+    Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor is for all CPUs.
 
     ``counter`` is the file offset of a 16-bit number that the kernel raises by one as long as the uprobe exists, 0 for
     none. Raise OSError if the kernel does not support it.
@@ -174,7 +174,7 @@ def open_uprobe(
 
 
 def open_kprobe(unit: ProbeUnit, address: int, *, is_return: bool = False) -> int:
-    """Return the event of a kprobe at an address of the kernel; one descriptor stands for all CPUs."""
+    """Return the event of a kprobe at an address of the kernel; one descriptor is for all CPUs."""
     attributes = _attributes(unit.type, is_return << unit.return_bit, 1, _DISABLED, 0, 0, address)
     result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), -1, 0, -1, _FLAG_FD_CLOEXEC)
     if result < 0:

@@ -103,7 +103,7 @@ _KCMP_VM = 1
 
 
 def same_memory(pid: int, other: int) -> bool | None:
-    """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the kernel does not tell."""
+    """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the call fails."""
     result = _libc.syscall(_SYS_KCMP, pid, other, _KCMP_VM, 0, 0)
     return None if result < 0 else result == 0
 
@@ -115,7 +115,7 @@ def same_file(number: int, pid: int, other: int) -> bool | None:
     """
     Return whether a descriptor of this process and ``other`` of another one are the same open file description.
 
-    This is by kcmp(2), KCMP_FILE; None if the kernel does not tell.
+    Use kcmp(2), KCMP_FILE; return None if the call fails.
     """
     result = _libc.syscall(_SYS_KCMP, os.getpid(), pid, _KCMP_FILE, ctypes.c_ulong(number), ctypes.c_ulong(other))
     return None if result < 0 else result == 0

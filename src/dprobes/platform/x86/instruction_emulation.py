@@ -52,7 +52,7 @@ class Action(enum.IntEnum):
     SYSTEM_CALL = 2
     """System call of the thread: (SYSTEM_CALL, length)."""
     SKIP = 3
-    """No effect; go on after the instruction: (SKIP, length)."""
+    """No effect; continue after the instruction: (SKIP, length)."""
     PUSH = 4
     """Push a register: (PUSH, length, register, size)."""
     MOVE = 5

@@ -32,7 +32,7 @@ __all__ = ["TILE_DATA", "FloatingPoint", "SignalFrame", "cpuid", "cpuid_of_leaf"
 # The ``cpuid`` instruction, executed by this process.
 #
 # The result is the same for every program of a machine, except where CPUs differ (the number of the CPU in leaf 1, core
-# types). There it is that of the tracer's current CPU.
+# types). There the result is that of the CPU on which this process runs.
 
 
 # void code(uint32_t leaf, uint32_t subleaf, uint32_t result[4]) in the System V AMD64 ABI:

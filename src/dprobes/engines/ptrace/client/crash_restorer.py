@@ -75,7 +75,7 @@ class CrashRestorer:
         return set(self._breakpoints)
 
     def note_all(self, frames: list[tuple[Kind, bytes]]) -> None:
-        """Record the messages among some frames."""
+        """Record the messages in ``frames``; records are ignored."""
         for kind, payload in frames:
             if kind is Kind.MESSAGE:
                 self.note(load_message(payload))

@@ -176,7 +176,8 @@ _LISTS_MAX = 64
 
 
 def remove_left(pid: int) -> LeftThings | None:
-    """Remove what killed runs have left in a process; return None if there is nothing.
+    """
+    Remove what killed runs have left in a process; return None if there is nothing.
 
     Return None also if access is denied, or the process is traced.
     """

@@ -92,7 +92,7 @@ class NativeSide(Protocol):
 
     @property
     def has_breakpoints(self) -> bool:
-        """True if a probepoint keeps breakpoints, in some process at least."""
+        """True if a probepoint has breakpoints instead of jumps, in at least one process."""
 
     @property
     def settled(self) -> int | None:
@@ -203,7 +203,7 @@ class ProgramRun:
         self.is_stopping = False
         """True if the end of the run was requested."""
         self.is_over = False
-        """True if no more items will come."""
+        """True if no more items will be queued."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.bell)
         self._held: list[_Record] = []
@@ -227,7 +227,7 @@ class ProgramRun:
 
     def take_native(self, heard: int | None) -> list[tuple[int, ProbeState]]:
         """
-        Queue the records of handlers in processes, and those of the tracer among them by their times.
+        Queue the records of handlers in processes, merged by time with the held records of the tracer.
 
         All messages that the tracer sent before ``heard`` have been read; None means that no more records can arrive.
 
@@ -251,11 +251,11 @@ class ProgramRun:
         return sorted(due, key=_time)
 
     def release(self) -> None:
-        """Queue the records that wait for others, because none will come."""
+        """Queue the held records, because no older ones will arrive."""
         self.items += map(RecordBatch, merged([], self._due(None)))
 
     def counts_of_received(self) -> tuple[Counts, ...]:
-        """Return the counts that are certain after the tracer was killed: those of the received records."""
+        """Return the counts of the received records: after the tracer was killed, no others are certain."""
         numbers = [self._received.get(probe, 0) for probe in range(len(self.answers.probes))]
         return tuple(Counts(hits=number, records=number) for number in numbers)
 
@@ -331,7 +331,7 @@ def _state_event(message: ProbeStatus) -> StateEvent:
 
 
 def obstacle_text(obstacle: ProbeStatus) -> str:
-    """Return the reason why a program cannot take the place of another one, as a line for the user."""
+    """Return the reason why a program cannot replace another one, as a line for the user."""
     event = _state_event(obstacle)
     return event.state.line(event.detail, f"in process {event.pid}", "the old program continues")
 

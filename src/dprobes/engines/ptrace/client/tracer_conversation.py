@@ -215,7 +215,7 @@ class Conversation:
             self._wait_for_tracer(_PATIENCE)
 
     def _remove_left(self) -> None:
-        """Unmap memory that threads were in at the end, in place of the restorer process, which was killed."""
+        """Remove what the run has left in processes, because the restorer process, which would do so, was killed."""
         from dprobes.engines.ptrace.client.left_removal import remove_left
 
         for pid in self._with_memory:
@@ -323,7 +323,7 @@ class Conversation:
         seconds = None if run.debuggers.is_idle else LOOK
         if run.native is not None:
             seconds = 0 if run.native.is_busy else _LOOK_AT_RINGS
-        # In this order: a thread that stops reading looks for another one that waits.
+        # Register before trying to read: a thread that stops reading wakes up one that is registered.
         self._waiting.add(run)
         try:
             if self._reading.acquire(blocking=False):

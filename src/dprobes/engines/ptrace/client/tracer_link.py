@@ -3,7 +3,7 @@ The client's link to a tracer: the process, the two pipes, and the guard that ru
 
 The kernel resumes the threads of a dead tracer at once, and they reach breakpoints before another process can detect
 the tracer's death (measured: 3 to 70 ms). So the client traces the tracer, only for PTRACE_O_TRACEEXIT. This option
-stops a process that is about to end, even by SIGKILL, until its own tracer resumes it. The stop in ``do_exit`` comes
+stops a process that is about to end, even by SIGKILL, until its own tracer resumes it. The stop in ``do_exit`` occurs
 before anything is released. The code is restored during that stop. If the tracer cannot be traced, its end is detected
 only afterwards.
 """

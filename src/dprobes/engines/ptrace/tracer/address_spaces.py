@@ -207,7 +207,7 @@ class AddressSpace:
         )
         reader = PageReader(space.memory)
         space.patches = self.patches.copy_for_child(space.memory, reader.read, reader.has)
-        space.patches.restore(space.memory, space.patches.bound_to(self.joining))  # the child gets no others
+        space.patches.restore(space.memory, space.patches.bound_to(self.joining))  # no others will be written to it
         if self.patches.displaced:
             self._mend_code_of(space)
         space.renew()

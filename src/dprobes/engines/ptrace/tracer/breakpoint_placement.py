@@ -211,7 +211,7 @@ class BreakpointPlacer:
             if self._verify(reader, thread, program, site, address, path, breakpoint_):
                 found.append((site, address, probe, path))
             elif probe is not None and site.role is not Role.PROBE:
-                refused.add(probe)  # a function some of whose exits are uncertain gets no probe
+                refused.add(probe)  # a function gets no probe if one of its exits cannot
         return [use for use in found if use[2] not in refused]
 
     def _verify(
@@ -348,7 +348,7 @@ def await_postponed(space: AddressSpace) -> set[Probe]:
     """
     Remove the breakpoints whose jumps had to wait for the new mappings, and return their probepoints.
 
-    No thread may run in the space until it is known whether jumps come.
+    No thread may run in the space until the jumps are written or refused.
     """
     postponed, space.postponed = space.postponed, set()
     found: set[Probe] = set()
@@ -410,7 +410,7 @@ def why_not(found: bytes) -> ProbeState:
 
 
 def note_placement(space: AddressSpace, breakpoint_: Breakpoint, probes: Iterable[Probe]) -> None:
-    """Record where the instruction of a breakpoint is executed, if that is known, for some probepoints."""
+    """Record for ``probes`` where the instruction of a breakpoint is executed, if that is known."""
     slot = space.slots.by_site.get((breakpoint_.address, breakpoint_.site.original))
     placement = slot.placement if slot is not None else None
     if is_emulated(breakpoint_.site.emulation):

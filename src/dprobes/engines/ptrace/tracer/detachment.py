@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["CoreDumps", "Detacher"]
 
 _ATTEMPTS = 100
-"""Maximum number of stops that a thread may report before its queued trap, which comes before other signals."""
+"""Maximum number of stops that a thread may report before its queued trap, which is delivered before other signals."""
 
 _INIT = 1
 
@@ -100,9 +100,9 @@ class Detacher:
         """
         Detach one process without probepoints; all others stay as they are.
 
-        A ``halted`` process gets a SIGSTOP first: none of its threads runs program code before a SIGCONT or a debugger
-        resumes it. Processes that share its memory lose their breakpoints with it; the parent that waits for a vfork
-        child gets them back when that ends. Return False, with nothing changed, if the process has just called
+        A ``halted`` process receives a SIGSTOP first: none of its threads runs program code before a SIGCONT or a
+        debugger resumes it. Processes that share its memory lose their breakpoints with it; the parent that waits for a
+        vfork child gets them back when that ends. Return False, with nothing changed, if the process has just called
         execve.
         """
         if not self._stop(pid):
@@ -128,7 +128,7 @@ class Detacher:
         Return False, with a warning to the user, if that is not possible and the thread must be resumed.
         """
         if thread.pid == _INIT:
-            # The kernel does not let process 1 be stopped: it would run away from the probed instruction.
+            # The kernel does not let process 1 be stopped: it would continue after the probed instruction.
             text = "process 1 cannot be stopped for a debugger: it continues without the probe"
             self._connection.send(Warned(text, program=program.number))
             return False
@@ -161,7 +161,7 @@ class Detacher:
 
     def _stop(self, pid: int | None) -> bool:
         """
-        Stop every thread, or those of one process; creators of children are stopped, and so are the children.
+        Stop every thread, or those of one process, and the children that these threads have just created.
 
         Return False if the process has called execve: the report of that stays in ``deferred``.
         """

@@ -1,9 +1,9 @@
 """
 Returns of functions: the probes that are hit after an instruction has left their function.
 
-A return instruction is a hit at once. After a tail call the function has not returned yet: its return address, still on
-top of the stack, gets a breakpoint. The hit occurs when the same thread arrives there with the stack pointer that the
-return leaves. No return address is ever rewritten.
+A return instruction is a hit at once. After a tail call the function has not returned yet: a breakpoint is placed at
+its return address, which is still on top of the stack. The hit occurs when the same thread arrives there with the stack
+pointer that the return leaves. No return address is ever rewritten.
 
 A ``longjmp`` or an exception leaves such functions without a return. It is not known which functions these are, so
 pending returns are only marked, and given up when the thread is seen above them on the stack.
@@ -78,7 +78,7 @@ class Returns:
         self._patcher = patcher
 
     def entered(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
-        """Store the data that return handlers need from a function's entry, at which a thread stands."""
+        """Store the data that return handlers need from a function's entry, at which a thread has stopped."""
         context, frame = self._context, registers[_RSP]
         now = context.time()
         for probe, site in breakpoint_.entries:

@@ -194,7 +194,7 @@ class LocalTables:
 
     def descriptor(self, thread: Thread, index: int) -> SegmentDescriptor | None:
         """
-        Return the descriptor with an index in the table of a thread that stands at a breakpoint, None if there is none.
+        Return the descriptor with an index in the table of a thread that has stopped at a breakpoint, or None.
 
         It is read every time, because the program may change its table. Raise ``InjectionError`` if the thread cannot
         read it, and ``ProcessLookupError`` if the thread is killed meanwhile.

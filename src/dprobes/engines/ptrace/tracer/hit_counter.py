@@ -234,7 +234,7 @@ class Settler:
             ):
                 self._give_up(thread, program)
             else:
-                self.count_now(thread)  # the trap that reports this is still to come
+                self.count_now(thread)  # the trap that reports this has not arrived yet
 
     def drop(self, thread: Thread, status: int | None, program: InsertedProgram) -> None:
         """Settle the hit of a stopped thread, which reports ``status``, for a program that ends."""
@@ -326,7 +326,7 @@ class WatchpointHits:
         self._counter.count_at_once(thread, self._handlers.run(owners))
         if written := self._context.written:
             if Register.RIP in written:
-                registers[_EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
+                registers[_EFLAGS] &= ~RESUME_FLAG  # it was set for the instruction at the old address
             else:
                 registers[_RIP] = place
             ptrace_calls.set_registers(thread.tid, registers)

@@ -173,7 +173,7 @@ class HitHandler:
             self._skip(thread, breakpoint_)
 
     def _end_parking(self, thread: Thread, stop: NativeStop) -> None:
-        """Carry out the exit of a handler in the process, whose hit is counted; the thread stands at the site."""
+        """Carry out the exit of a handler in the process, whose hit is counted; the thread is at the site."""
         thread.parked = None
         program = self._programs.numbered(stop.program)
         probe = None if program is None else program.probes.get(stop.probe)

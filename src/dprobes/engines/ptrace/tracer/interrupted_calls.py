@@ -312,8 +312,8 @@ class Waits:
         """
         Prepare a thread that is about to leave its stop, with a signal or 0, to continue its interrupted call.
 
-        The kernel looks at the registers then, and acts as if no signal had come. A signal with a handler ends the call
-        as it would in an untraced thread; a signal that the program ignores would not have woken the thread up.
+        The kernel looks at the registers then, and acts as if no signal had arrived. A signal with a handler ends the
+        call as it would in an untraced thread; a signal that the program ignores would not have woken the thread up.
         """
         registers = self._registers
         ptrace_calls.get_registers(thread.tid, registers)

@@ -80,7 +80,7 @@ class ModuleBreakpoints:
 
     def complete(self, program: InsertedProgram, known: dict[FileKey, Sites], spaces: Iterable[AddressSpace]) -> bool:
         """
-        Get the sites of a program in all files that are mapped now, some of which are ``known``.
+        Record the ``known`` sites of a program, and request those in all other files that are mapped now.
 
         Return False if the client does not answer.
         """

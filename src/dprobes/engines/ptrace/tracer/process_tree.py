@@ -2,7 +2,7 @@
 Traced threads and processes: their creation and end, and seizing of processes that run already.
 
 The kernel stops a new thread or process before it runs, and reports it twice: by that stop, and by an event of the
-parent. Either may come first, and if the parent is killed at that moment the event never comes.
+parent. Either may arrive first, and if the parent is killed at that moment the event never arrives.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ProcessTree:
         return bool(self._unreported)
 
     def note_unreported(self, tid: int, status: int) -> None:
-        """Keep the stop of a thread that is not in the table: its parent's event is still to come."""
+        """Keep the stop of a thread that is not in the table: its parent's event has not arrived yet."""
         self._unreported[tid] = (status, time.monotonic())
 
     def add_child(self, parent: Thread, event: Event, tid: int) -> None:
@@ -181,7 +181,7 @@ class ProcessTree:
 
     def _await_jumps(self, child: Thread, parent: int) -> None:
         """
-        Let a child wait for jumps that its parent was about to get when the kernel copied its memory.
+        Let a child wait for jumps that were about to be written to its parent when the kernel copied the memory.
 
         If that memory already contained the handlers' memory, jumps written for the parent are written to the child as
         well (``Patcher``). Otherwise the child is treated like a process after an exec.
@@ -196,7 +196,7 @@ class ProcessTree:
         tell_placed(self._connection, child.pid, alone)
 
     def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
-        """Register a thread that has not run yet; its first stop is ``status``, or still to come."""
+        """Register a thread that has not run yet; ``status`` is its first stop, or None before that."""
         if not enter_thread(space, pid, tid):
             self._patcher.give_up(space, list(space.patches.by_site))
         self._threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
@@ -380,7 +380,7 @@ class Seizer:
         return held
 
     def _is_known(self, pid: int) -> bool:
-        """Return whether a process is traced by this tracer; its parent's event may be still to come."""
+        """Return whether a process is traced by this tracer; its parent's event may not have arrived yet."""
         return bool(self._threads.of_process(pid)) or _is_traced_by_us(pid)
 
     def _seize(self, pid: int, space: AddressSpace | None) -> list[Thread]:
@@ -397,7 +397,7 @@ class Seizer:
                     if has_ended and threads_of(pid) != {tid}:
                         continue
                     if _is_traced_by_us(tid):
-                        continue  # created by a thread that is traced already, whose event is still to come
+                        continue  # created by a thread that is traced already, whose event will arrive
                     raise
                 if space is None:
                     space = AddressSpace.of_thread(tid, _word_size_of(tid))

@@ -86,7 +86,7 @@ class SlotMaker:
 
     def make(self, thread: Thread, breakpoint_: Breakpoint) -> Slot | None:
         """
-        Create a slot for the instruction under a breakpoint at which ``thread`` stands; None without memory for it.
+        Create a slot for the instruction under a breakpoint at which ``thread`` has stopped; None without memory.
 
         The first slot in a module may require system calls of the thread. Raise ``ThreadGoneError`` if it is killed
         meanwhile.
@@ -260,7 +260,7 @@ class Completion:
     """
     Outcome of the execution of a probed instruction, and the signal with which the thread must be resumed.
 
-    ``resumable`` is False if the thread's stop is not handled yet, or still to come.
+    ``resumable`` is False if the thread's stop is not handled yet, or has not occurred yet.
     """
 
     kind: CompletionKind

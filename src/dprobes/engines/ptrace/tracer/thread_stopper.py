@@ -301,8 +301,8 @@ class Stopper:
         """
         Return whether a thread that sleeps in the kernel is copying its memory for a child.
 
-        Such a thread is waited for: a write to its memory meanwhile may or may not get into the child. A thread that
-        waits for its vfork child has finished the copy.
+        Such a thread is waited for: a write to its memory meanwhile may or may not be copied to the child. A thread
+        that waits for its vfork child has finished the copy.
         """
         if system_call_of(thread.tid) not in _PROCESS_MAKING[thread.space.word_size]:
             return False

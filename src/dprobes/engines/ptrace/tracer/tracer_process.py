@@ -123,7 +123,7 @@ class Tracer:
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler, jump_absence)
         self._registers = ptrace_calls.Registers()
         self._attached = False
-        # Checks of hits produce records, which have to be sent in time: so sending comes last.
+        # Checks of hits produce records, which have to be sent in time: so sending is the last one.
         self._watches: tuple[Callable[[], float | None], ...] = (
             counter.look_after,
             stopper.waits.look_after,

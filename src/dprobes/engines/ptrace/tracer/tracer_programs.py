@@ -185,7 +185,7 @@ class InsertedProgram:
         return self.probes[number] if number >= 0 else None
 
     def remove(self, numbers: Iterable[int]) -> list[Probe]:
-        """Return the probepoints with some numbers, to be removed; those that are added later are inactive at once."""
+        """Return the present probepoints with ``numbers``, to be removed; those added later are never active."""
         self._removed.update(numbers)
         return [self.probes[number] for number in numbers if number in self.probes]
 
@@ -257,7 +257,7 @@ class FileSites:
         return [(program, program.known[key]) for program in programs if key in program.known]
 
     def complete(self, program: InsertedProgram, key: FileKey, pid: int) -> bool:
-        """Get the sites of a program that is not inserted yet in a file; return False if the client does not answer."""
+        """Request a program's sites in a file before its insertion; return False if the client does not answer."""
         answer = self._connection.await_answer(self._ask(program, key, pid), self._programs.is_the_end)
         if answer is None:
             return False

@@ -116,7 +116,7 @@ class DebugState:
     Watchpoints in a thread's debug registers.
 
     ``programmed`` are the watchpoints of its address space at the time when the registers were set; ``slots`` are those
-    that got a register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was pending.
+    that have a register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was pending.
     """
 
     programmed: tuple[Watchpoint, ...] = ()
@@ -129,7 +129,7 @@ class DebugState:
 @dataclass(slots=True, eq=False)
 class PendingReturn:
     """
-    A return that is still to come, to ``address``, with the stack pointer ``top`` after it.
+    An awaited return to ``address``, after which the stack pointer is ``top``.
 
     It is ``doubtful`` once the thread has left functions without a return.
     """

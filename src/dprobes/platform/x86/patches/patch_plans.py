@@ -40,8 +40,8 @@ __all__ = ["JUMP_SIZE", "SHORT_JUMP_SIZE", "Method", "Plan", "Reach", "Refusal",
 #
 # A *punned jump* shares its last bytes with the following instruction, which stays as it is. So the upper bytes of its
 # displacement are given, and restrict the addresses of its trampoline. Prefixes in front, which have no effect on the
-# jump, make other bytes the upper ones. A breakpoint on those bytes, or the removal of another jump there, would change the
-# target of the jump, and is not allowed.
+# jump, make other bytes the upper ones. A breakpoint on those bytes, or the removal of another jump there, would change
+# the target of the jump, and is not allowed.
 
 
 JUMP_SIZE, SHORT_JUMP_SIZE = 5, 2

@@ -365,7 +365,7 @@ class Patcher:
 
     def patch(self, message: PatchSites, attempts: int = 0) -> None:
         """
-        Write code and jumps to a process, and report which; do nothing if the program has ended meanwhile.
+        Write code and jumps to a process, and report the result; do nothing if the program has ended meanwhile.
 
         The same is written to copies of the process that wait for it.
         """
@@ -624,7 +624,7 @@ class Patcher:
 
     def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> list[SitePatch]:
         """
-        Replace jumps by breakpoints: all jumps, or those at some ``sites`` and those that belong to them.
+        Replace jumps by breakpoints: all jumps, or those at ``sites`` and all jumps of their groups.
 
         Return the removed jumps, which can be written again.
         """

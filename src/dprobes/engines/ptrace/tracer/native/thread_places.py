@@ -169,7 +169,7 @@ def _used_runs(pagemap: FileIO, mapping: Mapping) -> Iterator[tuple[int, int]]:
 
 
 _ENDED = ("Z", "X")
-"""States of threads that execute nothing more, though their end may not be handled yet."""
+"""States of threads that execute no more code, though their end may not be handled yet."""
 _LOOKED_THROUGH_MAX = 256 << 20
 """Maximum bytes of memory that are searched, at about 1 GB/s; a larger process keeps the code."""
 _GRANULE = 16
