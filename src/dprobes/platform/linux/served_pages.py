@@ -51,7 +51,7 @@ class ServedPages:
 
     def first(self, memory: int, address: int, size: int) -> int | None:
         """
-        Return the address of the first page of a range for which a reader might wait; None if no page is such.
+        Return the address of the first page of a range for which a reader might wait; None if there is none.
 
         ``memory`` is a descriptor of ``/proc/TID/mem``.
         """

@@ -195,7 +195,7 @@ class Site:
         return self._plan(Method.JUMP, (self.length,), self.first)
 
     def window(self, wanted: Collection[int]) -> Plan | str:
-        """Return the plan for a window that displaces no ``wanted`` address, or for a jump into dead bytes after it."""
+        """Return the plan for a window without another ``wanted`` address, or for a jump into dead bytes after it."""
         targets, bias = self._module.flow.targets, self._module.bias
         if self.address - bias in self._module.flow.vague:
             return _VAGUE
@@ -231,7 +231,11 @@ class Site:
             sizes.append(last.len)
 
     def lead(self, wanted: Collection[int]) -> Plan | str:
-        """Return the plan for a window that begins before the instruction; it contains no ``wanted`` address there."""
+        """
+        Return the plan for a window that begins before the instruction.
+
+        No branch may lead into that window, and no other ``wanted`` address may be in it.
+        """
         targets, bias = self._module.flow.targets, self._module.bias
         if self.address - bias in self._module.flow.vague:
             return _VAGUE

@@ -82,7 +82,7 @@ class AddressSpace:
         self._pages: list[int] = []
         self._cursors: dict[int, int] = {}
         self._searched: dict[int, int] = {}
-        """Page that the latest claim got, by the number of the 16 MiB in which the range of the claim begins."""
+        """Page of the latest claim, by the number of the 16 MiB in which the range of the claim begins."""
 
     def allocate(self, first: int, last: int, size: int, base: int = 0, landings: Collection[int] = ()) -> int | None:
         """

@@ -85,8 +85,8 @@ class HandlerEnds:
         """
         Stop all threads of spaces outside of handlers, and return them; None if one is in a handler at each check.
 
-        Threads that are outside are held while others finish their handlers; jumps may stay. As in ``let_end`` stops
-        are handled meanwhile.
+        Threads that are outside are held while others finish their handlers, for ``_HOLD_PATIENCE`` seconds; jumps may
+        stay. As in ``let_end`` stops are handled meanwhile.
         """
         held: list[Thread] = []
         until = time.monotonic() + _HOLD_PATIENCE
