@@ -36,7 +36,7 @@ __all__ = ["LENGTH", "Limits", "Outcome", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for reading a file: bytes of memory including mapped files, seconds of processor time and of elapsed time."""
+    """Limits for reading a file: bytes of memory with mapped files, seconds of processor time and of elapsed time."""
 
     memory: int = 1 << 30
     processor_time: int = 10
