@@ -248,7 +248,7 @@ class Settler:
         thread.hit.handled = _of_others(thread.hit.handled, program)
 
     def count_now(self, thread: Thread) -> None:
-        """Count the hit of a thread that cannot be stopped in the instruction, which it will complete without a stop."""
+        """Count the hit of a thread that cannot stop in the instruction, which it will complete without a stop."""
         hit = thread.hit
         if hit.state is HitState.PENDING:
             self._counter.complete(thread)
