@@ -52,7 +52,7 @@ Label = int
 @dataclass(frozen=True, slots=True)
 class MapReference:
     """
-    A 64-bit load, at ``index``, whose immediate the loader replaces by the descriptor of a map.
+    A 64-bit load, at ``index``, whose immediate the loader replaces by the file descriptor of a map.
 
     With ``is_value`` it loads an address in the map's only element, at the offset in its second slot.
     """
@@ -89,7 +89,7 @@ _ENDS = (Class.JMP | Jump.JA, Class.JMP | Jump.EXIT)
 
 
 def _refuse(offset: int, immediate: int) -> NoReturn:
-    """Raise OverflowError for the number of an instruction that is too large."""
+    """Raise OverflowError for the offset of an instruction if it is out of range, otherwise for its immediate."""
     field, value, bits = ("immediate", immediate, 32) if -0x8000 <= offset < 0x8000 else ("offset", offset, 16)
     raise OverflowError(f"{field} {value} does not fit into {bits} bits")
 
@@ -129,7 +129,7 @@ class Assembler:
         self._places[label] = len(self._code)
 
     def function(self, label: Label) -> None:
-        """Place a label at the start of a function that is called or given to a helper."""
+        """Place a label at the start of a function that is called, or passed to a helper."""
         self._functions.append(label)
         self.place(label)
 
@@ -137,7 +137,7 @@ class Assembler:
 
     def emit(self, opcode: int, dst: Register = _R0, src: Register | int = 0, off: int = 0, imm: int = 0) -> None:
         """Append an instruction; ``src``, the source field, may be a register or a kind."""
-        # This is fast because a program has some hundreds of instructions, and a run may have thousands of programs.
+        # The code is optimised: a program has hundreds of instructions, and a run may have thousands of programs.
         source = src._value_ if isinstance(src, Register) else src
         if not (-0x8000 <= off < 0x8000 and -0x8000_0000 <= imm < 0x8000_0000):
             _refuse(off, imm)
@@ -189,7 +189,7 @@ class Assembler:
             self.emit(Class.ST | Mode.MEM | size, base, off=offset, imm=value)
 
     def copy(self, base: Register, target: int, source: int, by: Register = Register.R1) -> None:
-        """Copy a word of memory at ``base`` to another offset there, by a register."""
+        """Copy the 64-bit word at ``base + source`` to ``base + target``. Clobbers ``by``."""
         self.load(by, base, source)
         self.store(base, target, by)
 
@@ -202,20 +202,20 @@ class Assembler:
         by: Register = Register.R1,
         size: Size = Size.DW,
     ) -> None:
-        """Copy memory at one register to that at another one, by a register."""
+        """Copy a value of ``size`` from ``source + source_offset`` to ``base + offset``. Clobbers ``by``."""
         self.load(by, source, source_offset, size)
         self.store(base, offset, by, size)
 
     def increase(
         self, base: Register, offset: int, amount: Register | int, by: Register = Register.R1, *, wide: bool = True
     ) -> None:
-        """Add to a word of memory that no other thread changes."""
+        """Add to a 64-bit word of memory, not atomically; the register ``by`` then has the sum."""
         self.load(by, base, offset)
         self.alu(Alu.ADD, by, amount, wide=wide)
         self.store(base, offset, by)
 
     def take_next(self, dst: Register, base: Register, offset: int, by: Register) -> None:
-        """Load a number, and add 1 to it in memory."""
+        """Load a 64-bit word, and add 1 to it in memory, not atomically. Clobbers ``by``."""
         self.load(dst, base, offset)
         self.add(by, dst, 1)
         self.store(base, offset, by)
@@ -230,17 +230,17 @@ class Assembler:
         size: Size = Size.DW,
         fetch: bool = False,
     ) -> None:
-        """Change memory (4 or 8 bytes) atomically; ``fetch`` puts the old value into ``src``."""
+        """Change 4 or 8 bytes of memory atomically; ``fetch`` loads the old value to ``src``, CMPXCHG to R0."""
         imm = operation | (Atomic.FETCH if fetch else 0)
         self.emit(Class.STX | Mode.ATOMIC | size, base, src, offset, imm)
 
     def count(self, base: Register, offset: int, by: Register = Register.R2) -> None:
-        """Add 1 to a word of memory atomically, by a register."""
+        """Add 1 to a 64-bit word of memory atomically. Clobbers ``by``."""
         self.mov(by, 1)
         self.atomic(Atomic.ADD, base, offset, by)
 
     def jump(self, label: Label) -> None:
-        """Jump."""
+        """Jump to a label."""
         self._targets[len(self._code)] = label
         self.emit(Class.JMP | Jump.JA)
 
@@ -269,12 +269,12 @@ class Assembler:
         self.jump_if(condition, by, operand, label)
 
     def may_goto(self, label: Label) -> None:
-        """Jump if the program has run for too long."""
+        """Jump if the program's hidden counter or time limit is used up (``Jump.MAY_GOTO``)."""
         self._targets[len(self._code)] = label
         self.emit(Class.JMP | Jump.MAY_GOTO)
 
     def call(self, helper: int) -> None:
-        """Call a helper."""
+        """Call a kernel helper: arguments in R1-R5, result in R0. Clobbers R1-R5."""
         self.emit(Class.JMP | Jump.CALL, src=CallKind.HELPER, imm=helper)
 
     def call_function(self, label: Label) -> None:
@@ -287,13 +287,17 @@ class Assembler:
         self.emit(Class.JMP | Jump.CALL, src=CallKind.KFUNC, imm=btf_id)
 
     def look_up(self, name: MapName, key: Register, offset: int, none: Label | None = None) -> None:
-        """Set R0 to the address of the value of the key at an address; go to ``none`` if there is none. Takes R1-R5."""
+        """
+        Set R0 to the address of the value for the key at ``key + offset``, 0 if the map lacks the key. Clobbers R1-R5.
+
+        With ``none``, jump to that label if the map lacks the key.
+        """
         self.ask_map(Helper.MAP_LOOKUP_ELEM, name, key, offset)
         if none is not None:
             self.jump_if(Jump.JEQ, Register.R0, 0, none)
 
     def ask_map(self, helper: Helper, name: MapName, key: Register, offset: int) -> None:
-        """Call a helper with a map and the key at an address."""
+        """Call a helper with a map in R1 and the address of a key, ``key + offset``, in R2."""
         self.load_map(Register.R1, name)
         self.add(Register.R2, key, offset)
         self.call(helper)
@@ -305,20 +309,20 @@ class Assembler:
         self.emit(Class.JMP | Jump.EXIT)
 
     def load_map(self, dst: Register, name: MapName) -> None:
-        """Load a map in the form that helpers take."""
+        """Load a pointer to a map, as an argument of a helper."""
         self._maps[len(self._code)] = name
         self._wide_load(dst, LoadImmediate.MAP, 0, 0)
 
     def load_value(self, dst: Register, name: MapName, offset: int = 0) -> None:
-        """Load the address of a byte in a map's only element."""
+        """Load the address of the byte at ``offset`` in the only element of a map."""
         self._maps[len(self._code)] = name
         self._wide_load(dst, LoadImmediate.MAP_VALUE, 0, offset)
 
     def point_to_element(self, dst: Register, name: MapName, index: Register, count: int, size: int) -> None:
         """
-        Load the address of an element of a map's value. Clobbers ``index``.
+        Load the address of element ``index`` modulo ``count`` of the array in a map's only element. Clobbers ``index``.
 
-        ``count`` and ``size`` are powers of two.
+        ``count`` and ``size``, the number of elements and their size in bytes, are powers of two.
         """
         self.alu(Alu.AND, index, count - 1)
         self.alu(Alu.LSH, index, size.bit_length() - 1)

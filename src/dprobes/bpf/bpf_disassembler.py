@@ -61,7 +61,7 @@ class Line:
 
 
 def disassemble(code: Sequence[Insn], maps: Mapping[int, MapName] | None = None) -> Iterator[Line]:
-    """Iterate over the lines of a program; ``maps`` names the maps of the 64-bit loads at these indices."""
+    """Iterate over the lines of a program; ``maps`` are the maps of 64-bit loads, keyed by instruction index."""
     names = {index: name.value for index, name in (maps or {}).items()}
     index = 0
     while index < len(code):

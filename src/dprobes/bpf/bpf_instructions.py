@@ -120,7 +120,7 @@ class Jump(IntEnum):
     JSLE = 0xD0
     MAY_GOTO = 0xE0
     """
-    A jump that is taken when a hidden counter of 2**23 or a time limit of 250 ms is used up.
+    A jump that is taken after 2**23 executions, which a hidden counter limits, or after 250 ms.
 
     Source: kernel commit 011832b97b31.
     """

@@ -1,20 +1,20 @@
 """
-The list of processes that handlers have stopped for a core (``exit 3``): ``MapName.STOPS``.
+The list of processes that handlers have stopped for a core dump (``exit 3``): ``MapName.STOPS``.
 
 ::
 
-     0 u64 count     the number of stops so far
+     0 u64 count     the number of entries taken so far
      8 u64 closed    not 0: no process is stopped any more
-    16 ...           STOPS_MAX stops; stop number n is in the place n % STOPS_MAX
+    16 ...           STOPS_MAX entries; stop number n is in entry n % STOPS_MAX
 
-A stop::
+An entry::
 
      0 u32 process   its id
-     4 u32 keeper    the process that resumes it: 0 for none yet, the process that writes the core, or ENDED
+     4 u32 keeper    0 if no process resumes it yet; the process that writes the core dump; or ENDED
      8 u64 time      CLOCK_MONOTONIC in nanoseconds, just before the stop
 
-A handler takes a place, writes the stop, reads ``closed``, and then stops the process. So after a process has set
-``closed``, the list has all processes that are still to be stopped. If the place is not free, no process is stopped.
+A handler takes an entry, writes it, reads ``closed``, and then stops the process. So after a process has set
+``closed``, the list has all processes that are still to be stopped. If the entry is in use, no process is stopped.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ STOPS_MAX = 1024
 STOPS_SIZE = FIRST + STOPS_MAX * STOP_SIZE
 
 ENDED = 0x7FFF_FFFF
-"""The keeper of a process that has been resumed; no process has this id, and an immediate can hold it."""
+"""The ``keeper`` of a process that has been resumed: no process has this id, and it fits a 32-bit immediate."""

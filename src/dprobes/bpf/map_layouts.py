@@ -128,7 +128,7 @@ class MapName(Enum):
 
     Key::
 
-         0 u64 space    that of the process in SPACES; 0 in the kernel
+         0 u64 space    the process's number in SPACES; 0 in the kernel
          8 u64 frame    the address of the return address; 0 for system calls
         16 u32 probe    the probepoint
         20 u32 task     the process, the thread for system calls; 0 in the kernel
@@ -151,7 +151,7 @@ class MapName(Enum):
     """The ring buffer for records."""
     NOTES = "notes"
     """
-    Tickets of limits that the last hit of each thread took, in case its instruction faults.
+    Tickets for passcount and maxhits that the last hit of each thread drew, in case its instruction faults.
 
     u32 thread id (of the initial namespace) to ``NOTE_HITS`` pairs of u64 instruction pointer and u64 entry of the
     probe table. A hit may concern two probepoints, an instruction's and that of a return; an empty pair has the pointer
@@ -159,7 +159,7 @@ class MapName(Enum):
     """
     UNSEEN_RETURNS = "unseen_returns"
     """
-    A 64-bit word for each entry of the probe table: the number of calls whose return the kernel had no room to await.
+    A 64-bit word for each entry of the probe table: the number of calls whose return the kernel had no room to track.
     """
     SCOPE = "scope"
     """A hash of the processes in scope: u32 process id (of the initial namespace) to ``ScopeField`` values."""
@@ -184,7 +184,7 @@ class MapName(Enum):
     SUCCESSOR = "successor"
     """An array of maps with one element: CROSSED of the program that replaces this one, once there is one."""
     CPU_LOAD = "cpu_load"
-    """The time that hits take of each CPU: ``CpuLoad`` entries; only in programs with an overload guard."""
+    """The time that hits take on each CPU: ``CpuLoad`` entries; only in programs with an overload guard."""
     PROBE_LOAD = "probe_load"
     """
     The time that hits of each probepoint take, and the number that run no handler.
@@ -192,7 +192,7 @@ class MapName(Enum):
     ``ProbeLoad`` entries, one for each entry of the probe table.
     """
     STOPS = "stops"
-    """The processes that are stopped for a core (``bpf.core_stop_layout``); only in programs with ``exit 3``."""
+    """The processes that are stopped for a core dump (``bpf.core_stop_layout``); only in programs with ``exit 3``."""
 
     def __reduce_ex__(self, _protocol: object) -> tuple[type[MapName], tuple[str]]:
         return MapName, (self.value,)
@@ -204,7 +204,7 @@ class MapName(Enum):
             return None
         member = object.__new__(cls)
         member._name_, member._value_ = f"TABLE_{number}", value
-        # If two threads come here at once, ``setdefault`` returns the same member to both.
+        # If two threads create a member at once, ``setdefault`` returns the same member to both.
         return cls._value2member_map_.setdefault(value, member)  # type: ignore[return-value]
 
 
@@ -215,8 +215,8 @@ class ScopeField(IntEnum):
     ::
 
          0 u64 identity    the address of the process's ``signal_struct``, once a thread has ended
-         8 i32 ending      threads that have come to ``sched_process_exit``, but not to ``sched_process_free``
-        12 u32 has_ended   not 0: all threads have come to their end, and ``Status.ALIVE`` no longer counts the process
+         8 i32 ending      threads that have reached ``sched_process_exit``, but not ``sched_process_free``
+        12 u32 has_ended   not 0: all threads have ended, and ``Status.ALIVE`` no longer counts the process
     """
 
     IDENTITY = 0
@@ -268,8 +268,8 @@ class CpuLoad(IntEnum):
     ::
 
          0 u64 traps       time that hits have taken so far besides their handlers
-         8 u64 handlers    time that handlers have taken: those that were measured, with their weight
-        16 u64 runs        handlers that have run
+         8 u64 handlers    time that handlers have taken: that of the measured runs, times MEASURED_EVERY
+        16 u64 runs        handler runs so far
         24 u64 since       when the present window began
         32 u64 mark        the value of ``handlers`` at that time
         40 u64 braked      the time until which no handler runs; 0: handlers run
@@ -292,7 +292,7 @@ LOAD_LIMIT = 2 * LOAD_WINDOW
 """
 Nanoseconds of a window that handlers may take, for a budget of one whole CPU.
 
-So handlers are skipped at twice the budget, without a decision of user space; never where the budget is half a CPU.
+So the brake acts at twice the budget, without user space; it never acts if the budget is half a CPU or more.
 """
 
 
@@ -303,10 +303,10 @@ class ProbeLoad(IntEnum):
     ::
 
          0 u64 skipped     hits that ran no handler because of the overload guard
-         8 u64 time        nanoseconds in handlers: the measured ones, with their weight
-        16 u64 foreign     hits of threads that are not in scope, which cost their trap all the same
-        24 u64 turn        hits that had to await their turn
-        32 u32 thinning    one hit of so many runs the handler; 0 and 1: each of them
+         8 u64 time        nanoseconds in handlers: those of the measured runs, times MEASURED_EVERY
+        16 u64 foreign     hits of threads that are not in scope, which cost a trap as well
+        24 u64 turn        hits while ``thinning`` was above 1: if it divides the number, the next hit runs the handler
+        32 u32 thinning    one of this many hits runs the handler; 0 and 1: every hit
         36 u32 cost        nanoseconds of a hit besides the handler
     """
 
@@ -340,7 +340,7 @@ class Status(IntEnum):
          8 u64 alive       the number of processes in SCOPE that have not ended
         16 u64 unfollowed  processes that should be in SCOPE, but for which it had no room
         24 u64 unseen      SIGNAL entries for which the ring had no room
-        32 u64 late        processes that ran on before their watchpoints were attached
+        32 u64 late        processes that continued before their watchpoints were attached
         40 u64 switch_over the state of this program in a switch-over (``SwitchOver``)
     """
 
@@ -399,14 +399,14 @@ class Entry(IntEnum):
     """
     A signal to the thread for a fault of its instruction.
 
-    u64 ip, u32 signal (low 8 bits) and the number of tickets that were given back (above), u32 code. Records of a
-    probepoint that gives tickets back (NOTES) are affected only if that number is not 0.
+    u64 ip, u32 signal (low 8 bits) and the number of tickets that were returned (above), u32 code. Records of a
+    probepoint that returns tickets (NOTES) are affected only if that number is not 0.
     """
     PROCESS = 4
-    """A process left the scope: u32 process id. The entry wakes the reader, which needs nothing of it."""
+    """A process left the scope: u32 process id. The entry wakes the reader, which ignores its contents."""
     SNAPSHOT = 5
     """
-    The data by which a call stack is found; it comes before the record that it belongs to.
+    The data from which a call stack is unwound, in front of the record that it belongs to.
 
     ``SNAPSHOT``, ``SNAPSHOT_REGISTERS`` words of ``struct pt_regs``, and memory from the stack pointer on, up to
     SNAPSHOT_STACK_MAX bytes.
@@ -421,7 +421,7 @@ class Entry(IntEnum):
     UNTALLY = 7
     """The removal of a key from such a table: ``TALLY`` and the key, as above."""
     STACKED = 8
-    """A record, followed by the data by which its call stacks are found, in the format of ``STACK_COPY``."""
+    """A record, followed by the data from which its call stacks are unwound, in the format of ``STACK_COPY``."""
 
 
 ENTRY_HEAD = struct.Struct("=II")
@@ -441,8 +441,8 @@ SNAPSHOT = struct.Struct("=IIII")
 """
 The head of a SNAPSHOT entry.
 
-It has the process id, the number of the handler's state plus one, the position in the log for the stack, and the bytes
-of a word. In the log, the first word of that item is the number of the state plus one; the others are 0.
+It has the process id, the number of the handler's state plus one, the position in the log for the stack, and the size
+of a word in bytes. In the log, the first word of that item is the number of the state plus one; the others are 0.
 """
 
 TALLY = struct.Struct("=IIq")
@@ -454,8 +454,8 @@ STACK_COPY = struct.Struct("=IIII")
 """
 The end of a STACKED entry, and of a TALLY entry that has no SNAPSHOT (``Abilities.copies_stacks``).
 
-It has the process id, the position of the log's last call stack plus one, the bytes before the copy, and the bytes of
-the stack.
+It has the process id, the position of the log's last call stack plus one, the number of bytes before the copy, and the
+number of bytes of the stack.
 
 ::
 

@@ -4,11 +4,11 @@ RPN to eBPF, without LLVM: one template for each row of the instruction table wr
 The code passes the verifier by construction; ``template_writer`` has the rules. The main one: between blocks of RPN the
 *state* of a handler is in an element of a map. A value loaded from a map is an unknown number to the verifier, so two
 paths to a block never differ, nothing is unrolled, and verification is linear. The input is the encoded bytes, as the
-interpreter runs them, so that a damaged compiled file does the same in both.
+interpreter runs them, so that a damaged compiled file behaves the same in both.
 
 * A state is claimed by an atomic exchange and not taken per CPU, because handlers sleep and are preempted. A handler
-  that needs little of the state has it on its stack, if possible: then a hit claims nothing.
-* An argument of a USDT probe is where its site's note says; ``vm.world_rules`` defines its value.
+  that needs little of the state has it on its stack, if possible: then a hit claims no state.
+* The ELF note of a USDT probe's site specifies where an argument is; ``vm.world_rules`` defines its value.
 * Every backward jump passes a *guard* at its target: ``may_goto``, an open-coded iterator, or a return into
   ``bpf_loop``, whichever the kernel has. With guards 200 dense labels cost the verifier 1.8 times their instructions.
 * ``hosts`` has the kernel interface of handlers. Tests replace it, and ``BPF_PROG_TEST_RUN`` runs the same bytes on a

@@ -84,7 +84,7 @@ class Composer:
         return variable
 
     def push(self, value: Variable | int) -> None:
-        """Push a value, modulo the word."""
+        """Push a value, truncated to a cell."""
         if isinstance(value, int):
             self._w.stack.push(value)
             return
@@ -97,7 +97,11 @@ class Composer:
     # The hit thread
 
     def register(self, name: str) -> Variable:
-        """Return a new variable with a general register, by its name in the appendix of the man page."""
+        """
+        Return a new variable with a general register, by its name in the appendix of the man page.
+
+        Raise ``NotSupportedError`` for another register, or one that is wider than a cell.
+        """
         self._w.stack.settle()
         known = self._w.architecture.register(name)
         if known is None or known.memory_offset is not None or known.bits > self._w.bits:
@@ -167,7 +171,7 @@ class Composer:
             raise NotSupportedError("an extension pushes or pops within a loop or under a condition")
 
     def throw(self, code: ExceptionCode, parm1: Variable | int = 0, parm2: Variable | int = 0) -> None:
-        """Raise an exception; the code that follows is not executed."""
+        """Raise an exception; the code that follows is executed only if the program ignores the exception."""
         self._w.stack.settle()
         self._load(_R.R1, parm1)
         self._load(_R.R2, parm2)

@@ -29,7 +29,7 @@ __all__ = ["HandlerFlow", "analyse", "may_read_unwritten"]
 
 
 class Known(NamedTuple):
-    """Facts on which all paths to an instruction agree: cells on the stack, and LP; None where they differ."""
+    """Facts on which all paths to an instruction agree: number of cells on the stack, and LP; None if they differ."""
 
     depth: int | None
     lp: int | None
@@ -96,7 +96,7 @@ class HandlerFlow:
         return bound
 
     def loop_heads(self) -> set[int]:
-        """Return the targets of backward jumps and calls; an instruction that jumps to itself is one as well."""
+        """Return the targets of jumps and calls whose target is the instruction itself or an earlier one."""
         jumps = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
         return {
             int(i.operand)
@@ -175,7 +175,7 @@ class _Analysis:
         return []
 
     def _find_cycle(self) -> None:
-        """Set ``has_cycle``; calls and exception handlers count as cycles, which keeps the argument short."""
+        """Set ``has_cycle``; calls and exception handlers count as cycles, which keeps the proof short."""
         found = self._found
         if found.returns or found.catches:
             found.has_cycle = True
@@ -254,15 +254,15 @@ def _agreed(one: Known, other: Known) -> Known:
     return Known(depth, one.lp if one.lp == other.lp else None)
 
 
-# Whether a handler may read cells of the RPN stack that it has not written: a state still has the data of earlier hits.
+# The check for reads of RPN stack cells that the handler has not written: a state still has the data of earlier hits.
 #
-# The analysis tracks what is certain of the cells from the top on: that the handler wrote them, their numbers, and the
+# From the top on, the analysis tracks the cells that the handler has certainly written, their values if known, and the
 # depth of the stack. Where paths meet, only facts on which all of them agree are certain. A read of any other cell
 # counts: the answer may be a false positive, but never a false negative.
 
 
 _Cells = tuple[int | None, ...]
-"""The cells that are certainly written, the top one first: their numbers, or None."""
+"""The values of the cells that are certainly written, the top one first; None for an unknown value."""
 
 
 class _Stack(NamedTuple):
@@ -272,7 +272,7 @@ class _Stack(NamedTuple):
     depth: int | None
 
     def base_index(self, n: int) -> int:
-        """Return the distance below the top of the cell at SBP + ``n``, in a handler that keeps SBP."""
+        """Return how many cells below the top the cell at SBP + ``n`` is, if SBP has its initial value."""
         if self.depth is None:
             raise _UncertainError
         return self.depth + n
@@ -406,7 +406,7 @@ class _Walk:
 
 
 def _certain(cells: _Cells, count: int) -> _Cells:
-    """Return the ``count`` top cells, which are read."""
+    """Return the ``count`` top cells, which are read; raise ``_UncertainError`` if one may be unwritten."""
     if count > len(cells):
         raise _UncertainError
     return cells[:count]

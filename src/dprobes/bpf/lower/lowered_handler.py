@@ -219,7 +219,7 @@ class _Handler:
 
     @property
     def is_plain(self) -> bool:
-        """True if the code cannot fail, given that each instruction has a template."""
+        """True if the code can certainly be written, given that each instruction has a template."""
         rows = self._writer.flow.instructions.values()
         return len(rows) <= _SHORT and not any(i.row is not None and i.row.operator == "callk" for i in rows)
 
@@ -267,7 +267,11 @@ def _overload_of(writer: Writer) -> Overload | None:
 
 
 def _relocated(image: CodeImage, flow: HandlerFlow, request: Request) -> Iterator[tuple[int, int]]:
-    """Iterate over the places of addresses in the code, with the link addresses."""
+    """
+    Iterate over the offsets of symbol addresses in the encoded program, each with its link address.
+
+    Raise ``NotSupportedError`` if the address is unknown, or cannot be found at a uretprobe.
+    """
     for relocation in image.relocations:
         if relocation.offset - 1 not in flow.instructions:
             continue

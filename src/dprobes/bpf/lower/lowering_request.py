@@ -289,8 +289,8 @@ class Request:
 
     ``items`` are those of its records. ``probe`` is the index of its only probepoint, ``link`` the link address of that
     probepoint, and ``moved`` the distance of its breakpoint from there. If ``probe`` is None, the index is in the
-    attach cookie and the rest is in the probe table. ``symbols`` are link addresses. ``per_cpu`` is the place of the
-    kernel's array of per-CPU offsets, and the set of those addresses that are per-CPU. ``namespace`` is the device and
+    attach cookie and the rest is in the probe table. ``symbols`` are link addresses. ``per_cpu`` is the address of the
+    kernel's array of per-CPU offsets, and the set of symbol addresses that are per-CPU. ``namespace`` is the device and
     inode of the PID namespace whose ids records show, None for the initial one. ``return_bytes`` is the number of bytes
     that a RET_SITE pops besides the return address. ``wants_tid`` puts the thread id into ring entries. ``note`` is set
     where a hit does not count if its instruction faults: it is the index of this handler's pair in NOTES.
@@ -349,10 +349,10 @@ class Request:
     """True if the code becomes part of a program with other handlers (``dispatch``); ``probe`` is None then."""
     load_limit: int | None = None
     """
-    Nanoseconds of a window that handlers may take of a CPU before they are skipped (``overload``); None: no guard.
+    Nanoseconds of CPU time that handlers may take in a window before they are skipped (``Overload``); None: no guard.
     """
     diverts: bool = False
-    """True if a handler in a process may stop the thread or skip the function; its trampoline does either."""
+    """True if a handler in a process may stop the thread or skip the function, which its trampoline then does."""
     keeps_stack: bool = False
     """True if the stack must be in memory at the end, for tests that read it."""
 

@@ -115,7 +115,7 @@ class Loops(ABC):
 
     @abstractmethod
     def junction(self) -> None:
-        """Write a place where paths meet that continue to any label."""
+        """Write a place at which paths meet before a jump to any of several labels."""
 
     def _note_exhaustion(self) -> None:
         """Store JMP_MAX as the exception for a handler that exceeds all jump budgets."""
@@ -153,7 +153,7 @@ class Guards(Loops):
         self.junction()
 
     def goto(self, label: Label) -> None:
-        """Jump."""
+        """Jump to the label."""
         self._asm.jump(label)
 
     def junction(self) -> None:
@@ -399,7 +399,7 @@ class Writer:
     # Control
 
     def settle_for(self, *targets: int) -> None:
-        """Bring everything into the state that the blocks at ``targets`` presume."""
+        """Write all cells, and TSP where it is not a constant, to memory, as the blocks at ``targets`` expect."""
         self.stack.settle()
         if any(self.flow.known[target].depth is None for target in targets):
             self.stack.store_tsp()
@@ -437,7 +437,7 @@ class Writer:
 
     @cached_property
     def may_overflow(self) -> bool:
-        """True if the log may lack room for an item, or a position that LP or STP is set to may not exist."""
+        """True if the log may lack room for an item, or LP or STP may be set to a position beyond its buffer."""
         bound = self.flow.log_bound(self.word_size)
         is_once = not self.flow.has_cycle and not self.flow.uses("pop lp", "pop stp")
         return bound is None or not is_once or bound > self.point.logmax
@@ -506,7 +506,7 @@ class Writer:
 
     @contextmanager
     def repeat(self, field: int) -> Iterator[None]:
-        """Repeat the code that is written within as often as a field says, which counts down; takes R1."""
+        """Repeat the code that is written within; a field has the number of iterations left. Clobbers R1."""
         head, done = self.asm.label(), self.asm.label()
         self.loops.head(head)
         self.asm.jump_if_word(Jump.JEQ, SCRATCH, field, 0, done)
@@ -539,7 +539,7 @@ class Writer:
         self.host.read_memory(arguments)
 
     def give_up(self) -> None:
-        """End the handler as if there had been no state for it."""
+        """End the handler and count the hit as missed, as if no state had been free."""
         self.host.count(ProbeField.MISSED)
         self.asm.store(SCRATCH, Field.ENDING, ABORT)
         self.asm.jump(self.end_label)
@@ -635,7 +635,7 @@ def _push_triple(w: Writer) -> None:
 
 
 def _find_handler(w: Writer, ends: int) -> None:
-    """Write the search for a handler, which leaves frames without one."""
+    """Write the search for an exception handler, from the innermost frame outwards; frames without one are left."""
     asm = w.asm
     search, found = asm.label(), asm.label()
     if w.flow.returns:

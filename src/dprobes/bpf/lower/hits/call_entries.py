@@ -3,11 +3,11 @@ From the entry of a call to its return: a program at the entry keeps data for th
 
 A call is identified by its frame, the address of its return address (``MapName.ENTRIES``). No two pending calls have
 the same frame, whatever stacks and threads they are on, except calls that are reached by tail calls. So a call that
-ends without a return (``longjmp``, an exception) leaves its entry there, which the next call with this frame replaces.
+ends without a return (``longjmp``, an exception) leaves an entry, which the next call with the same frame replaces.
 Where a function may be left by a tail call, its return is a uretprobe: the kernel has put the address of its trampoline
-into the frame. If a function is entered with that as its return address, a tail call has jumped to it. The calls before
-it have not returned: their entries are kept below the new one. The kernel keeps a limited number of pending returns; a
-call beyond that has none.
+into the frame. If a function is entered with the trampoline as its return address, a tail call has jumped to it. The
+calls before it have not returned: their entries are kept below the new one. The kernel keeps a limited number of
+pending returns; the return of a call beyond that number is not seen.
 
 Where handlers run in the process, the calls are in a separate table instead (``bpf.map_layouts``).
 """
@@ -57,7 +57,7 @@ __all__ = [
 _R = Register
 
 _ENTRY_WORD = -120
-"""Stack offset of a word that is read, and of the key in SPACES; the stack above is for handlers."""
+"""Stack offset of a word that is read, or of a new value for SPACES; the stack above is for handlers."""
 
 _SPACE, _FRAME, _PROBE, _TASK, _LEVEL = (-152 + distance for distance in (0, 8, 16, 20, 24))
 """Stack offsets of the key's fields, which follow each other."""
@@ -67,7 +67,7 @@ _BELOW, _TIME, _REGISTERS = 24, 32, 40
 """Offsets in the value of the fields after the identity."""
 
 _SAVED = -160
-"""Stack offset at which ``below`` is saved while a call is taken away."""
+"""Stack offset at which the field at ``_BELOW`` is saved while the entry is removed."""
 
 SEEN = -168
 """Stack offset at which ``take_entry`` puts the time; the registers follow at descending addresses."""
@@ -96,7 +96,7 @@ def entry_program(architecture: Architecture, request: Request, host: type[Host]
 
 
 def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, cookie: Register) -> None:
-    """Remove the entry of the returning call from ENTRIES and copy it to SEEN (time 0: not found). Leaves R6 and R8."""
+    """Move the entry of the returning call from ENTRIES to SEEN (time 0: not found). Preserves R6 and R8 only."""
     assert request.entry is not None
     if request.abilities.calls is not None:
         take_from_table(asm, request, SEEN)
@@ -138,7 +138,11 @@ def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
 
 
 def _bring_up(asm: Assembler) -> None:
-    """Make the call below the innermost one; then its old key is to be deleted, or that of the innermost one."""
+    """
+    Copy the entry of the call below, if there is one, to level 0.
+
+    The key on the stack is then that of the entry to delete: the copied one, or the innermost one.
+    """
     alone, lost = asm.label(), asm.label()
     asm.jump_if_word(Jump.JEQ, _R.R10, _SAVED, 0, alone)
     asm.store(_R.R10, _LEVEL, _R.R1)
@@ -155,7 +159,11 @@ def _bring_up(asm: Assembler) -> None:
 def _write_key(
     asm: Assembler, host: Host, request: Request, cookie: Register, unknown: Label, *, creates: bool = False
 ) -> None:
-    """Write the key without the frame; go to ``unknown`` for a process that has no space. Takes R0-R5."""
+    """
+    Write the key without the frame. Clobbers R0-R5.
+
+    Go to ``unknown`` if the process has no entry in SPACES; with ``creates``, add one first.
+    """
     asm.store(_R.R10, _LEVEL, 0)
     if request.probe is None:
         asm.mov(_R.R1, cookie)
@@ -200,12 +208,12 @@ def _point_to_space(asm: Assembler) -> None:
 
 
 def _call(asm: Assembler, helper: Helper) -> None:
-    """Call a helper on the key in ENTRIES."""
+    """Call a map helper with ENTRIES and the key on the stack."""
     asm.ask_map(helper, MapName.ENTRIES, _R.R10, _ENTRY_KEY)
 
 
 def _update(asm: Assembler, value: Register) -> None:
-    """Store a value under the key; R0 is 0 on success."""
+    """Store the value at an address in ENTRIES, under the key on the stack; R0 is 0 on success."""
     asm.mov(_R.R3, value)
     asm.mov(_R.R4, 0)
     _call(asm, Helper.MAP_UPDATE_ELEM)
@@ -309,7 +317,7 @@ class _Recorder:
         asm.place(fresh)
 
     def _ask_kernel(self, layout: NestingLayout, fresh: Label) -> None:
-        """Go to ``fresh`` if R9, the return address, is not the trampoline; go out if the return is not kept."""
+        """Go to ``fresh`` if R9, the return address, is not the trampoline; end if the kernel keeps no more returns."""
         asm, word = self._asm, (_R.R10, _ENTRY_WORD)
 
         def follow(base: Register, distance: int) -> None:
@@ -336,7 +344,7 @@ _KEPT_SLOT = _R.R7
 
 
 def take_from_table(asm: Assembler, request: Request, seen: int) -> None:
-    """Move the returning call's entry from the table to ``seen`` in the frame (time 0: not found). Takes R0-R3."""
+    """Move the returning call's entry from the table to ``seen`` in the frame (time 0: not found). Clobbers R0-R3."""
     assert request.entry is not None
     again, found, unseen = asm.label(), asm.label(), asm.label()
     table, count = _table_of(request), len(request.entry.registers)
@@ -412,7 +420,7 @@ def _table_of(request: Request) -> CallTable:
 
 
 def _find_window(asm: Assembler, request: Request) -> None:
-    """Load the key of the call to R1, and the address of its first slot to R2. Takes R3."""
+    """Load the key of the call to R1, and the address of its first slot to R2. Clobbers R3."""
     assert request.probe is not None
     asm.load(_KEY, CONTEXT, REGISTER_OFFSETS["esp"])
     if request.probe:
@@ -428,7 +436,11 @@ def _find_window(asm: Assembler, request: Request) -> None:
 
 
 def _claim(asm: Assembler, table: CallTable) -> None:
-    """Set R2 to a slot with the key in R1: that of a call that never returned, a free one, or the oldest one."""
+    """
+    Set R2 to a slot with the key in R1. Clobbers R0 and R3-R5.
+
+    It is the slot of a call with the same key that has not returned, a free one, or that of the oldest call.
+    """
     look, occupied, evict, mine = (asm.label() for _ in range(4))
     asm.mov(_LEFT, CALL_WINDOW)
     asm.mov(_OLDEST, -1)
@@ -471,8 +483,8 @@ def _note_oldest(asm: Assembler) -> None:
 # is that of a call for which there was no room (``pre_handler_kretprobe`` in kernel/kprobes.c, ``arch_rethook_prepare``
 # in arch/x86/kernel/rethook.c).
 #
-# A call is not counted if its entry finds the trampoline of another user. That is another tracer of the function's
-# returns, or a function that has jumped here at its end.
+# A call is not counted if its entry finds the trampoline of another user. That user is another tracer of the function's
+# returns, or a function that has entered this one by a tail call.
 
 
 _ADDRESS = -8
@@ -480,7 +492,7 @@ _WORD_SIZE = 8
 
 
 def missed_returns(request: Request, trampolines: Sequence[int]) -> Assembled:
-    """Return the program for the scope and the tables of a request; one of ``trampolines`` is the kernel's."""
+    """Return the program for the scope and tables of a request; ``trampolines`` are addresses that the kernel uses."""
     asm = Assembler()
     out = asm.label()
 

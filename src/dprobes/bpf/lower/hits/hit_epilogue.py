@@ -1,4 +1,4 @@
-"""The code after a handler, and its ring entries: its record, that of its stack traces, the request for removal."""
+"""The code after a handler, and its ring entries: its record, a record of stack traces, the request for removal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RingEntries:
         return self._places[item][1]
 
     def write_record(self) -> None:
-        """Write the record; some items of its header are there already."""
+        """Write the code that completes the record, whose header ``Prologue`` has begun, and puts it into the ring."""
         asm, host, start = self._asm, self._w.host, LOG - self._header_size
         is_read = self._read_thread(start - _HEAD) or self._write_ids(start - _HEAD)
         self._head(start - _HEAD, Entry.RECORD, has_tid=is_read)
@@ -79,7 +79,11 @@ class RingEntries:
         self._count_output()
 
     def _mark_cut(self, start: int) -> None:
-        """Mark the record with its flag word at ``start`` if the log had no room for all; end it there. Takes R1."""
+        """
+        Set the flag CUT of the record, with its flag word at ``start``, if the log lacked room for an item.
+
+        LP is then the end of the log before that item. Clobbers R1.
+        """
         asm, marked = self._asm, int(self.items | Item.CUT)
         whole = asm.label()
         if self._w.may_cut:
@@ -93,7 +97,7 @@ class RingEntries:
         asm.place(whole)
 
     def _copy_stack(self, entry: int) -> None:
-        """Append the data by which a record's call stacks are found, if it has any; R3 is the size of its entry."""
+        """Append a copy of the program's stack if the record has call stacks; R3 is the size of its entry."""
         asm, none = self._asm, self._asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, Field.STACKS, 0, none)
         self._kind(entry, Entry.STACKED)
@@ -117,9 +121,10 @@ class RingEntries:
 
     def _read_thread(self, head: int) -> bool:
         """
-        Write the thread's items into record and entry, read from ``task_struct``; return False if not possible.
+        Write code that copies the thread's ids, name and user from ``task_struct`` to record header and entry head.
 
-        Helper calls for each item take a tenth of a hit. Takes R0-R5.
+        Return False, and write none, if the layout of ``task_struct`` is unknown or ids of a PID namespace are needed.
+        Separate helper calls would take a tenth of a hit. Clobbers R0-R5.
         """
         asm, task = self._asm, self._request.abilities.task
         if task is None or self._request.namespace is not None:
@@ -140,8 +145,9 @@ class RingEntries:
 
     def _write_ids(self, head: int) -> bool:
         """
-        Write the ids by which the reader finds the thread's other items; return False if it does not. Takes R0-R5.
+        Write the ids by which the reader of the ring finds the thread's name and user. Clobbers R0-R5.
 
+        Return False, and write none, if the reader does not add them (``named_later``) or the record has no such items.
         The process id is written in the place of the user and of the name, the thread id in the head of the entry.
         """
         asm = self._asm
@@ -188,7 +194,7 @@ class RingEntries:
         asm.place(none)
 
     def write_end(self, base: Register, at: int, reason: Register | int, cookie: Register | None = None) -> None:
-        """Write the request to remove the probepoint into the ring."""
+        """Put the request to remove the probepoint into the ring; the entry is built at ``base + at``."""
         asm = self._asm
         self._head(at, Entry.ENDED, base, cookie)
         asm.store(base, at + _HEAD, reason, Size.W)
@@ -208,10 +214,10 @@ class RingEntries:
         *,
         has_tid: bool = False,
     ) -> None:
-        """Write the head of a ring entry; takes R0-R5. Without ``cookie``, read the cookie from the state."""
+        """Write the head of a ring entry; clobbers R0-R5. Without ``cookie``, read the cookie from the state."""
         asm = self._asm
         if self._request.wants_tid and has_tid:
-            pass  # it is there
+            pass  # it is already written
         elif self._request.wants_tid or kind is Entry.ENDED:
             self._w.host.global_tid()
             asm.store(base, at + 4, _R.R0, Size.W)
@@ -318,7 +324,7 @@ class Epilogue:
         asm.exit()
 
     def _ended(self, release: Label) -> Label:
-        """Return the label for a handler that ended by ``abort``: even that hit may be the last one."""
+        """Return the target after ``abort``: with maxhits the removal, because even that hit may be the last one."""
         if not self._request.maxhits:
             return release
         self._wish_label = self._asm.label()
@@ -353,7 +359,7 @@ class Epilogue:
         return any(i.row is not None and i.row.syntax == "exit <code>" and i.operand == CORE_DUMP for i in instructions)
 
     def _wish(self, release: Label) -> None:
-        """Write the code for a probepoint that is to be removed."""
+        """Write the code that requests removal after ``remove``, ``exit N`` or the last hit that maxhits allows."""
         asm, flow, at = self._asm, self._flow, Field.WORK
         if not (self._request.maxhits or flow.uses("remove", "exit <code>")):
             return

@@ -1,13 +1,13 @@
 """
-The overload guard in a handler: it measures the time that hits take of a CPU, and skips handlers beyond a limit.
+The overload guard in a handler: it measures the CPU time that hits take, and skips handlers beyond a limit.
 
-Each hit adds the cost of its trap to the time that traps take of its CPU, whether it is in scope or not. One handler of
-``MEASURED_EVERY`` is measured, and counts for all of them. User space watches these times (the eBPF engine's
-``table_watch``), and thins out a probepoint's handlers: one hit of so many runs it. If user space is too slow, or gets
+Each hit adds the cost of its trap to the trap time of its CPU, whether it is in scope or not. One of ``MEASURED_EVERY``
+handler runs is measured, and counts for all of them. User space watches these times (the eBPF engine's
+``table_watch``), and thins out a probepoint's handler: only one of N hits runs it. If user space is too slow, or gets
 no CPU any more, a brake works without it. Once handlers have taken ``Request.load_limit`` of the present window, none
 runs on the CPU until the window is over.
 
-A hit whose handler is skipped counts as every other hit does, for passcount and maxhits too.
+A hit whose handler is skipped counts like every other hit, for passcount and maxhits too.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MEASURED_EVERY", "Overload", "Ticket", "ticket_of"]
 
-# The tickets of pass count and max hits that come back if the instruction faults.
+# The tickets for passcount and maxhits, which are returned if the instruction faults.
 #
-# ``hits`` of a probepoint is the number of tickets that are drawn. A hit records its ticket and its place in NOTES. The
+# ``hits`` of a probepoint is the number of tickets drawn. A hit writes its probepoint and its address to NOTES. The
 # thread may get a signal for a fault of that instruction. Then a program in the kernel (the eBPF engine's signal
 # programs) returns the ticket before the thread can run on. So the number of tickets decides whether a limit is
 # reached, never a flag. If the handler of such a hit executed ``remove``, that is undone in the same way.
@@ -70,7 +70,11 @@ class Ticket:
         self._pair = 16 * note
 
     def open(self, busy: Label) -> None:
-        """Set R7 to the handler's pair, and clear the pair; go to ``busy`` if there is none. Takes R0-R5."""
+        """
+        Set R7 to the thread's note, a new one if it has none, and clear the handler's pair in it. Clobbers R0-R5.
+
+        Go to ``busy`` if NOTES has no room for the note.
+        """
         asm, found = self._asm, self._asm.label()
         self._host.global_tid()
         asm.store(_R.R10, _KEY, _R.R0, Size.W)
@@ -90,9 +94,9 @@ class Ticket:
 
     def draw(self, last: int | None, out: Label) -> None:
         """
-        Draw a ticket into R2 and note it, with the entry in R1 and the attach cookie in R8; takes R3.
+        Draw a ticket into R2 and note it; R1 is the probe table entry, and R8 the attach cookie. Clobbers R3.
 
-        Go to ``out`` if the ``last`` one has been drawn.
+        Go to ``out`` if the ticket with the number ``last`` has been drawn.
         """
         asm = self._asm
         if last is not None:
@@ -116,7 +120,7 @@ class Ticket:
         asm.copy_from(CONTEXT, REGISTER_OFFSETS["eip"], _R.R7, self._pair, by=_R.R3)
 
     def disable(self) -> None:
-        """Disable the handlers for the reason that is in R8; takes R0, R1, R3 and those of helpers."""
+        """Disable the probepoint's handlers for the reason in R8. Clobbers R0-R5 and R9."""
         asm, disabled, for_good = self._asm, self._asm.label(), self._asm.label()
         asm.jump_if(Jump.JEQ, _R.R8, LIMIT, disabled)  # no ticket is left
         asm.jump_if(Jump.JNE, _R.R8, REMOVE, for_good)
@@ -135,11 +139,11 @@ class Ticket:
 
 MEASURED_EVERY = 8
 """
-Handlers per measured one, a power of two. Two reads of the clock take some 40 ns, often more than a small handler.
+Handler runs per measured one, a power of two. Two reads of the clock take about 40 ns, often more than a small handler.
 """
 
 _LONGEST = 1_000_000
-"""Maximum nanoseconds that a run counts: a longer one was preempted, or slept until a page came."""
+"""Maximum nanoseconds that a run counts: a longer one was preempted, or slept until a page was read in."""
 
 _BEGAN = -56
 """Stack offset of the time when the handler began, until there is a state."""
@@ -157,7 +161,7 @@ class Overload:
         self._limit = limit
 
     def charge(self, *, is_foreign: bool = False) -> None:
-        """Add the cost of a hit's trap to the time of this CPU. Takes R0-R3, and R4 and R5 of helpers."""
+        """Add the cost of a hit's trap to this CPU's trap time; count it if it is out of scope. Clobbers R0-R5."""
         asm = self._asm
         self._cpu_load(_R.R1)
         self._probe_load(_R.R2, _R.R8)
@@ -167,7 +171,7 @@ class Overload:
             asm.count(_R.R2, ProbeLoad.FOREIGN, by=_R.R3)
 
     def admit(self, skipped: Label) -> None:
-        """Go to ``skipped`` if this hit is to run no handler; else note when it begins. Takes R0-R5, and R7 or R9."""
+        """Go to ``skipped`` if this hit must not run the handler; else store its start. Clobbers R0-R5, and R7 or R9."""
         # In a handler without a claim, accesses by R7 are those to its state, and R9 counts no hits.
         asm, load = self._asm, _R.R9 if self._writer.is_small else _R.R7
         released, runs, done = asm.label(), asm.label(), asm.label()
@@ -202,17 +206,17 @@ class Overload:
         asm.place(done)
 
     def count_skipped(self) -> None:
-        """Count a hit that runs no handler. Takes R1 and R2."""
+        """Count a hit that runs no handler. Clobbers R1 and R2."""
         asm = self._asm
         self._probe_load(_R.R1, _R.R8)
         asm.count(_R.R1, ProbeLoad.SKIPPED)
 
     def begin(self) -> None:
-        """Copy the time when the handler began into the state. Takes R1."""
+        """Copy the start time of the handler to the state. Clobbers R1."""
         self._asm.copy_from(_R.R10, _BEGAN, SCRATCH, Field.BEGAN)
 
     def end(self) -> None:
-        """Add the handler's time, if it is measured, and brake if that is too much. Takes all but R6 and R7."""
+        """Add the handler's time, if it is measured; set the brake beyond the limit. Clobbers all but R6 and R7."""
         asm, done = self._asm, self._asm.label()
         short = asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, Field.BEGAN, 0, done)
@@ -239,13 +243,13 @@ class Overload:
         asm.place(done)
 
     def _cpu_load(self, dst: Register) -> None:
-        """Set a register to the entry of this CPU. Takes R0, and R1-R5 of helpers."""
+        """Set a register to the address of this CPU's entry in CPU_LOAD. Clobbers R0-R5."""
         asm = self._asm
         asm.call(Helper.GET_SMP_PROCESSOR_ID)
         asm.point_to_element(dst, MapName.CPU_LOAD, _R.R0, self._tables.cpus, CPU_LOAD_SIZE)
 
     def _probe_load(self, dst: Register, cookie: Register) -> None:
-        """Set a register to the probepoint's entry, whose number is in an attach cookie. Takes R0."""
+        """Set a register to the address of the entry in PROBE_LOAD for an attach cookie. Clobbers R0."""
         asm = self._asm
         if self._probe is not None:
             asm.load_value(dst, MapName.PROBE_LOAD, self._probe * PROBE_LOAD_SIZE)

@@ -36,8 +36,8 @@ __all__ = ["Prologue", "write_switch_over"]
 
 # The switch-over: while one program replaces another, each hit runs the handler of exactly one of the two.
 #
-# Both are attached for a moment, the new one later. So the kernel runs the new one first at each hit (uprobes run their
-# consumers from the newest to the oldest). If the new program finds NOT_OURS, it does nothing. If it finds CROSSING, it
+# Both are attached for a moment. The new one was attached later, so the kernel runs it first at each hit (uprobes run
+# their consumers from the newest to the oldest). If the new program finds NOT_OURS, it does nothing. If it finds CROSSING, it
 # takes the hit and sets the bit of the thread in CROSSED. The old one, REPLACED, runs unless the thread has such a bit.
 # It stays attached until those hits are over at which the new one found NOT_OURS: otherwise neither program would take
 # them.
@@ -54,7 +54,7 @@ _R = Register
 
 
 def write_switch_over(asm: Assembler, request: Request, outside: Label) -> None:
-    """Write a jump to ``outside`` for hits of the other program of a switch-over. Takes R0-R5, R8 and R9."""
+    """Write a jump to ``outside`` for hits of the other program of a switch-over. Clobbers R0-R5, R8 and R9."""
     if not (request.replaceable or request.replaces):
         return
     ours, replaced = asm.label(), asm.label()
@@ -95,7 +95,7 @@ def _find_successor(asm: Assembler, none: Label) -> None:
 
 
 def _find_bit(asm: Assembler) -> None:
-    """Set R8, which points to bits, to the word with that of the thread, and R2 to the bit."""
+    """Move R8 from the start of a bit array to the word with the thread's bit; R2 is the bit. Clobbers R0-R5."""
     asm.call(Helper.GET_CURRENT_PID_TGID)
     asm.mov(_R.R1, _R.R0, wide=False)
     asm.mov(_R.R2, 1)
@@ -109,7 +109,7 @@ def _find_bit(asm: Assembler) -> None:
 _TRIES = 4
 """Number of states to try: hits can nest on a CPU, one interrupting the other."""
 _ENDED = -24
-"""Stack offset of the data before there is a state: the key of a state, and an ENDED entry."""
+"""Stack offset of an ENDED entry that is built before there is a state."""
 
 
 class Prologue:
@@ -164,7 +164,7 @@ class Prologue:
             self._asm.mov(_R.R8, _R.R0)
 
     def _count_hit(self) -> None:
-        """Write the counting; R8 keeps the attach cookie, and R9 is 0 for the last hit. R7 is still free."""
+        """Write code that counts the hit; R8 is the attach cookie, and R9 is 0 for the last hit. R7 is no state yet."""
         self._load_cookie()
         if self._w.state.entry_words:
             take_entry(self._asm, self._w.host, self._request, self._w.word_size, _R.R8)
@@ -177,12 +177,12 @@ class Prologue:
         self._draw(self._ticket)
 
     def _look_whether_enabled(self) -> None:
-        """Set R1 to the entry in the probe table, and go out if handlers are disabled; takes R2."""
+        """Set R1 to the entry in the probe table; end the program if handlers are disabled. Clobbers R2."""
         self._entry_without_state()
         self._asm.jump_if_word(Jump.JNE, _R.R1, ProbeField.DISABLED, 0, self._out, by=_R.R2, size=Size.W)
 
     def _draw(self, ticket: Ticket | None) -> None:
-        """Write the limits: number the hit, with the entry in R1, and go out if the number is outside them."""
+        """Write the check of passcount and maxhits: number the hit in the entry at R1; end if it is outside them."""
         asm, request = self._asm, self._request
         last = request.passcount + request.maxhits - 1
         if ticket is not None:
@@ -200,7 +200,7 @@ class Prologue:
             asm.mov(_R.R9, _R.R3)  # 0 for the last one
 
     def _admit(self, overload: Overload) -> None:
-        """Write the overload guard: a hit may run no handler, as if there were no state for it."""
+        """Write the overload guard: a hit that it does not admit runs no handler, as if no state were free."""
         asm, skipped, admitted = self._asm, self._asm.label(), self._asm.label()
         overload.admit(skipped)
         asm.jump(admitted)
@@ -254,7 +254,7 @@ class Prologue:
             keep_variables(asm)
 
     def _try_to_claim(self, claimed: Label) -> None:
-        """Set R1 to the number of the state that R0 selects, and go to ``claimed`` if it is free. Takes R2 to R4."""
+        """Set R1 to the number of the state that R0 selects, and go to ``claimed`` if it is free. Clobbers R2 to R4."""
         asm, states, address = self._asm, self._request.tables.states, _R.R3
         asm.derive(Alu.AND, _R.R1, _R.R0, states - 1)
         asm.derive(Alu.LSH, _R.R2, _R.R1, 3)
@@ -275,7 +275,7 @@ class Prologue:
         asm.place(other)
 
     def _entry_without_state(self) -> None:
-        """Set R1 to the entry in the probe table; R8 still holds the cookie. Takes R2."""
+        """Set R1 to the entry in the probe table; R8 is still the attach cookie. Clobbers R2."""
         if self._request.probe is None:
             self._asm.mov(_R.R2, _R.R8)
             self._w.host.entry_at(_R.R1, _R.R2)
@@ -353,7 +353,7 @@ class Prologue:
                 asm.store(SCRATCH, entries.header(item), _R.R1, Size.of(entries.size_of(item)))
 
     def _measure(self) -> None:
-        """Replace the time of the entry by the time since then, with the current time in R0, for the whole handler."""
+        """Replace the entry's time in the state by the nanoseconds since then; R0 is the current time. Clobbers R1."""
         asm, is_unseen, took_time = self._asm, self._asm.label(), self._asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, KEPT, 0, is_unseen)
         asm.alu(Alu.SUB, _R.R0, _R.R1)

@@ -2,7 +2,7 @@
 The kernel interface of a handler, in eBPF: registers of the hit thread, its memory, identities, the clock, the ring.
 
 Templates reach the outside only through this interface. A method documents the registers that it uses; calls of helpers
-take R0-R5.
+clobber R0-R5.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ProbeTable:
     _request: Request
 
     def probe_entry(self, dst: Register) -> None:
-        """Set a register to the address of the probepoint's entry in the probe table; uses R9."""
+        """Set a register to the address of the probepoint's entry in the probe table; clobbers R9."""
         asm = self._asm
         if self._request.probe is not None:
             asm.load_value(dst, MapName.PROBES, self._request.probe * PROBE_ENTRY_SIZE)
@@ -116,7 +116,7 @@ class ProbeTable:
         asm.point_to_element(dst, MapName.PROBES, index, self._request.tables.probes, PROBE_ENTRY_SIZE)
 
     def probe_offset(self, dst: Register) -> None:
-        """Load the file offset of the probepoint's written place, or of a sample; uses R9."""
+        """Load the file offset of the probepoint's written place, or of a sample; clobbers R9."""
         if self._request.module is not None:
             self._asm.load(dst, SCRATCH, Field.PLACE)
             return
@@ -124,13 +124,13 @@ class ProbeTable:
         self._asm.load(dst, dst, ProbeField.OFFSET)
 
     def count(self, field: ProbeField) -> None:
-        """Add one to a counter of the probepoint; takes R1, R2 and R9."""
+        """Add one to a counter of the probepoint; clobbers R1, R2 and R9."""
         asm = self._asm
         self.probe_entry(Register.R1)
         asm.count(Register.R1, field)
 
     def output(self, *, wakes: bool = False) -> None:
-        """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Takes R1-R5; wakes the reader if it sleeps."""
+        """Put R3 bytes at R2 into the ring, and wake a sleeping reader; R0 is 0 if there was room. Clobbers R1-R5."""
         asm = self._asm
         if self._request.abilities.polled:
             asm.mov(Register.R4, RingOutput.NO_WAKEUP)
@@ -198,7 +198,7 @@ class Host(Identities, ProbeTable):
     # Before the handler
 
     def cookie(self) -> None:
-        """Load the attach cookie (``map_layouts.ProbeField``) to R0; takes R1-R5."""
+        """Load the attach cookie (``map_layouts.ProbeField``) to R0; clobbers R1-R5."""
         if self._request.shared:
             self._asm.load(Register.R0, Register.R10, COOKIE)
             return
@@ -206,22 +206,22 @@ class Host(Identities, ProbeTable):
         self._asm.call(Helper.GET_ATTACH_COOKIE)
 
     def begin(self) -> None:
-        """Write the first code of the program; takes R0-R5."""
+        """Write the first code of the program; clobbers R0-R5."""
 
     def load_result(self) -> None:
         """Load the return value of the program to R0."""
         self._asm.mov(Register.R0, 0)
 
     def override_return(self) -> None:
-        """Make the entered function return R2 at once; only at a KPROBE. Takes R0-R5."""
+        """Make the entered function return R2 at once; only at a KPROBE. Clobbers R0-R5."""
         self._asm.mov(Register.R1, CONTEXT)
         self._asm.call(Helper.OVERRIDE_RETURN)
 
     def find_module(self, outside: Label, busy: Label) -> None:
         """
-        Pass only events that interrupt the module's code.
+        Continue only for events that interrupt the module's code; go to ``busy`` if the mapping cannot be looked up.
 
-        ``prepare`` stores file offset and load bias of the place. Takes R0-R5 and R7.
+        ``prepare`` stores the file offset and the load bias of the interrupted code. Clobbers R0-R5 and R7.
         """
         asm, module = self._asm, self._request.module
         if module is None:
@@ -235,7 +235,7 @@ class Host(Identities, ProbeTable):
         asm.store(Register.R10, _FOUND + 8, Register.R3)
 
     def prepare(self) -> None:
-        """Write the code that must run before the handler; takes R0-R5."""
+        """Write the code that must run before the handler; clobbers R0-R5."""
         if self._keeps_ip:
             self._read_return_address()
         if self._keeps_ids:
@@ -246,7 +246,7 @@ class Host(Identities, ProbeTable):
             self._asm.copy_from(Register.R10, _FOUND + 8, SCRATCH, Field.BIAS)
 
     def find_mapper(self, outside: Label) -> None:
-        """Pass only hits of processes that have the watched module at the watched address. Takes R0-R5."""
+        """Continue only for processes that map the watched module at the watched address. Clobbers R0-R5."""
         asm, watched = self._asm, self._request.watched
         if watched is None:
             return
@@ -278,7 +278,7 @@ class Host(Identities, ProbeTable):
     # Registers
 
     def register(self, dst: Register, name: str) -> None:
-        """Load a register of the hit thread, as the handler must see it; uses R9."""
+        """Load a register of the hit thread, as the handler must see it; clobbers R9."""
         match name:
             case "eip":
                 self._ip(dst)
@@ -317,11 +317,11 @@ class Host(Identities, ProbeTable):
             self._asm.alu(Alu.SUB, dst, self._request.moved)
 
     def user_register(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that has a user context
-        """Load a register of the user context to R0; go to ``nobody`` where there is none. Takes R1-R5 and R9."""
+        """Load a register of the user context to R0; go to ``nobody`` where there is none. Clobbers R1-R5 and R9."""
         self.register(Register.R0, name)
 
     def traced_field(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that is at a tracepoint
-        """Load a field of the tracepoint to R0; go to ``nobody`` where it does not exist. Takes R1-R3."""
+        """Load a field of the tracepoint to R0; go to ``nobody`` where it does not exist. Clobbers R1-R3."""
         self._asm.jump(nobody)
 
     def set_register(self, name: str, src: Register) -> None:
@@ -329,7 +329,7 @@ class Host(Identities, ProbeTable):
         self._asm.store(CONTEXT, REGISTER_OFFSETS[name], src)
 
     def load_bias(self, dst: Register) -> None:
-        """Load the difference of run-time and link addresses of the module in this process; takes R0-R5 and R9."""
+        """Load the load bias of the module in this process (run-time minus link address). Clobbers R0-R5 and R9."""
         asm = self._asm
         if self._knows_bias:
             asm.load(dst, SCRATCH, Field.BIAS)
@@ -352,7 +352,7 @@ class Host(Identities, ProbeTable):
         raise AssertionError(f"programs have no copies for each CPU (to {dst.name})")
 
     def function_ip(self) -> None:
-        """Load the address of the function that returns, at a URETPROBE, to R0; takes R1-R5."""
+        """Load the address of the function that returns, at a URETPROBE, to R0; clobbers R1-R5."""
         self._asm.mov(Register.R1, CONTEXT)
         self._asm.call(Helper.GET_FUNC_IP)
 
@@ -362,8 +362,8 @@ class Host(Identities, ProbeTable):
         """
         Read R2 bytes of user memory at address R3 to R1; R0 is 0 if all of them could be read.
 
-        ``arguments`` loads them from data that is still available after a call. Pages that are not in memory are
-        awaited only if they are certain to arrive.
+        ``arguments`` loads them from data that is still available after a call. The code
+        waits for pages that are not in memory only if they are certain to arrive.
         """
         asm = self._asm
         arguments()
@@ -384,13 +384,13 @@ class Host(Identities, ProbeTable):
         """
         Read a string at address R3 to R1, R2 bytes with its NUL at most.
 
-        R0 is its length with the NUL, or negative. The helper does not page in, and it may access all of the R2 bytes.
+        R0 is its length with the NUL, or negative. The helper reads no pages in, and it may access all of the R2 bytes.
         """
         self._asm.call(Helper.PROBE_READ_USER_STR)
 
     def clear_memory(self) -> None:
         """
-        Set R2 bytes at R1 to zero; takes R0-R5.
+        Set R2 bytes at R1 to zero; clobbers R0-R5.
 
         A helper must "fill all bytes or clear them in error case" where it takes uninitialised memory
         (ARG_PTR_TO_UNINIT_MEM in the kernel's include/linux/bpf.h), and no user memory is at the last address. In a
@@ -419,7 +419,7 @@ class Host(Identities, ProbeTable):
         asm.place(done)
 
     def kernel_stack(self) -> None:
-        """Write up to R2 bytes of the kernel's call stack to R1; R0 is their number, or negative. Takes R1-R5."""
+        """Write up to R2 bytes of the kernel's call stack to R1; R0 is their number, or an error. Clobbers R1-R5."""
         asm = self._asm
         if self._word_size == 4:  # code of 32-bit programs is interrupted, and the kernel has no such code
             asm.mov(Register.R0, 0)
@@ -432,11 +432,11 @@ class Host(Identities, ProbeTable):
 
     def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
         """
-        Reserve R2 bytes at R1 for the call stack of the program; R0 is R2. Takes R1-R5 and R9.
+        Reserve R2 bytes at R1 for the call stack of the program; R0 is R2. Clobbers R1-R5 and R9.
 
-        The entry by which the stack is found is built at ``area`` of the state, with four words at ``work`` for
-        temporary use. R1 is where LP is, after a prefix; with ``key`` it is that place of the state, for 8-byte words.
-        A stack that is copied into its own entry needs no place in a key.
+        The ring entry from which the stack is unwound is built at offset ``area`` of the state, with four words at
+        ``work`` for temporary use. R1 is the address after a prefix at LP; with ``key`` it is that offset of the state,
+        for 8-byte words. A stack that is copied into the entry of its record or key needs no room in the key.
         """
         if self._request.abilities.copies_stacks:
             from dprobes.bpf.lower.state.stack_snapshot import write_place
@@ -451,9 +451,9 @@ class Host(Identities, ProbeTable):
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
         """
-        Write the program's registers as ``struct pt_regs`` to the address that ``to`` loads. Takes R0-R5.
+        Write the program's registers as ``struct pt_regs`` to the address that ``to`` loads. Clobbers R0-R5.
 
-        Go to ``nobody`` if no program runs.
+        Go to ``nobody`` in a thread of the kernel.
         """
         asm, in_kernel, done = self._asm, self._asm.label(), self._asm.label()
         is_event = self._request.placement is Placement.EVENT
@@ -462,7 +462,7 @@ class Host(Identities, ProbeTable):
         to(Register.R2)
         for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
             asm.copy_from(CONTEXT, offset, Register.R2, offset)
-        for name in ("eip", "esp"):  # the handler may see these elsewhere than they are
+        for name in ("eip", "esp"):  # the handler may see other values than the context has
             self.register(Register.R1, name)
             to(Register.R2)
             asm.store(Register.R2, REGISTER_OFFSETS[name], Register.R1)
@@ -489,7 +489,11 @@ class Host(Identities, ProbeTable):
         self._asm.call(Helper.PROBE_WRITE_USER)
 
     def note_stop(self, refused: Label) -> None:
-        """Record that the process is stopped for a core; go to ``refused`` if it must not be. Takes R0-R5 and R9."""
+        """
+        Record that the process is stopped for a core dump. Clobbers R0-R5 and R9.
+
+        Go to ``refused`` if the list of stopped processes is full or closed: the process must not be stopped then.
+        """
         from dprobes.bpf import core_stop_layout
 
         asm, free = self._asm, self._asm.label()

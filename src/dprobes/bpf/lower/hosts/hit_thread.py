@@ -39,7 +39,7 @@ USER_MODE = 3
 
 def task_registers(asm: Assembler, nobody: Label) -> None:
     """
-    Set R0 to the address of the registers with which the current thread entered the kernel. Takes R1-R5.
+    Set R0 to the address of the registers with which the current thread entered the kernel. Clobbers R1-R5.
 
     Go to ``nobody`` in a thread of the kernel, whose registers are zeros (copy_thread in arch/x86/kernel/process.c).
     """
@@ -50,14 +50,18 @@ def task_registers(asm: Assembler, nobody: Label) -> None:
 
 
 def leave_kernel(asm: Assembler, registers: Register, in_kernel: Label) -> None:
-    """Go to ``in_kernel`` unless the registers at an address are those of user mode; takes R1."""
+    """Go to ``in_kernel`` unless the registers at an address are those of user mode; clobbers R1."""
     asm.load(Register.R1, registers, REGISTER_OFFSETS["cs"])
     asm.alu(Alu.AND, Register.R1, USER_MODE)
     asm.jump_if(Jump.JNE, Register.R1, USER_MODE, in_kernel)
 
 
 def read_kernel_word(asm: Assembler, base: Register, distance: int, room: tuple[Register, int], fault: Label) -> None:
-    """Load the kernel's word at ``distance`` from an address to R3, by way of the word ``room``. Takes R0-R5."""
+    """
+    Load the word of kernel memory at ``base + distance`` to R3, via the word at ``room``. Clobbers R0-R5.
+
+    Go to ``fault`` if it cannot be read.
+    """
     asm.add(Register.R3, base, distance)
     asm.add(Register.R1, *room)
     asm.mov(Register.R2, 8)
@@ -67,7 +71,7 @@ def read_kernel_word(asm: Assembler, base: Register, distance: int, room: tuple[
 
 
 def copy_task_registers(asm: Assembler, nobody: Label, to: Callable[[Register], None]) -> None:
-    """Write the registers of ``task_registers`` to the address that ``to`` loads; takes R0-R5."""
+    """Write the registers of ``task_registers`` to the address that ``to`` loads; clobbers R0-R5."""
     task_registers(asm, nobody)
     to(Register.R2)
     for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
@@ -79,7 +83,11 @@ _NAMESPACE_IDS = -32
 
 
 class Identities:
-    """The writer of code that loads identities; the result is in R0, and R1-R5 are taken."""
+    """
+    Writer of code that loads pid, tid, uid, CPU, time and ``task_struct`` address to R0. Clobbers R1-R5.
+
+    ``process_name`` writes to the address in R1.
+    """
 
     _asm: Assembler
     _request: Request
@@ -87,7 +95,7 @@ class Identities:
     """True if the ids are determined before the handler starts, for a namespace that is not the initial one."""
 
     def prepare_ids(self) -> None:
-        """Store the ids in the handler's namespace in the state; takes R0-R5."""
+        """Store the ids in the handler's namespace in the state; clobbers R0-R5."""
         asm = self._asm
         assert self._request.namespace is not None
         device, inode = self._request.namespace
@@ -170,7 +178,7 @@ _R = Register
 
 
 def write_filter(asm: Assembler, scope: Filter, load_process: Callable[[], None], outside: Label) -> None:
-    """Continue only if the running thread is in scope; ``load_process`` puts its process id into R0. Takes R0-R5."""
+    """Continue only if the running thread is in scope; ``load_process`` puts its process id into R0. Clobbers R0-R5."""
     if scope.processes or scope.excluded is not None:
         load_process()
         if scope.excluded is not None:

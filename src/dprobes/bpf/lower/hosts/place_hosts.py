@@ -48,7 +48,7 @@ class AnywhereHost(Host):
     has_user_context = True
 
     def user_register(self, name: str, nobody: Label) -> None:
-        """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5 and R9."""
+        """Load a register of the user context to R0; go to ``nobody`` in a kernel thread. Clobbers R1-R5 and R9."""
         asm = self._asm
         in_kernel, done = asm.label(), asm.label()
         leave_kernel(asm, CONTEXT, in_kernel)
@@ -83,7 +83,7 @@ def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
 
 
 def load_word_of_cpu(asm: Assembler, table: int, dst: Register) -> None:
-    """Load this CPU's word of a table in the kernel's memory, 0 if it cannot be read; takes R0-R5."""
+    """Load this CPU's word of a table in the kernel's memory, 0 if it cannot be read; clobbers R0-R5."""
     asm.call(Helper.GET_SMP_PROCESSOR_ID)
     asm.alu(Alu.LSH, _R.R0, 3)
     asm.mov(_R.R3, table)
@@ -100,7 +100,7 @@ class KernelHost(Host):
     has_user_context = True
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
-        """Pass only events that interrupt ``Request.kernel_code``. Takes R1-R3."""
+        """Continue only for events that interrupt ``Request.kernel_code``. Clobbers R1-R3."""
         asm, code = self._asm, self._request.kernel_code
         if code is None:
             return
@@ -111,7 +111,7 @@ class KernelHost(Host):
             asm.jump_if(condition, _R.R1, _R.R2, outside)
 
     def register(self, dst: Register, name: str) -> None:
-        """Load a register of the hit; uses R9. At a breakpoint the instruction pointer is the probepoint's address."""
+        """Load a register of the hit. At a breakpoint, ``eip`` is the probepoint's address. Clobbers R9."""
         if name == "eip" and self._request.follows_module and self._request.placement is Placement.KPROBE:
             # In every case the kernel leaves the address after a breakpoint (kprobe_int3_handler, optimized_callback
             # and kprobe_ftrace_handler in arch/x86/kernel/kprobes).
@@ -127,7 +127,7 @@ class KernelHost(Host):
         self._load(dst, name, Size.H if name in ("cs", "ss") else Size.DW)
 
     def user_register(self, name: str, nobody: Label) -> None:
-        """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5."""
+        """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Clobbers R1-R5."""
         _load_user_register(self._asm, name, nobody)
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
@@ -139,7 +139,7 @@ class KernelHost(Host):
         self._asm.mov(dst, 0)
 
     def load_copy_bias(self, dst: Register) -> None:
-        """Load the distance of this CPU's copies of variables from their symbols; takes R0-R5."""
+        """Load the distance of this CPU's copies of variables from their symbols; clobbers R0-R5."""
         offsets, _ = self._request.per_cpu
         load_word_of_cpu(self._asm, offsets, dst)
 
@@ -172,7 +172,7 @@ class TracepointHost(KernelHost):
     """The writer of the kernel interface of a handler at a tracepoint."""
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
-        """Pass only the requested system call. Takes R0-R3."""
+        """Continue only for the requested system call. Clobbers R0-R3."""
         traced = self._request.traced
         if traced is not None and traced.system_call is not None:
             self._find_system_call(traced.system_call, outside)
@@ -196,7 +196,7 @@ class TracepointHost(KernelHost):
         asm.place(found)
 
     def prepare(self) -> None:
-        """Write the code that must run before the handler; takes R0-R5."""
+        """Write the code that must run before the handler; clobbers R0-R5."""
         super().prepare()
         if self._request.traced is not None and self._request.traced.system_call is not None:
             self._asm.copy_from(_R.R10, _NARROW, SCRATCH, Field.PLACE)
@@ -206,7 +206,7 @@ class TracepointHost(KernelHost):
         self._asm.mov(dst, 0)
 
     def traced_field(self, name: str, nobody: Label) -> None:
-        """Load a field to R0, for 64-bit and 32-bit programs; go to ``nobody`` after a null pointer. Takes R1-R3."""
+        """Load a field to R0, for 64-bit and 32-bit programs; go to ``nobody`` after a null pointer. Clobbers R1-R3."""
         asm, traced = self._asm, self._request.traced
         field = traced.fields.get(name) if traced is not None else None
         if field is None:
@@ -248,7 +248,11 @@ class TracepointHost(KernelHost):
             asm.alu(Alu.ADD, _R.R0, offset + 4)
 
     def _place(self, field: TracedField, path: Sequence[int], nobody: Label) -> None:
-        """Load to R2 the base of a path's last number: the argument if the path is empty. Clobbers R1."""
+        """
+        Load to R2 the address to which the last offset of a path is relative, for an empty path the program's argument.
+
+        Go to ``nobody`` after a null pointer.
+        """
         asm = self._asm
         asm.mov(_R.R2, CONTEXT)
         for offset in (field.start, *path[:-1]) if path else ():
@@ -322,10 +326,10 @@ class TrampolineHost(KernelHost):
         self._asm.load(dst, SCRATCH, Field.BIAS)
 
 
-# The word that a handler in the probed process leaves for the trampoline, where it may end with ``exit N`` or ``skip``.
+# A handler in the probed process that may end with ``exit N`` or ``skip``: it stores a word for its trampoline.
 #
-# The context has a word that is not a register. It is the way in which the handler ended; with 0 the instruction
-# follows.
+# The context has a word that is not a register. Its value is the way in which the handler ended; with 0, the trampoline
+# executes the instruction.
 
 
 class InlineHost(Host):
@@ -336,7 +340,7 @@ class InlineHost(Host):
         self._asm.store(CONTEXT, INLINE_ENDING, 0)
 
     def note_stop(self, refused: Label) -> None:
-        """Record nothing: the tracer holds the thread, and its end releases it."""
+        """Record nothing: the tracer keeps the thread stopped, and the end of the tracer resumes it."""
 
     def stop_process(self) -> None:
         """Make the trampoline stop the thread, with the code of ``exit`` in R8."""

@@ -1,13 +1,13 @@
 """
 The mapping at an address, in eBPF: ``bpf_find_vma``, with callbacks that follow kernel structures.
 
-Some pages are delivered by a server in user space, which may never do so. These are pages of a file on FUSE, which any
+Some pages come from a server in user space, which may never deliver them. They are pages of a file on FUSE, which any
 user can mount, or of memory that is registered with userfaultfd(2). A handler that reads the page sleeps until then,
-and its probe cannot be removed. So in processes of other users it sleeps only where the kernel itself delivers. A race
+and its probe cannot be removed. So in processes of other users it waits only for pages of the kernel itself. A race
 remains, here as under ptrace (``served_pages``): a thread can change the mapping between the answer and the read.
 
 The helper does not wait for the lock of the mappings. Where interrupts are off, only one call succeeds until they are
-on again. It returns EBUSY then, which the caller must handle.
+on again. Further calls return EBUSY, which the caller must handle.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class VmaQuestions:
         self._callback: Label | None = None
 
     def ask(self) -> None:
-        """Look up the mapping at the address in R2; R0 is 0, BUSY, or another error for none. Takes R0-R5."""
+        """Look up the mapping at the address in R2; R0 is 0, BUSY, or another error for none. Clobbers R0-R5."""
         asm = self._asm
         if self._callback is None:
             self._callback = asm.label()
@@ -127,7 +127,7 @@ class PagingQuestion:
         self._function: Label | None = None
 
     def ask(self) -> None:
-        """Query R2 bytes at the address in R1; R0 is 0 if a read of them waits for no server. Takes R1-R5."""
+        """Query R2 bytes at the address in R1; R0 is 0 if a read waits for no server, else -EFAULT. Clobbers R1-R5."""
         if self._function is None:
             self._function = self._asm.label()
         self._asm.call_function(self._function)
@@ -136,7 +136,7 @@ class PagingQuestion:
         """
         Write the function, and its callback, which gets a mapping (R2) and a word of the function's stack (R3).
 
-        R7 belongs to the handler's state, and is left unchanged.
+        R7, the address of the handler's state, is unchanged.
         """
         if self._function is None:
             return
@@ -194,10 +194,10 @@ _SAME_INTERRUPT = 1_000_000
 
 def ask_once(asm: Assembler, questions: VmaQuestions, cpus: int, busy: Label) -> None:
     """
-    Look up the mapping at the interrupted address in R2.
+    Look up the mapping at the interrupted address in R2; go to ``busy`` if that is not possible.
 
     The timers of several programs expire together, and in one interrupt only the first program gets an answer: it
-    stores the answer for the others. The answer is all 0 if nothing is mapped. Takes R0-R5 and R7.
+    stores the answer for the others. The answer is all 0 if nothing is mapped. Clobbers R0-R5 and R7.
     """
     recall, known = asm.label(), asm.label()
     questions.ask()
@@ -236,7 +236,7 @@ def write_module_test(asm: Assembler, questions: VmaQuestions, module: MappedMod
     """
     Continue only if the address of the query lies in a module.
 
-    R2 is then the file offset of the address, R3 the load bias. Takes R1-R3.
+    R2 is then the file offset of the address, R3 the load bias. Clobbers R1-R3.
     """
     inside = asm.label()
     asm.load(_R.R1, _R.R10, Answer.INODE)

@@ -60,7 +60,7 @@ __all__ = [
 #       8192  fields   ``Field``, 8 bytes each
 #       8768  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
 #      10816  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
-#      14912  entry    what a return knows of the entry: the time, registers
+#      14912  entry    data of the call's entry for the handler of its return: the time, registers
 #      15264  record   the header of a record, which ends where the log buffer begins
 #      15392  log      twice the next power of two above logmax, then a copy of the program's stack
 #       ...   trace    likewise for ex_logmax, with a record header before it
@@ -83,7 +83,7 @@ KEPT = RANGES + FRAME_COUNT * RANGE_SIZE
 Offset of the data of the entry that a handler of a return has: the time, 0 if the entry was not seen, and registers.
 """
 KEPT_MAX = 44
-"""Number of words of this data that also fit on a program's stack."""
+"""Maximum number of words of this data: as many also fit on a program's stack."""
 RECORD_SPACE = 128
 LOG = KEPT + 8 * KEPT_MAX + RECORD_SPACE
 
@@ -161,7 +161,7 @@ class Field(IntEnum):
     STACKS = FIELDS + 552
     """Position of the last call stack in the log plus one, if the entry gets a copy of the stack; 0: there is none."""
     CUT_AT = FIELDS + 560
-    """End of the log plus one, once an item had no room and the handler went on; LP is at the buffer's end then."""
+    """End of the log plus one, once an item had no room and the handler continued; LP is at the buffer's end then."""
     THREAD = FIELDS + 568
     """The address of the thread's variables, where the verifier need not know what it points to."""
 
@@ -177,7 +177,7 @@ class Frame(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The layout of the parts that depend on the program; ``logmax`` and so on are 0 where it does not use the area."""
+    """The layout of the areas that depend on the program; the size of an area that it does not use is 0."""
 
     logmax: int
     ex_logmax: int = 0

@@ -3,7 +3,7 @@ Handlers that need little state, and have it on the program's stack: a hit claim
 
 ::
 
-    R10 - 512 ..             the state: of fields those that something reads; the record, its header and the log
+    R10 - 512 ..             the state: the fields that are read, and the record with its header and log
               .. R10         what the code has on the stack anyway
 
 A handler is written as any other, but without the claim. Then each access to the state is moved to its place on the
@@ -55,7 +55,7 @@ _KEYS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.COMM)
 
 
 def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
-    """Return whether the handler may fit a small state: whether it is worth trying."""
+    """Return whether the handler's state may fit on the stack, so that ``move_to_stack`` is worth trying."""
     if not request.abilities.small_states or request.keeps_stack or request.shared or request.maxhits:
         return False
     if request.abilities.loops is LoopForm.CALLBACK:

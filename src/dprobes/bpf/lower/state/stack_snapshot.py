@@ -1,9 +1,9 @@
 """
-The snapshot by which a program's call stack is found: its registers, and memory from its stack pointer on.
+The snapshot from which a program's call stack is unwound: its registers, and memory from its stack pointer on.
 
 Unwinding needs the tables of all files that a process maps, which no handler can search. So the handler copies the data
 that will change, and the reader of the ring unwinds it. The log contains the number of the handler's state, which no
-other handler uses meanwhile: by it the reader finds the snapshot of a record.
+other handler uses meanwhile: by this number, the reader finds the snapshot of a record.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _find_end(
     asm: Assembler, host: SnapshotHost, layout: StackLayout, word: int, address: int, limit: int, word_size: int
 ) -> None:
     """
-    Lower ``limit`` to the used part of the stack from ``address`` on, where its end is known. Takes R0-R5 and R9.
+    Lower ``limit`` to the used part of the stack from ``address`` on, where its end is known. Clobbers R0-R5 and R9.
 
     The end of a process's first stack is in the kernel's memory. Above the stack of another thread, the C libraries
     have the data to which the register for thread-local data points. The unused rest is up to ten kilobytes, for which
@@ -212,7 +212,7 @@ def _lower(asm: Assembler, address: int, limit: int) -> None:
     asm.place(higher)
 
 
-# A copy of the program's stack after the record, or the key, whose call stacks are found by it: one entry of a ring.
+# A copy of the program's stack, in the ring entry of the record or key whose call stacks are unwound from the copy.
 #
 # Where each CPU has its own ring and threads migrate, the reader would have to match two separate entries. The copy is
 # made at the end of the handler: the log only reserves the place of a stack. No verifier checks this code;
@@ -224,7 +224,7 @@ _NAMES = tuple(name for name in REGISTER_OFFSETS if name not in ("cs", "ss", "ef
 _REGISTERS_SIZE = 8 * SNAPSHOT_REGISTERS
 
 STACK_COPY_SIZE = 8 + _REGISTERS_SIZE + STACK_COPY_MAX + 8 + STACK_COPY.size
-"""Maximum bytes of a copy, with registers and padding."""
+"""Maximum size of a copy in bytes, with registers and padding."""
 
 _FAR = 64 << 20
 """Distance in bytes beyond which an end belongs to another stack: stacks are hardly ever larger."""
@@ -234,7 +234,7 @@ _BLIND = 16 << 10
 
 
 def write_place(asm: Assembler, host: SnapshotHost, work: int) -> None:
-    """Reserve R2 bytes at R1, where LP is, for a call stack; R0 is R2. Takes R1-R5 and R9."""
+    """Reserve R2 bytes at R1, where LP is, for a call stack; R0 is R2. Clobbers R1-R5 and R9."""
     asm.store(SCRATCH, work, _R.R2)
     asm.mov(_R.R9, _R.R1)
     host.clear_memory()
@@ -247,7 +247,7 @@ def write_place(asm: Assembler, host: SnapshotHost, work: int) -> None:
 
 def write_stack_copy(asm: Assembler, host: SnapshotHost, entry: int, work: int, last: int | None) -> None:
     """
-    Add the copy to R3 bytes of an entry at ``entry`` in the state; R3 is the total size then. Takes R0-R5 and R9.
+    Add the copy to R3 bytes of an entry at ``entry`` in the state; R3 is the total size then. Clobbers R0-R5 and R9.
 
     ``work`` are five words for temporary use. ``last`` is the field with the position of the log's last call stack.
     """
@@ -312,7 +312,7 @@ def _find_limit(asm: Assembler, limit: int, address: int) -> None:
 
 
 def _copy(asm: Assembler, host: SnapshotHost, place: int, address: int, limit: int) -> None:
-    """Copy page by page, as far as memory is mapped; ``place`` is after the copy then."""
+    """Copy page by page, as far as memory is mapped; the field ``place`` is then the address after the copy."""
     again, whole, done = asm.label(), asm.label(), asm.label()
     asm.place(again)
     asm.jump_if_word(Jump.JEQ, SCRATCH, limit, 0, done, by=_R.R4)

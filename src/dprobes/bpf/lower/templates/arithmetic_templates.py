@@ -144,7 +144,11 @@ def _idiv(w: Writer, i: EncodedInstruction) -> None:
 def _counted(
     name: str, write: Callable[[Writer, Operand, Operand], None], *, is_top: bool = False
 ) -> dict[str, Template]:
-    """Return the templates of an operation with the count in the instruction, and below or above the value."""
+    """
+    Return two templates of an operation: the count is in the instruction, or popped.
+
+    A popped count is the second cell, with ``is_top`` the top one.
+    """
 
     def popped(w: Writer, i: EncodedInstruction) -> None:
         top, second = w.stack.pop(), w.stack.pop()

@@ -211,7 +211,7 @@ class _TraceWriter:
     # Writing to the buffer
 
     def _check_room(self, size: int) -> None:
-        """Cut the trace here if ``size`` bytes do not fit."""
+        """End the trace here if ``size`` bytes do not fit."""
         room = self._w.state.ex_logmax - size
         if room < 0:
             self._asm.jump(self._out)
@@ -226,7 +226,7 @@ class _TraceWriter:
         self._asm.increase(SCRATCH, Field.STP, size)
 
     def _bytes(self, data: bytes, at: int = 0) -> None:
-        """Store constant bytes after R1."""
+        """Store constant bytes at R1 + ``at``."""
         for position in range(0, len(data), 4):
             part = data[position : position + 4]
             if len(part) == 4:

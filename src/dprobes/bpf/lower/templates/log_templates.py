@@ -42,7 +42,7 @@ _R = Register
 
 
 def begin(w: Writer) -> None:
-    """Set PLP to LP; takes R1."""
+    """Set PLP to LP; clobbers R1."""
     if w.flow.uses("push plp"):
         w.asm.copy(SCRATCH, Field.PLP, Field.LP)
 
@@ -75,7 +75,7 @@ def overflow(w: Writer) -> None:
 
 
 def _close(w: Writer) -> None:
-    """Close the log, so that nothing more is logged (``Machine.close_log``); takes R1."""
+    """Close the log, so that nothing more is logged (``Machine.close_log``); clobbers R1."""
     closed = w.asm.label()
     w.asm.jump_if_word(Jump.JNE, SCRATCH, Field.CUT_AT, 0, closed)
     w.asm.load(_R.R1, SCRATCH, Field.LP)
@@ -86,7 +86,7 @@ def _close(w: Writer) -> None:
 
 
 def open_again(w: Writer) -> None:
-    """Set LP to the end of the log, if the log is closed; takes R1."""
+    """Set LP to the end of the log, if the log is closed; clobbers R1."""
     if not w.may_cut:
         return
     is_open = w.asm.label()
@@ -98,7 +98,7 @@ def open_again(w: Writer) -> None:
 
 
 def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
-    """Load the number of items of ``size`` bytes that fit into the log buffer after a prefix that fits."""
+    """Load the number of items of ``size`` bytes that fit into the log buffer after a prefix. Clobbers R9."""
     w.asm.load(_R.R9, SCRATCH, Field.LP)
     w.asm.mov(register, w.point.logmax - prefix)
     w.asm.alu(Alu.SUB, register, _R.R9)
@@ -108,7 +108,7 @@ def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
 
 def cut_to_room(w: Writer, kept: int, wanted: int, size: int, prefix: int = ITEM_PREFIX_SIZE) -> None:
     """
-    Set ``kept`` to the number of items that are wanted or that fit after a prefix, if less. Takes R1 and R2.
+    Set ``kept`` to ``wanted``, or to the number of items that fit after a prefix, if less. Clobbers R1, R2 and R9.
 
     ``kept`` and ``wanted`` are fields.
     """
@@ -130,7 +130,7 @@ def finish(w: Writer, kept: int, wanted: int, done: Label) -> None:
 
 
 def append(w: Writer, value: Register, size: int) -> None:
-    """Write a value at LP and advance LP; takes R1."""
+    """Write a value at LP and advance LP; clobbers R1."""
     asm = w.asm
     asm.load(_R.R1, SCRATCH, Field.LP)
     w.pointer(_R.R1, 0, w.state.log_mask)
@@ -139,7 +139,7 @@ def append(w: Writer, value: Register, size: int) -> None:
 
 
 def write_prefix(w: Writer, token: Token, length: int) -> None:
-    """Write a token and the 16-bit length in a field at LP, and advance LP; takes R1 and R2."""
+    """Write a token and the 16-bit length in a field at LP, and advance LP; clobbers R1 and R2."""
     asm = w.asm
     asm.load(_R.R2, SCRATCH, length)
     asm.load(_R.R1, SCRATCH, Field.LP)
@@ -150,7 +150,7 @@ def write_prefix(w: Writer, token: Token, length: int) -> None:
 
 
 def check_prefix(w: Writer, ignored: Label) -> None:
-    """Raise an overflow if not even a prefix fits; takes R1."""
+    """Raise an overflow if not even a prefix fits; clobbers R1."""
     if w.point.logmax < ITEM_PREFIX_SIZE:
         if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
             _close(w)
@@ -164,7 +164,7 @@ def check_prefix(w: Writer, ignored: Label) -> None:
 
 
 def advance(w: Writer, field: int) -> None:
-    """Add a field to LP; takes R1 and R2."""
+    """Add a field to LP; clobbers R1 and R2."""
     w.asm.load(_R.R1, SCRATCH, Field.LP)
     w.asm.load(_R.R2, SCRATCH, field)
     w.asm.alu(Alu.ADD, _R.R1, _R.R2)
@@ -175,7 +175,7 @@ def advance(w: Writer, field: int) -> None:
 
 
 def move_back(w: Writer, position: Field, highest: Field) -> None:
-    """Raise ``highest`` to the position, before it is moved; takes R1 and R2."""
+    """Raise ``highest`` to ``position`` if that is greater, before it is moved. Clobbers R1 and R2."""
     asm, known = w.asm, w.asm.label()
     asm.load(_R.R1, SCRATCH, position)
     asm.load(_R.R2, SCRATCH, highest)
@@ -186,9 +186,9 @@ def move_back(w: Writer, position: Field, highest: Field) -> None:
 
 def move_to(w: Writer, target: int, position: Field, highest: Field, area: int, mask: int) -> None:
     """
-    Move a position of the buffer at ``area`` to the value of a field, and clear the bytes not written before.
+    Move a position of the buffer at ``area`` to the value of the field ``target``.
 
-    Only bytes that this hit has not written are cleared. Takes R0-R5; no cell of the stack is in a register.
+    Bytes before it that this hit has not written are cleared. Clobbers R0-R5; no cell of the stack is in a register.
     """
     asm, length, done = w.asm, w.work(1), w.asm.label()
     move_back(w, position, highest)
@@ -478,7 +478,7 @@ def _find_fault(w: Writer) -> None:
     """
     Find the first unreadable byte, page by page; log its address and raise the exception.
 
-    If a page has come into memory meanwhile, the address is in the last page of the range.
+    If a page has been read in meanwhile, the address is in the last page of the range.
     """
     asm, address, kept, position = w.asm, w.work(0), w.work(2), w.work(4)
     head, found = asm.label(), asm.label()
@@ -550,7 +550,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _string_by_pages(w: Writer, known: Label) -> None:
-    """Read a string page by page, so that nothing after its end is accessed, and search its end byte by byte."""
+    """Read a string page by page, so that no page after its end is accessed, and search for its end byte by byte."""
     asm, address, limit, length = w.asm, w.work(0), w.work(2), w.work(3)
     chunk, seen, position = w.work(4), w.work(5), w.work(6)
     pages, fits, fault, scan, complete, ended = (asm.label() for _ in range(6))
@@ -602,7 +602,7 @@ def _string_by_pages(w: Writer, known: Label) -> None:
 
 
 def _string_address(w: Writer, register: Register, length: int) -> None:
-    """Set a register to the address of the byte of the string at the position in a field; takes R9."""
+    """Set a register to the address of the byte of the string at the position in a field; clobbers R9."""
     w.asm.load(register, SCRATCH, Field.LP)
     w.asm.load(_R.R9, SCRATCH, length)
     w.asm.alu(Alu.ADD, register, _R.R9)

@@ -39,8 +39,8 @@ _ADDRESS, _READ, _POSITION, _SNAPSHOT = 1, 9, 10, 14
 """
 Indices of work words.
 
-These are the addresses of up to 8 strings and bytes, of keys and of the value. The others are the number of bytes read
-of a string, the address of its next byte, and four words for a snapshot.
+From ``_ADDRESS`` on: the addresses of up to 8 strings and byte sequences of keys and of the value. The others: the
+number of bytes read of a string, the address of its next byte, and four words for a snapshot.
 """
 
 _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
@@ -147,7 +147,7 @@ def retries(table: Table) -> bool:
 
 
 def prepare_value(w: Writer, table: Table) -> None:
-    """Prepare the number in work word 0 for ``write_value``. Takes R0-R5."""
+    """Prepare the number in work word 0 for ``write_value``. Clobbers R0-R5."""
     asm = w.asm
     if not table.kind.takes_value or table.keeps_bytes:
         return
@@ -191,7 +191,7 @@ def _find_power(w: Writer) -> None:
 
 
 def _set_if_not_zero(w: Writer, shift: int) -> None:
-    """Set R2 to 1 if R1 is not 0 without its low bits, else to 0; takes R3."""
+    """Set R2 to 1 if R1 without its low ``shift`` bits is not 0, else to 0. Clobbers R3."""
     asm = w.asm
     asm.derive(Alu.RSH, _R.R2, _R.R1, shift)
     asm.mov(_R.R3, _R.R2)
@@ -226,7 +226,7 @@ def _offset(table: Table, cell: int) -> int:
 
 
 def write_value(w: Writer, table: Table, again: Label | None) -> None:
-    """Change the value at R0; go to ``again`` if another handler has changed it meanwhile. Takes R0-R5."""
+    """Change the value at R0; go to ``again`` if another handler has changed it meanwhile. Clobbers R0-R5."""
     asm = w.asm
     asm.mov(_R.R5, _R.R0)
     for cell, word in _GREATEST.get(table.kind, ()):
@@ -265,7 +265,7 @@ def _add(w: Writer, offset: int, amount: int | None) -> None:
 
 def _count_in_bucket(w: Writer, table: Table) -> None:
     asm, beyond = w.asm, w.asm.label()
-    # For the verifier: there are no other numbers.
+    # This test is for the verifier: the bucket always exists.
     asm.jump_if_word(Jump.JGE, SCRATCH, w.work(_BUCKET), table.value_cells, beyond)
     asm.alu(Alu.LSH, _R.R1, 3)
     asm.alu(Alu.ADD, _R.R5, _R.R1)
@@ -285,7 +285,7 @@ def _keep_greatest(w: Writer, offset: int, word: int, again: Label) -> None:
 
 
 def load_shown(w: Writer, table: Table) -> None:
-    """Load the number that the value at R0 shows to R1. Takes R2-R4."""
+    """Load the number that ``push table`` pushes for the value at R0 to R1. Clobbers R2-R4."""
     asm = w.asm
     asm.load(_R.R1, _R.R0, _offset(table, 0))
     match table.kind:
@@ -405,7 +405,7 @@ def _count_lost(w: Writer, number: int) -> None:
 
 
 def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
-    """Set R0 to the value under the key, which is created if it does not exist; go to ``lost`` without room."""
+    """Set R0 to the value under the key, which is created if it does not exist; go to ``lost`` for lack of room."""
     asm = w.asm
     if not table.keys:
         _point_to_cells(w, table, number)
@@ -426,7 +426,7 @@ def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
 
 
 def _call(w: Writer, number: int, helper: Helper) -> None:
-    """Call a helper with the map and the key; R3 and R4 are the caller's."""
+    """Call a helper with the map and the key; the caller has set R3 and R4 if the helper takes them."""
     w.asm.ask_map(helper, table_map(number), SCRATCH, w.state.key)
 
 

@@ -57,7 +57,7 @@ def uses_variables(flow: HandlerFlow) -> bool:
 
 
 def point_to_variables(asm: Assembler, host: Host) -> None:
-    """Set R0 to the variables of the thread; 0 if it has none. Takes R1-R5."""
+    """Set R0 to the address of the thread's variables, 0 if it has none. Clobbers R1-R5."""
     known = asm.label()
     host.global_tid()
     asm.jump_if(Jump.JNE, _R.R0, 0, known)
@@ -73,7 +73,7 @@ def point_to_variables(asm: Assembler, host: Host) -> None:
 
 def give_variables(asm: Assembler, host: Host, full: Label, *, is_kept: bool) -> None:
     """
-    Create the thread's variables if it has none; go to ``full`` if there is no room for them. Takes R0-R5.
+    Create the thread's variables if it has none; go to ``full`` if there is no room for them. Clobbers R0-R5.
 
     With ``is_kept``, their address is on the stack for ``keep_variables``.
     """
@@ -97,7 +97,7 @@ def give_variables(asm: Assembler, host: Host, full: Label, *, is_kept: bool) ->
 
 
 def keep_variables(asm: Assembler) -> None:
-    """Store the address of the thread's variables in the state of the hit; they are looked up once. Takes R1."""
+    """Store the address of the thread's variables in the state of the hit; they are looked up once. Clobbers R1."""
     asm.copy_from(_R.R10, _BLOCK, SCRATCH, Field.THREAD)
 
 
@@ -123,7 +123,11 @@ class _VariableKind:
         return {"lv": request.vars, "gv": request.gvars, "cv": request.cvars, "tv": request.tvars}[self.name]
 
     def address(self, w: Writer, index: Operand) -> Register | None:
-        """Return a register with the address of a variable; the stack is flushed. None if no variable has the index."""
+        """
+        Return a register with the address of a variable; the stack is flushed.
+
+        An invalid index raises INVALID_OPERAND. Return None if the index is known to be invalid.
+        """
         asm, count = w.asm, self.count(w)
         code = ExceptionCode.INVALID_OPERAND
         if isinstance(index, int) and index >= count:
@@ -183,7 +187,7 @@ class _VariableKind:
             w.stack.push(address)
 
     def store(self, w: Writer, index: Operand, value: Operand) -> None:
-        """Store a value, by memory, because the call for the CPU clobbers the registers."""
+        """Store a value, via memory, because the call that gets the CPU clobbers the registers."""
         if isinstance(value, Register):
             w.asm.store(SCRATCH, w.work(1), value)
         w.stack.flush()
@@ -227,7 +231,7 @@ class _VariableKind:
 
 
 def _point_to_thread(w: Writer) -> None:
-    """Set R0 to the thread's variables, which the prologue has created; takes R1-R5."""
+    """Set R0 to the thread's variables, which the prologue has created; clobbers R1-R5."""
     if not w.request.abilities.verified:
         w.asm.load(_R.R0, SCRATCH, Field.THREAD)
         return
@@ -338,7 +342,7 @@ def _header(w: Writer, register: Register, position: int) -> None:
 
 
 def _next(w: Writer, register: Register, position: int, size: Register) -> None:
-    """Load the position after a block of a size, whose header is at the position in a field."""
+    """Load the position after a block of ``size`` bytes whose header is at the position in a field."""
     w.asm.load(register, SCRATCH, position)
     w.asm.alu(Alu.ADD, register, size)
     w.asm.alu(Alu.ADD, register, w.word_size)
@@ -417,8 +421,8 @@ def _find(w: Writer, handle: int, position: int, missing: Label, previous: int |
     """
     Write the search for the allocated block with the handle in a field.
 
-    Store the position of its header in ``position``. Store that of the block before, plus 1, or 0, in ``previous``. Go
-    to ``missing`` if there is none.
+    Store the position of its header in ``position``. Store that of the preceding block plus 1, or 0 for the first
+    block, in ``previous``. Go to ``missing`` if no allocated block has the handle.
     """
     asm, head, follow, found = w.asm, w.asm.label(), w.asm.label(), w.asm.label()
     asm.store(SCRATCH, position, 0)
@@ -504,9 +508,9 @@ def _throw_heap(w: Writer, code: ExceptionCode, handle: int, offset: int | None 
 
 def _range(w: Writer, length: int) -> None:
     """
-    Find the place of ``length`` bytes of a block.
+    Find the position in the heap of ``length`` bytes of a block; raise an exception for an invalid handle or offset.
 
-    Handle and offset are in work words 0 and 1; the place is put into word 1.
+    Handle and offset are in work words 0 and 1; the position replaces the offset.
     """
     asm, handle, offset, position = w.asm, w.work(0), w.work(1), w.work(2)
     missing, outside = asm.label(), asm.label()

@@ -42,7 +42,7 @@ _R = Register
 
 
 def accessed_register(w: Writer, i: EncodedInstruction) -> CpuRegister | None:
-    """Return the register that an instruction names; None if the processor has none with such an access."""
+    """Return the register that an instruction names; None if the processor lacks it or it does not allow the access."""
     assert i.row is not None
     register = w.architecture.register(i.operand)
     allowed = register is not None and register.may_be(i.row.syntax.partition(",")[0])
@@ -81,7 +81,7 @@ def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
 
 
 def nobody(w: Writer, address: int = 0) -> Label:
-    """Settle, and return a label that raises INVALID_ADDR at ``address``, if there is nothing to push."""
+    """Settle the stack; return the label to go to if there is no value: it raises INVALID_ADDR for ``address``."""
     nothing = w.asm.label()
     w.stack.settle()
     w.defer(lambda: w.throw(ExceptionCode.INVALID_ADDR, address), nothing)
@@ -146,7 +146,7 @@ def throw_fault(w: Writer, size: int, address: int, *, in_loop: bool = False) ->
 
 
 def next_page(w: Writer, register: Register, field: int) -> None:
-    """Load the address of the page after that of the address in a field; after the largest address comes 0."""
+    """Load the start of the page after the address in a field; it wraps around to 0."""
     w.asm.load(register, SCRATCH, field)
     w.asm.alu(Alu.OR, register, PAGE - 1)
     w.asm.alu(Alu.ADD, register, 1, wide=w.wide)
@@ -330,7 +330,7 @@ def _push_argument(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _address(w: Writer, place: MemoryPlace) -> Register:
-    """Return a new register with the address of a place."""
+    """Return a new register with the run-time address of an argument; raise ``NotSupportedError`` if it is unknown."""
     if place.symbol:
         w.stack.settle()
         link = w.request.symbols.get(place.symbol)
@@ -358,7 +358,7 @@ def _add(w: Writer, register: Register, number: int) -> None:
 
 
 def _extend(w: Writer, value: Register, bits: int, *, signed: bool) -> None:
-    """Extend the lower bits of a register to a word."""
+    """Sign-extend or zero-extend the lower ``bits`` bits of a register to a cell."""
     if bits < 64:
         w.asm.alu(Alu.LSH, value, 64 - bits)
         w.asm.alu(Alu.ARSH if signed else Alu.RSH, value, 64 - bits)
@@ -464,8 +464,8 @@ def read_string(
     """
     Read up to ``limit`` bytes of the string at the address in a field to a place in the state; a loop is open.
 
-    A helper reads it at once, but it does not page in, and it accesses all bytes that it may write. So where it fails,
-    the string is read byte by byte. ``count`` and ``position`` are words for that. With ``nul`` 1, ``count`` is the
+    A helper reads it at once, but it reads no pages in, and it accesses all bytes that it may write. So where it fails,
+    the string is read byte by byte. ``count`` and ``position`` are fields for that. With ``nul`` 1, ``count`` is the
     length with the NUL then, ``limit + 1`` if the string has no NUL so far. With ``nul`` 0 there are zeros after the
     string.
     """
@@ -524,7 +524,7 @@ def _read_bytes(w: Writer, place: int, limit: int, count: int, position: int, *,
 
 
 def clear(w: Writer, place: int, size: int) -> None:
-    """Clear bytes of the state; takes R1."""
+    """Clear bytes of the state; clobbers R1."""
     w.point_to(_R.R1, place)
     for position in range(0, size, 8):
         w.asm.store(_R.R1, position, 0)

@@ -8,7 +8,7 @@ The kernel takes the instruction under a uprobe from the file. The kernel would 
 uprobe's own, and the debugger would miss the hit. Where a tool has patched the code, the file's instruction would be
 executed instead. A jump of such a tool may share its last bytes with the following instruction, so that memory equals
 the file: therefore the bytes before are compared as well. Only private copies of pages can differ, and
-``/proc/PID/pagemap`` tells which pages these are. Nothing else is read, so that no page is brought into memory.
+``/proc/PID/pagemap`` shows which pages these are. Only they are read, so that no page has to be read in.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def states_of(descriptors: Iterable[int]) -> dict[FileId, int]:
 
 
 def leave(owner: Descriptors, descriptors: Iterable[int]) -> None:
-    """Leave the closing of descriptors to the caller."""
+    """Remove descriptors from ``owner``, which then does not close them."""
     for descriptor in descriptors:
         owner.remove(descriptor)
 
@@ -181,7 +181,7 @@ def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
     """
     Return the breakpoints that the program to be replaced has in a file.
 
-    If a breakpoint were moved behind one of them, a thread between the two would hit both programs at the switch-over.
+    If a breakpoint were moved past one of them, a thread between the two would hit both programs at the switch-over.
     """
     old: object = job.replaces
     return old.breakpoints_in(file.descriptor) if isinstance(old, ReplaceableSession) else frozenset()
@@ -234,7 +234,7 @@ _FIRST_INTERVAL, _LOOK_INTERVAL = 0.1, 2.0
 """Minimum number of seconds between two searches for files, at first and later."""
 
 _LOOK_SHARE = 50
-"""Divisor that limits the share of time spent on searches."""
+"""Minimum ratio of the time between two searches to the duration of a search."""
 
 _NEW_FILES_TIME = 10.0
 """Seconds of a search in which files of other users are read; the remaining files wait for the next one."""
@@ -292,7 +292,7 @@ class NewFiles:
             each = self._found.popleft()
             yield each
             if isinstance(each, NewFile):
-                return  # records have come meanwhile
+                return  # records have arrived meanwhile
 
     def keep(self, file: PlannedFile) -> None:
         """Record that a file is probed, and kept open."""

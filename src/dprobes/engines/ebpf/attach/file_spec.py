@@ -206,7 +206,7 @@ def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
     try:
         identity = file_id(exact)
     except PermissionError:
-        # The exact path is not permitted, so the plain path has to do.
+        # This user may not access the exact path, so the plain path is used.
         return plain if not mapping.deleted and plain.is_file() else None
     except OSError:
         return None  # the process has ended, and its path may mean another file here
@@ -333,7 +333,7 @@ class PlannedFile:
 
     ``path`` is for users, and may lead to another file later; ``descriptor`` is that of the file, opened with O_PATH.
     ``aliases`` are such descriptors of files with the same contents in memory: a uprobe in one is in all of them.
-    ``owner`` is who else can change the file, ``warnings`` are the warnings due to the file.
+    ``owner`` is as in ``ModuleFile``; ``warnings`` are the warnings due to the file.
     """
 
     path: str

@@ -247,7 +247,7 @@ class HandlerCompiler:
 
     def _kind_of(self, file: PlannedCode, number: int, site: Site) -> _Kind:
         probe = self._numbers.probes[number]
-        # The place of the hit determines the module's address; the cookie tells it to handlers of several places.
+        # The module's load bias follows from the address of the hit. Handlers of several places get ``moved`` as cookie.
         moved = site.moved if file.resolved.symbols and not self._is_glob(probe.number) else 0
         return _Kind(
             probe.number,

@@ -62,7 +62,7 @@ def span_in(program: Program, word_size: int, offset: int) -> Span | None:
 
 def source_place(log: str, lowered: Lowered, span_of: Callable[[int], Span | None]) -> Span | None:
     """
-    Return the place in a handler's source at which the verifier stopped; None if its log does not tell.
+    Return the place in a handler's source at which the verifier stopped; None if its log does not show it.
 
     ``span_of`` returns the place of the instruction at an offset of the encoded program.
     """

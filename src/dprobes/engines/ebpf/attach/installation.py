@@ -55,7 +55,7 @@ __all__ = ["Installation"]
 
 
 _RING_WITHOUT_RECORDS = 1 << 21
-"""Maximum size of the ring in bytes if hits leave only records of exceptions: making a large one takes longest."""
+"""Maximum size of the ring in bytes if only exceptions make records: creating a large ring is the slowest step."""
 
 _LISTED = 3  # offsets named in a message
 
@@ -293,7 +293,7 @@ class Installation:
         return self.numbers.events[number].probe.kind is ProbeKind.WATCHPOINT
 
     def attach_postponed(self) -> list[Event]:
-        """Attach what had to wait for another program's end; refusals of the kernel are reported, not raised."""
+        """Attach the watchpoints that had to wait for another program's end; report refusals of the kernel as events."""
         postponed, self._postponed = self._postponed, []
         if not postponed:
             return []
@@ -395,7 +395,7 @@ class Installation:
         return links
 
     def warning_of_slow_end(self) -> Notice | None:
-        """Return the notice for a kernel that takes long to remove breakpoints."""
+        """Return the notice for a kernel that takes long to remove breakpoints; None if it does not."""
         count = sum(
             probe not in self._conflicting
             for part in self._parts

@@ -196,7 +196,7 @@ class Sizes:
     entry: int = 0
     """Size in bytes of the data kept from the entry of a call, 0 if none is."""
     stops: bool = False
-    """True if handlers stop processes to write their cores."""
+    """True if handlers stop processes for core dumps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +473,7 @@ class SharedMaps:
         return count
 
     def unhandled(self) -> dict[int, int]:
-        """Return, by probepoint, a bit mask of the exceptions that ended handlers and were not caught."""
+        """Return bit masks of the uncaught exceptions that ended handlers, keyed by entry of the probe table."""
         column = self._probes.words[ProbeField.UNHANDLED // 8 :: PROBE_ENTRY_SIZE // 8]
         # There may be thousands of probepoints and hardly ever an unhandled exception; "any" is the fast check.
         return {number: bits for number, bits in enumerate(column) if bits} if any(column) else {}

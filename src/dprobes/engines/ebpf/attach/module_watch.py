@@ -111,7 +111,7 @@ def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
     look_up(asm, MapName.MAPPERS, _ENTRY)
     asm.jump_if(Jump.JEQ, R0, 0, new)
     asm.load(R1, R0, 0)
-    asm.jump_if(Jump.JEQ, R1, R7, out)  # not the first of its first instructions
+    asm.jump_if(Jump.JEQ, R1, R7, out)  # another of the module's first instructions has been hit before
     asm.place(new)
     update(asm, MapName.MAPPERS, _ENTRY, _BIAS_PLACE, 0)
     asm.jump_if(Jump.JEQ, R0, 0, mapped)
@@ -238,7 +238,7 @@ _PROCESSES = 1 << 14
 _PLACES = 1 << 10
 _RING_SIZE = 1 << 16
 _SWEEP_INTERVAL = 1.0
-"""Seconds after which registers are released that no process needs any more."""
+"""Interval in seconds at which debug registers that no process needs any more are released."""
 
 _PID = struct.Struct("=I")
 _BIAS_FORMAT = struct.Struct("=Q")
@@ -247,7 +247,7 @@ _KNOWN = b"\1\0\0\0"
 
 class ModuleWatch:
     """
-    Watch on a module's memory: ``add`` each watchpoint, then ``start``, and call ``happened`` now and then.
+    Watch on a module's memory: ``add`` each watchpoint, then ``start``, and call ``happened`` regularly.
 
     ``reached`` is a path to the module's file. ``is_in_scope`` returns whether an existing process is in scope.
     """
@@ -388,7 +388,7 @@ class ModuleWatch:
         self._mappers.discard(key)
 
     def _watch(self, bias: int, pid: int, *, always: bool = False) -> None:
-        """Attach all watchpoints for a load bias, and let processes continue that wait for it."""
+        """Attach all watchpoints for a load bias, and let the processes that wait for them continue."""
         with self._lock:
             if bias not in self._places:
                 self._attach(self._watches, bias, pid)
@@ -412,7 +412,7 @@ class ModuleWatch:
             watch.prepare()
 
     def _sweep(self) -> None:
-        """Release the registers of places where no process maps the module any more. The caller holds the lock."""
+        """Release the debug registers of load biases that no process has any more. The caller holds the lock."""
         used = self._used()
         for bias in [b for b, always in self._places.items() if not always and b not in used]:
             key = _BIAS_FORMAT.pack(bias)
@@ -433,7 +433,7 @@ class ModuleWatch:
         return found
 
     def _serve(self) -> None:
-        """Watch the places at which the module arrives, until there is a wake-up."""
+        """Attach watchpoints for the load biases that processes report in ARRIVALS, until ``close``."""
         poll = select.poll()
         poll.register(self._arrivals.fd, select.POLLIN)
         poll.register(self._wake_up, select.POLLIN)
@@ -490,7 +490,7 @@ _TRACEPOINTS = {
 
 
 def load_bias(elf: ElfFile, mappings: Sequence[MemoryMapping]) -> int | None:
-    """Return a file's distance from its link addresses, given its executable mappings in a process; None if unknown."""
+    """Return the load bias of a file, given its executable mappings in a process; None if it is unknown."""
     for segment in elf.load_segments:
         if segment.executable and (address := run_time_address(mappings, segment.offset)) is not None:
             return address - segment.vaddr

@@ -92,7 +92,7 @@ class MovableBreakpoint(Descriptors):
         self._access = access
         self._address: int | None = None
         self._events: dict[int, tuple[int, int]] = {}
-        """Event and link, by the CPU."""
+        """Descriptors of event and link, keyed by CPU."""
         try:
             for cpu in online_cpus():
                 self.renew(cpu)
@@ -129,7 +129,7 @@ class MovableBreakpoint(Descriptors):
 
 class Watch(Descriptors):
     """
-    Breakpoints of one watchpoint, by their load bias; ``close`` ends it and calls ``on_close``.
+    Breakpoints of one watchpoint, one for each load bias; ``close`` closes them and calls ``on_close``.
 
     A spare breakpoint is kept ready for the next place (``prepare``).
     """
@@ -234,7 +234,7 @@ class EventProbe:
 
     @property
     def executed(self) -> str:
-        """Cause of its hits, in the words of the summary."""
+        """Cause of its hits, as the summary shows it."""
         match self.probe.kind:
             case ProbeKind.SAMPLER:
                 return "clock"
