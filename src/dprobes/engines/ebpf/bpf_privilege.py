@@ -27,7 +27,7 @@ def missing_privilege() -> str | None:
 
 
 def is_in_user_namespace() -> bool:
-    """Return whether this process is in a user namespace, whose root is root nowhere else."""
+    """Return whether this process is in a user namespace, outside of which its root has no privileges."""
     try:
         return _USERS.read_text().split() != _ALL_USERS
     except OSError:

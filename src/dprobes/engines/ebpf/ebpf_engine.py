@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["EbpfEngine", "engine_for"]
 
 MANY_PLACES = 500
-"""Number of probepoints from which on the processes that map their file are counted."""
+"""Minimum number of probepoints for which the processes that map their file are counted."""
 
 MANY_BREAKPOINTS = 50_000
 """
-Number of breakpoints in other processes from which on a command alone does not justify them.
+Minimum number of breakpoints in other processes that is too large for the sake of one command.
 
 To write a breakpoint and to remove it took 4 us in processes that slept, and 77 us in those of a busy machine. A hit by
 one of these processes meanwhile counts nowhere. With ptrace, breakpoints are in the command only.

@@ -118,7 +118,7 @@ def abilities_of(features: Features, program: Program) -> Abilities:
 
 
 def _loops(features: Features) -> tuple[LoopForm, tuple[int, int, int]]:
-    """Return the best form of loops, with the functions of the kernel that it needs."""
+    """Return the best form of loops, with the BTF ids of the kernel functions that it needs, 0 for none."""
     if Feature.MAY_GOTO in features:
         return LoopForm.MAY_GOTO, (0, 0, 0)
     if Feature.ITERATORS not in features:

@@ -171,7 +171,7 @@ class Overload:
             asm.count(_R.R2, ProbeLoad.FOREIGN, by=_R.R3)
 
     def admit(self, skipped: Label) -> None:
-        """Go to ``skipped`` if this hit must not run the handler; else store its start. Clobbers R0-R5, and R7 or R9."""
+        """Go to ``skipped`` if this hit must run no handler; else store its start. Clobbers R0-R5, and R7 or R9."""
         # In a handler without a claim, accesses by R7 are those to its state, and R9 counts no hits.
         asm, load = self._asm, _R.R9 if self._writer.is_small else _R.R7
         released, runs, done = asm.label(), asm.label(), asm.label()

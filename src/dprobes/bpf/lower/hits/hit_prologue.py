@@ -37,10 +37,10 @@ __all__ = ["Prologue", "write_switch_over"]
 # The switch-over: while one program replaces another, each hit runs the handler of exactly one of the two.
 #
 # Both are attached for a moment. The new one was attached later, so the kernel runs it first at each hit (uprobes run
-# their consumers from the newest to the oldest). If the new program finds NOT_OURS, it does nothing. If it finds CROSSING, it
-# takes the hit and sets the bit of the thread in CROSSED. The old one, REPLACED, runs unless the thread has such a bit.
-# It stays attached until those hits are over at which the new one found NOT_OURS: otherwise neither program would take
-# them.
+# their consumers from the newest to the oldest). If the new program finds NOT_OURS, it does nothing. If it finds
+# CROSSING, it takes the hit and sets the bit of the thread in CROSSED. The old one, REPLACED, runs unless the thread
+# has such a bit. It stays attached until those hits are over at which the new one found NOT_OURS: otherwise neither
+# program would take them.
 #
 # So the new program alone decides, whenever it reads CROSSING. Both programs look at the bit of the thread that they
 # run on, and a thread without a bit has not been hit since. A bit is never cleared, because a switch-over is never

@@ -362,8 +362,8 @@ class Host(Identities, ProbeTable):
         """
         Read R2 bytes of user memory at address R3 to R1; R0 is 0 if all of them could be read.
 
-        ``arguments`` loads them from data that is still available after a call. The code
-        waits for pages that are not in memory only if they are certain to arrive.
+        ``arguments`` loads them from data that is still available after a call. The code waits for pages that are not
+        in memory only if they are certain to arrive.
         """
         asm = self._asm
         arguments()

@@ -247,7 +247,7 @@ class HandlerCompiler:
 
     def _kind_of(self, file: PlannedCode, number: int, site: Site) -> _Kind:
         probe = self._numbers.probes[number]
-        # The module's load bias follows from the address of the hit. Handlers of several places get ``moved`` as cookie.
+        # The module's load bias follows from the address of the hit and from ``moved``, which the cookie has as well.
         moved = site.moved if file.resolved.symbols and not self._is_glob(probe.number) else 0
         return _Kind(
             probe.number,

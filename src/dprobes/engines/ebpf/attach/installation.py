@@ -293,7 +293,7 @@ class Installation:
         return self.numbers.events[number].probe.kind is ProbeKind.WATCHPOINT
 
     def attach_postponed(self) -> list[Event]:
-        """Attach the watchpoints that had to wait for another program's end; report refusals of the kernel as events."""
+        """Attach the watchpoints that had to wait for another program's end; refusals are reported as events."""
         postponed, self._postponed = self._postponed, []
         if not postponed:
             return []

@@ -80,7 +80,7 @@ def load_argument(asm: Assembler, dst: Register, number: int) -> None:
 
 
 def point_to_stack(asm: Assembler, dst: Register, offset: int) -> None:
-    """Make a register point to the program's stack."""
+    """Set a register to the address at an offset of the program's stack."""
     asm.mov(dst, R10)
     asm.alu(Alu.ADD, dst, offset)
 
@@ -122,7 +122,11 @@ def add_to_status(asm: Assembler, word: Status, number: int) -> None:
 
 
 def begin_fork(asm: Assembler, types: KernelTypes, end: Label) -> None:
-    """Load the new process' id to R6, and its parent's to R4, at ``sched_process_fork(parent, child)``."""
+    """
+    Load the new process' id to R6, and its parent's to R4, at ``sched_process_fork(parent, child)``.
+
+    Go to ``end`` for a new thread. Clobbers R2 and R3.
+    """
     tgid, pid = types.member_offset("task_struct", "tgid"), types.member_offset("task_struct", "pid")
     load_argument(asm, R2, 0)
     load_argument(asm, R3, 1)
@@ -239,7 +243,7 @@ def exit_program(types: KernelTypes) -> Assembled:
     asm.jump_if(Jump.JNE, R0, 0, end, wide=False)
     asm.place(ended)
     add_to_status(asm, Status.ALIVE, -1)
-    # u32 kind | u32 0 | u32 process id, which is there already
+    # u32 kind | u32 0 | u32 process id, which is already written
     asm.store(R10, -16, Entry.PROCESS << KIND_SHIFT, Size.W)
     asm.store(R10, -12, 0, Size.W)
     asm.load_map(R1, MapName.RING)
@@ -256,8 +260,8 @@ def free_program(types: KernelTypes) -> Assembled:
     Return the program on ``sched_process_free(task)``, which removes a process from scope with its last thread.
 
     It counts threads, because the last one to end may still be ending when the process has been waited for. A thread
-    that ended before the process came into scope was not counted: then the last context switch of another one may be
-    lost.
+    that ended before the process came into scope was not counted: then hits in the last context switch of another
+    thread may be lost.
     """
     asm = Assembler()
     end = asm.label()
@@ -266,7 +270,7 @@ def free_program(types: KernelTypes) -> Assembled:
     look_up(asm, MapName.SCOPE, -4)
     asm.jump_if(Jump.JEQ, R0, 0, end)
     asm.load(R1, R0, ScopeField.IDENTITY)
-    asm.jump_if(Jump.JNE, R1, R7, end)  # the id is another process', or nothing of this one was counted
+    asm.jump_if(Jump.JNE, R1, R7, end)  # the id is another process', or no thread of this one was counted
     asm.mov(R8, -1)
     asm.atomic(Atomic.ADD, R0, ScopeField.ENDING, R8, size=Size.W, fetch=True)
     asm.load(R4, R7, types.member_offset("signal_struct", "nr_threads"), Size.W)
@@ -321,8 +325,8 @@ def follow_threads(maps: Mapping[MapName, int], types: KernelTypes) -> Descripto
 
     The data are those of THREAD_VARIABLES and SPACES, as far as these maps exist. A thread loses its variables when it
     executes a program. It also loses them when it has left its CPU for the last time and its id was released; otherwise
-    when another thread gets that id, before that thread first runs. A process gets another space with each program that
-    it executes, so that no thread returns from its earlier calls.
+    when another thread gets that id, before that thread first runs. A process gets another number in SPACES with each
+    program that it executes, so that no thread returns from its earlier calls.
     """
     known = {name for name in (MapName.THREAD_VARIABLES, MapName.SPACES) if name in maps}
     programs = {

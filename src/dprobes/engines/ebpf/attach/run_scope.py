@@ -1,7 +1,7 @@
 """
 Scope of a run: the conditions that handlers check before a hit counts, and the processes of a tree.
 
-Process ids in maps are of the initial PID namespace, so a tree must be named from there.
+Process ids in maps are of the initial PID namespace, so a tree must be given by a process id there.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow
     ``set_alive`` sets the number of processes. Return by how many the actual number differs from that.
     """
     wanted = [pid, *(descendants(pid) if follow else ())]
-    # Nothing else counts while the map is empty.
+    # No program updates the number while the map is empty.
     set_alive(len(wanted))
     extra = sum(put(scope, each) for each in wanted)
     # Processes that were started meanwhile, by processes that were not in scope yet.
@@ -86,10 +86,10 @@ def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow
 
 
 def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
-    """Put a process into scope, by another number if one is given; return -1 if it has ended already, else 0."""
+    """Put a process into scope, under the key ``number`` if it is given; return -1 if it has ended, else 0."""
     key = KEY.pack(pid if number is None else number)
     scope[key] = bytes(SCOPE_VALUE.size)
-    # A process that ended before had no key when it did.
+    # No program has counted the end of a process that ended before it had a key.
     return 0 if _has_living_thread(pid) else withdraw(scope, key)
 
 
@@ -199,7 +199,11 @@ def _is_in_cgroup(pid: int, path: str) -> bool:
 
 
 def _cgroup_of(path: str) -> tuple[int, int]:
-    """Return the id of a cgroup and its level, counted from the root of the hierarchy."""
+    """
+    Return the id of a cgroup and its level, counted from the root of the hierarchy.
+
+    Raise a ``DprobesError`` if it is in no mounted cgroup file system of version 2, or outside the cgroup namespace.
+    """
     # Since Linux kernel commit 40430452fd5d ("kernfs: use 64bit inos if ino_t is 64bit") (in v5.5) the id is the inode.
     identity = os.stat(path).st_ino
     mounted = ""
@@ -303,7 +307,11 @@ class ProcessTree:
 
 
 def pid_namespace_of(scope: Scope) -> tuple[int, int]:
-    """Return device and inode of the PID namespace for process ids in records: the process', or this one's."""
+    """
+    Return device and inode of the PID namespace for process ids in records.
+
+    It is that of the scope's process, otherwise that of this process. Raise ``TargetError`` if the process has ended.
+    """
     pid = scope.pid
     try:
         status = os.stat(f"/proc/{'self' if pid is None else living_thread(pid)}/ns/pid")

@@ -4,7 +4,7 @@ Links of a run: attached sites, and the removal of single ones.
 Making and closing one link with many sites is cheap, but a link for each site would take some 50 ms each to close. So
 the sites of a pattern share a link. To remove some of them, the others get a new link before the old one is closed. For
 a moment both are attached: each probepoint has two entries in the probe table, one for each link, and only one of them
-is enabled. The kernel calls one link after the other at a hit: if the entries change places in between, neither counts
+is enabled. The kernel calls one link after the other at a hit: if the entries are switched in between, neither counts
 the hit.
 """
 
@@ -51,7 +51,7 @@ class Group:
     sites: list[tuple[int, Site]]
     bank: int = 0
     is_entry: bool = False
-    """True if it keeps entries: it counts no hits, and serves removed probepoints as long as others need it."""
+    """True if its program keeps entries of calls: it counts no hits, and stays while any probepoint needs it."""
     link: Descriptors | None = None
     renewed: float = field(default=float("-inf"))
 
@@ -185,12 +185,12 @@ class Attachments:
         for probe in probes:
             with self._counting:
                 hits, before = self._maps.hand_over(old + probe, new + probe)
-                # Handlers that were running when the entries changed places have counted with the old one.
+                # Handlers that were running when the entries were switched have counted in the old one.
                 self._extra[probe] = self._extra.get(probe, 0) + before - self._left_behind.get(probe, 0)
                 self._left_behind[probe] = hits
 
     def hits(self, probe: int) -> int:
-        """Return the hits of a probepoint by both of its entries; any thread may call this."""
+        """Return the number of hits of a probepoint, from both of its entries; any thread may call this."""
         with self._counting:
             hits = self._maps.counters(probe).hits
             if probe in self._left_behind:
@@ -240,9 +240,9 @@ def _cookie(entry: int, moved: int) -> int:
 
 class CpuArrivals:
     """
-    CPUs that come online from now on, where samplers and watchpoints begin, as these are events of each CPU.
+    Follower of CPUs that come online: samplers and watchpoints, which are events of each CPU, are attached there.
 
-    The kernel removes events from a CPU that goes offline, so one that comes back counts as well.
+    The kernel removes events from a CPU that goes offline, so a CPU that comes online again counts as well.
     """
 
     def __init__(self) -> None:

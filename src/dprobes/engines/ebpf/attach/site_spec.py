@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["DEBUG_REGISTER", "FilePlan", "Site", "plan_file"]
 
 DEBUG_REGISTER = "debug register"
-"""Cause of a watchpoint's hits, in the words of the summary."""
+"""Cause of a watchpoint's hits, as the summary shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Site:
     arguments: int = 0
     counter: int = 0
     is_entry: bool = False
-    """True if no handler is here, but code that keeps the entry of a call for the handler of its return."""
+    """True if the program here keeps the entry of a call for the handler of its return, and runs no handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class FilePlan:
     """
     Probepoints of a file, each with its sites, and those that are left out.
 
-    A probepoint without sites is one whose ``state`` already tells why it has none.
+    A probepoint without sites is one whose ``state`` already shows why it has none.
     """
 
     resolved: ResolvedModule

@@ -64,7 +64,7 @@ class KprobeList:
         self._is_last = False
 
     def look(self, *, is_last: bool = False) -> None:
-        """Read the list, unless that was done just before; after a call with ``is_last`` it stays the same."""
+        """Read the list, unless it was read within a second; after a call with ``is_last`` it is not read again."""
         now = time.monotonic()
         if self._is_last or (now - self._read < _INTERVAL and not is_last):
             return
@@ -99,10 +99,10 @@ _MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
 
 class KernelMisses:
     """
-    Hits of a run that ran no handler, by the probepoints that share a link or a program; any thread may ask.
+    Counts of hits that ran no handler, keyed by the probepoints that share a link or a program.
 
-    The kernel may have no room to await another return, or be hit while a handler runs on that processor. Misses of one
-    of many functions in a link are attributed to all of them together.
+    The kernel may have no room to track another pending return, or a handler may already run on that CPU. If a link has
+    many functions, their misses are counted together. Any thread may call the methods.
     """
 
     def __init__(self, features: Features) -> None:
@@ -158,7 +158,7 @@ class KernelMisses:
                 self._ended.update(links.missed())
 
     def counts(self) -> Counter[tuple[int, ...]]:
-        """Return the missed hits so far, by the probepoints that they belong to."""
+        """Return the missed hits so far, keyed by the probepoints that they belong to."""
         with self._lock:
             found = Counter(self._ended)
             for links in self._links:
@@ -194,7 +194,7 @@ class _WatchedLinks(Descriptors):
         self._misses = misses
 
     def missed(self) -> Counter[tuple[int, ...]]:
-        """Return the missed hits, by the probepoints of a link."""
+        """Return the missed hits, keyed by the probepoints of a link."""
         return Counter(dict(zip(self._links, self._count([*self._links.values()]), strict=True)))
 
     def close(self) -> None:
@@ -336,7 +336,7 @@ class KernelGroups:
             self._kprobes.look(is_last=True)
 
     def executed(self, site: Site) -> str:
-        """Return the implementation of a site, in the words of the summary."""
+        """Return the implementation of a site, as the summary shows it."""
         if site.placement not in (Placement.KPROBE, Placement.KRETPROBE):
             return site.executed
         self._kprobes.look()
@@ -360,7 +360,7 @@ class KernelGroups:
         return found
 
     def note_of_misses(self) -> Notice | None:
-        """Return the notice for a kernel that does not count the hits during handlers."""
+        """Return the notice for a kernel that does not count the hits during handlers; None if there are none."""
         if not self._misses.has_watched or Feature.LINK_MISSED in self._features:
             return None
         return Notice(
@@ -397,7 +397,7 @@ class KernelGroups:
             yield LeftOutProbe(probe.number, probe.path, probe.where, reason)
 
     def states_of(self, numbers: Sequence[int]) -> Iterator[StateEvent]:
-        """Iterate over the states of refused probepoints among some, one for each reason."""
+        """Iterate over the states of those probepoints in ``numbers`` that were refused, one for each reason."""
         by_reason: dict[str, list[int]] = {}
         for number in numbers:
             if (reason := self.refused.get(number)) is not None:

@@ -110,7 +110,7 @@ class TrampolinePlan:
 
     A trampoline runs when a function begins, or after its return, and has the function's arguments and its result. The
     kernel finds functions by the names in its type information (BTF), so a name must be that of only one function.
-    Errors are added to ``diagnostics``; what a pattern matches but cannot be probed goes to ``left_out``.
+    Errors are added to ``diagnostics``; functions that match a pattern but cannot be probed to ``left_out``.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ _SAVED_BY_FTRACE = frozenset({"eax", "ecx", "edx", "esi", "edi", "r8", "r9", "es
 """Registers in every ``ftrace_regs`` of x86-64 (arch/x86/include/asm/ftrace.h)."""
 
 _LANDING_PADS = (bytes.fromhex("f30f1efa"), bytes.fromhex("660f1f00"))
-"""``endbr64``, and what the kernel replaces it with if nothing may jump to it (gen_endbr_poison)."""
+"""``endbr64``, and the nop that replaces it in functions that no indirect jump may enter (gen_endbr_poison)."""
 
 _READING = ("push mem", "log mrf", "log str", "vfyr")
 """Prefixes of the syntax of instructions that read memory."""

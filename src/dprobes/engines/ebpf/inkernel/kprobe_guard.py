@@ -19,7 +19,7 @@ __all__ = ["Guard", "remove_lines"]
 _LINES = "kprobe_events"
 _PAUSE = 0.05
 _PATIENCE = 60.0
-"""Seconds in which the kernel removes events, one by one, tens of milliseconds each."""
+"""Timeout in seconds for removing events: the kernel removes them one by one, in tens of milliseconds each."""
 _BUSY = 16  # EBUSY: the events of a process that is being killed are closed a little later
 
 
@@ -87,7 +87,7 @@ def main(group: str, pipe: int, directory: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     while os.read(pipe, 1):
         pass
-    # A process that is killed while it writes a line has written it before the pipe ends.
+    # A process that is killed while it writes a line has written it before the kernel closes its end of the pipe.
     remove_lines(directory, _lines_of(directory, group))
 
 

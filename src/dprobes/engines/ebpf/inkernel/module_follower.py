@@ -122,7 +122,7 @@ class ModuleFollower:
         return [number for number, sites in self._installed.numbers.sites.items() if sites and not ended(number)]
 
     def _give_up(self) -> tuple[int, ...]:
-        """Detach events that use addresses; end what cannot be attached again, and return its numbers."""
+        """Detach events that use addresses; end the probepoints that cannot be attached again, and return these."""
         attachments, numbers = self._installed.attachments, self._installed.numbers
         for number in numbers.events:
             attachments.detach(number)

@@ -8,11 +8,11 @@ relocated and before its parameters are set and its ``init`` is called. After it
 until it is loaded again.
 
 Closing the link to a tracepoint takes the kernel 30 to 60 ms, and not less if many are closed at the same time.
-Removing a line after that takes 1 ms, in a write of its own or in one with others (6.1 and 6.12 in an emulated
+Removing a line after that takes 1 ms, in a separate write or together with others (6.1 and 6.12 in an emulated
 machine).
 
-A line is no descriptor: it stays when its writer is killed. So another process (``guard``) removes the lines of this
-process then. A process that starts later removes those that were left even so: a group's name identifies its process.
+Unlike a descriptor, a line remains when its writer is killed. So another process (``kprobe_guard``) removes the lines
+of this process then. A process that starts later removes lines that remained: a group's name identifies its process.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class WaitingLinks(Descriptors):
         self.lines: list[str] = []
 
     def missed(self) -> list[int]:
-        """Return the hits that each kprobe has missed, including those for which no return could be awaited."""
+        """Return the hits that each kprobe has missed, including calls whose return the kernel could not track."""
         missed = self._owner.missed()
         return [missed.get(line.partition("/")[2], 0) for line in self.lines]
 
@@ -161,7 +161,7 @@ def parse_misses(text: str) -> dict[str, int]:
     Return the missed hits, by the names of events.
 
     A line is ``EVENT HITS MISSES`` (``probes_profile_seq_show`` in kernel/trace/trace_kprobe.c); misses of a return
-    probe include those for which no return could be awaited.
+    probe include calls whose return the kernel could not track.
     """
     rows = (line.split() for line in text.splitlines())
     return {row[0]: int(row[2]) for row in rows if len(row) == 3}

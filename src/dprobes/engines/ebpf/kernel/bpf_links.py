@@ -82,7 +82,7 @@ class UprobeLinks(Descriptors):
         close_in_proxy(self.detach())
 
 
-_ENOTSUPP = 524  # include/linux/errno.h; not for user space, but uprobes let it out
+_ENOTSUPP = 524  # include/linux/errno.h; not for user space, but uprobes return it
 
 
 def uprobe_attach_type(features: Features) -> AttachType:
@@ -108,7 +108,8 @@ def attach_uprobes(
 
     ``pid`` restricts hits to one process without its children if the kernel supports that
     (``Feature.UPROBE_MULTI_PROCESS``), which saves the hits of others; the program must still check the process. The
-    offsets must be those of instructions that the kernel supports. ``shown`` is the file's name in errors.
+    offsets must be those of instructions that the kernel supports. ``shown`` is the file's name in errors. Raise a
+    ``DprobesError`` if the kernel refuses.
     """
     shown = shown or path
     if Feature.UPROBE_MULTI in features:

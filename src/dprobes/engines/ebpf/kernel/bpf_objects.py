@@ -81,7 +81,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def refused(error: OSError, problem: str, denied: str, remedy: str) -> EngineError:
-    """Return the error that there is a ``problem``, or that the kernel has ``denied`` something to this process."""
+    """Return ``PrivilegeError`` with the message ``denied`` for EPERM or EACCES, else ``EngineError`` (``problem``)."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return PrivilegeError(denied, hint=remedy)
     return EngineError(problem, hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None)
@@ -89,9 +89,9 @@ def refused(error: OSError, problem: str, denied: str, remedy: str) -> EngineErr
 
 class Descriptor:
     """
-    An owned descriptor; it may be closed more than once, and leaving the context manager closes it.
+    An owned file descriptor; it may be closed more than once, and leaving the context manager closes it.
 
-    A closed one is -1.
+    ``fd`` is -1 once it is closed or detached.
     """
 
     def __init__(self, fd: int) -> None:
@@ -162,7 +162,7 @@ _FUNCTION_RECORD = struct.Struct("=II")  # struct bpf_func_info
 
 
 def with_descriptors(assembled: Assembled, maps: Mapping[MapName, int]) -> bytes:
-    """Return the bytes of a program, with the names of maps replaced by their descriptors."""
+    """Return the bytes of a program, with the names of maps replaced by their file descriptors."""
     code = bytearray(encode(assembled.code))
     for reference in assembled.maps:
         _IMMEDIATE.pack_into(code, reference.index * INSN_SIZE + _IMMEDIATE_OFFSET, maps[reference.map])
@@ -201,7 +201,7 @@ def loadable(
     attach_btf_id: int = 0,
     name: str = "",
 ) -> Iterator[Program]:
-    """Yield the program in the form to be loaded; type information is loaded meanwhile if it has several functions."""
+    """Yield the program in the form to be loaded; if it has several functions, their BTF is loaded in the context."""
     code = with_descriptors(assembled, maps)
     if len(assembled.functions) == 1:
         yield Program(kind, code, attach_type, flags, name, attach_btf_id=attach_btf_id)
@@ -277,9 +277,9 @@ class ArrayMap(Descriptor):
 
 class OuterMap(Descriptor):
     """
-    A map with one element, in which programs that are loaded earlier find another map of the form of ``example``.
+    A map whose only element is another map with the layout of ``example``; it can be stored after programs are loaded.
 
-    That map lives as long as it is in here.
+    The stored map exists at least as long as it is the element of this one.
     """
 
     def __init__(self, example: int, name: str = "") -> None:
@@ -352,7 +352,7 @@ class _KernelMaps:
         return made
 
     def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> HashMap:
-        """Return a hash with all its memory."""
+        """Return a hash whose memory is allocated at once."""
         return HashMap(key_size, value_size, entries, name, preallocated=True, per_cpu=per_cpu)
 
 

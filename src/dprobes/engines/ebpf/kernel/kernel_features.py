@@ -83,7 +83,7 @@ class Features:
     """
     Features of the kernel; each is tried when it is first asked for, once in the lifetime of the object.
 
-    ``overrides`` are answers for features without a trial, for tests.
+    ``overrides`` are results that replace the trials of features, for tests.
     """
 
     def __init__(self, types: KernelTypes | None = None, overrides: Mapping[Feature, bool] | None = None) -> None:

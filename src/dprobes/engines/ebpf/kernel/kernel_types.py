@@ -75,7 +75,7 @@ class KernelTypes:
     """
     Types of the running kernel; see ``Btf`` for the results of the methods.
 
-    They raise OSError if the kernel shows no types (FileNotFoundError: built without them). The look-ups of a start
+    They raise OSError if the kernel's BTF cannot be read (FileNotFoundError: built without it). The look-ups of a start
     take some 10 ms. So results are cached until the next boot, except with another ``path``. Any thread may call the
     methods, including ``close``.
     """
@@ -96,7 +96,7 @@ class KernelTypes:
         return self._btf
 
     def require(self) -> None:
-        """Raise OSError if the kernel shows no types; cheaper than looking for one."""
+        """Raise OSError if the kernel's BTF cannot be read; cheaper than looking up a type."""
         with self._lock:
             self._opened()
 

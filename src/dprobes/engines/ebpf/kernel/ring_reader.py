@@ -109,10 +109,10 @@ def wait(ring: RingBuffer, status: memoryview, timeout: float, others: Iterable[
     the 64-bit words of STATUS: a program that finds ``Status.WAITING`` set clears it and wakes this process; others
     need not.
 
-    poll(2) looks at the ring before it sleeps, after a barrier, which epoll_wait(2) would not do for an entry that came
-    without a wake-up. A program may read the word before it is set here, and write its entry after the ring was checked
-    here: it wakes no process. So the ring is checked again after a short sleep, and then less and less often. The word
-    stays set until an entry comes: if it has been set all the time, short sleeps are not needed any more.
+    poll(2) looks at the ring before it sleeps, after a barrier, which epoll_wait(2) would not do for an entry that
+    arrived without a wake-up. A program may read the word before it is set here, and write its entry after the ring was
+    checked here: it wakes no process. So the ring is checked again after a short sleep, and then less and less often.
+    The word stays set until an entry arrives: if it has been set all the time, short sleeps are not needed any more.
     """
     poll = select.poll()
     for descriptor in (ring.fd, *others):

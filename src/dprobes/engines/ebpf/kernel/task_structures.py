@@ -2,7 +2,7 @@
 Offsets in the kernel's structures of tasks and mappings, and the kernel's identification of mapped files.
 
 ``os.stat`` may return other numbers than mappings have: overlay file systems and btrfs use their own. So a file is
-mapped here, and the kernel is asked with the same program code as in handlers.
+mapped here, and a BPF program with the same code as in handlers reads the numbers of the mapping.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-Core files for ``exit 3``: the core of a process that its handler has stopped, written by another process.
+Core files for ``exit 3``: the core dump of a process that a handler has stopped, written by another process.
 
 The command is ``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS``. It traces the threads while it writes
 the file to its standard output. It reads the original bytes of breakpoints from its standard input, and writes errors
-to standard error. The kernel continues the threads when it ends. STOPS is the descriptor of the list in which it
+to standard error. The kernel resumes the threads when the command ends. STOPS is the descriptor of the list in which it
 records that the process has continued (``stop_guard``).
 """
 
@@ -47,7 +47,11 @@ class Dump:
         return self.writer.poll() is not None
 
     def finish(self, *, abandoned: bool = False) -> Notice:
-        """Continue the process, and return the notice for the user; an incomplete file is deleted."""
+        """
+        Wait for the writer, resume the process, and return the notice for the user; delete an incomplete file.
+
+        With ``abandoned``, the writer is killed instead.
+        """
         from dprobes.engines.engine_interface import no_core_notice, written_notice
 
         if abandoned:
@@ -68,7 +72,7 @@ def start_dump(
     pid: int, tid: int, name: str, directory: str, hidden: dict[int, int], stops: CoreStops
 ) -> Dump | Notice:
     """
-    Start to dump a stopped process, whose thread ``tid`` has hit; ``hidden`` are original bytes of breakpoints.
+    Start to dump a stopped process after a hit of its thread ``tid``; ``hidden`` has the bytes under breakpoints.
 
     If no file can be created, continue the process and return the notice.
     """
@@ -107,9 +111,9 @@ def start_dump(
 
 def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int, int]]]) -> dict[int, int]:
     """
-    Return the original bytes of breakpoints in a process, by address.
+    Return the original bytes under the breakpoints in a process, keyed by address.
 
-    ``sites`` are pairs of a file offset and the byte there, by the file's device and inode.
+    ``sites`` are pairs of a file offset and the byte there, keyed by the file's device and inode.
     """
     found: dict[int, int] = {}
     for mapping in code_mappings(pid)[0]:
@@ -121,7 +125,7 @@ def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int,
 
 
 def main(pid: int, tid: int, stops: CoreStops) -> None:
-    """Write the core of a stopped process to standard output, and continue the process."""
+    """Write the core dump of a stopped process to standard output, and resume the process."""
     was_stopped = False
     try:
         was_stopped = await_stop(pid)

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["EbpfSession"]
 
 _PATIENCE = 1.0
-"""Seconds after the end of all probepoints in which records are written without a notice."""
+"""Seconds after the end of all probepoints before a notice reports that records are still being written."""
 
 _STILL_WRITING = Notice(
     "probing has ended; earlier records are still being written",
@@ -267,7 +267,7 @@ class EbpfSession(Attachment):
         self._notices += self._module.begin()
 
     def _stacks(self, stack: contextlib.ExitStack) -> UserStacks | None:
-        """Return the follower of programs' call stacks, None if no handler logs any."""
+        """Return the unwinder of programs' call stacks, None if no handler logs any."""
         maps = self._installed.maps.tables
         stores = maps.stores if maps is not None else {}
         if not logs_user_stacks(self._program):
@@ -408,7 +408,7 @@ class EbpfSession(Attachment):
         return self._tree.alive <= 0 and (not self._sees_the_kernel or self._tree.has_left)
 
     def _turn(self) -> Iterator[Event]:
-        """Yield what has arrived, for a limited time."""
+        """Iterate over records and ends of probepoints that have arrived, for a limited time."""
         for each in self._stream.turn(lambda: self._stopping):
             self._look_at_images()
             if isinstance(each, RecordBatch):
@@ -524,7 +524,7 @@ class EbpfSession(Attachment):
             yield from self._stopped_processes.take(ended)
 
     def _hidden(self, pid: int) -> dict[int, int]:
-        """Return the original bytes of the breakpoints in a process, by address."""
+        """Return the original bytes under the breakpoints in a process, keyed by address; empty if it has ended."""
         from dprobes.engines.ebpf.read.core_dumper import breakpoints_in
 
         with contextlib.suppress(TargetError):
@@ -538,7 +538,7 @@ class EbpfSession(Attachment):
         installed = self._installed
         # Links are gone when this returns, and with them the last handler: the ring receives no more entries.
         with self._changing:
-            unheard = installed.expired()  # with no room in the ring for the entry, or still in it
+            unheard = installed.expired()  # their entries had no room in the ring, or are still in it
             installed.detach()
         self._look_at_images()  # tables may name addresses of processes that made no record
         yield from (*installed.happened(), *installed.kernel.notices())
@@ -557,7 +557,7 @@ class EbpfSession(Attachment):
         yield Finished(self.counts(), status)
 
     def _rest(self) -> Iterator[Event]:
-        """Yield what arrived before the end; there are no more hits."""
+        """Iterate over the events that arrived before the end; there are no more hits."""
         installed = self._installed
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():

@@ -203,8 +203,8 @@ class HeldRecords:
     Records that were read but not released yet, and ends of probepoints between them.
 
     ``faulting`` maps the probepoints whose record is dropped when their instruction faults to the file offset of that
-    instruction. For those in ``ticketed`` the kernel tells whether the instruction of a hit faulted. A thread from
-    which nothing has arrived for ``SETTLING`` seconds is examined by ``progress``; without it, that time suffices.
+    instruction. For those in ``ticketed``, a signal shows whether the instruction of a hit faulted. A thread from which
+    nothing has arrived for ``SETTLING`` seconds is examined by ``progress``; without it, that time suffices.
     """
 
     def __init__(
@@ -227,9 +227,9 @@ class HeldRecords:
         self._obstacle: _Thread | None = None
         """Thread of the first item, if that was uncertain at the last call of ``take``."""
         self.faults: Counter[int] = Counter()
-        """Hits that did not complete the instruction, by probepoint."""
+        """Number of hits that did not complete the instruction, keyed by probepoint."""
         self.dropped: Counter[int] = Counter()
-        """Records that were dropped for that reason, including stack traces, by probepoint."""
+        """Number of records that were dropped for that reason, including stack traces, keyed by probepoint."""
         self.expect(faulting)
 
     def __bool__(self) -> bool:

@@ -1,15 +1,15 @@
 r"""
-Mappings of code, execs and forks of processes, from the kernel's ring of a perf event on each CPU.
+Mappings of code, execve and fork of processes, from the kernel's ring of a perf event on each CPU.
 
 Layouts are those of perf_event_open(2), "MMAP layout". A ring is a page of positions, then the data, a power of two::
 
-    page 0   1024  u64 data_head: the kernel's position | u64 data_tail: ours; both only grow
+    page 0   1024  u64 data_head: the kernel's position | u64 data_tail: the reader's; both only grow
 
-    record   u32 type | u16 misc | u16 size | what the type has | u64 time
+    record   u32 type | u16 misc | u16 size | fields of the type | u64 time
 
     MMAP2    u32 pid, tid | u64 address, length, page offset | u32 major, minor | u64 inode, generation
              | u32 protection, flags | path \0, filled up
-    COMM     u32 pid, tid | name \0, filled up            misc bit 13: by an exec
+    COMM     u32 pid, tid | name \0, filled up            misc bit 13: by execve
     FORK     u32 pid, parent, tid, parent's tid | u64 time
 """
 
@@ -72,7 +72,7 @@ class MappedFile(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """An exec in a process, with the new name of the process; its new mappings follow."""
+    """A successful execve of a process, with the new name of the process; its new mappings follow."""
 
     time: int
     pid: int
@@ -80,7 +80,7 @@ class Executed(NamedTuple):
 
 
 class ForkedProcess(NamedTuple):
-    """A fork of a process by its parent."""
+    """A process that its parent has started by fork."""
 
     time: int
     pid: int

@@ -303,7 +303,7 @@ class Spool:
 
     def take(self) -> Iterator[RecordBatch | Ended | None]:
         """
-        Iterate over what need not be held back.
+        Decode the pieces, and iterate over the items that need not be held back.
 
         Yield None for a piece of which everything is held back, so that the caller can do other work meanwhile.
         """
@@ -323,7 +323,7 @@ class Spool:
 
 # If the ring is full, a record is lost and counted. So the ring is emptied before anything else, whatever happens to
 # the records then. While records arrive, the ring is polled every few milliseconds. A handler wakes this process only
-# if nothing came for a while, because a wake-up costs it ten times as much as the record.
+# if nothing has arrived for a while, because a wake-up costs it ten times as much as the record.
 
 
 _SPOOL_SIZE = 64 << 20
@@ -331,7 +331,7 @@ _SPOOL_SIZE = 64 << 20
 
 _PIECE = 1 << 20
 """
-Approximate number of bytes taken from the ring at once: decoding them takes some milliseconds, then more have come.
+Approximate number of bytes taken from the ring at once: decoding them takes a few milliseconds.
 """
 
 _TURN = 0.1
@@ -345,7 +345,7 @@ _BUSY_SLEEP = 0.005
 
 
 class RecordStream:
-    """Records of a run, read from its ring in turns; ``status`` are the words that tell whether this side sleeps."""
+    """Records of a run, read from its ring in turns; a word of ``status`` (STATUS) shows that the reader sleeps."""
 
     def __init__(
         self,
@@ -399,7 +399,7 @@ class RecordStream:
             if self._ring.pending >= self._room:
                 self._take()
             if time.monotonic() > until or is_stopping():
-                return  # the rest comes in the next turn, even if nothing was given out: changes of tables never are
+                return  # the rest follows in the next turn, even if nothing was yielded: changes of tables never are
         self._taking = None
 
     def pause(self) -> bool:
@@ -419,7 +419,11 @@ class RecordStream:
             self._last_record = time.monotonic()
 
     def rest(self) -> Iterator[RecordBatch | Ended | None]:
-        """Iterate over all remaining items once no handler runs any more; yield None now and then."""
+        """
+        Iterate over all remaining items once no handler runs any more.
+
+        Yield None for a piece of which everything is held back, so that the caller can do other work.
+        """
         yield from self._taking or ()
         while self._take() and self._ring.pending:
             yield from self._spool.take()

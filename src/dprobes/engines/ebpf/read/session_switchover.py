@@ -1,7 +1,7 @@
 """
 Replacement of a session by another one, hit by hit (``bpf.lower.hits.hit_prologue``).
 
-Everything that can fail comes first, and leaves the other session unchanged: the new program is loaded and attached
+Everything that can fail is done first, and leaves the other session unchanged: the new program is loaded and attached
 while no hit belongs to it. Then a word in memory switches all handlers at once, and the old links are closed.
 
 While a session is being replaced, nothing may be attached for it: a program that is attached later runs earlier.
@@ -66,7 +66,7 @@ class PrivateSite(Descriptor):
 
 class Barrier:
     """
-    A one-time wait until all hits are finished that had begun when ``wait`` was called.
+    A one-time wait for the end of all hits that had begun when ``wait`` was called.
 
     To remove a uprobe, the kernel waits for all handlers of all uprobes (``uprobe_unregister_sync``). Before Linux
     6.12, handlers run under the lock of their place, and there is nothing to wait for.
@@ -78,7 +78,7 @@ class Barrier:
             self._links = place.attach(finished(Assembler()), {})
 
     def wait(self) -> None:
-        """Wait; a second call does nothing."""
+        """Wait until these hits have ended; a second call does nothing."""
         self._links.close()
 
 
@@ -168,7 +168,7 @@ def _checked(session: Attachment) -> ReplaceableSession:
 
 
 class Replacement:
-    """A session that is prevented from changing; ``old`` is its program in the kernel, None if it is at its end."""
+    """A session that is prevented from changing; ``old`` is its program in the kernel, None if it has ended."""
 
     def __init__(self, session: ReplaceableSession, old: Installation | None, features: Features) -> None:
         self._session = session
@@ -197,8 +197,8 @@ class Replacement:
         # The order matters: a thread that finds the new program CROSSING must find the old one REPLACED.
         self._old.maps.set_switch_over(SwitchOver.REPLACED)
         new.maps.set_switch_over(SwitchOver.CROSSING)
-        # At a hit, the new program may just have read NOT_OURS. The hit would not reach the old program any more if
-        # that were removed from the list of its place now (list_del_rcu).
+        # At a hit, the new program may just have read NOT_OURS. The hit would not reach the old program any more if the
+        # latter were removed from the uprobe's list of consumers now (list_del_rcu).
         barrier.wait()
         # After this, no handler of the old program runs any more, even if a forked process still has a descriptor of a
         # link.

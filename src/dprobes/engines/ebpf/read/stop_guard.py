@@ -1,14 +1,14 @@
 """
-List of the processes that ``exit 3`` has stopped, and a guard process that continues them.
+List of the processes that ``exit 3`` has stopped, and a guard process that resumes them.
 
-The guard does so if dprobes is killed before their core is written. The engine, the process that writes a core, and the
-guard share the list that handlers write (``bpf.core_stop_layout``). A process that continues another one records that
-in the list right afterwards. If it is killed in between, the other one may be continued twice, but never not at all.
-Processes that somebody else has stopped meanwhile stay stopped.
+The guard does so if dprobes is killed before their core dumps are written. The engine, the process that writes a core
+dump, and the guard share the list that handlers write (``bpf.core_stop_layout``). A process that resumes another one
+records that in the list right afterwards. If it is killed in between, the other one may be resumed twice, but is
+resumed at least once. Processes that another program has stopped meanwhile stay stopped.
 
 The guard is started before the first handler is attached, in its own session, so that signals of a terminal do not
-reach it. It waits for the end of a pipe, or of the process that has started it; then no link is left. It leaves a
-process whose core is being written to the writer, as long as that runs. Its command is ``python -m
+reach it. It waits for the end of a pipe, or of the process that has started it; then no link is left. A process whose
+core dump is being written is left to the writer, as long as the writer runs. The guard's command is ``python -m
 dprobes.engines.ebpf.read.stop_guard STOPS PIPE PROCESS``, with three descriptors.
 """
 
@@ -45,13 +45,13 @@ __all__ = ["CoreStops", "Stop", "StopGuard", "await_stop", "is_stop_pending", "m
 
 _STOP_BIT = 1 << signal.SIGSTOP - 1
 _STOPPING_TIME = 1.0
-"""Seconds that the threads of a process may take to reach their stop."""
+"""Timeout in seconds for the threads of a process to stop."""
 _LOOK = 0.001
 _NANOSECONDS = 1_000_000_000
 
 
 class Stop(NamedTuple):
-    """A stopped process: its place in the list, its id, its keeper's id (0: none yet), and the time of the stop."""
+    """A stopped process: index in the list, process id, keeper's id (0: none yet), and time of the stop (ns)."""
 
     place: int
     pid: int
@@ -86,7 +86,7 @@ class CoreStops:
         self._memory.close()
 
     def end(self) -> None:
-        """Prevent handlers from stopping further processes; those in the list when this returns are all."""
+        """Prevent handlers from stopping further processes; when this returns, the list is complete."""
         self._words[CLOSED // 8] = 1
         time.sleep(_LOOK)  # enough for the store to be visible before the list is read next
 
@@ -99,7 +99,7 @@ class CoreStops:
         return any(stop.pid == pid for stop in self._noted())
 
     def unheard(self, seconds: float) -> list[int]:
-        """Return the processes without a keeper whose stop is more than ``seconds`` ago."""
+        """Return the processes without a keeper that were stopped more than ``seconds`` ago."""
         return [stop.pid for stop in self.waiting() if not stop.keeper and stop.age > seconds]
 
     def entrust(self, pid: int, keeper: int) -> None:
@@ -109,11 +109,11 @@ class CoreStops:
 
     def let_go_on(self, pid: int, *, was_stopped: bool | None = None) -> None:
         """
-        End this tool's stop of a process; nothing happens if it has ended.
+        Resume a process that a handler has stopped; do nothing if the list has no such stop of it any more.
 
-        ``was_stopped`` tells whether the process has been seen in its stop (None: check now). If the list has one stop
-        of the process, a SIGSTOP that is still pending then is somebody else's: the process stays stopped until they
-        continue it.
+        ``was_stopped`` is whether the process has been seen stopped (None: check now). If it has, and the list has only
+        one stop of it, a pending SIGSTOP is that of another program: the process stays stopped until that program
+        resumes it.
         """
         mine = self._of(pid)
         if not mine:
@@ -153,7 +153,7 @@ def is_stop_pending(pid: int) -> bool:
 
 def await_stop(pid: int) -> bool:
     """
-    Wait until no thread runs any more; return whether that came.
+    Wait until all threads have stopped; return False if one still runs after a second, or the process has ended.
 
     A thread that sleeps in the kernel may take longer.
     """
@@ -178,7 +178,7 @@ _WRITER = b"dprobes.engines.ebpf.read.core_dumper"
 
 _GUARD_LOOK = 0.005
 _PATIENCE = 1.0
-"""Seconds that a handler may take from the note to the stop."""
+"""Maximum seconds from a handler's entry in the list to the stop of the process."""
 
 
 class StopGuard:
@@ -194,7 +194,7 @@ class StopGuard:
 
         theirs, self._ours = os.pipe2(os.O_CLOEXEC)
         try:
-            # The pipe alone would not do: a fork of this process has a copy of it.
+            # The pipe alone is not sufficient: a child that this process forks has a copy of it.
             process = os.pidfd_open(os.getpid())
             try:
                 passed = self._descriptor, theirs, process

@@ -1,5 +1,5 @@
 """
-Processes that ``exit 1`` and ``exit 3`` have stopped: they go to a debugger, or their core is written.
+Processes that ``exit 1`` and ``exit 3`` have stopped: they are handed to a debugger, or their core dump is written.
 
 The kernel stops the thread by a SIGSTOP, which it delivers after the probed instruction was executed: the debugger or
 the core shows the state right after it.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["CORE_DUMP", "DEBUGGER", "StoppedProcesses"]
 
 DEBUGGER = 1
-"""Operand of ``exit``, like ``CORE_DUMP``."""
+"""Operand of ``exit`` that hands the process to a debugger."""
 
 _GUARD_LOOK = 0.25
 """Seconds between two checks whether the guard runs."""
@@ -39,7 +39,7 @@ _GUARDS_MAX = 4
 """Number of replaced guards after which a notice follows: a guard may have been killed, but hardly so often."""
 
 _UNHEARD = 2.0
-"""Seconds without new entries after which a stop without an entry is known to have found the ring full."""
+"""Age in seconds of a stop whose entry must have found the ring full, if the ring has nothing new."""
 
 
 class StoppedProcesses:
@@ -57,7 +57,7 @@ class StoppedProcesses:
 
     def begin(self, descriptor: int) -> None:
         """
-        Prepare for processes whose core is requested; to be called before any handler runs.
+        Prepare for processes that are stopped for a core dump; to be called before any handler runs.
 
         ``descriptor`` is that of the list of stopped processes.
         """
@@ -73,7 +73,7 @@ class StoppedProcesses:
             ) from error
 
     def close(self) -> None:
-        """Continue all processes that are stopped for a core; no handler runs any more."""
+        """Resume all processes that are stopped for a core dump; no handler runs any more."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -87,7 +87,7 @@ class StoppedProcesses:
         return self._debuggers.is_idle and not self._dumps
 
     def take(self, ended: Ended) -> Iterator[Event]:
-        """Begin with a process that was stopped, after the probepoint has been removed."""
+        """Hand a stopped process to a debugger, or start its core dump, after the probepoint has been removed."""
         name = process_field(ended.tid, "Name") or "ended"
         if ended.reason == DEBUGGER:
             pointer = _pointer(ended.tid)
@@ -107,7 +107,7 @@ class StoppedProcesses:
             self._dumps.append(started)
 
     def dismiss(self, ended: Ended) -> None:
-        """Continue a process that reached the probepoint before the request of another one was seen."""
+        """Resume a process that was stopped at a probepoint whose removal another process had already requested."""
         if ended.reason == DEBUGGER:
             with suppress(ProcessLookupError):
                 os.kill(ended.pid, signal.SIGCONT)

@@ -32,10 +32,10 @@ _WORDS = struct.Struct(f"={SNAPSHOT_REGISTERS}Q")
 
 class UserStacks:
     """
-    Stacks of records that are still to come, by the number of the handler's state and the position in the log.
+    Stacks of records that have not arrived yet, keyed by the number of the handler's state and the position in the log.
 
-    ``look`` reports to ``images`` what processes have mapped up to now: processes that have ended are unwound by their
-    files.
+    ``look`` reports to ``images`` what processes have mapped up to now: stacks of processes that have ended are unwound
+    with their files.
     """
 
     def __init__(
