@@ -283,7 +283,7 @@ class Assembler:
         self.emit(CALL, src=CallKind.LOCAL)
 
     def call_kfunc(self, btf_id: int) -> None:
-        """Call a kernel function by the id of its type in the kernel's BTF."""
+        """Call a kernel function, given its BTF id."""
         self.emit(Class.JMP | Jump.CALL, src=CallKind.KFUNC, imm=btf_id)
 
     def look_up(self, name: MapName, key: Register, offset: int, none: Label | None = None) -> None:

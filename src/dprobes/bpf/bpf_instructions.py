@@ -120,7 +120,7 @@ class Jump(IntEnum):
     JSLE = 0xD0
     MAY_GOTO = 0xE0
     """
-    A jump that is taken after 2**23 executions, which a hidden counter limits, or after 250 ms.
+    A jump that is taken once a hidden counter has counted 2**23 executions, or after 250 ms.
 
     Source: kernel commit 011832b97b31.
     """

@@ -154,8 +154,8 @@ class MapName(Enum):
     Tickets for passcount and maxhits that the last hit of each thread drew, in case its instruction faults.
 
     u32 thread id (of the initial namespace) to ``NOTE_HITS`` pairs of u64 instruction pointer and u64 entry of the
-    probe table. A hit may concern two probepoints, an instruction's and that of a return; an empty pair has the pointer
-    0.
+    probe table. A hit may count for two probepoints, one at the instruction and one at a return; an empty pair has the
+    pointer 0.
     """
     UNSEEN_RETURNS = "unseen_returns"
     """
@@ -165,7 +165,7 @@ class MapName(Enum):
     """A hash of the processes in scope: u32 process id (of the initial namespace) to ``ScopeField`` values."""
     ENDING = "ending"
     """
-    A hash of the threads that have reached ``sched_process_exit``: those of THREAD_VARIABLES to their ``task_struct``.
+    A hash of the threads that have reached ``sched_process_exit``: keys as in THREAD_VARIABLES to u64 ``task_struct``.
 
     An element stays until ``sched_process_free``, or until another thread has the number.
     """
@@ -232,7 +232,7 @@ class ProbeField(IntEnum):
     The offsets of the fields of a probe table entry.
 
     The low 32 bits of an attach cookie are the index of an entry. The upper 32 bits are the signed distance of the
-    breakpoint from the written place.
+    breakpoint from the specified place.
 
     ::
 
@@ -241,9 +241,9 @@ class ProbeField(IntEnum):
         16 u64 lost        records for which the ring had no room
         24 u64 missed      hits that ran no handler because all of SCRATCH was in use
         32 u32 disabled    not 0: no handler runs any more; REMOVED_BY and a thread id if 'remove' of a hit set it
-        40 u64 link        the link address of the written place
+        40 u64 link        the link address of the specified place
         48 u64 unhandled   the bits of the uncaught exceptions that ended handlers
-        56 u64 offset      the file offset of the written place
+        56 u64 offset      the file offset of the specified place
     """
 
     HITS = 0

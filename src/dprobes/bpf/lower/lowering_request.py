@@ -218,7 +218,7 @@ class Placement(Enum):
 
     @property
     def is_return(self) -> bool:
-        """True if the placement is a return from a function by a changed return address."""
+        """True if the handler runs at the return of a function whose return address the kernel has replaced."""
         return self in (Placement.URETPROBE, Placement.KRETPROBE, Placement.ENTRY_RETURN)
 
 
@@ -287,14 +287,14 @@ class Request:
     """
     The request for the code of one probe definition.
 
-    ``items`` are those of its records. ``probe`` is the index of its only probepoint, ``link`` the link address of that
-    probepoint, and ``moved`` the distance of its breakpoint from there. If ``probe`` is None, the index is in the
-    attach cookie and the rest is in the probe table. ``symbols`` are link addresses. ``per_cpu`` is the address of the
-    kernel's array of per-CPU offsets, and the set of symbol addresses that are per-CPU. ``namespace`` is the device and
-    inode of the PID namespace whose ids records show, None for the initial one. ``return_bytes`` is the number of bytes
-    that a RET_SITE pops besides the return address. ``wants_tid`` puts the thread id into ring entries. ``note`` is set
-    where a hit does not count if its instruction faults: it is the index of this handler's pair in NOTES.
-    ``extensions`` are the eBPF forms of the functions that ``callk`` may call: functions of a ``Composer``.
+    ``items`` are the header items of its records. ``probe`` is the index of its only probepoint, ``link`` the link
+    address of that probepoint, and ``moved`` the distance of its breakpoint from there. If ``probe`` is None, the index
+    is in the attach cookie and the rest is in the probe table. ``symbols`` are link addresses. ``per_cpu`` is the
+    address of the kernel's array of per-CPU offsets, and the set of symbol addresses that are per-CPU. ``namespace`` is
+    the device and inode of the PID namespace whose ids records show, None for the initial one. ``return_bytes`` is the
+    number of bytes that a RET_SITE pops besides the return address. ``wants_tid`` puts the thread id into ring entries.
+    ``note`` is set where a hit does not count if its instruction faults: it is the index of this handler's pair in
+    NOTES. ``extensions`` are the eBPF forms of the functions that ``callk`` may call: functions of a ``Composer``.
 
     An EVENT has one probepoint (``probe``). With a ``module``, only those events count that interrupt the module's
     code, and the event shows where the module is mapped. With ``watched``, only events of processes in MAPPERS count,

@@ -321,7 +321,7 @@ class Writer:
         self.reads_unwritten = False
         """True if cells may be read that the handler has not written."""
         self.relocated: dict[int, int] = {}
-        """Link addresses by the offset in the encoded program at which their run-time addresses belong."""
+        """Link addresses of symbols, keyed by the offset in the encoded program of the operand to relocate."""
         self.trace = Routine(asm)
         self.loops = loops_of(asm, request.abilities, self.end_label)
         self._blocks: dict[int, Label] = {}

@@ -76,7 +76,7 @@ def _features() -> tuple[Features, str]:
 
 
 def _sites(compiled: ResolvedProgram, features: Features) -> tuple[Mapping[int, Site], list[str]]:
-    """Return the first site of each definition, by its number, and messages about what the engine would refuse."""
+    """Return the first site of each definition, keyed by its number, and the engine's errors for the program."""
     if compiled.resolved is None:
         return {}, []
     try:

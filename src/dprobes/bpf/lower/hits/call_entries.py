@@ -85,7 +85,7 @@ def entry_size(entry: KeptEntry) -> int:
 
 
 def entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
-    """Return the program at the entry for a request, whose placement is that of the entry."""
+    """Return the program at the entries of calls; the placement of ``request`` is that of the entry."""
     assert request.entry is not None
     if request.abilities.calls is not None:
         return table_entry_program(architecture, request, host)

@@ -53,7 +53,7 @@ _KEY, _EMPTY = -4, -96
 
 
 def ticket_of(writer: Writer) -> Ticket | None:
-    """Return the ticket of a handler; None if there is nothing to give back."""
+    """Return the ticket of a handler; None if a hit never has to return one."""
     request = writer.request
     if request.note is None or not (request.passcount or request.maxhits or writer.flow.uses("remove")):
         return None

@@ -50,7 +50,7 @@ _R = Register
 
 
 def can_share(assembled: Assembled) -> bool:
-    """Return whether a handler can be part of a program with others: its frame must be that of the program."""
+    """Return whether a handler can be part of a program with others: it must not be a callback with its own frame."""
     return not any((insn.opcode, insn.src, insn.imm) == (CALL, CallKind.HELPER, Helper.LOOP) for insn in assembled.code)
 
 
@@ -116,7 +116,7 @@ class ProbeTable:
         asm.point_to_element(dst, MapName.PROBES, index, self._request.tables.probes, PROBE_ENTRY_SIZE)
 
     def probe_offset(self, dst: Register) -> None:
-        """Load the file offset of the probepoint's written place, or of a sample; clobbers R9."""
+        """Load the file offset of the probepoint's specified place, or of a sample; clobbers R9."""
         if self._request.module is not None:
             self._asm.load(dst, SCRATCH, Field.PLACE)
             return

@@ -140,7 +140,7 @@ class Field(IntEnum):
     """The number of the place to which a routine returns."""
     HEAP_END = FIELDS + 208
     MOVED = FIELDS + 216
-    """The distance of this hit's breakpoint from the written place."""
+    """The distance of this hit's breakpoint from the specified place."""
     IP = FIELDS + 224
     PID = FIELDS + 232
     TID = FIELDS + 240
@@ -163,7 +163,7 @@ class Field(IntEnum):
     CUT_AT = FIELDS + 560
     """End of the log plus one, once an item had no room and the handler continued; LP is at the buffer's end then."""
     THREAD = FIELDS + 568
-    """The address of the thread's variables, where the verifier need not know what it points to."""
+    """The address of the thread's variables, in code that no verifier checks."""
 
 
 class Frame(IntEnum):

@@ -24,4 +24,4 @@ ROW_TEMPLATES = {
     **HEAP_TEMPLATES,
     **TABLE_TEMPLATES,
 }
-"""The templates by the syntax of rows; those of calls of extensions are in ``composer``."""
+"""The templates, keyed by the syntax of the row; ``composer`` has the one that calls extensions."""

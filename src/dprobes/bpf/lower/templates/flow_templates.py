@@ -262,7 +262,7 @@ class _TraceWriter:
         asm.place(present)
 
     def _offset(self, at: int, offset: bytes) -> None:
-        """Store the offset of the probepoint, which differs between those of one definition."""
+        """Store the offset of the probepoint, which differs between the probepoints of one definition."""
         if self._w.request.probe is not None and self._w.request.module is None:
             self._bytes(offset, at)
             return

@@ -141,7 +141,7 @@ def find_mappers(
     path: str | os.PathLike[str], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
 ) -> list[Mapper]:
     """
-    Return those of the processes ``pids`` (default: all) that map the file ``path`` executable and are accessible.
+    Return the accessible processes among ``pids`` (default: all) that map the file ``path`` executable.
 
     ``users`` limits the time that is spent on processes of other users.
     """
@@ -410,7 +410,7 @@ class _Memory:
         os.close(self._descriptor)
 
     def private_copies(self, start: int, end: int) -> set[int]:
-        """Return those of the pages from number ``start`` to ``end`` (excluded) that show no page of a file."""
+        """Return the page numbers from ``start`` to ``end`` (excluded) whose pages are private, not of a file."""
         descriptor = os.open(f"/proc/{self._thread}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.pread(descriptor, 8 * (end - start), 8 * start)

@@ -208,7 +208,7 @@ def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
 
 
 def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile]:
-    """Return the file ``found``, that for the other word size, and those that processes in scope execute."""
+    """Return the file ``found``, the one for the other word size, and the files that processes in scope execute."""
     name, scope = job.program.name, job.scope
     is_about_to_exec = bool(scope.command) or (scope.program is not None and not root_of(scope.pid or 0))
     thread = None if is_about_to_exec or scope.pid is None else living_thread(scope.pid)
@@ -340,7 +340,7 @@ class NewFiles:
             self._next = math.ceil(self._next / _LOOK_INTERVAL) * _LOOK_INTERVAL
 
     def _find(self, pids: Iterable[int] | None, probed: Sequence[Path]) -> None:
-        # A tree is small, and what it is about to execute changes fast.
+        # A tree has few processes, and they may execute another program at any moment.
         recent = self._planner.features.maps if pids is None else None
         known = self._known
         files = module_files(self._job.program.name, probed, pids, recent, self._users, known)

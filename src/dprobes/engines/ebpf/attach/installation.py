@@ -437,7 +437,7 @@ class Installation:
         return frozenset(offset for offset, _ in self.original_bytes().get((status.st_dev, status.st_ino), ()))
 
     def original_bytes(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Return file offset and original byte of each breakpoint, by the device and inode of the file."""
+        """Return file offset and original byte of each breakpoint, keyed by the device and inode of the file."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for part in self._parts:
             if part.file is None:

@@ -98,7 +98,7 @@ class LoadMaps:
 
     @property
     def descriptors(self) -> Mapping[MapName, int]:
-        """File descriptors of the maps by the names that handlers use."""
+        """File descriptors of the maps, keyed by the names that handlers use."""
         return {MapName.CPU_LOAD: self._cpus.fd, MapName.PROBE_LOAD: self._probes.fd}
 
     def spent(self) -> list[int]:

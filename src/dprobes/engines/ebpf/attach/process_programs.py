@@ -220,7 +220,7 @@ def exit_program(types: KernelTypes) -> Assembled:
     Return the program on ``sched_process_exit(task)``, which emits ``Entry.PROCESS`` for the last thread of a process.
 
     The process stays in scope, see ``free_program``. If the ring is full, the entry is lost; ``Status.ALIVE`` is
-    correct even so.
+    correct nevertheless.
     """
     asm = Assembler()
     end, there, ended = asm.label(), asm.label(), asm.label()

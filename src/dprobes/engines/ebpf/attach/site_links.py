@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Attachments", "CpuArrivals", "Group"]
 
 _RENEWAL_INTERVAL = 0.5
-"""Minimum number of seconds between two renewals of a link: what is removed meanwhile is removed together."""
+"""Minimum number of seconds between two renewals of a link: sites that end in between are removed together."""
 
 _CLOSERS = 64
 """Number of links that are closed at the same time: the kernel waits long for each, but for all of them at once."""

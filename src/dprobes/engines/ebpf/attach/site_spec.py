@@ -152,7 +152,7 @@ class _Planner:
         return (Site(probe.offset + moved, Placement.BREAKPOINT, executed, faults, moved, counter=counter),)
 
     def _cheaper_places(self) -> dict[int, int]:
-        """Return the bytes by which breakpoints may move to be cheaper, by the file offset of the specified place."""
+        """Return how many bytes breakpoints may move to be cheaper, keyed by file offset of the specified place."""
         probes = [probe for probe in movable_probes(self._resolved) if probe.offset not in self._kept]
         moves = cheap_sites_in(self._resolved.module, [probe.instruction for probe in probes])
         return {probe.offset: moved for probe, moved in zip(probes, moves, strict=True) if moved}

@@ -81,7 +81,7 @@ class KprobeList:
 
 def parse_kprobes(text: str) -> dict[int, str]:
     """
-    Return the implementation of kprobes, by their addresses.
+    Return the implementation of kprobes (``ftrace``, ``jump`` or ``breakpoint``), keyed by address.
 
     A line is ``ADDRESS  k|r  NAME+DISTANCE  MODULE  [FLAG]...`` (``report_probe`` in kernel/kprobes.c).
     """
@@ -391,7 +391,7 @@ class KernelGroups:
 
     @property
     def left_out(self) -> Iterator[LeftOutProbe]:
-        """Refused probepoints, in the form of those of patterns that could not be placed."""
+        """Refused probepoints, in the form of functions that match a pattern and have no probepoint."""
         for number, reason in self.refused.items():
             probe = self._probes[number]
             yield LeftOutProbe(probe.number, probe.path, probe.where, reason)

@@ -106,7 +106,7 @@ def replaces_kprobes(features: Features) -> bool:
 
 class TrampolinePlan:
     """
-    The probepoints that BPF trampolines serve: those of kernels without kprobes, and of functions that are skipped.
+    Planner of the probepoints that BPF trampolines serve: on kernels without kprobes, and at functions to be skipped.
 
     A trampoline runs when a function begins, or after its return, and has the function's arguments and its result. The
     kernel finds functions by the names in its type information (BTF), so a name must be that of only one function.

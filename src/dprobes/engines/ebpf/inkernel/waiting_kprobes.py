@@ -96,7 +96,7 @@ class WaitingProbes:
 
     def missed(self) -> dict[str, int]:
         """
-        Return the missed hits, by the names of events.
+        Return the missed hits, keyed by event name.
 
         The kernel resets the counter whenever it registers a kprobe, so misses before the module was loaded are not
         included.
@@ -158,7 +158,7 @@ class WaitingLinks(Descriptors):
 
 def parse_misses(text: str) -> dict[str, int]:
     """
-    Return the missed hits, by the names of events.
+    Return the missed hits, keyed by event name.
 
     A line is ``EVENT HITS MISSES`` (``probes_profile_seq_show`` in kernel/trace/trace_kprobe.c); misses of a return
     probe include calls whose return the kernel could not track.

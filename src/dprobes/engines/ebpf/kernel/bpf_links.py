@@ -257,7 +257,7 @@ def attach_tracepoints(
 
 
 class ProgramForm(NamedTuple):
-    """Load parameters of a program: its type, its attach type, and the BTF id of what it attaches to."""
+    """Load parameters of a program: its type, its attach type, and the BTF id of its attach target, 0 for none."""
 
     kind: ProgramType
     attach_type: AttachType

@@ -364,5 +364,5 @@ class KernelTables(TableMaps[ArrayMap, HashMap]):
 
     @property
     def descriptors(self) -> Mapping[MapName, int]:
-        """Descriptors by the names that handlers use for the maps."""
+        """File descriptors of the maps, keyed by the names that handlers use."""
         return {name: each.fd for name, each in self.maps.items()}

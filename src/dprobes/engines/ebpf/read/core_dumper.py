@@ -74,7 +74,7 @@ def start_dump(
     """
     Start to dump a stopped process after a hit of its thread ``tid``; ``hidden`` has the bytes under breakpoints.
 
-    If no file can be created, continue the process and return the notice.
+    If no file can be created, resume the process and return the notice.
     """
     import json
 

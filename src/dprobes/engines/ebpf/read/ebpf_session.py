@@ -225,7 +225,7 @@ class EbpfSession(Attachment):
             stack.callback(self._cpus.close)
 
     def _attach(self, installed: Installation, replacement: Replacement | None) -> None:
-        """Attach the handlers, in the place of those of another session if there is one."""
+        """Attach the handlers; they replace those of another session if there is one."""
         scope = self._job.scope
         states = installed.attach()
         self._notices += [*states, *notes_of_outsiders(states, scope, processes_of(scope))]
@@ -349,7 +349,7 @@ class EbpfSession(Attachment):
         self._readings.change(changes)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints; ``poll`` reports those that were there as REMOVED."""
+        """Remove probepoints; ``poll`` reports those that had not ended yet as REMOVED."""
         for probe in probes:
             if not 0 <= probe < len(self.probes):
                 raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
@@ -499,7 +499,7 @@ class EbpfSession(Attachment):
     # Ends of probepoints
 
     def _take_removals(self) -> Iterator[Event]:
-        """Remove probepoints as requested by clients, and report those that were still there."""
+        """Remove probepoints as requested by clients, and report those that had not ended yet."""
         attachments = self._installed.attachments
         gone = tuple(probe for probe in self._requests.take_removals() if attachments.take_away(probe))
         if gone:

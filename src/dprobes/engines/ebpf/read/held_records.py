@@ -203,8 +203,8 @@ class HeldRecords:
     Records that were read but not released yet, and ends of probepoints between them.
 
     ``faulting`` maps the probepoints whose record is dropped when their instruction faults to the file offset of that
-    instruction. For those in ``ticketed``, a signal shows whether the instruction of a hit faulted. A thread from which
-    nothing has arrived for ``SETTLING`` seconds is examined by ``progress``; without it, that time suffices.
+    instruction. For those in ``ticketed``, the kernel returns a hit's ticket if its instruction faulted. A thread from
+    which nothing has arrived for ``SETTLING`` seconds is examined by ``progress``; without it, that time suffices.
     """
 
     def __init__(

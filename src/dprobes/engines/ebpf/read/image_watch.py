@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Executed", "ForkedProcess", "ImageWatch", "MappedFile", "ProcessNews"]
 
 _PAGES = 128
-"""Pages of data in a ring: enough for the records of some hundred starts of programs."""
+"""Pages of data in a ring: enough for the records of a few hundred starts of programs."""
 
 _DATA_SIZE = _PAGES * mmap.PAGESIZE
 _HEAD_AT, _TAIL_AT = 1024 // 8, 1032 // 8

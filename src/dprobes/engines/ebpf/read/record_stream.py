@@ -317,7 +317,7 @@ class Spool:
         yield from self._held.take(self._drained, self._drains, self._drains)
 
     def close(self) -> None:
-        """Discard what has not been taken."""
+        """Discard the data that has not been taken."""
         self._overflow.close()
 
 
@@ -384,7 +384,7 @@ class RecordStream:
         return True
 
     def turn(self, is_stopping: Callable[[], bool]) -> Iterator[RecordBatch | Ended]:
-        """Release what has arrived, for a limited time or until the run is to stop, and keep emptying the ring."""
+        """Iterate over arrived items, for a limited time or until the run is to stop, and keep emptying the ring."""
         if self._take():
             self._last_record = time.monotonic()
         until = time.monotonic() + _TURN
@@ -435,5 +435,5 @@ class RecordStream:
             self._take()
 
     def close(self) -> None:
-        """Discard what has not been released."""
+        """Discard the records that have not been released."""
         self._spool.close()

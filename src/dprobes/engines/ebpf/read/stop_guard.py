@@ -91,11 +91,11 @@ class CoreStops:
         time.sleep(_LOOK)  # enough for the store to be visible before the list is read next
 
     def waiting(self) -> list[Stop]:
-        """Return the stopped processes that have not been continued."""
+        """Return the stopped processes that have not been resumed."""
         return [stop for stop in self._noted() if stop.keeper != ENDED and not _is_another(stop)]
 
     def has(self, pid: int) -> bool:
-        """Return whether a process is in the list, even if it has been continued; otherwise it was not stopped."""
+        """Return whether a process is in the list, even if it has been resumed; otherwise it was not stopped."""
         return any(stop.pid == pid for stop in self._noted())
 
     def unheard(self, seconds: float) -> list[int]:
@@ -103,7 +103,7 @@ class CoreStops:
         return [stop.pid for stop in self.waiting() if not stop.keeper and stop.age > seconds]
 
     def entrust(self, pid: int, keeper: int) -> None:
-        """Make the process that writes the core of a process its keeper."""
+        """Make ``keeper``, the process that writes the core dump of ``pid``, the keeper of ``pid``."""
         for stop in self._of(pid):
             self._set_keeper(stop, keeper)
 
@@ -127,7 +127,7 @@ class CoreStops:
             self._set_keeper(stop, ENDED)
 
     def forget(self, stop: Stop) -> None:
-        """Record that a process has been continued."""
+        """Record that a process has been resumed."""
         self._set_keeper(stop, ENDED)
 
     def _of(self, pid: int) -> list[Stop]:
@@ -182,7 +182,7 @@ _PATIENCE = 1.0
 
 
 class StopGuard:
-    """Handle of the guard in the process that it guards against; ``descriptor`` is that of the list."""
+    """Handle of the guard, in the process for whose end it waits; ``descriptor`` is that of the list."""
 
     def __init__(self, descriptor: int) -> None:
         """Start the guard; raise OSError if that fails."""
@@ -228,13 +228,13 @@ class StopGuard:
         return has_ended
 
     def close(self) -> None:
-        """Make the guard continue the rest of the list, when no handler runs any more, and wait for its end."""
+        """Make the guard resume the remaining processes, when no handler runs any more, and wait for its end."""
         os.close(self._ours)
         self._process.wait()
 
 
 def release(stops: CoreStops) -> None:
-    """Continue all processes in the list, and those that handlers that still run add to it."""
+    """Resume all processes in the list, including those that handlers that still run add to it."""
     stops.end()
     until = time.monotonic() + _PATIENCE
     while waiting := stops.waiting():
@@ -252,7 +252,7 @@ def _is_stopping(stop: Stop) -> bool:
 
 
 def _take_over(stops: CoreStops, stop: Stop) -> None:
-    """Continue a process if the process that was to write its core has ended without continuing it."""
+    """Resume a process if the process that was to write its core dump has ended without resuming it."""
     if _is_writer(stop.keeper):
         return
     if _is_stopping(stop):
