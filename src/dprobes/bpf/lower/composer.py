@@ -54,7 +54,7 @@ class Composer:
     # Values
 
     def variable(self, value: Variable | int = 0) -> Variable:
-        """Return a new variable with ``value``; a call has 16 of them."""
+        """Return a new variable with ``value``; raise ``NotSupportedError`` if a call has more than 16."""
         if self._used > _LAST:
             raise NotSupportedError(f"an extension has more than {_LAST - _FIRST + 1} variables")
         variable = Variable(self._w.work(self._used))

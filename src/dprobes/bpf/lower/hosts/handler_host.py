@@ -348,7 +348,7 @@ class Host(Identities, ProbeTable):
         asm.alu(Alu.SUB, dst, Register.R0)
 
     def load_copy_bias(self, dst: Register) -> None:
-        """Load the distance of this CPU's copies of variables from their symbols; only the kernel has such copies."""
+        """Raise AssertionError: only the kernel has copies of variables for each CPU (``KernelHost``)."""
         raise AssertionError(f"programs have no copies for each CPU (to {dst.name})")
 
     def function_ip(self) -> None:

@@ -200,7 +200,7 @@ class _ByName:
 
 
 def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
-    """Return a path that leads to the file of a mapping, and not to one that has replaced it."""
+    """Return a path that leads to the file of a mapping, not to one that has replaced it; None if there is none."""
     exact = Path(f"/proc/{thread}/map_files/{mapping.start:x}-{mapping.end:x}")
     plain = Path(root + mapping.path)
     try:

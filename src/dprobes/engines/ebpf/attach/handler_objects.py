@@ -206,7 +206,7 @@ def load_handler(
     span_of: Callable[[int], Span | None] = lambda _origin: None,
 ) -> int:
     """
-    Load a handler and return its descriptor; ``name`` names it for users.
+    Load a handler and return its descriptor; ``name`` names it for users. Raise a ``DprobesError`` if that fails.
 
     ``span_of`` returns the place of the instruction at an offset of the encoded program. ``attach_type`` is that of
     uprobes on this kernel; the handler of an EVENT has none, that of a TRACEPOINT its ``form``.

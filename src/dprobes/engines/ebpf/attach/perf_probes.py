@@ -158,7 +158,7 @@ class Watch(Descriptors):
         return self._memory.absolute
 
     def attach(self, bias: int) -> tuple[ProbeState, str] | None:
-        """Watch the address for a load bias; return a state and the reason if that fails. The caller holds the lock."""
+        """Watch the address for a load bias; return None, or a state and the reason. The caller holds the lock."""
         place = 0 if self._memory.absolute else bias
         if self.is_closed or place in self._placed:
             return None
@@ -408,7 +408,11 @@ def refuse_events(
 
 
 def attach_event(event: EventProbe, program: int) -> Descriptors | str:
-    """Attach a loaded program to its event, on every CPU; return the reason if no debug register is free."""
+    """
+    Attach a loaded program to its event, on every CPU; return the reason if no debug register is free.
+
+    Raise ``EngineError`` for another refusal of the kernel.
+    """
     probe = event.probe
     if probe.kind is ProbeKind.TRACEPOINT:
         from dprobes.engines.ebpf.kernel.bpf_links import attach_tracepoint

@@ -554,7 +554,7 @@ class FaultWatch:
         self._link = Descriptor(-1)
 
     def begin(self) -> Notice | None:
-        """Begin, once; return a notice if the kernel does not permit it."""
+        """Begin, once; return a notice if the kernel does not permit it, otherwise None."""
         if self._has_begun:
             return None
         self._has_begun = True

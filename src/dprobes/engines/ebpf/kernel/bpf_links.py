@@ -272,7 +272,7 @@ def form_of(traced: TracedEvent, types: KernelTypes) -> ProgramForm:
 
 
 def attach_tracepoint(traced: TracedEvent, program: int) -> Descriptors:
-    """Attach a loaded program to a tracepoint."""
+    """Attach a loaded program to a tracepoint; raise ``EngineError`` if the kernel refuses."""
     try:
         if traced.source is not Source.RECORD:
             return Descriptors((open_raw_tracepoint(program),))

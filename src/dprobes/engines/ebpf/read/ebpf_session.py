@@ -349,7 +349,7 @@ class EbpfSession(Attachment):
         self._readings.change(changes)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints; ``poll`` reports those that had not ended yet as REMOVED."""
+        """Remove probepoints, given their indices; ``poll`` reports those that had not ended yet as REMOVED."""
         for probe in probes:
             if not 0 <= probe < len(self.probes):
                 raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
@@ -364,7 +364,11 @@ class EbpfSession(Attachment):
 
     @contextlib.contextmanager
     def held_still(self) -> Iterator[Installation | None]:
-        """Prevent changes in the kernel in the context; yield the installation, or None if the session has ended."""
+        """
+        Prevent changes in the kernel in the context; yield the installation, or None if the session has ended.
+
+        Raise ``EngineError`` if another session has already replaced this one.
+        """
         with self._changing:
             if self._is_replaced:
                 raise EngineError(

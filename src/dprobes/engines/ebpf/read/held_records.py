@@ -149,7 +149,7 @@ def progress(tid: int, mark: int | None = None) -> int:
 
 
 def _run_time(tid: int) -> int | None:
-    """Return the nanoseconds that a thread has run, up to when it last stopped or the clock ticked."""
+    """Return the nanoseconds that a thread has run, up to its last stop or clock tick; None if unknown."""
     # Documentation/scheduler/sched-stats.rst: time on a CPU, time spent waiting for one, number of times it got one.
     try:
         with open(f"/proc/{tid}/schedstat", "rb") as file:

@@ -59,7 +59,7 @@ class StoppedProcesses:
         """
         Prepare for processes that are stopped for a core dump; to be called before any handler runs.
 
-        ``descriptor`` is that of the list of stopped processes.
+        ``descriptor`` is that of the list of stopped processes. Raise ``EngineError`` if the guard cannot be started.
         """
         from dprobes.engines.ebpf.read.stop_guard import CoreStops, StopGuard
 
