@@ -50,7 +50,7 @@ class Register(Enum):
     """
     The registers; they are not integers, because integers are immediates.
 
-    A call takes its arguments in R1-R5, returns in R0, and keeps only R6-R9. R10 is the end of the stack frame.
+    A call takes its arguments in R1-R5, returns in R0, and preserves only R6-R9. R10 is the end of the stack frame.
     """
 
     R0 = 0

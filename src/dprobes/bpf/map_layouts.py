@@ -121,7 +121,7 @@ class MapName(Enum):
     number plus 1 in the upper half.
     """
     ZEROS = "zeros"
-    """Zeros, in the size of a thread's variables."""
+    """Zeros, in the size of a thread's variables or of the largest value of a keyed table."""
     ENTRIES = "entries"
     """
     The pending calls of functions whose return handlers use data of the entry; when full, the oldest are evicted.

@@ -153,7 +153,7 @@ class Abilities:
       their output.
     * ``named_later``: the reader also adds the name and the user of a thread; records have the ids that it needs for
       that.
-    * ``copies_stacks``: an entry itself contains the data by which its call stacks are found (``stack_snapshot``).
+    * ``copies_stacks``: an entry itself contains the data from which its call stacks are unwound (``stack_snapshot``).
       Without it no entry does.
     """
 

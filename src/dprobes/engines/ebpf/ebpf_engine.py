@@ -36,7 +36,7 @@ MANY_PLACES = 500
 
 MANY_BREAKPOINTS = 50_000
 """
-Minimum number of breakpoints in other processes that is too large for the sake of one command.
+Number of breakpoints in other processes that are too many to be inserted for one command.
 
 To write a breakpoint and to remove it took 4 us in processes that slept, and 77 us in those of a busy machine. A hit by
 one of these processes meanwhile counts nowhere. With ptrace, breakpoints are in the command only.

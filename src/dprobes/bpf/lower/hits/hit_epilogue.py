@@ -28,7 +28,7 @@ _HEAD = ENTRY_HEAD.size
 
 
 class RingEntries:
-    """The ring entries of one handler; ``items`` are those of its records' headers."""
+    """The ring entries of one handler; ``items`` are the items in the headers of its records."""
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer

@@ -184,8 +184,8 @@ def _find_end(
     """
     Lower ``limit`` to the used part of the stack from ``address`` on, where its end is known. Clobbers R0-R5 and R9.
 
-    The end of a process's first stack is in the kernel's memory. Above the stack of another thread, the C libraries
-    have the data to which the register for thread-local data points. The unused rest is up to ten kilobytes, for which
+    The end of a process's first stack is in the kernel's memory. C libraries place the thread-local data, to which the
+    register ``base`` points, above the stack of any other thread. The unused rest is up to ten kilobytes, for which
     other entries would have to wait. ``word`` is room for a word.
     """
     unknown = asm.label()

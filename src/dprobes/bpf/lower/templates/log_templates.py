@@ -518,8 +518,8 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
     """
     Write ``log str``: a helper reads the string at once.
 
-    The helper does not page in, and it accesses all bytes that it may write. So where it fails, the string is read page
-    by page.
+    The helper reads no pages in, and it accesses all bytes that it may write. So where it fails, the string is read
+    page by page.
     """
     asm, address, maximum, limit, length = w.asm, w.work(0), w.work(1), w.work(2), w.work(3)
     done, known, slow = asm.label(), asm.label(), asm.label()

@@ -127,7 +127,7 @@ def plan_module_file(
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> PlannedFile | None:
     """
-    Plan a file, and pass its descriptor to the result; return None if it is not meant, or not wanted any more.
+    Plan a file, and pass its descriptor to the result; return None if it is not of the module, or not wanted.
 
     Raise a ``DprobesError`` if it cannot be served.
     """

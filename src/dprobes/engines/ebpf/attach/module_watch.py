@@ -72,7 +72,7 @@ __all__ = ["ModuleWatch", "arrival_program", "departure_program", "exec_program"
 
 # If the module's place is a new one, its watchpoints have to be attached there first. So the program reports it to user
 # space (ARRIVALS) and makes the process wait in the kernel, for a limited time: no other process can see the wait. A
-# process started with fork(2) has the module at the same place; an exec removes it.
+# process started with fork(2) has the module at the same place; execve removes it.
 #
 # A program cannot sleep until it is woken up. So it polls; if it may sleep at all, it yields the CPU each time.
 

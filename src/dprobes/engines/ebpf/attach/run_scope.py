@@ -1,7 +1,7 @@
 """
 Scope of a run: the conditions that handlers check before a hit counts, and the processes of a tree.
 
-Process ids in maps are of the initial PID namespace, so a tree must be given by a process id there.
+Process ids in maps are of the initial PID namespace, so a tree must be given by a process id of that namespace.
 """
 
 from __future__ import annotations

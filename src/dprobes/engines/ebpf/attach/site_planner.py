@@ -111,9 +111,9 @@ def uretprobe_hazard(
 
     If they are not safe, breakpoints at the return instructions are used. Uretprobes change return addresses in every
     process that executes the module, whatever the scope of the run is. ``pids`` restricts the check to these processes,
-    for a link that is restricted. ``command`` is a program that is going to be started. Other processes that start
-    later, or confine themselves later, cannot be checked. ``reached`` leads to the file if the module's path may not
-    any more; raise ``TargetError`` if that does not either.
+    for a link that is restricted to them. ``command`` is a program that is going to be started. Other processes that
+    start later, or confine themselves later, cannot be checked. ``reached`` leads to the file if the module's path may
+    not any more; raise ``TargetError`` if that does not either.
     """
     if (reason := return_address_user_in(module)) is not None:
         return reason

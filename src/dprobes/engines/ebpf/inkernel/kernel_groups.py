@@ -344,14 +344,14 @@ class KernelGroups:
         return site.executed if way is None else f"{site.executed} ({way})"
 
     def missed(self) -> Counter[int]:
-        """Return the hits that ran no handler by probepoint, as far as the kernel counts them separately."""
+        """Return the number of hits without a handler, keyed by probepoint, as far as they are counted separately."""
         counts = self._misses.counts()
         missed = Counter({probes[0]: count for probes, count in counts.items() if count and len(probes) == 1})
         missed.update(self._unseen_returns if self._unseen is None else self._read_unseen(self._unseen))
         return missed
 
     def _read_unseen(self, unseen: ArrayMap) -> Counter[int]:
-        """Return the calls whose return was not seen, by probepoint: each has an entry in both banks."""
+        """Return the number of calls whose return was not seen, keyed by probepoint: each has two entries."""
         bank = self._request.tables.probes // 2
         found: Counter[int] = Counter()
         for entry, count in enumerate(unseen.words):
@@ -360,7 +360,7 @@ class KernelGroups:
         return found
 
     def note_of_misses(self) -> Notice | None:
-        """Return the notice for a kernel that does not count the hits during handlers; None if there are none."""
+        """Return the notice that the kernel does not count the hits during handlers; None if it does, or none occur."""
         if not self._misses.has_watched or Feature.LINK_MISSED in self._features:
             return None
         return Notice(

@@ -175,7 +175,7 @@ class TrampolinePlan:
     def _missing_register(
         self, probe: Probepoint, placement: Placement, signature: Signature
     ) -> tuple[Instruction, str, str] | None:
-        """Return the first instruction that pushes a register that a trampoline lacks, a problem and a hint; or None."""
+        """Return the first instruction that pushes a register which trampolines lack, a problem, a hint; or None."""
         architecture = self._resolved.architecture
         known = {*_ALWAYS, *ARGUMENT_REGISTERS[: signature.words]}
         if placement is Placement.FEXIT and signature.has_result:

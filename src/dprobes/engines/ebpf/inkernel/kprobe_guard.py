@@ -75,7 +75,7 @@ def _remove(directory: int, line: str) -> int:
 
 
 def _lines_of(directory: int, group: str) -> list[str]:
-    """Return the lines of a group."""
+    """Return the names (GROUP/EVENT) of the lines of a group."""
     with open(os.open(_LINES, os.O_RDONLY, dir_fd=directory), encoding="utf-8") as file:
         names = [line.partition(":")[2].partition(" ")[0] for line in file]
     return [name for name in names if name.partition("/")[0] == group]

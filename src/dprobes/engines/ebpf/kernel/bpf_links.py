@@ -300,7 +300,11 @@ def trampoline_form(placement: Placement, function: str, types: KernelTypes) -> 
 
 
 def is_refused(placement: Placement, function: str, types: KernelTypes) -> bool:
-    """Return whether the kernel refuses programs for a function, by loading one that does nothing."""
+    """
+    Return whether the kernel refuses programs for a function, by loading one that does nothing.
+
+    Raise ``EngineError`` if the refusal is not due to the function.
+    """
     kind, attach_type, identifier = trampoline_form(placement, function, types)
     program = finished(Assembler())
     try:
@@ -343,7 +347,7 @@ ACCESSES = {
 
 class CpuLinks(Descriptors):
     """
-    Links of a program to one event on each CPU, opened by ``open_event``; OSError with the kernel's error.
+    Links of a program to one event on each CPU, opened by ``open_event``, whose OSError is propagated.
 
     A CPU that goes offline takes its events with it: the kernel removes them from the CPU for good
     (``perf_event_exit_cpu_context`` in ``kernel/events/core.c``). Their descriptors stay, and so do the debug registers

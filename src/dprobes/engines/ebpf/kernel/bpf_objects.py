@@ -186,7 +186,7 @@ def load(
     attach_btf_id: int = 0,
     name: str = "",
 ) -> int:
-    """Load a program and return its descriptor."""
+    """Load a program and return its file descriptor; raise OSError with the kernel's error."""
     with loadable(assembled, maps, kind, attach_type, flags, attach_btf_id, name) as program:
         return load_program(program)
 

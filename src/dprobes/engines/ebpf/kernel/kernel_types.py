@@ -75,9 +75,9 @@ class KernelTypes:
     """
     Types of the running kernel; see ``Btf`` for the results of the methods.
 
-    They raise OSError if the kernel's BTF cannot be read (FileNotFoundError: built without it). The look-ups of a start
-    take some 10 ms. So results are cached until the next boot, except with another ``path``. Any thread may call the
-    methods, including ``close``.
+    They raise OSError if the kernel's BTF cannot be read (FileNotFoundError: built without it), ``TargetError`` if it
+    lacks a type or member. The look-ups of a start take some 10 ms. So results are cached until the next boot, except
+    with another ``path``. Any thread may call the methods, including ``close``.
     """
 
     def __init__(self, path: str = KERNEL_BTF) -> None:

@@ -85,7 +85,7 @@ def _reader(task: TaskLayout) -> Assembler:
 
 
 def vma_layout(types: KernelTypes) -> VmaLayout:
-    """Return the offsets in the kernel's mappings; raise OSError or ``TargetError`` if the kernel lacks types."""
+    """Return the offsets in the kernel's mappings; raise OSError or ``TargetError`` if the kernel's BTF lacks them."""
     return VmaLayout(
         start=types.member_offset("vm_area_struct", "vm_start"),
         pages=types.member_offset("vm_area_struct", "vm_pgoff"),
@@ -151,7 +151,7 @@ class FileIdentifier(Descriptor):
         super().__init__(load(program, {}, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE, name="identify"))
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Return device and inode of a file; raise OSError if it cannot be mapped."""
+        """Return device and inode of a file; raise OSError if it cannot be mapped, or ``EngineError``."""
         # A private writable mapping, because ctypes returns addresses of writable ones only; it is never written.
         with (
             open(path, "rb", opener=without_waiting) as file,

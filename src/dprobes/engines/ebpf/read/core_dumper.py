@@ -4,7 +4,7 @@ Core files for ``exit 3``: the core dump of a process that a handler has stopped
 The command is ``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS``. It traces the threads while it writes
 the file to its standard output. It reads the original bytes of breakpoints from its standard input, and writes errors
 to standard error. The kernel resumes the threads when the command ends. STOPS is the descriptor of the list in which it
-records that the process has continued (``stop_guard``).
+records that the process has been resumed (``stop_guard``).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _SECOND = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Stock:
-    """Contents of the tables at one moment: hits by probepoint, foreign hits and handlers' nanoseconds by entry."""
+    """Contents of the tables at one moment: hits per probepoint; foreign hits and handlers' nanoseconds per entry."""
 
     hits: dict[int, int]
     foreign: list[int]

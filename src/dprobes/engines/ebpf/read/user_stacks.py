@@ -109,7 +109,7 @@ class UserStacks:
             store.tally(key, value)
 
     def completed(self, record: bytes) -> bytes:
-        """Return a record with the stacks filled in for which its handler has taken snapshots."""
+        """Return a record with the stacks filled in that were unwound from the snapshots of its handler."""
         decoded = decode_record(record)
         if decoded.is_stack_trace:
             return record
