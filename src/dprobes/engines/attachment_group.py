@@ -1,8 +1,8 @@
 """
-Group of attachments as one attachment: for programs that were written as one, with their records in one order.
+Attachments of programs that were compiled from one source, presented as one attachment; records are merged by time.
 
 Each program has an attachment of its own; all use the variables and tables of the first one, the principal. A thread
-for each passes its events on. Probepoints and definitions are numbered across all programs.
+for each attachment passes on its events. Probepoints and definitions are numbered across all programs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _HELD = 150_000_000
 """Nanoseconds for which a record is held back, because another attachment may have an older one."""
 
 _HELD_AT_END = 5_000_000_000
-"""Nanoseconds for which it is held back at the end: breakpoints are removed before the last records are emitted."""
+"""
+Nanoseconds for which a record is held back at the end: breakpoints are removed before the last records are emitted.
+"""
 
 _LOOK = 0.005
 """Seconds between two checks whether the command has ended."""
@@ -85,15 +87,17 @@ class _Numbers:
                     self.probes.append(replace(probe, number=self.definition(member, probe.number)))
 
     def number(self, member: int, probe: int) -> int:
-        """Return the number of an attachment's probepoint."""
+        """Return the number, among those of all programs, of probepoint number ``probe`` of attachment ``member``."""
         return self._of[member][probe]
 
     def owner(self, probe: int) -> tuple[int, int]:
-        """Return the attachment of a probepoint, and its number there."""
+        """Return the index of the attachment that owns a probepoint, and the probepoint's number in that attachment."""
         return self._owners[probe]
 
     def placed(self, members: Sequence[Sequence[Counts]]) -> tuple[Counts, ...]:
-        """Return counts in the order of ``probes``."""
+        """
+        Return the counts of all attachments, given a sequence for each, in the order of ``probes``; zero if missing.
+        """
         counts = [Counts() for _ in self.probes]
         for member, own in enumerate(members):
             for probe, each in enumerate(own[: len(self._of[member])]):
@@ -102,7 +106,9 @@ class _Numbers:
 
 
 class _RecordOrder:
-    """Records of several attachments in the order of their times; records without a time are due at once."""
+    """
+    Buffer of the records of several attachments, in the order of their times; a record without a time is due at once.
+    """
 
     def __init__(self) -> None:
         self._held: list[tuple[int, int, bytes]] = []
@@ -112,7 +118,7 @@ class _RecordOrder:
         self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
 
     def due_in(self, held: int) -> float | None:
-        """Return the seconds until the first record is due that is held back for ``held`` ns; None if there is none."""
+        """Return the seconds until the oldest record has been held back for ``held`` ns; None if there is no record."""
         if not self._held:
             return None
         oldest = min(when for when, _, _ in self._held)
@@ -156,7 +162,7 @@ class AttachmentGroup:
         self._globals: GlobalVariables | None = None
         self._is_stopping = False
         self._has_begun = threading.Event()
-        """Set once ``ready`` was called; only then a process that an endpoint holds continues."""
+        """Set after ``ready`` was called; the process at an endpoint stays stopped until then."""
         self._order = _RecordOrder()
         self._ready = ready
 
@@ -204,12 +210,12 @@ class AttachmentGroup:
             self._take(self._queue.get())
         for thread in self._threads:
             thread.join()
-        with contextlib.ExitStack() as stack:  # their counts can be read until then
+        with contextlib.ExitStack() as stack:  # the counts of an attachment can be read until it is closed
             for attachment in self._members:
                 stack.callback(attachment.close)
 
     def _follow(self, number: int) -> None:
-        """Start to pass on the events of an attachment, and wait until everything in its scope now is probed."""
+        """Start to pass on the events of an attachment; wait up to 20 s until everything in its scope is probed."""
         thread = threading.Thread(target=self._hand_on, args=(number,), name=f"companion {number}", daemon=True)
         self._threads.append(thread)
         self._open += 1
@@ -229,7 +235,9 @@ class AttachmentGroup:
                 self._early.append((member, taken))
 
     def _take(self, item: tuple[int, Event | BaseException | None]) -> Event | None:
-        """Return an event that arrived, None for the end of an attachment; raise the error that has ended one."""
+        """
+        Return the event of an item in the queue, None at the end of an attachment; raise the error that has ended one.
+        """
         match item:
             case _, None:
                 self._open -= 1
@@ -247,7 +255,7 @@ class AttachmentGroup:
                 self._queue.put((number, event))
                 if isinstance(event, Begun) and self._job.scope.endpoint is not None:
                     self._has_begun.wait()
-        except BaseException as error:  # noqa: BLE001 - who reads the events shall raise it
+        except BaseException as error:  # noqa: BLE001 - the thread that calls ``poll`` raises it
             self._queue.put((number, error))
         finally:
             self._queue.put((number, None))
@@ -328,7 +336,7 @@ class AttachmentGroup:
         return next((status for each in self._members if (status := each.end_command()) is not None), None)
 
     def wake(self) -> None:
-        """Have ``poll`` read at once what has arrived."""
+        """Make ``poll`` read and emit at once the records that have arrived."""
         for attachment in self._members:
             attachment.wake()
 
@@ -347,7 +355,7 @@ class AttachmentGroup:
 
     @property
     def tracer(self) -> int | None:
-        """The id of the process that traces those in scope."""
+        """The id of the process that traces the processes in scope; None if there is none."""
         return next((each.tracer for each in self._members if each.tracer is not None), None)
 
     @property
@@ -361,7 +369,7 @@ class AttachmentGroup:
 
     @property
     def mapped_files(self) -> dict[str, str]:
-        """The files that processes mapped as code: file names, and paths."""
+        """The files that processes mapped as code: paths by file name."""
         found: dict[str, str] = {}
         for attachment in self._members:
             found |= attachment.mapped_files

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Command", "LaunchedCommand"]
 
-# Signals that Python ignores for itself; a program must not inherit that.
+# Signals that Python ignores in its own process; the command must not inherit that.
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 _READY = b"r"
@@ -41,8 +41,8 @@ class Command:
     """
     Child process that waits before it executes ``arguments``.
 
-    ``prepare`` is called in the child, with the parent's process id, before the constructor returns the child's. The
-    child's standard output is the descriptor ``output``, by default the parent's.
+    ``prepare`` is called in the child, with the parent's process id, before the constructor returns. The child's
+    standard output is the descriptor ``output``, by default the parent's.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Command:
             raise TargetError(f"'{self._arguments[0]}' cannot be started: it was killed before")
 
     def go(self) -> None:
-        """Make the child execute its program; ``wait`` reports an error of that."""
+        """Make the child execute its program; ``wait`` and ``check_started`` raise an error if that fails."""
         if self._go < 0:
             return
         with contextlib.suppress(BrokenPipeError):  # it was killed; ``wait`` reports that
             os.write(self._go, _GO)
         os.close(self._go)
         self._go = -1
-        # The other pipe ends with the exec, or has the number of the error. Do not wait for that here: an engine may
-        # have to handle the new program first.
+        # The other pipe is closed by a successful execve, or yields the errno of a failed one. Do not wait for that
+        # here: an engine may have to handle the new program first.
 
     @property
     def has_gone(self) -> bool:
@@ -88,13 +88,15 @@ class Command:
         return self._status
 
     def check_started(self) -> None:
-        """Wait until the child has executed its program; raise ``TargetError`` if it could not."""
+        """Wait until the child has called execve; raise ``TargetError`` if that failed."""
         if number := os.read(self._failure, 16):
             self._status = os.waitpid(self.pid, 0)[1]
             raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
 
     def _reason(self, number: int) -> str:
-        """Return the reason why exec failed: ENOENT of a missing loader is the same as of a missing program."""
+        """
+        Return the reason why execve failed; ENOENT can mean that the program's loader (ELF interpreter) is missing.
+        """
         if number == errno.ENOENT:
             from dprobes.target.elf.elf_file import ElfFile
             from dprobes.target.module_lookup import executable_of
@@ -107,13 +109,13 @@ class Command:
 
     @property
     def has_ended(self) -> bool:
-        """True if ``wait`` returns at once."""
+        """True if the child has ended, so that ``wait`` returns at once."""
         if self._status is None:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         return True
 
     def end(self) -> int | None:
-        """Ask the child to end (SIGTERM); return its wait status, None if it has not begun or does not end."""
+        """Send SIGTERM to the child; return its wait status, None if it has not begun or does not end within 2 s."""
         if self._go >= 0:
             return None
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
@@ -132,9 +134,10 @@ class Command:
         return self._status
 
     def close(self) -> None:
-        """Release the child; a child that never started its program ends."""
+        """Close the pipes; a child that was not released to execute its program exits."""
         if self._go >= 0:
-            # Closing the pipe need not wake the child: another child that was forked meanwhile may have a copy.
+            # Closing the pipe may not wake the child: another child, forked in the meantime, may hold a copy of the
+            # descriptor.
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._go, _END)
             os.close(self._go)
@@ -173,7 +176,7 @@ _LOOK = 0.005
 
 class LaunchedCommand:
     """
-    Command from the first program that is inserted for it to its end; any thread may use it.
+    Command of a session, from the first program inserted for it until the command ends; any thread may use it.
 
     No process exists before the first call of ``scope``, and none after ``close`` unless the command was released.
     ``output`` is the descriptor of its standard output, by default this process's.
@@ -213,7 +216,7 @@ class LaunchedCommand:
             return Scope(self._command.pid, follow=self._follow, program=path)
 
     def go(self) -> None:
-        """Make the process execute the command, unless it has begun; raise ``TargetError`` if that fails."""
+        """Make the process execute the command, unless it already has; raise ``TargetError`` if that fails."""
         with self._changing:
             if self._has_begun or self._command is None:
                 return
@@ -227,7 +230,7 @@ class LaunchedCommand:
                 raise
 
     def wait(self, until: float | None) -> None:
-        """Wait until the command has ended, or until a time of the monotonic clock."""
+        """Wait until the command has ended, or the monotonic clock has reached ``until`` seconds; None for no limit."""
         while self._has_begun and self.exit_status is None and self._command is not None:
             if until is not None and time.monotonic() >= until:
                 return
@@ -263,7 +266,7 @@ class LaunchedCommand:
             return self._wait_status
 
     def close(self) -> None:
-        """Release the command: a process that still waits ends, one that has begun goes on."""
+        """Release the command: a process that still waits exits, one that executes the command continues."""
         _ = self.exit_status
         with self._changing:
             if self._command is not None:

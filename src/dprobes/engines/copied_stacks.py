@@ -3,8 +3,8 @@ Unwinding of programs' call stacks from copies: registers, and the memory from t
 
 A stack is unwound as soon as its copy is read, while the process probably still exists: its mappings and unwind tables
 are read from its memory. The stack itself is read from the copy only. For a process that has already ended, the files
-that it had mapped are read instead. Older kernels (6.1) still open the memory of a zombie; its empty mappings show that
-there is none.
+that it had mapped are read instead. Older kernels (6.1) still open the memory file of a zombie; its empty mappings show
+that it has no memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PROCESSES_MAX = 64
 """Maximum number of processes whose unwind tables are cached."""
 
 _FRESH = 1.0
-"""Seconds for which mappings that were read count as current."""
+"""Seconds after which mappings are read again."""
 
 _CUT = frozenset((StackEnd.NO_TABLE, StackEnd.BAD_TABLE, StackEnd.UNREADABLE))
-"""Reasons for the end of a stack that has more frames."""
+"""Reasons for an incomplete stack: more frames exist, but could not be found."""
 
 
 class _Process:
@@ -75,8 +75,8 @@ class CopiedStacks:
     """
     Unwinder of copied stacks, with a cache of their processes.
 
-    ``look`` brings ``images`` up to date with the mappings of processes; processes that have ended are unwound by
-    these.
+    The stacks of processes that have ended are unwound by ``images``, the mappings that processes had; ``look`` brings
+    them up to date.
     """
 
     def __init__(self, images: ProcessImages | None = None, look: Callable[[], None] | None = None) -> None:
@@ -99,7 +99,9 @@ class CopiedStacks:
         copy: bytes,
         frames: int = USER_FRAMES_MAX,
     ) -> tuple[int, ...]:
-        """Return up to ``frames`` addresses of a stack, and the reason for its end; registers have DWARF's numbers."""
+        """
+        Return up to ``frames`` addresses, and the reason for the stack's end; ``registers`` are by their DWARF numbers.
+        """
         columns = COLUMNS_OF[word_size]
         try:
             process = self._process(pid, word_size)
@@ -119,7 +121,9 @@ class CopiedStacks:
     def _follow_ended(
         self, pid: int, word_size: Literal[4, 8], registers: dict[int, int], copy: bytes, frames: int
     ) -> tuple[int, ...]:
-        """Return the frames of a process that has ended, from the files that it had mapped."""
+        """
+        Return the frames of a process that has ended, from the files that it had mapped; pc and GONE if none is known.
+        """
         columns = COLUMNS_OF[word_size]
         pc, sp = registers[columns.pc], registers[columns.sp]
         if self._look is not None:

@@ -1,10 +1,11 @@
 """
 Actions after an ``exit 1``: start a debugger on the stopped process, or tell the user how to attach one.
 
-The process is in a group stop (SIGSTOP). A debugger that attaches can let it run nevertheless, but when it detaches the
-kernel stops the process again. So it gets a SIGCONT then. One debugger runs at a time; the other processes wait.
+The process is in a group stop (SIGSTOP). A debugger that attaches can let it run nevertheless, but the kernel stops the
+process again when the debugger detaches, so SIGCONT is sent then. One debugger runs at a time; the other processes
+wait.
 
-At a terminal the debugger is a job of its own, as a shell would start it. Input at the terminal, and Ctrl-C above all,
+At a terminal the debugger is a job of its own, as if a shell had started it. Input at the terminal, above all Ctrl-C,
 must not reach a stopped program that shares the terminal.
 """
 
@@ -33,7 +34,7 @@ LOOK = 0.05
 """Seconds between two checks of a debugger and its process (``Debuggers.look``)."""
 
 _STOPPING_TIME = 1.0
-"""Seconds for the threads of a process to reach their stop."""
+"""Maximum number of seconds to wait until the threads of a process have stopped."""
 
 
 class Debuggers:
@@ -116,7 +117,7 @@ class Debuggers:
         if self._has_terminal and (status is not None or thread_state(process.pid) == "T"):
             _give_terminal(os.getpgrp())
             if status is None:
-                # Ctrl-Z: stop as well, so that the shell takes the terminal until it continues us.
+                # Ctrl-Z: stop as well, so that the shell takes the terminal until it continues this process.
                 os.kill(os.getpid(), signal.SIGSTOP)
                 _give_terminal(process.pid)
         is_attached = _is_traced(target.pid)
@@ -156,7 +157,9 @@ def _is_foreground() -> bool:
 
 
 def _give_terminal(group: int) -> None:
-    """Make a process group the terminal's foreground job, and continue it in case it has stopped for lack of that."""
+    """
+    Make a process group the terminal's foreground job; continue it in case it stopped in the background (SIGTTIN).
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
     with contextlib.suppress(OSError):
         os.tcsetpgrp(0, group)
@@ -173,7 +176,7 @@ def _states(pid: int) -> set[str]:
 
 
 def _await_stop(pid: int) -> None:
-    """Wait until no thread runs any more; a thread that sleeps in the kernel stops when it wakes up."""
+    """Wait up to a second until all threads have stopped; a thread that sleeps in the kernel stops when it wakes up."""
     until = time.monotonic() + _STOPPING_TIME
     while _states(pid) - {"T"} and time.monotonic() < until:
         time.sleep(0.001)

@@ -59,7 +59,12 @@ class Capability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Capability that ``what`` needs, which stands at ``span``; ``hurdle`` is the reason why engines often lack it."""
+    """
+    Need of a program for a capability of the engine.
+
+    ``what`` is the text that needs the capability, at ``span`` in the source; ``hurdle`` is the reason why engines
+    often lack it.
+    """
 
     capability: Capability
     what: str

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Selection", "choose", "note_unsupported", "refuse_unsupported", "scope_problem"]
 
-# Automatic choice of the engine: the cheapest one with all required capabilities.
+# Automatic choice of the engine: of those with all required capabilities, the one with the cheapest hits, unless a more
+# expensive one serves a need better (``Candidacy.better_at``).
 #
-# All engines are named only by their rows in the registry.
+# Engines are named only by their rows in the registry.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def choose(
     traced_by: str | None = None,
 ) -> Choice:
     """
-    Return the engine for a scope and the needs of a program; ``support`` is called only if it matters.
+    Return the engine for a scope and the needs of a program; ``support`` is called only if the choice depends on it.
 
     ``traced_by`` names the process that already traces the target, which excludes tracers.
     """
@@ -71,7 +72,7 @@ def _reason_against(
     support: Callable[[EngineRow], KernelSupport],
     traced_by: str | None,
 ) -> tuple[bool, str]:
-    """Return True if a more expensive engine is to replace another one, and the reason in either case."""
+    """Return True if the more expensive engine ``other`` is to replace ``row``, and the reason in either case."""
     mine, others = _candidacy(row), _candidacy(other)
     if scope.kind not in other.scopes:
         return False, mine.scope_reason
@@ -202,8 +203,8 @@ class Selection:
             self._engine = row.make(self._options, self._scope)
         self._is_in_kernel = space_of(program) is Space.KERNEL
         if self._is_in_kernel and all(need.capability in _possible(row) for need in self._needs):
-            # Its capabilities in the kernel are found by trying, and the kernel's layout is in its files. Both may fail
-            # for lack of privileges, which this checks.
+            # The engine's capabilities in the kernel are found by trial, and the kernel's layout is read from its
+            # files. Both may fail for lack of privileges, which this checks.
             self._check(self._engine)
         refuse_unsupported(self._needs, row, diagnostics, self._engine)
 
@@ -215,7 +216,7 @@ class Selection:
         """
         Return a context manager for the processor that a kernel program is for; None for that of this machine.
 
-        It is called before anything is refused, because the capabilities depend on it.
+        It is called before the needs are checked, because the capabilities depend on the processor.
         """
         if self._name == AUTO:
             return None
@@ -258,7 +259,7 @@ class Selection:
         return fallback.make(self._options, self._scope).plan(job)
 
     def _check(self, engine: Engine) -> None:
-        """Raise ``DprobesError`` if an engine cannot work here; in the kernel no other one can replace it."""
+        """Raise ``DprobesError`` if an engine cannot work here; a kernel program can have no other engine."""
         try:
             engine.check(self._scope, self._options)
         except PrivilegeError as error:
@@ -272,7 +273,9 @@ class Selection:
             raise NotSupportedError(error.message, hint=f"leave out -c and -p, or use {remedy}") from None
 
     def _offer(self, engine: Engine) -> str:
-        """Return the advice for users who may not use an engine: another one, or the capability that this lacks."""
+        """
+        Return the advice for users without the privileges for an engine: another one, or the capability that none has.
+        """
         others = [row for row in candidates() if row.name != engine.name and row.candidacy and row.candidacy.offer]
         lacks = [need.capability for need in self._needs if not any(need.capability in o.capabilities for o in others)]
         if others and not lacks:
@@ -284,7 +287,9 @@ class Selection:
         return offer
 
     def _fallback(self, engine: Engine) -> EngineRow | None:
-        """Return a more expensive engine that can replace the choice of ``auto``."""
+        """
+        Return a more expensive engine that can replace the choice of ``auto``; None if there is none, or it was named.
+        """
         if self._choice is None:
             return None
         weighed = candidates()

@@ -80,7 +80,7 @@ class Area(Enum):
 
 
 class Use(NamedTuple):
-    """A use of a mechanism, with an example; of several missing ones that with the largest ``gain`` is recommended."""
+    """Use of a mechanism, with an example; ``doctor`` recommends the missing mechanism with the largest ``gain``."""
 
     text: str
     command: str
@@ -92,8 +92,8 @@ class Finding:
     """
     Result of one check by ``doctor``.
 
-    ``what`` is the mechanism, and ``works`` is True if it works. ``detail`` gives the reason or the way, ``remedy`` the
-    advice if it does not work. Without an ``essential`` mechanism no probe works.
+    ``what`` is the mechanism, and ``works`` is True if it works. ``detail`` is how it works, or the reason why it does
+    not; ``remedy`` is the advice if it does not. Without an ``essential`` mechanism no probe works.
     """
 
     what: str
@@ -134,7 +134,7 @@ class RecordBatch(NamedTuple):
     """
     Records (``log_record``) in their order, each with its probepoint: an index into the attachment's ``probes``.
 
-    Engines that have many give a ``RecordTable``, which yields such pairs.
+    Engines that emit many records pass a ``RecordTable``, a sequence of such pairs.
     """
 
     records: Sequence[tuple[int, bytes]]
@@ -186,12 +186,12 @@ def no_core_notice(pid: int, name: str, path: str, problem: str) -> Notice:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Event that no further records have arrived: the time to flush what was written."""
+    """Event that no further records have arrived, so that the output can be flushed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Event that everything in scope at the beginning is probed, as far as that is possible; comes once."""
+    """Event that everything in scope at the beginning is probed, as far as that is possible; it occurs once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class HandedOver:
     """
     Process that is not probed any more and stops (SIGSTOP), for a debugger to attach.
 
-    ``name`` is the name of thread ``tid``, which stands at ``address``: the probed instruction, which it has not
+    ``name`` is the name of thread ``tid``, which is stopped at ``address``: the probed instruction, which it has not
     executed, or with ``has_executed`` the one after it.
     """
 
@@ -228,7 +228,9 @@ class HandedOver:
 
 
 class LeftThings(NamedTuple):
-    """Remains of killed runs in a process: the number of jumps and breakpoints, and memory, which may be in use."""
+    """
+    Remains of killed runs in a process: ``places`` jumps and breakpoints, and handlers' memory, unmapped unless in use.
+    """
 
     pid: int
     places: int
@@ -298,7 +300,7 @@ class Scope:
 
     @property
     def is_tree(self) -> bool:
-        """True if the scope is one process, and the processes that it starts."""
+        """True if the scope is a process or a command; with ``follow``, also the processes that it starts."""
         return self.pid is not None or bool(self.command)
 
     @property
@@ -316,14 +318,14 @@ class Job:
     without them it has its own. ``images`` are notified of the mappings of processes.
 
     ``replaces`` is an attachment of the same engine whose program this one replaces: a hit of an offset that both have
-    runs the handler of exactly one of them. If the new one cannot be attached, the old one goes on; else its ``poll``
-    comes to its end.
+    runs the handler of exactly one of them. If the new program cannot be attached, the old one continues; otherwise
+    ``poll`` of the old attachment ends.
 
     ``beside`` are other attachments of the same owner. One of them may already trace the process in scope, which
     excludes any other tracer.
 
     ``principal`` is an attachment of the same engine whose variables and tables this one uses instead of its own: both
-    were written as one program. ``companions`` are the programs that share them, this one included.
+    were compiled from one source. ``companions`` are the programs that share them, this one included.
     """
 
     compiled: ResolvedProgram
@@ -374,10 +376,10 @@ class VariableChange(NamedTuple):
 
 class TableChange(NamedTuple):
     """
-    Change of a keyed table, which ``table`` gives by number.
+    Change of the keyed table with the number ``table``.
 
-    A signed ``value`` is tallied under ``key``; bytes, of a string or a call stack, are stored there. With the value
-    None the key is deleted, and without a key the table is cleared.
+    A signed integer ``value`` is tallied under ``key``; bytes, of a string or a call stack, are stored there. With the
+    value None the key is deleted, and without a key the table is cleared.
     """
 
     table: int
@@ -386,7 +388,7 @@ class TableChange(NamedTuple):
 
 
 class VariableReset(NamedTuple):
-    """Zero for the local and CPU variables with the indices from ``first`` to ``last``, by default all."""
+    """Reset to zero of the local and CPU variables with the indices from ``first`` to ``last``, by default all."""
 
     first: int = 0
     last: int | None = None
@@ -479,7 +481,7 @@ class Attachment(Protocol):
 
     @property
     def mapped_files(self) -> dict[str, str]:
-        """The files that processes in scope mapped as code, as far as they were reported: file names, and paths."""
+        """The files that processes in scope mapped as code, as far as they were reported: paths by file name."""
         return {}
 
     @property
@@ -499,7 +501,9 @@ class Attachment(Protocol):
         """Remove every probepoint, and release all resources."""
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes in their order; those of variables and tables are made between two handlers at the return."""
+        """
+        Make changes in their order; those of variables and tables take effect between two handlers, before the return.
+        """
 
     def hurry(self) -> bool:
         """
@@ -521,7 +525,7 @@ class Attachment(Protocol):
         """Return the counts so far, in the order of ``probes``."""
 
     def wake(self) -> None:
-        """Have ``poll`` read at once what has arrived, and emit it."""
+        """Make ``poll`` read and emit at once the records that have arrived."""
         return
 
     def local_variables(self) -> list[int]:
@@ -570,7 +574,7 @@ class Engine(ABC):
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: B027 - most engines work everywhere
         """Raise ``DprobesError`` if the engine cannot work on this machine, or not on the targets in scope."""
 
-    def drawback(self, job: Job) -> str | None:  # noqa: ARG002 - for those that have one
+    def drawback(self, job: Job) -> str | None:  # noqa: ARG002 - overridden by engines that have one
         """Return the reason to prefer another engine that can attach the program, as a clause; None if none applies."""
         return None
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 class MachineKnowledge:
     """
-    Knowledge of engines about this machine, found out once.
+    Cache of the engines' findings about this machine.
 
     A caller that inserts several programs keeps one object, so that engines do not repeat their checks for each.
     """
@@ -50,9 +50,11 @@ class EngineOptions:
     traces_already: bool = False
     """True if this tool already traces the process in scope, for a program that is to be replaced."""
     tracers: frozenset[int] = frozenset()
-    """The tracer processes of programs beside which this one may be inserted."""
+    """Process ids of the tracers of other programs, with which this one may be attached at the same time."""
     present: tuple[object, ...] = ()
-    """The sessions beside which this one may be inserted."""
+    """Sessions with which this one may be attached at the same time."""
     own: Mapping[str, Any] = field(default_factory=dict)
-    """Options of single engines by name; other engines ignore all but those in ``demands`` of the registry."""
+    """
+    Options of single engines by name; an engine ignores those of others, except those in ``demands`` of the registry.
+    """
     knowledge: MachineKnowledge = field(default_factory=MachineKnowledge)

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 AUTO = "auto"
-"""Name that stands for the engine with the lowest cost that has the capabilities for a program."""
+"""Value of ``--engine`` for the automatic choice of an engine (``engine_choice``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class KernelSupport:
     Support of this kernel for an engine, with the privileges of this user.
 
     ``problem`` is a clause with the reason why the engine cannot work at all, ``remedy`` the advice about it.
-    ``tree_problem`` is the reason why it cannot follow the processes of a tree, ``tree_remedy`` where it could.
-    ``capabilities`` are those besides the row's; each may be tried on its first use.
+    ``tree_problem`` is the reason why the engine cannot follow the processes of a tree; ``tree_remedy`` names what
+    could, to complete "use ...". ``capabilities`` are those besides the row's; each may be tried on its first use.
     """
 
     problem: str | None = None
@@ -69,9 +69,8 @@ class Candidacy:
     Properties of an engine by which ``auto`` chooses.
 
     ``cost`` is the cost of a hit, relative to other engines. ``usual_reason`` is the reason for the choice in the
-    normal case, which is not shown to users; ``scope_reason`` the reason where other engines cannot take the scope.
-    ``better_at`` maps capabilities that cheaper engines have in a weaker form to the reason.
-
+    normal case, which is not shown to users; ``scope_reason`` the reason if other engines cannot probe the scope.
+    ``better_at`` maps capabilities that cheaper engines have in a weaker form to the reason why this engine is better.
     ``found_by_trying`` are capabilities that depend on the kernel; ``support`` returns the ``KernelSupport``. ``offer``
     is a clause for users for whom other engines do not work.
     """
@@ -150,7 +149,7 @@ class EngineRow:
     kernel_types: str | None = None
     left_things: str | None = None
     hit_time: int = 0
-    """Nanoseconds up to which the measured time of a call is mostly the cost of its hits; 0 where that is small."""
+    """Duration of a call in nanoseconds below which the cost of its hits dominates; 0 for an engine of cheap hits."""
 
     @property
     def usage(self) -> str:

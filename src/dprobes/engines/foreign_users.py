@@ -25,17 +25,17 @@ FILES_MAX, _FILES_RATE = 32, 0.2
 """Number of files of one user that are read at once, and the number added in each second after that."""
 
 _ALL_FILES_MAX, _ALL_FILES_RATE = 128, 1.0
-"""The same limits for all other users together: one who may make user namespaces has many user ids."""
+"""The same limits for all foreign users together: a user who may create user namespaces has many user ids."""
 
 _LOOK_TIME = 2.0
 """Seconds that the processes of one user may take of a scan of all processes."""
 
 MAPS_MAX = 16 << 20
-"""Bytes to read of the mappings of a foreign process: 65 530 mappings, the default maximum, take half of that."""
+"""Maximum number of bytes read of a foreign process's mappings; the default maximum of 65 530 mappings takes half."""
 
 
 class ForeignUsers:
-    """Accounts of the work that each foreign user has caused; ``name`` is that of the module."""
+    """Accounts of the work that each foreign user has caused; ``name`` is the name of the module."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class ForeignUsers:
     # Files
 
     def owner_of(self, status: os.stat_result) -> str | None:
-        """Return the owner of a file that is not to be trusted; None for a trusted one."""
+        """Return the owner of a file if it is a foreign user; None for root and the user of this process."""
         return foreign_owner(status)
 
     def may_have_file(self, owner: str) -> bool:

@@ -1,9 +1,9 @@
 """
 Maps of keyed tables, and their contents (``bpf.map_layouts.MapName``, ``keyed.table_layout``).
 
-A hash table is created with all its memory, so that a handler never waits for an allocation. It has values for each CPU
-unless all CPUs share them or that would take too much memory. Tables with call stacks of programs are kept by the
-reader of the ring, which unwinds the stacks.
+A hash table is created with all its memory, so that a handler never waits for an allocation. An entry has a value for
+each CPU, unless all CPUs share one or the values would take too much memory. Tables with call stacks of programs are
+kept by the reader of the ring, which unwinds the stacks.
 """
 
 from __future__ import annotations
@@ -143,14 +143,14 @@ class _Cells(Generic[A]):
         stack.callback(self._map.close)
         self.is_shared = shared
 
-    def tally(self, key: bytes, value: int) -> None:  # noqa: ARG002 - there is none
+    def tally(self, key: bytes, value: int) -> None:  # noqa: ARG002 - the table has no keys
         """Tally a number in the value that all CPUs share."""
         words, end = self._map.words, self._stride
         for cell, number in enumerate(changed(self._table, words[HEAD_CELLS:end].tolist(), value), HEAD_CELLS):
             words[cell] = number
         words[0] = 1
 
-    def keep(self, key: bytes, value: bytes) -> None:  # noqa: ARG002 - there is none
+    def keep(self, key: bytes, value: bytes) -> None:  # noqa: ARG002 - the table has no keys
         """Store a string or a call stack, which all CPUs share."""
         words = self._map.words
         for cell, number in enumerate(memoryview(value).cast("Q").tolist(), HEAD_CELLS):
@@ -203,7 +203,7 @@ class TableMaps(Generic[A, H]):
     """
     Maps of the tables of a program, created by ``maps``; handlers mask the number of a CPU with ``cpus`` - 1.
 
-    With ``keeps_stacks``, these include the tables with keys that the reader of records unwinds.
+    With ``keeps_stacks``, the maps include the tables with call stacks of programs, which are in ``stores`` otherwise.
     """
 
     keeps_stacks = False
@@ -246,7 +246,7 @@ class TableMaps(Generic[A, H]):
                     store.clear()
                 elif value is None:
                     store.delete(key)
-        except OSError:  # another thread has the lock of a part of it, and does not run
+        except OSError:  # another thread holds the lock of a part of the table, and does not run
             self._note_lost(number)
             return
         if key is None:

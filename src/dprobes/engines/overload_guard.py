@@ -2,7 +2,7 @@
 Overload guard: limits the share of a CPU that hits take.
 
 Engines measure, and apply the verdicts of this module. It depends on no engine and no clock, and identifies probepoints
-by number only. A handler is *thinned* first: it runs at one hit of so many. If the traps alone cost too much, thinning
+by number only. A handler is *thinned* first: it runs only at every n-th hit. If the traps alone cost too much, thinning
 does not help, and the probepoint is *disabled*.
 """
 

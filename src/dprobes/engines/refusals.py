@@ -39,10 +39,10 @@ TRACER = "dprobes.engines.ptrace.tracer.tracer_process"
 """Module that tracers of the ptrace engine run; the last word of their command line is the first probed module."""
 
 RESTORER = "dprobes.engines.ptrace.client.restorer_process"
-"""Module of processes that remove what a tracer has left, and trace the program meanwhile."""
+"""Module that restorers run: processes that remove what a tracer has left, and trace the program while they do so."""
 
 _RESTORER_PATIENCE = 10.0
-"""Seconds for which a restorer may keep a process."""
+"""Maximum number of seconds to wait for a restorer to detach from a process."""
 _INTERVAL = 0.01
 
 YAMA_REMEDY = "start the program with -c, run dprobes as root, or set kernel.yama.ptrace_scope to 0"
@@ -82,7 +82,7 @@ def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
     """
     Raise ``EngineError`` for a process that another one traces, unless that is one of ``tracers``.
 
-    A restorer of this user detaches soon: wait for that.
+    A restorer of this user detaches soon: wait up to 10 s for that.
     """
     until = time.monotonic() + _RESTORER_PATIENCE
     while (error := _traced(pid, tracers)) is not None:
@@ -209,7 +209,7 @@ def _threads(pid: int) -> set[int]:
         return set()
 
 
-# Owner of a breakpoint that stands where a program wants its own: another dprobes, as far as /proc shows it.
+# Owner of a breakpoint at an address where a program needs its own: another dprobes, as far as /proc shows it.
 #
 # A process's status shows its tracer. Uprobes are in no process's memory: only the processes of dprobes that hold links
 # to uprobes are known.
@@ -227,7 +227,7 @@ def tracer_text(tracer: int) -> str:
 
 
 def jump_text(tracer: int) -> str | None:
-    """Return the message for a jump of a process that traces another one; None if that is no dprobes."""
+    """Return the message for a jump of a process that traces another one; None if it is not a tracer of dprobes."""
     module = probed_by(tracer) if tracer else None
     if module is None:
         return None

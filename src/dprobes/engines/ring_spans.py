@@ -51,7 +51,7 @@ class _Runs:
         self._limit = 2 * _ALIKE_MIN
         self._patience = _ALIKE_MIN
         self.left = 0
-        """The number of entries still to be read one by one, before it is worth counting again."""
+        """The number of entries still to be read one by one before the next search for a run."""
         self._steps: dict[int, int] = {}
         """The size of an entry in words, by the first word of its header."""
 
@@ -129,9 +129,9 @@ def spans_in(window: bytes) -> Iterator[Span]:
 
 def sizes_in(window: bytes, start: int, stop: int) -> tuple[list[tuple[int, list[int]]], bytes] | None:
     """
-    Return the places of entries by size, with their stride in bytes, and for each entry the index of its size.
+    Return the stride in bytes and the offsets of the entries of each size, and for each entry the index of its size.
 
-    Return None if an entry was discarded, or if there are too many sizes to be worth it.
+    Return None if an entry was discarded, or if there are too many sizes, or too few entries of each.
     """
     places: list[list[int]] = []
     numbers: dict[int, tuple[int, int, Callable[[int], None]]] = {}
@@ -176,7 +176,7 @@ def entries_in(window: memoryview | bytes, start: int = 0, stop: int | None = No
 
 def complete_end(words: memoryview, place: int, end: int, *, is_cleared: bool = False) -> int:
     """
-    Return the end of the complete entries from ``place`` on, at most about ``end``.
+    Return the end of the complete entries from ``place`` on, at most the end of the entry that reaches ``end``.
 
     ``words`` are those of the ring. An incomplete entry is busy, or in a ring that ``is_cleared`` by its reader has the
     length 0.

@@ -171,7 +171,7 @@ class GlobalVariables:
         return MappedCells(self.descriptor, self.count)
 
     def close(self) -> None:
-        """Release the memory, which exists as long as other processes have it."""
+        """Close the descriptor; the memory exists as long as other processes use it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -5,7 +5,8 @@ Its only interface to the outside is a ``Context``. Every other back end must ag
 *encoded bytes*, not the ``Program``. So hostile bytes from a compiled file run through the same code as every program,
 and the offsets in stack traces are those of the encoding. Engines in Python run the *translation* (``translate``): a
 Python function for each handler, generated from its bytes at the first hit. The function stops before a rare
-instruction, and the interpreter continues in the same state. All cases and random programs compare the two.
+instruction, and the interpreter continues in the same state. Tests compare the two for every instruction and for random
+programs.
 """
 
 from __future__ import annotations

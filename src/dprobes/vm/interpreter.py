@@ -188,7 +188,7 @@ RULES: dict[str, Rule] = {
 
 
 class Interpreter:
-    """The runs of handlers of one program. Hits share no state."""
+    """Interpreter of the handlers of one program. Hits share no state."""
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
         self._architecture = architecture
@@ -266,7 +266,7 @@ def _end_run(machine: Machine, raised: Raised) -> None:
 
 class Steps(dict[int, "Step"]):
     """
-    Byte offsets of the image to (rule, operand, offset of the next instruction).
+    Map from byte offsets in the image to (rule, operand, offset of the next instruction).
 
     Instructions are decoded when they are first executed. Offsets without an instruction, or outside the image, raise
     INVALID_OPCODE.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def _logging(body: Rule) -> Rule:
-    """Return a rule that keeps PLP around ``body``."""
+    """Return a rule that sets PLP to LP before ``body``, and to the new LP after ``body`` has succeeded."""
 
     def rule(machine: Machine, operand: int) -> None:
         machine.plp = machine.lp
@@ -263,7 +263,7 @@ LOG_RULES: dict[str, Rule] = {
 
 
 def _pop_key(machine: Machine, store: KeyedStore) -> bytes:
-    """Pop the cells of the keys, the last one first, and return the key in memory."""
+    """Pop the cells of the keys, the last key first, and return the key as it is stored."""
     keys = store.table.keys
     popped = [_popped(machine, key) for key in reversed(keys)]
     return b"".join([_part(machine, key, cells) for key, cells in zip(keys, reversed(popped), strict=True)])

@@ -48,7 +48,7 @@ __all__ = [
 
 
 class HeapExhaustedError(Exception):
-    """No free block is large enough."""
+    """Error that no free block of the heap is large enough."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Block:
 
 
 class Heap:
-    """Blocks in ``size`` bytes for a word of ``word_size`` bytes."""
+    """Byte heap of ``size`` bytes; blocks are multiples of a word of ``word_size`` bytes."""
 
     def __init__(self, size: int, word_size: int) -> None:
         self._word = word_size
@@ -84,7 +84,7 @@ class Heap:
         raise HeapExhaustedError
 
     def release(self, handle: int) -> bool:
-        """Free a block; return False if ``handle`` is not an allocated one."""
+        """Free a block; return False if ``handle`` is not that of an allocated block."""
         for position, block in enumerate(self._blocks):
             if block.handle == handle and block.used:
                 block.used = False
@@ -94,7 +94,9 @@ class Heap:
         return False
 
     def block_size(self, handle: int) -> int | None:
-        """Return the size in bytes of an allocated block, rounded up to words; None if ``handle`` is not one."""
+        """
+        Return the size in bytes of a block, rounded up to words; None if ``handle`` is not that of an allocated block.
+        """
         for block in self._blocks:
             if block.handle == handle and block.used:
                 return block.size
@@ -126,7 +128,7 @@ class Heap:
 
 
 class FullError(Exception):
-    """The data does not fit."""
+    """Error that data does not fit into the stack-trace buffer."""
 
 
 class TraceBuffer:
@@ -294,7 +296,10 @@ class Machine:
         self.lp = 0
         self.plp = 0
         self.cut_at: int | None = None
-        """End of the log, once an item had no room and the handler went on; LP is at the end of the buffer then."""
+        """
+        End of the log's data if an item had no room and the handler continued, else None; LP is at the buffer's end
+        then.
+        """
         self.jumps = 0
         self.frames = [Frame()]
         self.dispatches = 0
@@ -430,11 +435,11 @@ def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
     return found
 
 
-# The stack traces that a handler takes of itself, in the layout of ``rpn_machine``.
+# The stack traces that a handler takes of itself, in the layout above.
 #
-# Data that does not fit is refused, and the trace is cut there. These parts are stored whole or not at all: the part
-# that is written once, the first four words of a trace with its number of frames, each later word or prefix. A trace is
-# counted if at least its four words are stored.
+# Data that does not fit is refused, and the trace is cut there. These parts are stored whole or not at all: the header,
+# which is written once; the first four words of a trace with its number of frames; and each later word or prefix. A
+# trace is counted if at least its four words are stored.
 
 
 def take_trace(machine: Machine) -> None:

@@ -18,7 +18,7 @@ __all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
 
 
 class AddressFault(Exception):  # noqa: N818 - no error of DProbes: an event in the life of a handler
-    """The byte at ``address`` cannot be accessed; it is the first such byte of the access."""
+    """Fault of an access to memory; ``address`` is its first byte that cannot be accessed."""
 
     def __init__(self, address: int) -> None:
         super().__init__(f"{address:#x}")
@@ -26,7 +26,7 @@ class AddressFault(Exception):  # noqa: N818 - no error of DProbes: an event in 
 
 
 class SelectorFault(Exception):  # noqa: N818 - as AddressFault
-    """The selector ``selector`` names no usable segment."""
+    """Fault of an access through ``selector``, which names no usable segment."""
 
     def __init__(self, selector: int) -> None:
         super().__init__(f"{selector:#x}")
@@ -59,7 +59,7 @@ class Context(Protocol):
     """The program's local variables; as many as its ``vars``."""
 
     global_variables: MutableSequence[int]
-    """The first ``gvars`` of the 64-bit cells that all programs share; one with 4-byte words uses the low halves."""
+    """The first ``gvars`` 64-bit cells that all programs share; programs with 4-byte words use the low halves."""
 
     keyed_tables: Sequence[KeyedStore]
     """The program's keyed tables, in the order of its header."""
@@ -71,7 +71,7 @@ class Context(Protocol):
         """Return the variables of the thread that took the hit; as many as the program's ``tvars``, at first zeros."""
 
     def register(self, index: int, *, user: bool) -> int:
-        """Return the register with this index of the appendix, of the user or the current context."""
+        """Return register number ``index`` of the reference's appendix, of the user context or the current context."""
 
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
         """Return the values of a register of several parts or with a selector, in the order of their pushes."""
@@ -138,7 +138,9 @@ class Context(Protocol):
         """Return the time of the returning call's entry; raise ``AddressFault`` (UNSEEN_ENTRY) if it was not seen."""
 
     def entry_register(self, index: int) -> int:
-        """Return the value of a register at that entry, also of one in memory; raise ``AddressFault`` likewise."""
+        """
+        Return a register, or one that is in memory, as at the returning call's entry; raise as ``entry_time`` does.
+        """
 
     def pid(self) -> int:
         """Return the process id."""

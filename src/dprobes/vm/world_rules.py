@@ -26,9 +26,10 @@ __all__ = ["RULES", "argument_value"]
 
 def argument_value(arguments: Sequence[Argument], number: int, context: Context, architecture: Architecture) -> int:
     """
-    Return an argument, counted from 1, as a word: extended as its note specifies, or the low word of a wider one.
+    Return argument ``number`` (from 1) of a USDT probe as a word.
 
-    Raise ``AddressFault`` for memory that cannot be read, and with address 0 if there is no such argument.
+    It is zero- or sign-extended as its ELF note specifies; of a wider one the low word is returned. Raise
+    ``AddressFault`` for memory that cannot be read, and with address 0 if there is no such argument.
     """
     if not 1 <= number <= len(arguments) or (operand := (argument := arguments[number - 1]).operand) is None:
         raise AddressFault(0)
@@ -67,8 +68,8 @@ if TYPE_CHECKING:
     Rule = Callable[[Machine, Any], None]
 
 
-# The operand of these is the register. It is None if the processor has none with that index, or does not allow this
-# access. ``check`` reports both; in a damaged or forged file, a push gives 0 and a pop changes nothing.
+# The operand of these rules is the register. It is None if the processor has none with that index, or does not allow
+# this access. ``check`` reports both; in a damaged or forged file, a push gives 0 and a pop changes nothing.
 
 
 def _push_register(user: bool) -> Rule:

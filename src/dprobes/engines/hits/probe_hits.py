@@ -173,7 +173,7 @@ class Probe(Generic[ProgramT]):
 
     @property
     def counts_late(self) -> bool:
-        """True if a hit counts whose handler ran before: it may have been drawn before the last one was counted."""
+        """True if a hit still counts whose handler has run: it may have been drawn before the last hit was counted."""
         return self.is_active or (self.shared is not None and self.shared.is_limited)
 
     def concerns(self, process: int) -> bool:
@@ -518,7 +518,7 @@ class Emitter:
 
 
 class Moment(NamedTuple):
-    """Moment: monotonic time and processor time of this process, in seconds, and hits of all programs so far."""
+    """Monotonic time and processor time of this process, in seconds, and the number of hits of all programs so far."""
 
     time: float
     busy: float

@@ -268,7 +268,7 @@ class ReplaySession(engine_interface.Attachment):
         return list(self._locals)
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the variables of the CPUs, up to the highest one in the recording so far."""
+        """Return the CPU variables, a list for each CPU up to the highest one in the recording."""
         return [list(cells) for cells in self._of_cpus]
 
     def tables(self) -> tuple[TableContents, ...]:

@@ -72,7 +72,7 @@ class Pointer(int):
 
 
 class NotKnownError(Exception):
-    """An instruction depends on a value that is known only when the handler runs."""
+    """Error that an instruction depends on a value that is known only when the handler runs."""
 
 
 class Call(NamedTuple):

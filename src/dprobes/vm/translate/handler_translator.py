@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 class Translator:
     """
-    The runs of handlers of one program, with the interface of ``Interpreter``.
+    Translator and runner of the handlers of one program, with the interface of ``Interpreter``.
 
-    Threads that run handlers at the same time need one each.
+    Each thread that runs handlers needs its own.
     """
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:

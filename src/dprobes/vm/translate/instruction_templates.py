@@ -3,7 +3,7 @@ The templates of rows of the instruction table: the text of each in the function
 
 ``TEMPLATES`` has the frequent ones. Of the rest, those that use only the stack and the context are executed by the
 interpreter's own rule (``apply``); for all others the function leaves. Cells are words already; values from the context
-are cut to words, as ``Machine.push`` does.
+are truncated to words, as ``Machine.push`` does.
 """
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
@@ -327,7 +327,7 @@ def _log_popped_count(w: Writer, operand: int) -> None:
 
 
 def _log_item(function: str) -> Template:
-    """Return the template of an instruction that pops two numbers and logs an item of some length."""
+    """Return the template of an instruction that pops two numbers and logs an item of variable length."""
 
     def write(w: Writer, operand: int) -> None:
         first, second = w.state.pop(), w.state.pop()
