@@ -30,13 +30,13 @@ _NOTICES_MAX = 50
 """Maximum number of notices that are kept, the latest ones."""
 
 GONE = (ProbeState.DISABLED, ProbeState.REMOVED)
-"""States of probepoints that were inserted and are not any more."""
+"""States of probepoints that were inserted and are no longer."""
 
 _BEGINNING = 20.0
 """Seconds that an insertion waits until everything in scope at the beginning is probed."""
 
 _END_PATIENCE = 20.0
-"""Seconds that a attachment may take to end."""
+"""Seconds that an attachment may take to end."""
 
 _LOOK = 0.005
 """Seconds between two checks whether records have been taken."""
@@ -70,7 +70,11 @@ class FollowedProgram(ABC):
     # The thread
 
     def start(self, patience: float = _BEGINNING) -> None:
-        """Start the thread, and wait until the attachment has begun; raise the error that has prevented that."""
+        """
+        Start the thread; wait up to ``patience`` seconds until everything in scope is probed.
+
+        Raise the error if one has prevented that.
+        """
         self._thread.start()
         self._begun.wait(patience)
         if self._failure is not None:
@@ -90,7 +94,7 @@ class FollowedProgram(ABC):
                 self._on_event(event)
         except DprobesError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - one program's failure must not be the others', and is reported
+        except Exception as error:  # noqa: BLE001 - it is reported, and must not affect other programs
             self._fail(InternalError(f"{type(error).__name__}: {error}"))
         finally:
             self._close()
@@ -150,7 +154,7 @@ class FollowedProgram(ABC):
 
     @property
     def problem(self) -> str | None:
-        """The reason why the run ended, unless it was asked to end or its processes have ended."""
+        """The message of the error that has ended the run; None if there was none."""
         return self._problem
 
     @property
@@ -205,17 +209,17 @@ class FollowedProgram(ABC):
             return list(self._notices)
 
     def probes_at(self, major: int, minor: int) -> list[int]:
-        """Return the probepoints with these codes."""
+        """Return the numbers of the probepoints with a major and a minor code."""
         if major != self.program.major:
             return []
         return [n for n, probe in enumerate(self.probes) if probe.definition.minor == minor]
 
     def stop(self) -> None:
-        """Ask for the end."""
+        """Ask for the end of the run."""
         self.attachment.change([Stop()])
 
     def wait(self, patience: float | None = _END_PATIENCE) -> bool:
-        """Wait until no probepoint of the program is inserted any more; return whether that is so."""
+        """Wait until no probepoint of the program is inserted any more; return False after ``patience`` seconds."""
         self._thread.join(patience)
         return self.has_ended
 

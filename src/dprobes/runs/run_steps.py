@@ -4,9 +4,9 @@ Steps of a run, from a user's request to a program in its targets.
 ``run_program`` executes them. A ``Face`` loads the program, follows the events, and reports between the other steps.
 Each step may refuse with a ``DprobesError``. Until ``attach`` nothing is changed.
 
-Steps up to ``plan`` read files and processes of this machine. ``resolve`` also visits a target behind a stub where its
-kernel or its processor is in no file: ``Engine.visit_kernel`` stops it meanwhile. ``reach`` connects to a stub before
-anything is announced or written.
+Steps up to ``plan`` read files and processes of this machine. If no file describes the kernel or the processor of a
+stub's target, ``resolve`` also connects to the stub: ``Engine.visit_kernel`` stops the target for that time. ``reach``
+connects to a stub before anything is announced or written.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Vantage:
     """
     Valid request, with the point of view for the lookup of modules.
 
-    That is a thread's, or a command's; else this process's.
+    That is the point of view of the thread ``tid`` or of the ``command``; if both are None, of this process.
     """
 
     request: Request
@@ -97,7 +97,7 @@ class Vantage:
 @dataclass(frozen=True, slots=True)
 class ProgramInput:
     """
-    Program as it was read, or several that were written as one (``is_group``), with their ``symbols``.
+    Program as it was read, or several that were compiled from one source (``is_group``), with their ``symbols``.
 
     ``source`` describes the program to readers of its records, which have ``items``. Handlers run only for hits that
     all ``filters`` accept. ``allow_write`` allows writes even if the options of the request do not.
@@ -165,7 +165,7 @@ class Face(Generic[ResultT]):
         raise NotImplementedError
 
     def check(self, resolution: Resolution) -> None:
-        """Raise an error to refuse a program whose places are known."""
+        """Check the programs, whose probepoints are known; raise an error to refuse them."""
 
     def announce(self, planned: RunPlan) -> None:
         """Report the plan to the user, or raise an error to refuse it."""
@@ -198,7 +198,7 @@ def look_around(request: Request) -> Vantage:
     """
     Return the point of view of a request; raise ``DprobesError`` if no engine can serve it.
 
-    A thread stands for its process.
+    If the scope has the id of a thread, the id of its process replaces it.
     """
     engine, scope, replaces = request.engine, request.scope, request.replaces
     if scope.pid is not None and scope.endpoint is None:
@@ -232,7 +232,7 @@ def _members_of(attachment: Attachment) -> Sequence[Attachment]:
 
 
 def _point_of_view(scope: Scope, *, allow_self: bool) -> tuple[int | None, str | None]:
-    """Return the thread or the command; raise ``DprobesError`` if no engine can take the process or command."""
+    """Return the thread or the command, and None for the other; raise ``DprobesError`` if no engine can probe it."""
     if scope.command:
         from dprobes.target.module_lookup import executable_of
 
@@ -278,7 +278,7 @@ def record_source(
 
 
 def tool_error(tool: ToolProgram) -> EngineError:
-    """Return the error that no code here executes the blocks of a program."""
+    """Return the error for a program with blocks, which only ``dprobes run`` executes."""
     written = tool.blocks[0].block.written
     return EngineError(
         f"the program has a block '{written}', which only 'dprobes run' executes",
@@ -379,7 +379,12 @@ def _plans(resolution: Resolution) -> tuple[Plan, ...]:
 def _planned_by_one(
     resolution: Resolution, reasons: Mapping[str, str | None]
 ) -> tuple[Resolution, tuple[Plan, ...], str | None]:
-    """Return the plans of one engine for programs with different choices: preferably the one that only some need."""
+    """
+    Return the resolution, plans and reason of one engine for programs with different choices.
+
+    Of the chosen engines, the one with the most expensive hits is tried first: the needs of only one program may
+    require it.
+    """
     problem: DprobesError | None = None
     vantage = resolution.vantage
     able = [each for row in reversed(candidates()) for each in (faster_row(row.name), row) if each is not None]

@@ -297,8 +297,8 @@ class Machine:
         self.plp = 0
         self.cut_at: int | None = None
         """
-        End of the log's data if an item had no room and the handler continued, else None; LP is at the buffer's end
-        then.
+        End of the log's data if an item had no room and the handler continued, else None; then LP is at the buffer's
+        end.
         """
         self.jumps = 0
         self.frames = [Frame()]

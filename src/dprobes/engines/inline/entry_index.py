@@ -61,7 +61,7 @@ _ROW = struct.Struct("<16sII")
 _LOOK_AGAIN = 10_000_000
 """Nanoseconds after which the names of threads are read again."""
 _LOOKS_MAX = 32
-"""Maximum number of threads whose names are read in a row."""
+"""Maximum number of threads whose names are read at a time."""
 _SPACE = 1 << 16
 
 _PID_LIMIT = 1 << 22
@@ -270,7 +270,7 @@ class EntryIndex:
     Index of the entries in a buffer of at most ``room`` bytes, whose records have the layout ``places``.
 
     ``counts`` has a word for each of at most ``probes`` probepoints, with the number of its records. ``names`` is None
-    where records have no room for a name.
+    if records contain no name.
     """
 
     def __init__(self, room: int, places: RecordPlaces, probes: int, names: ThreadNames | None) -> None:
@@ -293,7 +293,7 @@ class EntryIndex:
         """The address of the sorted lines, of which there are ``count``."""
         self.count = 0
         self.bound: int | None = None
-        """The time from which on a ring may have more records than the buffer."""
+        """The time from which on rings may have records that are not in the buffer; None if they have no others."""
         self.last: dict[int, int] = {}
         """The time of the last record of each ring."""
         self.damaged = 0
@@ -376,7 +376,7 @@ class EntryIndex:
 
     @property
     def refused(self) -> int:
-        """The number of entries skipped because no handler has written them."""
+        """The number of entries skipped because no handler can have written them."""
         return int(self._walk.words[Walk.REFUSED // _WORD])
 
     def limit(self, probes: int) -> None:
@@ -457,7 +457,9 @@ class EntryPacker:
         self._packing = Words(PACKING_SIZE)
 
     def packed(self, index: EntryIndex, buffer: EntryBuffer, count: int) -> RecordTable | None:
-        """Return the entries of the first ``count`` lines; None if some are no records, or do not form a table."""
+        """
+        Return the entries of the first ``count`` lines; None if some entries are no records, or do not form a table.
+        """
         _, order, _, _ = _functions()
         end = index.lines + count * LINE_SIZE
         parts: list[PackedRows] = []
@@ -479,7 +481,7 @@ class EntryPacker:
         return RecordTable(parts, self._out.memory[:count].translate(numbers))
 
     def _list(self, lines: int, end: int, group: int) -> int:
-        """List the places of the entries of a group; return their number."""
+        """Write the offsets of the entries of a group to ``_places``; return their number."""
         places, _, _, _ = _functions()
         return (places(lines, end, group, self._places.address) - self._places.address) // PLACE_SIZE
 

@@ -1,7 +1,7 @@
 """
 Reader of the rings' entries: records in their canonical form, and ends of probepoints.
 
-Records are returned in the order of their time, from all rings together, and packed as they stand there. Entries
+Records are returned in the order of their time, from all rings together, and packed as they are in the rings. Entries
 younger than the start of a reading are kept for the next one. By then all older entries have arrived, except those of a
 thread that is not running.
 """
@@ -104,7 +104,7 @@ class SharedRing:
         return self._position + self.pending
 
     def leave(self, end: int) -> None:
-        """Note that incomplete entries before a position stay so."""
+        """Note that the writers of incomplete entries before position ``end`` have abandoned them."""
         self._left = max(self._left, end)
 
     @property
@@ -117,7 +117,7 @@ class SharedRing:
         return 0
 
     def _begin_anew(self) -> None:
-        """Give up the whole contents, which are invalid, and reset the ring."""
+        """Discard the whole contents, which are invalid, and reset the ring."""
         self.damaged += 1
         ctypes.memset(self._address, 0, self.size)
         self._consumer[0] = self._producer[0] = self._position & _WORD_MAX
@@ -183,9 +183,9 @@ class SharedRing:
 
     def skip(self, before: int | None = None) -> bool:
         """
-        Give up an incomplete entry, whose writer is no more, if there is one; return whether there was.
+        Skip the first entry if it is incomplete; return whether it was.
 
-        With ``before``, writers have abandoned only entries before that position.
+        Only valid if its writer has abandoned it. With ``before``, only entries before that position are abandoned.
         """
         pending = self.pending
         place = self._position & self.size - 1
@@ -206,7 +206,7 @@ class SharedRing:
         return True
 
     def pieces(self) -> Iterator[bytes]:
-        """Iterate over complete entries as they stand in the ring, many at once, and give their room back."""
+        """Iterate over complete entries as they are in the ring, many at once, and give their room back."""
         while size := len(window := self.window()):
             piece = bytes(window)
             window.release()
@@ -216,7 +216,7 @@ class SharedRing:
             yield from self.pieces()
 
     def _skip_left(self) -> bool:
-        """Give up incomplete entries that their writers have abandoned; return whether there were any."""
+        """Skip incomplete entries that their writers have abandoned; return whether there were any."""
         before = self.skipped
         while self.skip(self._left):
             self.skipped += 1
@@ -261,7 +261,7 @@ class SharedRings:
         return [entry for ring in self.rings for entry in ring.drain()]
 
     def pieces(self) -> list[bytes]:
-        """Return complete entries as they stand in the rings, and give their room back."""
+        """Return complete entries as they are in the rings, and give their room back."""
         return [piece for ring in self.rings for piece in ring.pieces()]
 
     def rest(self) -> tuple[list[bytes], int]:
@@ -300,7 +300,7 @@ class SharedRings:
         return skipped
 
     def drain_rest(self) -> tuple[list[bytes], int]:
-        """Return the data of the entries of ``rest``."""
+        """Return the data of the entries that ``rest`` returns, and the number of entries that stay incomplete."""
         pieces, skipped = self.rest()
         return [piece[start:stop] for piece in pieces for start, stop in entries_in(piece)], skipped
 
@@ -414,10 +414,10 @@ _NAMED = int(Item.PROCESS_NAME)
 _FLAGS = struct.Struct("<I")
 
 _BUSY = 32
-"""Part of the room (one in so many) that one reading must fill for the next one to follow at once."""
+"""Divisor of the room: if a reading has moved more than this part of it, the next one follows at once."""
 
 _STUCK = 0.1
-"""Seconds to wait for a thread that does not complete its entry."""
+"""Maximum number of seconds to wait for a thread that does not complete its entry."""
 _NEVER = 1 << 63
 
 _HORIZON = 10_000_000
@@ -464,18 +464,18 @@ class RingReader:
         self._room = room
         self._reading = 0
         self.is_busy = False
-        """True if the last reading found so much that more is waiting already."""
+        """True if the last reading moved so many entries that the next one is to follow at once."""
         self._waits = 0
         self._waiting: dict[int, tuple[int, float]] = {}
         """The rings that wait for an incomplete entry: a lower bound of its time, and since when they wait."""
         self._ahead: set[int] = set()
-        """The rings of which more has been read than of others."""
+        """The rings from which more has been read than from others."""
         self._calm_from = 0.0
         """The time (monotonic, in seconds) from which on the rate of records counts as low."""
         self._before = 0
         """The time at which the last reading began, in nanoseconds."""
         self.settled: int | None = 0
-        """All records before this time have been returned, in nanoseconds; None: all that there are."""
+        """The time in nanoseconds before which all records have been returned; None if all records have."""
         self.ended: list[tuple[int, ProbeState]] = []
         self._name_places: dict[int, int] = {}
         self._refused = 0
@@ -494,7 +494,7 @@ class RingReader:
 
     @property
     def refused(self) -> int:
-        """The number of entries that no handler has written."""
+        """The number of entries that no handler can have written."""
         return self._index.refused + self._refused
 
     def limit(self, probes: int, ending: Collection[int]) -> None:
@@ -516,9 +516,9 @@ class RingReader:
         Return the records in rings, each with its probepoint; ``move`` moves their entries to a buffer.
 
         Records that are not older than ``before`` may be kept for the next reading; None means that this is the last
-        one. The second argument of ``move`` is the set of rings of which more was read already than of others. It
-        returns the rings whose entries wait for an incomplete one. Records younger than such outstanding ones are kept
-        as well.
+        one. The second argument of ``move`` is the set of rings from which more was read already than from others.
+        ``move`` returns the rings in which entries wait for an incomplete one. Records younger than these outstanding
+        entries are kept as well.
         """
         buffer, other = self._buffers
         kept = buffer.end

@@ -67,7 +67,7 @@ _MANY = MANY // 2
 """Number of instructions from which on windows are tried first: each page of a punned jump is a further mapping."""
 
 _SLACK = 64
-"""Bytes by which the size of code may differ between two addresses, because numbers have short forms."""
+"""Bytes by which the size of code may differ between two addresses, because displacements have short forms."""
 
 _REACH = 1 << 30
 _NO_MEMORY = "no memory near it is free"
@@ -153,7 +153,7 @@ class CodeWriter:
 
     @property
     def fixups(self) -> tuple[Fixup, ...]:
-        """The addresses at which threads continue that fault in the routines."""
+        """The fixups of the routines: for an instruction that may fault, the address at which the thread continues."""
         return () if self._runtime is None else self._runtime.code.fixups
 
     def place(
@@ -359,7 +359,7 @@ def _place(path: str, inode: int) -> int | None:  # noqa: ARG001 - another file 
 
 
 def tid_place_of(path: Path) -> int | None:
-    """Return the offset of a thread's id in a C library; None if it has no description; raises as ``Module.load``."""
+    """Return the offset in bytes of a thread's id in a C library; None if it is unknown; raise as ``Module.load``."""
     from dprobes.target.probed_module import Module
 
     module = Module.load(path)
@@ -378,7 +378,7 @@ def _read(path: Path, module: Module, symbol: str, size: int) -> bytes:
 
 
 _FIRST_DELAY, _LAST_DELAY = 0.01, 20.0
-"""Seconds until the first retry, twice as long each time, and the maximum after which there are no more retries."""
+"""Delay in seconds before the first retry, doubled for each further one, and the maximum after which there is none."""
 
 
 @dataclass(slots=True)
@@ -471,7 +471,7 @@ class Families:
 
 
 ModuleKey = tuple[int, tuple[int, int], int]
-"""Key of a module in processes: their group, its file, and its bias (the distance from its link addresses)."""
+"""Key of a module in processes: their group, its file, and its load bias."""
 
 
 class CodeWriters:

@@ -118,7 +118,7 @@ class Clock:
 
 class LifeMark:
     """
-    The life mark in ``array``, whose owner is a thread of its own; OSError if the kernel does not support that.
+    The life mark in ``array``, owned by a thread for that purpose; raise ``OSError`` if the kernel lacks support.
 
     The kernel changes the mark, whichever way the process ends (``platform.linux.process_calls``). So the tool need not
     write it again and again, and handlers need no clock to check it.
@@ -171,7 +171,7 @@ _OWN = (MapName.PROBES,)
 @dataclass(frozen=True, slots=True)
 class Borrowed:
     """
-    The state of the ``principal``, and ``variables`` that all programs have.
+    State of the ``principal``, and global ``variables`` that all programs share; None for what is not borrowed.
 
     They are in files of their own, which the process maps besides that of the program.
     """
@@ -279,7 +279,7 @@ class HandlerMaps:
 
     @property
     def held_words(self) -> Iterator[int]:
-        """The offsets in the region of claims and locks that are not 0 now: a handler holds what they stand for."""
+        """The offsets in the region of claims of states and locks of tables that are not 0: handlers hold them."""
         hashes = (part.locks for part in self._state.maps.values() if isinstance(part, SharedHash))
         memory = self.region.mapping
         for places in (self._arrays[MapName.CLAIMS].elements, *hashes):
@@ -367,10 +367,10 @@ _CORRECTION = 0.25
 
 class Damage(NamedTuple):
     """
-    Numbers of findings in memory that probed processes have written over.
+    Numbers of findings in memory that probed processes have overwritten.
 
-    ``entries`` were skipped; ``rings`` is how often the whole contents of a ring were given up. ``counts`` and ``keys``
-    are the probepoints and the keys of tables whose numbers cannot be counts.
+    ``entries`` were skipped; ``rings`` is how often the whole contents of a ring were discarded. ``counts`` is the
+    number of probepoints, and ``keys`` that of keys of tables, whose values in the memory are impossible as counts.
     """
 
     entries: int = 0
@@ -423,12 +423,12 @@ class HandlerHits:
 
     @property
     def is_busy(self) -> bool:
-        """True if so much has arrived that more is waiting already."""
+        """True if so many entries have arrived that the next reading is to follow at once."""
         return self._reader.is_busy
 
     @property
     def settled(self) -> int | None:
-        """All records before this time have been taken, in nanoseconds; None: all that there are."""
+        """The time in nanoseconds before which all records have been returned; None if all records have."""
         return None if self._maps is None else self._reader.settled
 
     def begin_program(self, pid: int) -> None:
@@ -493,7 +493,7 @@ class HandlerHits:
         with self._lock:
             emitted = self._emitted if self._maps is None else self._reader.counts
             records = {number: emitted[number] for number in list(jumps)}
-        most = (time.monotonic_ns() - self._began) * (os.cpu_count() or 1)  # a hit takes a nanosecond at least
+        most = (time.monotonic_ns() - self._began) * (os.cpu_count() or 1)  # an upper bound: a hit takes at least 1 ns
         fields = ProbeField.HITS, ProbeField.LOST, ProbeField.MISSED
         for number, each in enumerate(counts[:PROBES_MAX]):
             if number not in records:
@@ -544,7 +544,9 @@ def refusal_notice(reasons: Sequence[str]) -> Notice:
 
 
 def damage_notice(damage: Damage) -> Notice:
-    """Return the warning that probed processes have damaged the memory of their handlers, with the numbers lost."""
+    """
+    Return the warning that probed processes have damaged the memory of their handlers, with the number of each finding.
+    """
     parts = (
         (damage.entries, "record that no handler makes was dropped", "records that no handler makes were dropped"),
         (damage.rings, "time all records of a CPU were given up", "times all records of a CPU were given up"),

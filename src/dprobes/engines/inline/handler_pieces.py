@@ -128,7 +128,8 @@ class HandlerFamily:
         """
         Return the code for a probepoint, whose handler starts at byte ``start`` of the encoded program.
 
-        ``compiled`` compiles the handler at a start, for an address that many bytes further on.
+        ``compiled`` takes a start and a distance; it compiles the handler at that start for an address ``distance``
+        bytes further on.
         """
         if self._numbered is not None:
             return self._numbered.of(number)
@@ -172,7 +173,7 @@ class Order(enum.IntEnum):
 
 class Piece(NamedTuple):
     """
-    Code that runs for a probepoint at one instruction with this link address and these bytes.
+    Code that runs for a probepoint at the instruction with the link address ``address`` and the bytes ``raw``.
 
     With a ``trial``, the piece runs only if the trial shows that the instruction will complete. It ``diverts`` if it
     may end so that the instruction is not executed. The number of the ``program`` is set when the program is inserted.
@@ -301,7 +302,7 @@ class PieceWriter:
         return family.handler(request.probe, site.resolved.image.handlers[probe.number], compiled)
 
     def _content(self, site: CompiledSite) -> list[HandlerCode]:
-        """Return what the code of each handler of a program is made of."""
+        """Return the content of each handler of a program, in the order of the definitions."""
         image = site.resolved.image
         if id(image) not in self._codes:
             self._codes[id(image)] = handler_codes(image)
@@ -361,13 +362,13 @@ def _has_records(lowered: Lowered) -> bool:
 
 class SiteGroup(NamedTuple):
     """
-    Pieces of some instructions, by address, each in the order in which they run.
+    Pieces of instructions that belong together, by address, each in the order in which they run.
 
     The highest address comes first: a punned jump shares bytes with the following instruction.
 
-    ``is_bound`` means that all of them have jumps, or none. A breakpoint of the tracer has no access to what handlers
-    keep in the process, and vice versa. So the entry and all returns of a function have jumps, or none of them has. If
-    an instruction serves several probepoints, this applies to all of them together.
+    ``is_bound`` means that all of them have jumps, or none. A breakpoint of the tracer has no access to the state that
+    handlers keep in the process, and vice versa. So the entry and all returns of a function have jumps, or none of them
+    has. If an instruction serves several probepoints, this applies to all of them together.
     """
 
     sites: dict[int, list[Piece]]
@@ -378,8 +379,8 @@ class PlannedSite(NamedTuple):
     """
     Pieces that run at one instruction of a process, in order.
 
-    Its jump belongs to others by the ``groups`` of ``SitePatch``; the addresses of all instructions of a group are in
-    ``bound``.
+    ``groups`` are those of its ``SitePatch``, by which its jump depends on others; the addresses of all instructions of
+    a group are in ``bound``.
     """
 
     pieces: tuple[Piece, ...]

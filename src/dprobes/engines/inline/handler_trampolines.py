@@ -61,7 +61,7 @@ _STORE_MXCSR = b"\x0f\xae\x9c\x24"  # stmxcsr [rsp + 32 bits]
 _MASKS = 0x1F80
 """All six exception masks in MXCSR (Intel SDM volume 1, 10.2.3)."""
 _NO_ADDRESS_BITS = 16
-"""Number of the upper bits of an address that are copies of the bit below (Intel SDM volume 1, 3.3.7)."""
+"""Number of upper bits of a canonical address that repeat bit 47 (Intel SDM volume 1, 3.3.7)."""
 _LOADS = (1, 2, 4, 8)
 _BYTE_MAX = 0x80
 
@@ -96,10 +96,10 @@ class TrialCode:
 
     def write_endings(self, asm: X86Assembler, restore: Callable[[], None], rest: Label) -> None:
         """
-        Write the code for such endings, whose kind is in rax: a return, or a trap for the tracer.
+        Write the code for endings after which the instruction is not executed: a return, or a trap for the tracer.
 
-        ``restore`` writes the code that restores registers except the stack pointer. Without a tracer, execution goes
-        on at ``rest``.
+        The kind of the ending is in rax. ``restore`` writes the code that restores registers except the stack pointer.
+        Without a tracer, execution continues at ``rest``.
         """
         assert self._trial.ends is not None
         skipped = asm.label()
@@ -126,7 +126,10 @@ class TrialCode:
         asm.store(Memory(Gpr.RSP, FRAME_SIZE - _STACK_NEEDED), Gpr.RAX)
 
     def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
-        """Write the trial after the frame is set up; with ``keeps_flags`` that has all flags, as PUSHFQ pushes them."""
+        """
+        Write the trial, for which the frame is set up; with ``keeps_flags`` the frame has all flags, as PUSHFQ pushes
+        them.
+        """
         self._keeps_flags = keeps_flags
         if self._trial.needs_masks:
             self._look_at_masks(asm)
@@ -292,7 +295,7 @@ def _operand(access: Access, at: int = 0) -> MemoryOperand:
 #     handler of the first instruction │ the instruction │ the next one │ handler of the third │ the third │ jump back
 #
 # At addresses that 32-bit code can have, a trap for such code comes first (``OF_64_BITS``). A handler may have a trial
-# before it. A thread that stands at an original instruction in the middle continues at the handler of that.
+# before it. A thread stopped at an original instruction in the middle continues at its handler.
 
 
 _NONE: Mapping[int, Trial] = MappingProxyType({})
@@ -303,9 +306,9 @@ class Trampoline(NamedTuple):
     """
     Code of a jump's target, and the relation of its addresses to the original ones.
 
-    ``moves`` are (original address, address in the trampoline) for threads that stand at overwritten instructions.
-    ``stops`` are the places where trials leave a hit to the breakpoint. ``switches`` are pairs of the address of a
-    probed instruction and the switch of its handlers.
+    ``moves`` are (original address, address in the trampoline) for threads that are stopped at overwritten
+    instructions. ``stops`` are the places where trials leave a hit to the breakpoint. ``switches`` are pairs of the
+    address of a probed instruction and the switch of its handlers.
     """
 
     code: NativeCode
@@ -328,7 +331,7 @@ def make_displacing_trampoline(
 
     ``trials`` precede the handlers of some instructions. With ``has_switches``, single handlers can be switched off.
     """
-    # The displaced code of a site with an ``endbr64`` begins after that.
+    # The displaced code of a site with an ``endbr64`` begins after the ``endbr64``.
     probed = {max(site, plan.start): (site, each) for site, each in handlers.items()}
     end = plan.start + len(plan.raw)
     code = OF_64_BITS if plan.start < _END_OF_32_BITS else b""
@@ -371,7 +374,9 @@ def _piece(
     goes_back: bool,
     has_switches: bool,
 ) -> tuple[NativeCode, DisplacedCode]:
-    """Return the handler of an instruction, if there is one, and the copy of that and the unprobed ones after it."""
+    """
+    Return the code of an instruction's handler, if it has one, and of the copies of it and the unprobed ones after it.
+    """
     made: list[DisplacedCode] = []
 
     def copy_at(place: int) -> bytes:

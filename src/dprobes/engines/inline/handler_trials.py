@@ -1,10 +1,10 @@
 """
 Trials: code before a handler that checks whether the probed instruction will complete.
 
-A record is of an instruction that has completed. A handler in the process writes it before that. So everything that
-could prevent completion is tried first: the code touches the memory that the instruction will touch, and executes a
-division once, discarding the result. If a trial fails, the breakpoint takes over, and the tracer runs its handler. A
-trial may fail without need.
+A record describes an instruction that has completed, but a handler in the process writes the record before the
+instruction is executed. So everything that could prevent completion is tried first: the code touches the memory that
+the instruction will touch, and executes a division once, discarding the result. If a trial fails, the breakpoint takes
+over, and the tracer runs its handler. A trial may fail without need.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ __all__ = [
 
 # Instructions that always complete, except at the end of the stack.
 #
-# A record is of an instruction that has completed. A handler in the process writes it before that: so only these
-# instructions get one without a trial.
+# A record describes an instruction that has completed, but a handler in the process writes the record before that. So
+# only these instructions have a handler there without a trial.
 
 
 _PLAIN = (
@@ -254,7 +254,9 @@ def _obstacle(instruction: Instruction) -> str | None:
 
 
 def _obstacle_of(features: Iterable[str]) -> str | None:
-    """Return the reason against trying an instruction that needs some processor features; None if there is none."""
+    """
+    Return the reason against trying an instruction that needs ``features`` of the processor; None if there is none.
+    """
     for feature in features:
         if feature in _GENERAL:
             continue
@@ -390,7 +392,7 @@ class Eligibility:
 
     @cached_property
     def _looked_at(self) -> frozenset[object]:
-        """The tables that some handler uses otherwise than to count in them."""
+        """The tables that a handler uses in another way than by ``tally``."""
         return frozenset(
             instruction.operand
             for code in self._program.bodies()
@@ -425,7 +427,7 @@ def asks_for_thread(assembled: Assembled) -> bool:
 
 
 def _has_names(instruction: ProgramInstruction, program: Program) -> bool:
-    """Return True if an instruction adds to a table that has process names as keys."""
+    """Return True if an instruction uses a table that has process names as keys."""
     table = _table_of(instruction, program)
     return table is not None and any(key.kind is KeyKind.COMM for key in table.keys)
 
@@ -444,7 +446,7 @@ _BEFORE_HEAP = 512 << 20
 
 
 def probe_notes(program: Program, resolved: ResolvedModule) -> dict[int, str]:
-    """Return the methods for those probepoints of a module that are in code, by their indices."""
+    """Return notes on the probepoints in code, by their indices: the kind of jump, or the reason for a breakpoint."""
     probes = {number: probe for number, probe in enumerate(resolved.probepoints) if probe.is_in_code}
     whole = obstacle_to_program(program) or obstacle_to_module(resolved.architecture)
     eligibility = Eligibility(program)

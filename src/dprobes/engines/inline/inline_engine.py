@@ -62,8 +62,8 @@ class InlineHandlers:
     """
     Handlers of one program; ``items`` are the header items of its records.
 
-    ``borrowed`` is the state of other programs that they use. ``why_not`` is a reason against all of them, and
-    ``images`` records the mappings of processes.
+    ``borrowed`` is the state of other programs that they use. ``why_not`` is a reason why none of them can run in a
+    process, and ``images`` records the mappings of processes.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class InlineHandlers:
         self._limits: dict[int, tuple[int, int]] = {}
         """The ``passcount`` and ``maxhits`` of probepoints."""
         self._probe_count = 0
-        """A bound above the number of each probepoint with handlers in processes."""
+        """The number after the highest one of a probepoint with handlers in processes."""
         self._ending: set[int] = set()
         """The probepoints that may have a last hit."""
         self.refused: dict[int, str] = {}
@@ -318,12 +318,12 @@ class InlineHandlers:
         request.patches += made.patches
 
     def _plans_beside(self, pid: int, file: tuple[int, int], bias: int) -> list[ModulePlan]:
-        """Return the plans of other programs in a module of a process."""
+        """Return the plans of other programs for a module of a process."""
         plans = (each.plan_in(pid, file, bias) for each in self._neighbours() if isinstance(each, InlineHandlers))
         return [plan for plan in plans if plan is not None]
 
     def plan_in(self, pid: int, file: tuple[int, int], bias: int) -> ModulePlan | None:
-        """Return the plan in a module of a process; None if there is none."""
+        """Return the plan for a module of a process; None if there is none."""
         memory = self._memories.get(pid)
         if memory is None or self._is_closed:
             return None
@@ -357,12 +357,12 @@ class InlineHandlers:
 
     @property
     def settled(self) -> int | None:
-        """All records before this time have been taken, in nanoseconds; None: all that there are."""
+        """The time in nanoseconds before which all records have been returned; None if all records have."""
         return None if self._hits is None else self._hits.settled
 
     @property
     def is_busy(self) -> bool:
-        """True if so much has arrived that more is waiting already."""
+        """True if so many entries have arrived that the next reading is to follow at once."""
         return self._hits is not None and not self._is_closed and self._hits.is_busy
 
     def to_be_released(self, program: int) -> ReleaseMemory | None:
@@ -376,7 +376,7 @@ class InlineHandlers:
             self._hits.released(is_done=message.is_done)
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
-        """Add the counts of hits without the tracer."""
+        """Add the counts of hits at jumps, of which the tracer does not know."""
         if self._hits is not None:
             self._hits.add_counts(counts, self.jumps, self._limits)
 
