@@ -296,10 +296,7 @@ class Machine:
         self.lp = 0
         self.plp = 0
         self.cut_at: int | None = None
-        """
-        End of the log's data if an item had no room and the handler continued, else None; then LP is at the buffer's
-        end.
-        """
+        """End of the log's data if an item had no room and the handler continued, else None; LP is then at the end."""
         self.jumps = 0
         self.frames = [Frame()]
         self.dispatches = 0

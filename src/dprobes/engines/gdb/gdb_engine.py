@@ -39,7 +39,7 @@ class StubPlan(engine_interface.Plan):
     """
     Plan for the target of a stub: ``places`` of a machine, or those of the job's module if None.
 
-    ``machine`` is that of a program about no module.
+    ``machine`` is the machine of a program about the machine itself, None for other programs.
     """
 
     places: Resolved | None = None
@@ -62,7 +62,7 @@ class GdbEngine(engine_interface.Engine):
         self._connection: StubConnection | None = None
 
     def check(self, scope: engine_interface.Scope, options: EngineOptions) -> None:  # noqa: ARG002 - it is known already
-        """Raise ``EngineError`` if a program that is inserted for others would have to start a command."""
+        """Raise ``EngineError`` if the probe manager would have to start a command that has a stub."""
         if not self._may_connect:
             raise EngineError(
                 "the probe manager starts no command that has a stub",
@@ -74,8 +74,8 @@ class GdbEngine(engine_interface.Engine):
         """
         Yield the processor of a program about the machine itself, None for other programs.
 
-        Other kernels are found only on machines of this machine's architecture. The connection is that of the run: a
-        machine that is stopped at its reset stays there until then.
+        The kernels of other programs are found only on machines of this machine's architecture. The run uses the same
+        connection, so that a machine that is stopped at its reset stays there until the run begins.
         """
         shared = self._shared(self._present)
         if program.name != MACHINE or (shared is None and not self._may_connect):
@@ -113,7 +113,7 @@ class GdbEngine(engine_interface.Engine):
                 yield shared.members[0].kernel()
 
     def _shared(self, sessions: Sequence[object]) -> SharedStub | None:
-        """Return the open stub that one of some sessions has at the same endpoint; None if there is none."""
+        """Return the open stub at the same endpoint that one of ``sessions`` has; None if there is none."""
         stubs = [each.shared for each in sessions if isinstance(each, StubSession)]
         return next((each for each in stubs if each.connection.endpoint == self._endpoint and each.is_open), None)
 
@@ -138,7 +138,7 @@ class GdbEngine(engine_interface.Engine):
 
     @contextlib.contextmanager
     def reach(self, plan: engine_interface.Plan) -> Iterator[None]:
-        """Start the command, if there is one, and connect to the stub, unless a session is at it already."""
+        """Start the command, if there is one, and connect to the stub, unless a session is connected to it already."""
         if self._shared(plan.job.beside) is not None:
             yield
             return
@@ -151,7 +151,7 @@ class GdbEngine(engine_interface.Engine):
             raise
 
     def attach(self, plan: engine_interface.Plan) -> StubSession:
-        """Stop the target until probepoints are inserted; join a session that is at the stub already."""
+        """Stop the target until probepoints are inserted; join a session that is connected to the stub already."""
         assert isinstance(plan, StubPlan)
         session = self._session(plan)
         session.enter()
@@ -161,7 +161,7 @@ class GdbEngine(engine_interface.Engine):
         """
         Return the session for the kind of target.
 
-        The stub is asked for the kind, unless a command has to start it: then the target is a process.
+        The stub reports the kind, unless a command has to start it: then the target is a process.
         """
         job, places = plan.job, plan.places
         shared = self._shared(job.beside)

@@ -115,7 +115,7 @@ class PlacedProbes:
         self._placed = placed
         self._resolved = resolved
         self.bias: int | None = None
-        """Distance of the module from its link addresses in bytes, None while it is not mapped."""
+        """Load bias of the module in bytes, None while it is not mapped."""
         self.at: dict[int, list[tuple[StubProbe, Point]]] = {}
         """Probepoints at instructions."""
         self.entries: dict[int, list[ProbedEntry]] = {}
@@ -133,7 +133,11 @@ class PlacedProbes:
         """Probepoints at accesses to memory."""
 
     def move(self, bias: int | None) -> dict[ProbeState, list[int]]:
-        """Place the probepoints anew after the module was mapped at ``bias``, or unmapped; return their states."""
+        """
+        Place the probepoints anew after the module was mapped with the load bias ``bias``, or unmapped.
+
+        Return the numbers of the probepoints by their states.
+        """
         for address in self.at.keys() | self.entries.keys():
             self._target.forget(address)
         for places in (self.at, self.entries, self.raw, self.detached):

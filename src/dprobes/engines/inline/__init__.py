@@ -33,12 +33,12 @@ generates code for each process, because it has the files. The tracer maps memor
 * When one program has ended and others go on, its memory is unmapped once no thread can return to it.
 * Handlers make no system calls. The reader adds the names and owners of threads to records, from ``/proc``; the tracer
   reports those of short-lived threads.
-* The C library of a process in a nested PID namespace has other ids of threads than our namespace. The tracer writes
+* The C library of a process in a nested PID namespace has other thread ids than the client's. The tracer writes
   both into the process before a thread runs.
 * For call stacks, handlers copy the program's stack after the record, and the reader unwinds the copy. The reader and
   the tracer, not handlers, write tables with stacks as keys.
 * No Python code runs for each record: routines in eBPF, translated like handlers, walk over entries, sort them by time
-  and pack them. Records younger than some that may still arrive wait for the next reading.
+  and pack them. Records younger than others that may still arrive wait for the next reading.
 * In a process that is attached to, breakpoints that jumps will replace are not written. So no thread dies of one if the
   tracer is killed in between. A thread that has just mapped code waits for its jumps.
 * While programs are inserted or removed, breakpoints replace the jumps, and all threads are stopped. They continue when

@@ -319,7 +319,7 @@ class CodeWriter:
 # glibc describes it for debuggers (nptl_db): ``_thread_db_pthread_tid`` in libc.so.6 describes the member ``tid`` of
 # ``struct pthread``: bits, number of elements, and the offset from the thread pointer, a 32-bit number each
 # (nptl_db/db_info.c). musl, since 1.2.2, reads it in ``gettid`` (src/linux/gettid.c). These are the ids of the
-# process's own PID namespace; for a nested one, ``native.process_page`` has the ids in our namespace.
+# process's own PID namespace; for a nested one, ``native.process_page`` has the ids in the client's namespace.
 
 
 _SYMBOL = "_thread_db_pthread_tid"

@@ -127,8 +127,7 @@ class TrialCode:
 
     def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
         """
-        Write the trial, for which the frame is set up; with ``keeps_flags`` the frame has all flags, as PUSHFQ pushes
-        them.
+        Write the trial after the frame is set up; ``keeps_flags``: the frame has all flags, as PUSHFQ pushes them.
         """
         self._keeps_flags = keeps_flags
         if self._trial.needs_masks:

@@ -51,7 +51,7 @@ def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: Mod
     Return the request for a jump to the handlers that are ``planned`` at instructions, by address.
 
     The trampoline is code of ``program``. If a jump lies in two pages, the part in the second one is written first;
-    until the jump is complete, a breakpoint stands at its beginning.
+    until the jump is complete, a breakpoint is at its beginning.
     """
     plan = jump.placement.plan
     code = module.around(plan.start)
@@ -161,7 +161,7 @@ def _may_change(assembled: Assembled) -> bool:
 
 
 def has_device_memory(pid: int, mappings: Iterable[MemoryMapping]) -> bool:
-    """Return True if a process has mapped memory of a device, or if that cannot be read."""
+    """Return True if a process has mapped memory of a device, or if its ``smaps`` cannot be read."""
     suspected = {m.start for m in mappings if m.path.startswith(_PLACES) and not m.path.startswith(_MEMORY)}
     if not suspected:
         return False

@@ -56,7 +56,7 @@ _ARGUMENTS = 5
 
 def own_function(assembled: Assembled, calls: Mapping[Helper, Assembled] | None = None) -> Callable[..., int]:
     """
-    Return a routine, which ``calls`` others, as a function of five words that returns a word.
+    Return a routine, which ``calls`` others, as a function of up to five words that returns a word.
 
     The code is position-independent, and mapped as long as the function exists.
     """
@@ -102,7 +102,7 @@ class Region:
             del first
 
     def take(self, size: int, alignment: int = 64) -> int:
-        """Return the offset of a new part of ``size`` bytes."""
+        """Return the offset of a new part of ``size`` bytes; raise ``NotSupportedError`` if there is no room."""
         start = -(-self._used // alignment) * alignment
         if start + size > self.size:
             raise NotSupportedError(f"{size} bytes do not fit into the memory that handlers share with the tool")
@@ -196,10 +196,10 @@ class SharedHash:
 
     def _change(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
         """
-        Insert or delete a key, for which a lock is needed.
+        Insert or delete a key under the lock of its slots; return 0 or a negative errno, EBUSY without the lock.
 
-        A thread with the lock may be preempted, so there is a wait for the lock. A probed process may also hold it
-        forever. So after a failed wait there are no further ones until those locks are free.
+        A thread with the lock may be preempted, so the routine waits for the lock. A probed process may also hold it
+        forever. So after a failed wait, calls fail at once until those locks are free.
         """
         memory = self._region.mapping
         self._stuck = [place for place in self._stuck if memory[place]]
@@ -233,7 +233,7 @@ class SharedHash:
         self._changed(self._change(Helper.MAP_UPDATE_ELEM, key, value))
 
     def add(self, key: bytes, value: bytes) -> bool:
-        """Set a value unless the key is there; return True if it was not."""
+        """Set a value unless the key is there; return True if it was not. Raise ``OSError`` as for an assignment."""
         result = self._change(Helper.MAP_UPDATE_ELEM, key, value, NO_OVERWRITE)
         if result == -errno.EEXIST:
             return False

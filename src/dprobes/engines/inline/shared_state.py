@@ -86,7 +86,7 @@ class SharedTables(TableMaps[SharedArray, SharedHash]):
 
 
 def counted_at_most() -> int:
-    """Return the maximum number of hits since the machine was started: each takes a nanosecond of a CPU."""
+    """Return an upper bound for the number of hits since boot: each takes at least a nanosecond of CPU time."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * (os.cpu_count() or 1)
 
 
@@ -98,7 +98,7 @@ def tables_size(tables: Sequence[Table]) -> int:
 
 _CELL = 8
 _TRIES = 8
-"""Maximum number of insertions of a value that another thread deletes at once."""
+"""Maximum number of attempts to insert a value that another thread deletes immediately."""
 
 
 class SharedStore:
@@ -168,7 +168,7 @@ class SharedStore:
         return self._map.own_address + _CELL * HEAD_CELLS if self._map.words[0] else 0
 
     def _made(self, key: bytes) -> int:
-        """Return the address of the value under a key, inserted if it is missing; 0, and count a loss, without room."""
+        """Return the address of the value under a key, inserted if missing; without room, count a loss and return 0."""
         if not isinstance(self._map, SharedHash):
             self._map.words[0] = 1
             return self._found(key)
@@ -221,7 +221,7 @@ class SharedState:
         self._cpu_count = variables[2]
         local, of_all, of_cpu, of_thread = variables
         self.mark = SharedArray(region, ROBUST_LIST_SIZE)
-        """The array of the ``LifeMark``: the first part, so that processes find it that do not know the others."""
+        """The array of the ``LifeMark``: the first part, so that processes find it without the layout of the others."""
         self.probes = SharedArray(region, PROBE_ENTRY_SIZE, PROBES_MAX)
         self._arrays = {
             MapName.PROBES: self.probes,
@@ -275,7 +275,7 @@ class SharedState:
         return AtomicCells(array.memory[start : start + _CELL * count], array.own_address + start)
 
     def count(self, probe: int, field: ProbeField) -> int:
-        """Return a count of handlers in processes for a probepoint."""
+        """Return a count that handlers in processes keep for a probepoint."""
         value: int = self.probes.words[(probe * PROBE_ENTRY_SIZE + field) // _CELL]
         return value
 
@@ -295,7 +295,7 @@ class SharedState:
     def forget_thread(self, tid: int) -> None:
         """Delete the variables of a thread that has ended."""
         if self._threads is not None:
-            with contextlib.suppress(OSError):  # a thread was killed that has the lock
+            with contextlib.suppress(OSError):  # a killed thread has the lock
                 self._threads.discard(tid.to_bytes(_CELL, "little"))
 
     def hits_of(self, probe: int, limits: ProbeLimits) -> SharedHits | None:

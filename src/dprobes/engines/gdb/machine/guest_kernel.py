@@ -121,7 +121,7 @@ def layout_of(types: Btf) -> KernelLayout:
 
 
 def _module_tables(types: Btf) -> tuple[int, int, int] | None:
-    """Return the offsets in a module of the addresses of its unwind tables and of their length."""
+    """Return the offsets in a module of the addresses of its unwind tables and of their length; None without tables."""
     try:
         found = [types.member_offset("module", f"arch.{member}") for member in _MODULE_TABLES]
     except TargetError:
@@ -152,7 +152,7 @@ _SYMBOLS_MAX = 1 << 17
 _NAMES_MAX = 1 << 23
 _NAME_MAX = 512
 _READ_MAX = 1 << 27
-"""Maximum number of bytes read for symbols of modules; all modules of a distribution's kernel have a third of that."""
+"""Maximum number of bytes read for symbols of modules; all modules of a distribution's kernel need a third of that."""
 _LISTING_MAX = 1 << 26
 """Maximum size in bytes of the listing of symbols."""
 _UNDEFINED = 0
@@ -324,7 +324,7 @@ _TYPES = ("__start_BTF", "__stop_BTF")
 _NOTES = ("__start_notes", "__stop_notes")
 _NOTES_MAX = 1 << 16
 _TYPES_MAX = 1 << 26
-"""Maximum size in bytes of BTF that is read; the kernels of distributions have some 10 MB."""
+"""Maximum size in bytes of BTF that is read; the kernels of distributions have about 10 MB."""
 _MODULES = "modules"
 _BANNER = "linux_banner"
 _STATE, _SCHEDULING = "system_state", 1
@@ -403,7 +403,7 @@ class GuestKernel(RunningKernel):
 
     @cached_property
     def skippable(self) -> None:
-        """None: memory contains no list of such functions by name."""
+        """None: memory contains no list by name of the functions that may be skipped."""
         return
 
     def is_traceable(self, address: int) -> bool | None:  # noqa: ARG002 - nothing needs to be redirected
@@ -412,7 +412,7 @@ class GuestKernel(RunningKernel):
 
 
 def _left_out(listed: ModuleSymbols, *, is_whole: bool) -> str:
-    """Return a description of the symbols and modules that were left out."""
+    """Return a description of the symbols and modules that were left out; empty if there are none."""
     said = [] if is_whole else ["the kernel lists more modules than are looked at, or its list has no end"]
     if listed.left_out:
         said.append(

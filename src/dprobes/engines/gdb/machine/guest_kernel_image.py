@@ -41,7 +41,7 @@ _MARKED = 256
 _NAME_MAX = 512
 _SYMBOLS_MAX = 1 << 21
 _LISTING_MAX = 1 << 27
-"""Maximum size of the listing in bytes; that of a distribution's kernel has some 10 MB."""
+"""Maximum size of the listing in bytes; that of a distribution's kernel has about 10 MB."""
 _EFFORT = 1 << 24
 """Maximum number of names and places to examine in search of the tables: some seconds. A kernel takes 1 % of that."""
 _CANDIDATE = 1 << 9
@@ -64,7 +64,7 @@ _PAGES = b"\0\0"
 
 @dataclass(frozen=True, slots=True)
 class SymbolTables:
-    """Positions of the tables in some bytes, and the number of symbols."""
+    """Positions of the tables in the bytes that were read, and the number of symbols."""
 
     count: int
     names: int
@@ -79,7 +79,7 @@ class SearchEffort:
         self._left = _EFFORT
 
     def take(self, count: int) -> bool:
-        """Use up effort; return whether there was as much left."""
+        """Use up ``count`` of the effort; return False if less was left."""
         self._left -= count
         return self._left >= 0
 
@@ -311,7 +311,7 @@ def symbols_in_memory(target: MachineTarget, image: KernelImage) -> bytes:
 
 
 def _symbols(read: Callable[[int, int], bytes], region: Region, effort: SearchEffort) -> bytes | None:
-    """Read a region until the tables have been found and are complete; return the listing of their symbols."""
+    """Read a region until it contains complete tables; return the listing of their symbols, None if there is none."""
     data = bytearray()
     tables = None
     while region.start + len(data) < region.end and len(data) < _TABLES_MAX:

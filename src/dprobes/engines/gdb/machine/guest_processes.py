@@ -2,8 +2,8 @@
 Processes of a guest kernel of Linux: their tasks, address spaces and mapped files.
 
 Since 6.1, Linux keeps the mappings of an address space in a maple tree (``include/linux/maple_tree.h``). A node has
-ascending pivots and one slot more: slot N is for the indices from pivot N-1, exclusive, to pivot N, inclusive. If a
-pivot after the first one is 0, or there is none, it stands for the last index of the node. A pointer to a node has its
+ascending pivots and one slot more: slot N is for the indices from pivot N-1, exclusive, to pivot N, inclusive. A pivot
+after the first one that is 0, or a missing one, means the last index of the node. A pointer to a node has its
 type in its lower bits::
 
     63              8 7    6..3   2    1    0
@@ -204,7 +204,7 @@ _MODULES = "modules"
 _TASKS = "init_task"
 _UNWINDING = ("__start_orc_unwind_ip", "__stop_orc_unwind_ip", "__start_orc_unwind")
 _ELEMENT = 4
-"""Size in bytes of an element of the address table of unwinding."""
+"""Size in bytes of an element of the table of addresses (``orc_unwind_ip``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class AddressSpaces:
         return self._target.word(address, _WORD) or 0
 
     def __iter__(self) -> Iterator[AddressSpace]:
-        """Iterate over the address spaces of all processes, each by the first of its threads."""
+        """Iterate over the address spaces of all processes, by their main threads; a shared one occurs repeatedly."""
         task_layout, head = self._facts.layout, self._facts.first_task + self._layout.tasks
         at = self._word(head)
         for _ in range(_TASKS_MAX):
@@ -373,7 +373,7 @@ _NAME_MAX = 255
 
 
 class ModulePlace(NamedTuple):
-    """One mapping of the module: the address space, its process, and the distance from the link addresses in bytes."""
+    """One mapping of the module: the address space, its process, and the load bias in bytes."""
 
     space: int
     pid: int
@@ -385,8 +385,8 @@ class MappedModule:
     The module whose file on this machine is ``elf``, and that a program calls ``name``, in ``spaces``.
 
     The files of a machine cannot be read. A mapped file is the module if it has its name, and the module's build-id if
-    the module has one. The build-id of a file is unknown until its page is in memory; then the instructions decide when
-    they are executed.
+    the module has one. If the page with a file's build-id is not in memory yet, the file counts as the module, and the
+    bytes of an instruction are compared when it is hit.
     """
 
     def __init__(self, spaces: AddressSpaces, elf: ElfFile, name: str) -> None:
@@ -417,7 +417,7 @@ class MappedModule:
                         yield ModulePlace(space, pid, bias)
 
     def bias_in(self, mapped: MappedFile | None, pid: int) -> int | None:
-        """Return the module's distance from its link addresses, None if a mapping is not of its code."""
+        """Return the load bias of the module by one of its mappings; None if the mapping is not of its code."""
         if mapped is None or not mapped.is_code or mapped.name not in self._names:
             return None
         for segment in self._code:
@@ -445,7 +445,10 @@ class MappedModule:
         return self._verdicts.get((mapped.inode, mapped.name), False)
 
     def is_at(self, space: int, bias: int, address: int | None = None) -> bool:
-        """Return whether the module is mapped ``bias`` above its link addresses; ``address`` is one of its code."""
+        """
+        Return whether the module's code at ``address``, by default its beginning, is mapped with the load bias
+        ``bias``.
+        """
         mapped = self._spaces.file_at(space, bias + self.code_start if address is None else address)
         return self.bias_in(mapped, 0) == bias
 

@@ -1,9 +1,9 @@
 """
 Call stacks in a machine: of the kernel by its own unwind tables (ORC), of programs by those of their files.
 
-The kernel's walk does from outside what the kernel does for its traces (``arch/x86/kernel/unwind_orc.c``). Code without
-an entry, such as that of BPF programs, is unwound by frame pointers, and so is all code of a kernel without such
-tables. The walk ends where the kernel was entered from a program.
+The walk over a kernel stack follows the kernel's own unwinder (``arch/x86/kernel/unwind_orc.c``). Code without an
+entry, such as that of BPF programs, is unwound by frame pointers, and so is all code of a kernel without such tables.
+The walk ends where the kernel was entered from a program.
 """
 
 from __future__ import annotations
@@ -99,7 +99,11 @@ class KernelStacks:
         return value
 
     def _above(self, frame: _Frame, registers: Registers | None) -> _Frame | None:
-        """Return the caller's frame, or the interrupted one; ``registers`` are given for the innermost frame only."""
+        """
+        Return the caller's frame, or the interrupted one; None at the end of the stack.
+
+        ``registers`` are given for the innermost frame only.
+        """
         entry = self._entry_at(frame.ip if frame.is_exact else frame.ip - 1)
         if entry is None and frame.is_exact and registers is not None and self._is_entered(frame.ip):
             return _Frame(self._word(frame.sp), frame.sp + _WORD, frame.bp, is_exact=False)

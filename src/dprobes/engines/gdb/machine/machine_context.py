@@ -33,7 +33,7 @@ _SAVED = (
 
 class MachineContext(StubContext):
     """
-    The processor that ``select`` chose.
+    Context of a handler on the processor that ``select`` chose.
 
     The running task is looked up on demand by ``tasks``, if the kernel is known.
     """

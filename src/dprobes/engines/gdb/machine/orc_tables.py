@@ -65,7 +65,7 @@ Linux kernel commit fb799447ae29 ("x86,objtool: Split UNWIND_HINT_EMPTY in two")
 
 
 class OrcEntry(NamedTuple):
-    """Rule for finding the frame above that of some code."""
+    """Rule for finding the caller's frame from the frame of the code that it is for."""
 
     sp_register: int
     sp_offset: int
@@ -76,7 +76,7 @@ class OrcEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OrcLayout:
-    """Position of the type in an entry, and of the bit for the end of a stack, None where that is a type."""
+    """Position of the type in an entry, and of the bit for the end of a stack, None if that is a type of its own."""
 
     type_place: int
     type_width: int

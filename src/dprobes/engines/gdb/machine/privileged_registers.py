@@ -184,7 +184,7 @@ class Monitor:
         return "CPU #" in (self._stub.command("info cpus") or "")
 
     def system_registers(self, processor: int) -> SystemRegisters:
-        """Return the registers of a processor, by the monitor's number; raise ``EngineError`` if there are none."""
+        """Return the registers of a processor, by the monitor's number; raise ``EngineError`` if it prints none."""
         self._ask(f"cpu {processor}")
         said = self._ask("info registers")
         found = SystemRegisters(
@@ -255,7 +255,7 @@ def _allows(flags: int, *, reads: bool, write: bool) -> bool:
         return False
     if write:
         return not flags & _IS_CODE and bool(flags & _WRITABLE)
-    return not reads or not flags & _IS_CODE or bool(flags & _WRITABLE)  # of code the bit says readable
+    return not reads or not flags & _IS_CODE or bool(flags & _WRITABLE)  # in a code segment, this bit means readable
 
 
 class Privileged:

@@ -89,7 +89,7 @@ class SampleClocks:
         return [probe for probe in self._periods if probe.state is ProbeState.ACTIVE]
 
     def _due_at(self, probe: StubProbe, now: float) -> float:
-        """Return the time at which a sampler is due: one period after this was first asked."""
+        """Return the time at which a sampler is due: first one period after the first call."""
         return self._due.setdefault(probe, now + self._periods[probe])
 
 
@@ -138,7 +138,11 @@ class MachineStepper(Stepper):
         return at if at in known else None
 
     def carries_out(self, at: int, raw: bytes | None, registers: Registers) -> bool:
-        """Emulate an instruction if memory still contains it: the kernel changes its code while it runs."""
+        """
+        Emulate an instruction if memory still contains it; return False if it was not emulated.
+
+        The kernel changes its code while it runs.
+        """
         is_there = bool(raw) and self._target.read(at, len(raw or b"")) == raw
         return is_there and super().carries_out(at, raw, registers)
 
@@ -189,7 +193,7 @@ class ProbedMachine(StubMember):
     """
     A machine as a target; ``facts`` are None if no kernel is known in advance.
 
-    ``bare`` is the machine of a program about whatever runs there. It receives the kernel's symbols if there is a
+    ``bare`` is the machine of a program about the machine itself. It receives the kernel's symbols if there is a
     kernel.
     """
 
@@ -328,7 +332,7 @@ class ProbedMachine(StubMember):
         return ()
 
     def place_probes(self) -> None:
-        """Insert the probepoints, unless they are inserted: a kernel is mapped as a whole."""
+        """Insert the probepoints, unless they are inserted; a kernel stays where it is mapped."""
         if self.placed.bias is None:
             self._returns.clear()
             self.events.report(self.placed.move(0), 0)

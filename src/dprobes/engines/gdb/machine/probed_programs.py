@@ -40,7 +40,7 @@ _PROCESSOR = "x86_64"
 
 class MappedProbes(PlacedProbes):
     """
-    Probepoints at one load bias; ``read`` returns the memory that they are placed for.
+    Probepoints at one load bias; ``read`` returns memory of the address space for which they are placed.
 
     QEMU's breakpoints are for an address in all address spaces. So processes that map the module at the same place
     share them, and others may hit them by chance. Memory that is not present yet is no obstacle: it has not been
