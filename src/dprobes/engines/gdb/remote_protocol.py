@@ -244,7 +244,7 @@ class Received(NamedTuple):
 
 
 class Conversation:
-    """One side of a conversation in packets; ``has_acknowledgements`` tells whether packets are acknowledged."""
+    """One side of a conversation in packets; ``has_acknowledgements`` is True while packets are acknowledged."""
 
     def __init__(self) -> None:
         self.has_acknowledgements = True

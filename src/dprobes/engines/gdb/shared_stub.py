@@ -8,7 +8,7 @@ for the events of its session::
         ▲                    │
         └── step over it ◄── handlers, or new files
 
-The first member leads: its program determines what the target is.
+The program of the first member determines the kind of target.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["SharedStub", "TargetDriver"]
 
 _LOOK = 0.1
-"""Seconds between two checks whether other sessions have work for this one."""
+"""Maximum number of seconds to wait for a stop, or for the thread that drives the target."""
 _STILL_PATIENCE = 20.0
 """Seconds to wait for the target to stop before a program is inserted or removed."""
 _NEXT = 0.001
@@ -248,7 +248,7 @@ class TargetDriver:
         """Make the inserted breakpoints match those that members need, after one of them has placed its own."""
         self.remove_unneeded()
         target = self._inferior.target
-        for address in sorted(self._shared.needed - target.inserted):  # others had breakpoints where a module was
+        for address in sorted(self._shared.needed - target.inserted):  # breakpoints of others were removed with a module
             target.insert(address)
 
     def remove_unneeded(self) -> None:
@@ -295,7 +295,7 @@ class TargetDriver:
         return True
 
     def _ask_to_stop(self) -> None:
-        """Interrupt the target if it has to stop; repeat it only if the first interrupt was lost."""
+        """Interrupt the target if it has to stop; repeat the interrupt only if the first one was lost."""
         now = time.monotonic()
         if not self._shared.is_wanted:
             self._asked_at = None
@@ -335,7 +335,11 @@ class TargetDriver:
             return self._on_hit(at, thread, registers)
 
     def _on_signal(self, reply: Stopped, thread: ThreadId | None, *, is_ours: bool) -> bool:
-        """Do the work that waits for a stop and resume the target, with its signal unless the tool caused that."""
+        """
+        Do the work that waits for a stop and resume the target; return whether the run is over instead.
+
+        The target resumes with the signal that stopped it, unless the tool caused that signal.
+        """
         self._take_samples()
         if self._shared.is_left:
             return True
@@ -513,7 +517,7 @@ class TargetDriver:
     def _carry_out_wishes(self) -> None:
         """Carry out pending removals, and withdraw members that are to end while others stay."""
         members = self._shared.members
-        if any([each.carry_out_removals() for each in members]):  # noqa: C419 - of all
+        if any([each.carry_out_removals() for each in members]):  # noqa: C419 - those of all members
             self.remove_unneeded()
         for each in [each for each in members if each.is_stopping]:
             if len(members) > 1:
@@ -533,7 +537,7 @@ class TargetDriver:
         return not is_under_way or asked is None or time.monotonic() > asked + _UNDER_WAY
 
     def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:
-        """Resume the target after a hit, a process with its signal; return whether the run is over instead."""
+        """Resume the target after a hit, and a process with its signal; return whether the run is over instead."""
         if not isinstance(reply, Stopped) or self._shared.is_left or self._may_end():
             return True
         is_ours = self._shared.members[0].is_machine or reply.signal in (SIGTRAP, SIGINT)

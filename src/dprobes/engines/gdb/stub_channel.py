@@ -1,5 +1,5 @@
 """
-Questions to a stub and their answers, and packets that are sent in between without waiting.
+Requests to a stub and its answers, and requests that are sent in between without waiting.
 
 A stub answers an unsupported packet with an empty one (GDB manual, appendix E.1). This way the packets that it supports
 are found, and an unsupported one is not sent twice.
@@ -28,7 +28,7 @@ _AT_ONCE_MAX = 200
 Maximum total size in bytes of packets that are sent together while they are acknowledged.
 
 QEMU (user mode) reads 256 bytes from the connection, and waits for the acknowledgement of its answer before it looks at
-the rest of them. It would take what follows for a refusal.
+the rest of them. It would interpret the bytes that follow as a refusal.
 """
 _READ_AT_ONCE = 256
 """
@@ -170,7 +170,7 @@ class StubChannel:
         """
         Queue a request whose only answer is OK, to be sent with the next question, without waiting for its answer.
 
-        Whatever waits for a later answer raises ``EngineError`` if another answer than OK arrives.
+        The method that waits for a later answer raises ``EngineError`` if the answer to the queued request is not OK.
         """
         self._told.append(payload.encode("latin-1") if isinstance(payload, str) else payload)
 

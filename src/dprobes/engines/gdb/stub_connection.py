@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["StubCommand", "StubConnection"]
 
 _PATIENCE = 5.0
-"""Seconds in which a stub must end whose target has ended, or that is told to."""
+"""
+Timeout in seconds for connecting to a stub, and for its command to exit.
+
+The command has this time after its target has ended, and after each signal.
+"""
 
 
 class StubCommand:

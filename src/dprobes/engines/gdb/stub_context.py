@@ -45,7 +45,7 @@ class CallEntry(NamedTuple):
 
 
 class PendingCall(NamedTuple):
-    """A call of a probed function: its return address, and the stack pointer then, if it drops no arguments."""
+    """A call of a probed function: its return address, and the stack pointer after a return that drops no arguments."""
 
     thread: ThreadId | None
     address: int
@@ -55,7 +55,7 @@ class PendingCall(NamedTuple):
 
 
 class AwaitedReturns:
-    """Calls that have not returned, of functions that may take ``dropped`` bytes of arguments from the stack."""
+    """Calls that have not returned, of functions that may pop up to ``dropped`` bytes of arguments when they return."""
 
     def __init__(self, dropped: int) -> None:
         self._slack = dropped
@@ -64,7 +64,7 @@ class AwaitedReturns:
 
     @property
     def addresses(self) -> set[int]:
-        """Return addresses, at which breakpoints are needed."""
+        """Addresses to which the calls return, at which breakpoints are needed."""
         return set(self._addresses)
 
     def enter(self, call: PendingCall) -> None:
@@ -107,7 +107,8 @@ class AwaitedReturns:
 
 class StubContext:
     """
-    The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables of the program in ``use``.
+    Context of the handler of ``probe`` on the thread that ``select`` chose, with the variables of the program in
+    ``use``.
 
     ``names`` are the stub's names of registers, and ``written`` the changes of handlers to these, both by register
     index. ``warn`` takes a message for the user.

@@ -1,8 +1,8 @@
 """
-Core files of a process behind a stub, which is stopped meanwhile.
+Core files of a process behind a stub, which is stopped while its core is written.
 
-If the stub gives access to files of its machine, ``/proc`` tells which memory is in the file, as for any other process.
-Otherwise memory is searched for.
+If the stub gives access to files of its machine, ``/proc`` there determines which memory the core file contains, as for
+any other process. Otherwise the memory is found through pointers (``FoundMemory``).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class FoundMemory:
                 yield flags, offset, vaddr, in_memory
 
     def add_stack(self, pointer: int) -> None:
-        """Add the memory above a stack pointer, and its page."""
+        """Add the page of a stack pointer, and the memory above it."""
         self._explore(pointer, 0, _STACK)
 
     def add_around(self, addresses: Iterable[int]) -> None:
@@ -224,12 +224,14 @@ def _asked(stub: Stub, what: str) -> tuple[int, bytes]:
 
 
 _BASES = ("fs_base", "gs_base", "tpidr_el0")
-"""Registers that point to the variables of a thread, if no general register does."""
+"""Registers that point to the thread-local storage of a thread, if no general register does."""
 
 
 @dataclass(frozen=True, slots=True)
 class StubCore:
-    """Core file of a ``process``, whose ``thread``, with those ``registers``, has hit at the address ``at``."""
+    """
+    Core file of a ``process``, whose ``thread`` with the ``registers`` has hit a probepoint at the address ``at``.
+    """
 
     target: StubTarget
     processor: StubProcessor

@@ -85,7 +85,7 @@ class RunEvents:
                 self._reported.update((number, state) for number in new)
                 self._events.append(StateEvent(new, pid, state))
 
-    def send_record(self, program: int, probe: int, record: bytes) -> bool:  # noqa: ARG002 - of one program
+    def send_record(self, program: int, probe: int, record: bytes) -> bool:  # noqa: ARG002 - all events are of one program
         """Add a record of a probepoint."""
         self._records.append((probe, record))
         return True
@@ -203,7 +203,7 @@ class StubMember(ABC):
         for probe, kept in self.placed.entries.get(at, ()):
             address, top = self._stepper.return_place(registers)
             if address is None or not self._target.insert(address):
-                continue  # a function that cannot return
+                continue  # its return cannot be detected
             size, frame, found = self._context.word_size, registers[self._processor.sp], dict[int, int]()
             for register in kept:
                 if register.memory_offset is None:
@@ -231,7 +231,7 @@ class StubMember(ABC):
 
     @property
     def due(self) -> float:
-        """Monotonic time at which the program next needs the target to stop by itself."""
+        """Monotonic time at which the program next needs the target to stop without a request; infinity for never."""
         return math.inf
 
     @property

@@ -8,8 +8,8 @@ the files that it has loaded for debuggers (``struct r_debug`` and ``struct link
                                                             │
                                                             └─► link_map: l_addr │ l_name │ l_ld │ l_next │ l_prev
 
-``l_addr`` is the distance of a file from its link addresses. The linker calls ``r_brk``, an empty function, before and
-after each change of the list; ``r_state`` tells the kind of change.
+``l_addr`` is the load bias of a file. The linker calls ``r_brk``, an empty function, before and after each change of the
+list; ``r_state`` is the kind of change.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NAME_MAX = 4096
 
 
 class LoadedFile(NamedTuple):
-    """A file by its path in the target, "" for the program itself, and its distance from its link addresses."""
+    """A file by its path in the target, "" for the program itself, and its load bias."""
 
     path: str
     bias: int
@@ -62,7 +62,7 @@ class ProcessImage:
     """
     Data about a process from its auxiliary vector: load bias, entry and user of its program.
 
-    ``path`` is that which the program was started by, "" if it is unknown. ``debug_place`` is the address of the
+    ``path`` is the path by which the program was executed, "" if it is unknown. ``debug_place`` is the address of the
     pointer to r_debug, None in a program without a dynamic linker.
     """
 
@@ -301,7 +301,11 @@ class StubProcess:
         return thread.process if thread.process > 1 else min(each.thread for each in self._target.stub.threads())
 
     def _run_to_entry(self, thread: ThreadId | None) -> None:
-        """Run to the program's entry, so that the dynamic linker loads the files: others cannot be probed."""
+        """
+        Run to the program's entry; raise ``EngineError`` if the program does not reach it.
+
+        Files cannot be probed before the dynamic linker has loaded them.
+        """
         entry = self._image.code_of(self._target, self._image.entry) or 0
         self.insert(entry)
         self._target.resume()
@@ -344,7 +348,7 @@ class StubProcess:
         return () if self._image.is_unloading(self._target) else self._image.loaded_files(self._target)
 
     def bias_of_module(self, files: Iterable[LoadedFile]) -> int | None:
-        """Return the module's distance from its link addresses, None if it is not among the loaded files."""
+        """Return the load bias of the module, None if it is not among the loaded files."""
         elf = self._resolved.module.elf
         for loaded in files:
             if loaded.path and os.path.basename(loaded.path) == elf.path.name:

@@ -42,7 +42,7 @@ _UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
 
 class CallStacks:
     """
-    Unwinder of the stacks of a ``target``; ``names`` maps register indices to its names.
+    Unwinder of the stacks of a ``target``; ``names`` maps register indices to the target's names.
 
     ``find_headers`` returns the addresses of the ELF headers of loaded files.
     """
@@ -178,7 +178,7 @@ class _OwnCounters:
 
 class StubProgram:
     """
-    A program; ``bias`` is its module's distance from the link addresses in bytes.
+    A program; ``bias`` is the load bias of its module in bytes.
 
     It shares the variables of its ``principal``, if there is one. ``stacks`` is the unwinder for a process,
     ``stacks_of_programs`` that for programs in a machine.

@@ -158,7 +158,7 @@ class Registers:
     """
     Registers of a stopped thread, from the answer to ``g``; set registers are in ``changed``, to be written back.
 
-    A stub may leave out the last ones there: they are requested singly with ``read``.
+    A stub may omit the last registers in that answer; they are requested one by one with ``read``.
     """
 
     def __init__(
@@ -226,12 +226,12 @@ class StubProcessor:
     A processor as described by stubs.
 
     * ``descriptions`` are its names in descriptions.
-    * ``names`` are the stubs' names of registers that have other ones there; of several names a stub has one.
+    * ``names`` maps registers to the names that stubs use instead; a stub uses one of them.
     * ``pc`` and ``sp`` are the stubs' names of program counter and stack pointer.
     * ``link`` is the register with the return address when a function begins, "" if that is on top of the stack.
-    * ``dropped`` is the maximum number of bytes of arguments that a function takes from the stack as it returns.
-    * ``breakpoint`` is the shortest breakpoint instruction; after it the pc is ``moved`` bytes on, unless a stub
-      corrects that.
+    * ``dropped`` is the maximum number of bytes of arguments that a function pops when it returns.
+    * ``breakpoint`` is the shortest breakpoint instruction; after its execution the pc is ``moved`` bytes further,
+      unless a stub corrects that.
     * ``order`` is the list of registers that GDB presumes without a description, with their sizes in bytes.
     """
 

@@ -213,7 +213,7 @@ class Stub(StubChannel):
         return f"Z{BreakpointKind.SOFTWARE:d}" not in self._unknown
 
     def insert_again(self, kind: BreakpointKind, address: int, size: int) -> None:
-        """Insert again what the stub accepted before, without waiting for the answer."""
+        """Insert again a breakpoint that the stub accepted before, without waiting for the answer."""
         self.tell(f"Z{kind:d},{address:x},{size:x}")
 
     def remove(self, kind: BreakpointKind, address: int, size: int) -> None:
@@ -268,7 +268,7 @@ class Stub(StubChannel):
 
     @property
     def can_be_asked_ahead(self) -> bool:
-        """True if a question may be sent before the stop that it is about."""
+        """True if a request about the next stop may be sent before the target stops."""
         if self._looks_ahead is None:
             self._looks_ahead = self._can_look_ahead()
         return self._looks_ahead
@@ -338,7 +338,7 @@ class Stub(StubChannel):
 
     @property
     def raises_signals(self) -> bool:
-        """True if the stub interrupts with a signal, which a target receives that is not stopped by it."""
+        """True if the stub interrupts by a signal, which the target receives if it stops for another reason first."""
         return self.knows("QPassSignals")
 
     def leave_copy(self, thread: ThreadId, addresses: Iterable[int], size: int) -> None:

@@ -149,7 +149,7 @@ class Told:
 
 
 def restore(transport: Transport, lines: list[str]) -> None:
-    """Remove everything that the lines say is inserted, and detach; after an error nothing more can be done."""
+    """Remove the breakpoints and watchpoints that the lines describe, and detach; give up after an error."""
     told = Told(lines)
     stub = Stub(transport, _PATIENCE)
     with contextlib.suppress(EngineError):

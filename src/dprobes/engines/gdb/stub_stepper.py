@@ -2,7 +2,7 @@
 Execution of the instruction under a breakpoint, although the breakpoint is there.
 
 Some instructions are emulated; for others the thread makes a single step without the breakpoint, while all other
-threads are stopped. A stub without single steps gets breakpoints wherever the instruction may lead.
+threads are stopped. A stub without single steps gets breakpoints at all addresses to which the instruction may lead.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class EffectEmulator:
         return (registers[base] if base else 0) + addend & self._mask
 
     def _store(self, stores: Sequence[Store], registers: Registers) -> bool:
-        """Write what an instruction stores, neighbours together; return whether the program could write all of it."""
+        """
+        Write the operands that an instruction stores, adjacent ones together; return False if the program could not.
+        """
         pieces: list[tuple[int, bytearray]] = []
         for name, base, displacement, size in stores:
             address = self._sum(registers, base, displacement)
@@ -188,14 +190,14 @@ class Emulator:
         return True
 
     def read_word(self, address: int, size: int) -> int:
-        """Return a word of the stack; raise OSError if it cannot be read."""
+        """Return a word of ``size`` bytes of memory; raise OSError if it cannot be read."""
         word = self._target.word(address, size)
         if word is None:
             raise OSError
         return word
 
     def write_word(self, address: int, size: int, value: int) -> None:
-        """Write a word to the stack; raise OSError if the program could not."""
+        """Write a word of ``size`` bytes to memory; raise OSError if the program could not."""
         if not self._target.write(address, (value & (1 << 8 * size) - 1).to_bytes(size, "little")):
             raise OSError
 

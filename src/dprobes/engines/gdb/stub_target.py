@@ -278,7 +278,7 @@ class StubTarget:
             self.insert(address)
 
     def begin_anew(self) -> None:
-        """Forget the breakpoints and watchpoints of a program that exec has replaced: its memory is gone."""
+        """Forget the breakpoints and watchpoints of a program that execve has replaced: its memory is gone."""
         for address in self.inserted | self._taken_out:
             self.tell(f"- {address}")
         self._watch_nothing()
@@ -330,7 +330,7 @@ class StubTarget:
         return reply
 
     def run_to(self, places: Iterable[int], thread: ThreadId | None) -> StopReply:
-        """Let a thread run to one of some places, with temporary breakpoints there; return the stop."""
+        """Let a thread run to one of ``places``, with temporary breakpoints there; return the stop."""
         inserted = [place for place in sorted(places) if self.insert(place)]
         self._set_running()
         self.stub.resume([("c", thread)])

@@ -445,10 +445,7 @@ class MappedModule:
         return self._verdicts.get((mapped.inode, mapped.name), False)
 
     def is_at(self, space: int, bias: int, address: int | None = None) -> bool:
-        """
-        Return whether the module's code at ``address``, by default its beginning, is mapped with the load bias
-        ``bias``.
-        """
+        """Return whether the code at ``address``, by default its beginning, is mapped with the load bias ``bias``."""
         mapped = self._spaces.file_at(space, bias + self.code_start if address is None else address)
         return self.bias_in(mapped, 0) == bias
 
