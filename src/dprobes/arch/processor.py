@@ -57,11 +57,11 @@ class Register:
 
     @property
     def is_kept_at_entry(self) -> bool:
-        """True if engines save it from the entry of a function to the return (``push entry``)."""
+        """True if engines save the register from the entry of a function to the return (``push entry``)."""
         return self.kind is RegisterClass.GENERAL
 
     def may_be(self, accessed: str) -> bool:
-        """Return whether a handler may access it by "push r", "pop u", ..., or "push entry"."""
+        """Return whether a handler may access the register by "push r", "pop u", ..., or "push entry"."""
         return self.is_kept_at_entry if accessed == "push entry" else Direction(accessed) in self.allowed
 
     def cells(self, word_size: int) -> int:

@@ -59,7 +59,7 @@ class Argument:
     An argument: ``size`` bytes that are ``signed`` or not, with the note's ``text``.
 
     ``operand`` is a number, or the location of the value. It is None if a word cannot have the value; ``obstacle`` is
-    the reason, a clause about ``it``.
+    the reason, a clause with the subject "it".
     """
 
     text: str

@@ -55,7 +55,7 @@ _STORES = (Class.ST | Mode.MEM | Size.DW, Class.STX | Mode.MEM | Size.DW)
 
 
 def pieces_of(code: Sequence[Insn], index: int, size: int) -> tuple[int, ...]:
-    """Return the sizes of pieces for a call at ``index`` that puts ``size`` bytes at R2 into a ring."""
+    """Return the sizes, 8 or 4, of pieces for a call at ``index`` that puts ``size`` bytes at R2 into a ring."""
     start = _start(code, index)
     stored = {insn.off for insn in code if insn.opcode in _STORES and insn.dst == _FRAME}
     pieces: list[int] = []

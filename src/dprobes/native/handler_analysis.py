@@ -162,7 +162,7 @@ def uses_budget(code: tuple[Insn, ...]) -> bool:
 
 
 def budget_place(code: tuple[Insn, ...]) -> int:
-    """Return the offset of that word, in bytes from R10."""
+    """Return the offset of the word that counts the iterations of MAY_GOTO, in bytes from R10."""
     return -_depth(code) - _BUDGET_SIZE
 
 
@@ -361,7 +361,7 @@ class Footprint:
 
 @lru_cache(64)
 def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint:
-    """Return the footprint of code; if it passes the context on, all of the words at ``context`` are included."""
+    """Return the footprint of code; if the address of the context escapes, all words of the context are included."""
     code = assembled.code
     contexts = {Register.R1.value} if is_first_argument_used(code) else set()
     used = 0b1

@@ -52,10 +52,10 @@ class Trial(Protocol[_Asm_contra]):
 
     def write_endings(self, asm: _Asm_contra, restore: Callable[[], None], rest: Label) -> None:
         """
-        Write the code for such an ending, whose kind is in the free register.
+        Write the code for an ending after which the instruction is not executed; its kind is in the free register.
 
-        ``restore`` writes the code that restores registers except the stack pointer. If the instruction follows after
-        all, the code goes to ``rest``.
+        ``restore`` writes the code that restores registers except the stack pointer. If the instruction is executed
+        after all, the code goes to ``rest``.
         """
 
     def touch_stack(self, asm: _Asm_contra) -> None:

@@ -5,8 +5,8 @@ The routines that handlers of a process call: replacements of the kernel's helpe
 
     routines for memory and identities │ those of ``native.routines``, for each shape of a map
 
-They are one block of code within reach of all handlers. They take their arguments as the helpers do, and change the
-registers that calls change, and S1 and S2.
+They are one block of code within reach of all handlers. They have the arguments of the helpers, and clobber the
+registers that calls clobber, and S1 and S2.
 
 A seccomp filter of the process may kill it for an unexpected system call (seccomp(2)). So the name of a thread and its
 user, which only the kernel has, are added to records by their reader. The one exception is a signal, which the process
@@ -196,7 +196,7 @@ def write_clock(asm: VirtualAssembler, clock_page: int) -> None:
         time + (counter - CLOCK_COUNTER) * rate / 2**32, signed, of the valid reading of the clock page
 
     A counter that is a little below that of the page, on another CPU, gives an earlier time: the difference is signed.
-    The routine starts again if the page has changed meanwhile, which happens some times in a second.
+    The routine starts again if the page has changed meanwhile, which happens a few times a second.
     """
     again, page, reading, version = asm.label(), _V.S1, _V.S2, _V.R5
     move(asm, page, clock_page)
@@ -214,7 +214,7 @@ def write_clock(asm: VirtualAssembler, clock_page: int) -> None:
     asm.ret()
 
 
-# Copies between the program's memory, which may be unmapped, and the tool's. They return 0 or EFAULT.
+# Copies between the program's memory, which may be unmapped, and the tool's. They return -EFAULT after a fault.
 #
 # They use no string instructions, which depend on the direction flag of x86, and read no bytes that were not requested.
 
@@ -229,7 +229,7 @@ def _resolved(asm: VirtualAssembler, places: list[tuple[int, Label]]) -> list[Fi
 
 
 def _copy(asm: VirtualAssembler, faulting: list[tuple[int, Label]], fault: Label, *, stores: bool) -> None:
-    """Write the copying of _LEFT bytes from R3 to R1, by words and then by bytes; takes _DATA."""
+    """Write the copying of _LEFT bytes from R3 to R1, by words and then by bytes; clobbers _DATA."""
     words, tail, byte, done = asm.label(), asm.label(), asm.label(), asm.label()
     asm.place(words)
     asm.branch(Jump.JLT, _LEFT, _WORD, tail)
@@ -255,7 +255,7 @@ def _copy(asm: VirtualAssembler, faulting: list[tuple[int, Label]], fault: Label
 
 
 def _clear(asm: VirtualAssembler, fault: Label) -> None:
-    """Write the code for a fault of a read: it clears R2 bytes at _START, and returns EFAULT."""
+    """Write the code for a fault of a read: it clears R2 bytes at _START, and returns -EFAULT."""
     cleared = asm.label()
     asm.place(fault)
     asm.branch(Jump.JEQ, _V.R2, 0, cleared)
@@ -269,9 +269,9 @@ def _clear(asm: VirtualAssembler, fault: Label) -> None:
 
 def write_read(asm: VirtualAssembler) -> list[Fixup]:
     """
-    Write the routine that reads R2 bytes at R3 to R1. If one cannot be read, all are cleared.
+    Write the routine that reads R2 bytes at R3 to R1. R0 is 0, or -EFAULT if a byte cannot be read.
 
-    A word, the most frequent size, takes the shortest path.
+    After a fault all bytes at R1 are cleared. A word, the most frequent size, takes the shortest path.
     """
     faulting: list[tuple[int, Label]] = []
     fault, any_size = asm.label(), asm.label()
@@ -290,7 +290,7 @@ def write_read(asm: VirtualAssembler) -> list[Fixup]:
 
 
 def write_write(asm: VirtualAssembler) -> list[Fixup]:
-    """Write the routine that changes the program's memory: R3 bytes at R2 to R1."""
+    """Write the routine that changes the program's memory: R3 bytes at R2 to R1. R0 is 0 or -EFAULT."""
     faulting: list[tuple[int, Label]] = []
     fault = asm.label()
     move(asm, _LEFT, _V.R3)
@@ -304,10 +304,11 @@ def write_write(asm: VirtualAssembler) -> list[Fixup]:
 
 def write_read_string(asm: VirtualAssembler) -> list[Fixup]:
     """
-    Write the routine that reads a string at R3 to R1, R2 bytes with its NUL at most.
+    Write the routine that copies the string at R3 to R1, at most R2 bytes including the NUL.
 
-    R0 is its length with the NUL. A longer string is cut, and ends with a NUL all the same. Whole words are read only
-    where they do not cross into another page: so memory after the string is never accessed.
+    R0 is the number of bytes written, 0 if R2 is 0, or -EFAULT, after which all R2 bytes at R1 are cleared. A longer
+    string is truncated and NUL-terminated. Whole words are read only where they do not cross into another page: so
+    memory after the string is never accessed.
     """
     faulting: list[tuple[int, Label]] = []
     again, byte, ended, cut, fault, empty = (asm.label() for _ in range(6))

@@ -144,7 +144,7 @@ class VirtualAssembler(Protocol):
     """
     The operations; ``wide`` ones work on 64 bits, and others clear the upper half.
 
-    An operation changes only flags and the operands that it documents. With ``is_shared``, threads use memory at the
+    An operation clobbers only flags and the registers that it documents. With ``is_shared``, threads use memory at the
     same time: their stores become visible in program order.
     """
 
@@ -214,13 +214,13 @@ class VirtualAssembler(Protocol):
         """Subtract a number, and jump if the result is not 0."""
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Subtract 1 from a word of the frame, ``place`` bytes from R10, and jump if it was 0. Takes S1."""
+        """Subtract 1 from a word of the frame, ``place`` bytes from R10, and jump if it was 0. Clobbers S1."""
 
     def call_at(self, address: int) -> None:
         """Call a routine within reach."""
 
     def jump_far(self, address: int) -> None:
-        """Jump to any address. Takes R0."""
+        """Jump to any address. Clobbers R0."""
 
     def ret(self) -> None:
         """Return."""
@@ -237,13 +237,13 @@ class VirtualAssembler(Protocol):
         """Load the thread pointer, with one instruction, which faults where there is none."""
 
     def read_counter(self) -> None:
-        """Load the counter on which the clock page is based to R0. Takes R3."""
+        """Load the counter on which the clock page is based to R0. Clobbers R3."""
 
     def scale(self, base: VirtualRegister, place: int) -> None:
-        """Multiply R0 by a word of memory, signed, and divide it by 2**32. Takes R3."""
+        """Multiply R0 by a word of memory, signed, and divide it by 2**32. Clobbers R3."""
 
     def enter_kernel(self, call: SystemCall) -> None:
-        """Make a system call with the arguments R1 to R3; R0 is its result. Takes R1, R4 and S2."""
+        """Make a system call with the arguments R1 to R3; R0 is its result. Clobbers R1, R4 and S2."""
 
     # Functions
 
@@ -272,19 +272,19 @@ class VirtualAssembler(Protocol):
         """Load a general register from its offset in the frame."""
 
     def save_flags(self, *, is_whole: bool) -> None:
-        """Store the flags that handlers change, or all of them, in the frame. Takes the free register."""
+        """Store the flags that handlers change, or all of them, in the frame. Clobbers the free register."""
 
     def restore_flags(self, *, is_whole: bool) -> None:
-        """Load the flags from the frame. Takes the free register."""
+        """Load the flags from the frame. Clobbers the free register."""
 
     def save_number(self, place: int, number: int) -> None:
-        """Store a number in the frame. May take the free register."""
+        """Store a number in the frame. May clobber the free register."""
 
     def save_stack_pointer(self) -> None:
-        """Store the program's stack pointer in the frame. Takes the free register."""
+        """Store the program's stack pointer in the frame. Clobbers the free register."""
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Jump if the word at ``life_mark`` has HAS_ENDED; saved flags are unchanged. Takes the free register."""
+        """Jump if the word at ``life_mark`` has HAS_ENDED; saved flags are unchanged. Clobbers the free register."""
 
     def branch_if_set(self, place: int, target: Label) -> None:
         """Load a word of the frame to the free register, and jump unless it is 0."""

@@ -296,7 +296,11 @@ class Machine:
         self.lp = 0
         self.plp = 0
         self.cut_at: int | None = None
-        """End of the log's data if an item had no room and the handler continued, else None; LP is then at the end."""
+        """
+        End of the log's data if an item had no room and the handler continued; None otherwise.
+
+        LP is at the end of the buffer then.
+        """
         self.jumps = 0
         self.frames = [Frame()]
         self.dispatches = 0

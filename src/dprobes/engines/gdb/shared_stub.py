@@ -248,7 +248,7 @@ class TargetDriver:
         """Make the inserted breakpoints match those that members need, after one of them has placed its own."""
         self.remove_unneeded()
         target = self._inferior.target
-        for address in sorted(self._shared.needed - target.inserted):  # breakpoints of others were removed with a module
+        for address in sorted(self._shared.needed - target.inserted):  # members' breakpoints went with a module
             target.insert(address)
 
     def remove_unneeded(self) -> None:

@@ -107,11 +107,10 @@ class AwaitedReturns:
 
 class StubContext:
     """
-    Context of the handler of ``probe`` on the thread that ``select`` chose, with the variables of the program in
-    ``use``.
+    Context of the handler of ``probe`` on the thread that ``select`` chose.
 
-    ``names`` are the stub's names of registers, and ``written`` the changes of handlers to these, both by register
-    index. ``warn`` takes a message for the user.
+    It has the variables of the program that was passed to ``use``. ``names`` are the stub's names of registers, and
+    ``written`` the changes of handlers to these, both by register index. ``warn`` takes a message for the user.
     """
 
     local_variables: MutableSequence[int]

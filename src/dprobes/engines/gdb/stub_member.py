@@ -85,7 +85,7 @@ class RunEvents:
                 self._reported.update((number, state) for number in new)
                 self._events.append(StateEvent(new, pid, state))
 
-    def send_record(self, program: int, probe: int, record: bytes) -> bool:  # noqa: ARG002 - all events are of one program
+    def send_record(self, program: int, probe: int, record: bytes) -> bool:  # noqa: ARG002 - of one program
         """Add a record of a probepoint."""
         self._records.append((probe, record))
         return True

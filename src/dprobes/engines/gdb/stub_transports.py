@@ -51,7 +51,7 @@ class Transport(ABC):
     name: str
     is_reliable = True
     peer = ""
-    """Name of the program at the other end, if it is on this machine and gets at once what is sent at once."""
+    """Name of the program at the other end of a Unix socket, which receives packets sent together at once; else ""."""
     can_be_shared = True
     """True if another process can use its descriptor for both directions."""
 
@@ -61,11 +61,11 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Send all of it; raise ``EngineError`` if the connection has ended."""
+        """Send all of ``data``; raise ``EngineError`` if the connection has ended."""
 
     @abstractmethod
     def _read(self) -> bytes:
-        """Return the received data, b"" at the end of the connection; raise OSError."""
+        """Return the received data, b"" at the end of the connection; raise OSError if that fails."""
 
     @abstractmethod
     def close(self) -> None:
@@ -282,8 +282,8 @@ class DebuggerRelay:
     Relay at a socket ``path`` through which GDB takes over a stub's connection, in both directions.
 
     The stub at the other end of ``transport`` is stopped and owes no answer; ``acknowledges`` is True if packets are
-    acknowledged there. When the debugger leaves, the connection is to end. ``has_served`` is True if a debugger has
-    been connected: then it has determined what the target does.
+    acknowledged there. When the debugger disconnects, the caller must close the stub's connection. ``has_served`` is
+    True if a debugger has been connected: then it has determined what the target does.
     """
 
     def __init__(self, transport: Transport, *, acknowledges: bool) -> None:
@@ -306,7 +306,7 @@ class DebuggerRelay:
         return self._debugger is not None
 
     def serve(self, timeout: float) -> bool:
-        """Relay what arrives within ``timeout`` seconds, or the first of it; return whether more can arrive."""
+        """Relay the first data that arrives within ``timeout`` seconds; return False once a connection has ended."""
         near = self._listener if self._debugger is None else self._debugger
         sources: list[socket.socket | Transport] = [near, self._transport]
         for readable in select.select(sources, [], [], timeout)[0]:

@@ -215,7 +215,7 @@ class A64Assembler(LabeledCode):
     # Arithmetic
 
     def calculate(self, operation: Operation, dst: Gpr, src: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Calculate with a register and another one or a number; ADD and SUB of a number take the stack pointer."""
+        """Calculate with a register and another one or a number; ADD and SUB of a number may use the stack pointer."""
         if operation in _FLAG_SETTING:
             self.changes_flags = True
         if isinstance(operand, Gpr):
@@ -280,7 +280,7 @@ class A64Assembler(LabeledCode):
         self._set(_LOAD_EXCLUSIVE | _SIZE_BITS[size], dst, base)
 
     def store_exclusive(self, status: Gpr, base: Gpr, src: Gpr, size: int = 8) -> None:
-        """Store with release semantics unless another store came after the load; ``status`` is 0 on success."""
+        """Store with release semantics unless another store followed the load; ``status`` is 0 on success."""
         self.changed.add(status)
         self._encode(_STORE_EXCLUSIVE | _SIZE_BITS[size], src, base, status)
 

@@ -1,9 +1,9 @@
 """
 The operations of handlers on AArch64, one by one, as the kernel's JIT writes them.
 
-The registers of eBPF are where the kernel's JIT has them (arch/arm64/net/bpf_jit_comp.c). Handlers see memory in the
-processor's order. Routines run on several threads at the same time, and are written for x86-64, whose stores become
-visible in order. So here their stores release, and their loads acquire.
+The registers of eBPF are mapped to the same registers as by the kernel's JIT (arch/arm64/net/bpf_jit_comp.c). Handlers
+see memory in the processor's order. Routines run on several threads at the same time, and are written for x86-64, whose
+stores become visible in order. So here their stores have release semantics, and their loads acquire semantics.
 
 The frame of a trampoline begins with a ``struct user_pt_regs`` (arch/arm64/include/uapi/asm/ptrace.h). No data of a
 function is below the stack pointer (AAPCS64, section 6.4.5.1). Programs can use only NZCV of the flags::
@@ -142,7 +142,9 @@ class A64Operations(A64Assembler):
         return _SPARE
 
     def _address(self, base: Gpr, displacement: int, register: Gpr = _ADDRESS) -> Gpr:
-        """Return a register with a sum, because loads and stores with an order take no displacement."""
+        """
+        Return a register with a sum, because loads with acquire and stores with release semantics have no displacement.
+        """
         if not displacement:
             return base
         self.calculate(Operation.ADD, register, base, displacement)

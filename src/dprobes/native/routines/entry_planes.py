@@ -2,8 +2,8 @@
 Routines that make packed records (``record_table``) of the entries that the lines of an index (``entry_walk``) name.
 
 The places of the entries of one group are listed first. The second step finds the bytes in which they differ. The third
-one collects those bytes: for each place in an entry, the bytes of all entries. Each pass covers some hundreds of
-entries, repeatedly while they are in the processor's cache.
+one collects those bytes: for each place in an entry, the bytes of all entries. Each step works on batches of 192
+entries, which stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def planes_routine() -> Assembled:
 
 
 def _begin(asm: Assembler, batch: Label, done: Label) -> None:
-    """Begin with a batch of places from R2 to R3; go to ``done`` after the last. Takes R0."""
+    """Write the loop over batches of places, from R2 to R3 each; go to ``done`` after the last. Clobbers R0."""
     whole = asm.label()
     asm.load(_R.R2, _R.R1, Packing.PLACES)
     asm.place(batch)
@@ -185,9 +185,9 @@ def _begin(asm: Assembler, batch: Label, done: Label) -> None:
 
 def copy_routine() -> Assembled:
     """
-    Return the routine that copies the entries which the lines from R1 to R2 name, after R3, to R4; R0 is their end.
+    Return the routine that copies to R4 the entries of the lines from R1 to R2, whose places count from R3.
 
-    The copies follow each other without gaps.
+    The copies follow each other without gaps; R0 is their end.
     """
     asm = Assembler()
     again, word, done = asm.label(), asm.label(), asm.label()

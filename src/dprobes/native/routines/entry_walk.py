@@ -18,7 +18,7 @@ items or from the future.
 A record has the ids of its thread (``Abilities.named_later``). The walk copies the data of that thread from a table of
 threads into the record, and takes the thread id from the entry's head. If a handler did not know the id of its thread,
 the record gets the data of the first thread of its process. The walk stops at a thread that the table does not have,
-and can go on there. If the table marks a thread as unknown, the record is left unchanged.
+and can be continued there. If the table marks a thread as unknown, the record is left unchanged.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class _Writer:
         return asm.assemble()
 
     def _check(self, refused: Label) -> None:
-        """Go to ``refused`` unless a handler can have written the entry. Takes R0 and R1."""
+        """Go to ``refused`` unless a handler can have written the entry. Clobbers R0 and R1."""
         asm, places, checked = self._asm, self._places, self._asm.label()
         asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size, refused)
         asm.load(_R.R0, _R.R7, _HEAD, Size.W)
@@ -258,7 +258,7 @@ class _Writer:
         asm.place(checked)
 
     def _entry(self) -> None:
-        """Write the processing of one entry. Takes R0 to R5."""
+        """Write the processing of one entry. Clobbers R0 to R5."""
         asm, places = self._asm, self._places
         plain, grouped, is_record = asm.label(), asm.label(), asm.label()
         asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
@@ -291,7 +291,7 @@ class _Writer:
         asm.store(_R.R6, Walk.LINE, _R.R0)
 
     def _group(self, known: Label) -> None:
-        """Set GROUP to the group with the key R8; return if there is no room for it. Takes R0 to R2."""
+        """Set GROUP to the group with the key R8; return if there is no room for it. Clobbers R0 to R2."""
         asm, again, new, found, none = self._asm, *(self._asm.label() for _ in range(4))
         asm.jump_if_word(Jump.JEQ, _R.R6, Walk.GROUP, 0, none, by=_R.R0)
         asm.jump_if_word(Jump.JEQ, _R.R0, 0, _R.R8, known)
@@ -322,7 +322,7 @@ class _Writer:
         self._asm.exit(why)
 
     def _name(self, process: int) -> None:
-        """Write its thread's data into the record; return if the table does not have the thread. Takes R0 to R5."""
+        """Copy the thread's data into the record; return if the table does not have the thread. Clobbers R0 to R5."""
         asm, places = self._asm, self._places
         same, seen, known, different, named, nameless, has_id = (asm.label() for _ in range(7))
         asm.load(_R.R3, _R.R7, _TID, Size.W)
@@ -364,7 +364,7 @@ class _Writer:
         asm.store(_R.R6, Walk.SEEN, _R.R1)
         asm.jump(seen)
         asm.place(nameless)
-        asm.store(_R.R6, Walk.FOUND, 0)  # so that it is looked up the next time
+        asm.store(_R.R6, Walk.FOUND, 0)  # so that the thread is looked up the next time
         asm.increase(_R.R6, Walk.NAMELESS, 1)
         asm.jump(named)
         asm.place(seen)
@@ -378,7 +378,7 @@ class _Writer:
         asm.place(named)
 
     def _count(self) -> None:
-        """Count the record for its probepoint. Takes R0 to R2."""
+        """Count the record for its probepoint. Clobbers R0 to R2."""
         asm = self._asm
         asm.load(_R.R0, _R.R7, _HEAD, Size.W)
         asm.alu(Alu.AND, _R.R0, _PROBE_MASK)

@@ -4,7 +4,7 @@ Rings in memory that threads write to and the tool reads: one for each CPU, so t
 ::
 
     ring     0     u64 consumer   the reader's position, which the reader writes
-             128   u64 producer   the position after the last place that is taken
+             128   u64 producer   the position after the last reserved place
              4096  data           a power of two of bytes
 
     entry    u32 length; bit 31: is being written; bit 30: discarded | u32 0 | data, filled up to 8 bytes
@@ -13,7 +13,7 @@ Positions only grow; their low bits are places in the data. An entry does not wr
 room before the end. So an entry of more than half a ring may find no room even if the ring is empty.
 
 The reader clears entries that it has read before it gives the room back. So an entry is complete as soon as its length
-is not 0, and has no bit 31. A thread that has taken its place, and does not run, holds up those after it in this ring.
+is not 0, and has no bit 31. A thread that has reserved its place, and does not run, delays the entries after it.
 If it was killed, the reader skips its place: the length in the entry, or all zeros if there is no length yet.
 """
 
@@ -121,9 +121,9 @@ def output_code(shape: RingShape, size: int, pieces: tuple[int, ...]) -> Assembl
     """
     Return inline code, in place of a call, that puts ``size`` bytes at R2 into one of the rings at R1.
 
-    The bytes are copied in ``pieces`` of 4 or 8 bytes: a processor is slow at loads across data that was just stored in
-    parts. R0 is 0, or a negative error. Takes R0 to R5 and no frame; the code that reads the CPU's number must leave R1
-    to R5 unchanged.
+    The bytes are copied in ``pieces`` of 4 or 8 bytes: a load that spans several recent stores is slow (store
+    forwarding). R0 is 0, or a negative error. Clobbers R0 to R5, and uses no frame; the code that reads the CPU's
+    number must leave R1 to R5 unchanged.
     """
     asm = Assembler()
     full, again, pad = asm.label(), asm.label(), asm.label()

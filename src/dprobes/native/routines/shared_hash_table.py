@@ -119,7 +119,7 @@ class _Writer:
         self._key = _pieces(shape.key_size)
 
     def _hash(self, key: Register) -> None:
-        """Set R3 to the state of a slot with the key, and R4 to the number of the first slot to search. Takes R5."""
+        """Set R3 to the state of a slot with the key, and R4 to the number of the first slot to search. Clobbers R5."""
         asm = self._asm
         asm.mov(_R.R4, HASH_FACTOR)
         asm.mov(_R.R3, _R.R4)
@@ -187,7 +187,7 @@ class _Writer:
         asm.exit(0)
 
     def _lock(self) -> None:
-        """Take the lock of slot R4 of the table at R6; return EBUSY if that fails. Takes R0, R1, R5 and R9."""
+        """Take the lock of slot R4 of the table at R6; return -EBUSY after a timeout. Clobbers R0, R1, R5 and R9."""
         asm, again, busy, locked = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.derive(Alu.AND, _R.R9, _R.R4, -BLOCK)
         asm.alu(Alu.ADD, _R.R9, self._shape.locks)
@@ -206,7 +206,7 @@ class _Writer:
         asm.place(locked)
 
     def _return(self, value: int) -> None:
-        """Release the lock and return. Takes R1 and R2."""
+        """Release the lock and return. Clobbers R1 and R2."""
         self._asm.load(_R.R1, _R.R10, _HELD)
         self._asm.mov(_R.R2, 0)
         self._asm.atomic(Atomic.XCHG, _R.R1, 0, _R.R2)
@@ -216,7 +216,7 @@ class _Writer:
         """
         Search the key at R7: R0 is its slot, at ``found``, or a free one, at ``free``; otherwise fall through.
 
-        R1 is the first slot of a deleted key then, or 0. Takes R2, R5 and R9.
+        R1 is the first slot of a deleted key then, or 0. Clobbers R2, R5 and R9.
         """
         asm, again, following = self._asm, self._asm.label(), self._asm.label()
         asm.mov(_R.R1, 0)
@@ -237,7 +237,7 @@ class _Writer:
         self._go_on(again)
 
     def update(self) -> None:
-        """Write the update: R3 is the value, R4 flags; R0 is 0, or a negative error."""
+        """Write the update: R3 is the value, R4 flags; R0 is 0, -EEXIST (NO_OVERWRITE), -E2BIG or -EBUSY."""
         asm, shape = self._asm, self._shape
         free, found, chosen, no_room, insert = (asm.label() for _ in range(5))
         asm.mov(_R.R6, _R.R1)
@@ -285,7 +285,7 @@ class _Writer:
         Set R1 to a slot for the key: the present one, while another key is evicted, or the slot of an evicted key.
 
         The evicted key is the first one from the slot on that the hash selects; if the block has none, the table has
-        one key more. Takes R0, R2, R4, R5 and R9.
+        one key more. Clobbers R0, R2, R4, R5 and R9.
         """
         asm, again, found, goes = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.load(_R.R4, _R.R10, _HOME)
@@ -307,7 +307,7 @@ class _Writer:
 
     def _vacate(self) -> None:
         """
-        Remove the key from the slot at R0, whose number is R4; takes R2, R4, R5 and R9.
+        Remove the key from the slot at R0, whose number is R4; clobbers R2, R4, R5 and R9.
 
         If the next slot is free, no key can be after this one: then it becomes free too, and so do deleted ones before
         it.
@@ -337,7 +337,7 @@ class _Writer:
             self._asm.copy_from(_R.R8, at, slot, HEAD_SIZE + self._shape.value_place + at, by=_R.R2, size=size)
 
     def delete(self) -> None:
-        """Write the deletion: R0 is 0, or ENOENT if the key does not exist."""
+        """Write the deletion: R0 is 0, -ENOENT if the key does not exist, or -EBUSY without the lock."""
         asm, free, found = self._asm, self._asm.label(), self._asm.label()
         asm.mov(_R.R6, _R.R1)
         asm.mov(_R.R7, _R.R2)

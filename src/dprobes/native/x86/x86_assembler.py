@@ -343,7 +343,7 @@ class X86Assembler(LabeledCode):
         self._code.append(0xC3)
 
     def syscall(self) -> None:
-        """Enter the kernel; takes rcx and r11."""
+        """Enter the kernel; clobbers rcx and r11."""
         self._code += b"\x0f\x05"
 
     def pushfq(self) -> None:

@@ -1,8 +1,8 @@
 """
 The operations of handlers on x86-64, one by one, as the kernel's JIT writes them.
 
-The registers of eBPF are where the kernel's JIT has them (arch/x86/net/bpf_jit_comp.c). So arguments, the result and
-the registers that calls keep are where C has them as well (System V ABI, section 3.2).
+The registers of eBPF are mapped to the same registers as by the kernel's JIT (arch/x86/net/bpf_jit_comp.c). So
+arguments, the result and the registers that calls keep are those of C (System V ABI, section 3.2).
 
 The frame of a trampoline is below the red zone, and begins with a ``struct pt_regs``. Handlers use no vector registers
 and no string instructions, and change no flags but the arithmetic ones. So the flags are saved by LAHF and SETO, which
@@ -217,7 +217,7 @@ class X86Operations(X86Assembler):
         self.store_number(Memory(_REGISTERS[base], place), value, size)
 
     def atomic(self, operation: int, base: VirtualRegister, place: int, src: VirtualRegister, size: int) -> None:
-        """Write a locked instruction; a loop if that does not return the old value."""
+        """Write a locked instruction, or a loop if no single instruction returns the old value."""
         memory, register = Memory(_REGISTERS[base], place), _REGISTERS[src]
         match operation:
             case Atomic.XCHG:
@@ -386,7 +386,7 @@ class X86Operations(X86Assembler):
             self.raw(_ADD_AL_7F + _SAHF)
 
     def save_number(self, place: int, number: int) -> None:
-        """Store an immediate; an address takes rax."""
+        """Store an immediate; an address clobbers rax."""
         if place == self.layout.ip:
             self.mov_number(Gpr.RAX, number)
             self.store(Memory(Gpr.RSP, place), Gpr.RAX)
