@@ -228,9 +228,7 @@ class HandedOver:
 
 
 class LeftThings(NamedTuple):
-    """
-    Remains of killed runs in a process: ``places`` jumps and breakpoints, and handlers' memory, unmapped unless in use.
-    """
+    """Remains of killed runs in a process: ``places`` jumps and breakpoints, and handlers' memory, unmapped unless in use."""
 
     pid: int
     places: int
@@ -501,9 +499,7 @@ class Attachment(Protocol):
         """Remove every probepoint, and release all resources."""
 
     def change(self, changes: Sequence[Change]) -> None:
-        """
-        Make changes in their order; those of variables and tables take effect between two handlers, before the return.
-        """
+        """Make changes in their order; those of variables and tables take effect between two handlers, before the return."""
 
     def hurry(self) -> bool:
         """

@@ -94,9 +94,7 @@ class Heap:
         return False
 
     def block_size(self, handle: int) -> int | None:
-        """
-        Return the size in bytes of a block, rounded up to words; None if ``handle`` is not that of an allocated block.
-        """
+        """Return the size in bytes of a block, rounded up to words; None if ``handle`` is not that of an allocated block."""
         for block in self._blocks:
             if block.handle == handle and block.used:
                 return block.size
