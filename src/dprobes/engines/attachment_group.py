@@ -95,7 +95,7 @@ class _Numbers:
         return self._owners[probe]
 
     def placed(self, members: Sequence[Sequence[Counts]]) -> tuple[Counts, ...]:
-        """Return the counts of all attachments, given a sequence for each, in the order of ``probes``; zero if missing."""
+        """Return the counts of all attachments, a sequence for each, in the order of ``probes``; zero if missing."""
         counts = [Counts() for _ in self.probes]
         for member, own in enumerate(members):
             for probe, each in enumerate(own[: len(self._of[member])]):
@@ -104,7 +104,7 @@ class _Numbers:
 
 
 class _RecordOrder:
-    """Buffer of the records of several attachments, in the order of their times; a record without a time is due at once."""
+    """Buffer of the records of several attachments, in order of their times; one without a time is due at once."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, int, bytes]] = []
@@ -231,7 +231,7 @@ class AttachmentGroup:
                 self._early.append((member, taken))
 
     def _take(self, item: tuple[int, Event | BaseException | None]) -> Event | None:
-        """Return the event of an item in the queue, None at the end of an attachment; raise the error that has ended one."""
+        """Return the event of a queue's item, None at the end of an attachment; raise the error that ended one."""
         match item:
             case _, None:
                 self._open -= 1

@@ -94,7 +94,7 @@ class Command:
             raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
 
     def _reason(self, number: int) -> str:
-        """Return the reason why execve failed; ENOENT can mean that the program's loader (ELF interpreter) is missing."""
+        """Return the reason why execve failed; ENOENT can mean that the loader (ELF interpreter) is missing."""
         if number == errno.ENOENT:
             from dprobes.target.elf.elf_file import ElfFile
             from dprobes.target.module_lookup import executable_of

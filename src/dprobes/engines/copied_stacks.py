@@ -99,7 +99,7 @@ class CopiedStacks:
         copy: bytes,
         frames: int = USER_FRAMES_MAX,
     ) -> tuple[int, ...]:
-        """Return up to ``frames`` addresses, and the reason for the stack's end; ``registers`` are by their DWARF numbers."""
+        """Return up to ``frames`` addresses, and the reason for the stack's end; ``registers`` are by DWARF number."""
         columns = COLUMNS_OF[word_size]
         try:
             process = self._process(pid, word_size)
@@ -119,7 +119,7 @@ class CopiedStacks:
     def _follow_ended(
         self, pid: int, word_size: Literal[4, 8], registers: dict[int, int], copy: bytes, frames: int
     ) -> tuple[int, ...]:
-        """Return the frames of a process that has ended, from the files that it had mapped; pc and GONE if none is known."""
+        """Return the frames of a process that has ended, by the files that it had mapped; pc and GONE without any."""
         columns = COLUMNS_OF[word_size]
         pc, sp = registers[columns.pc], registers[columns.sp]
         if self._look is not None:

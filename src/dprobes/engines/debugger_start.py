@@ -157,7 +157,7 @@ def _is_foreground() -> bool:
 
 
 def _give_terminal(group: int) -> None:
-    """Make a process group the terminal's foreground job; continue it in case it stopped in the background (SIGTTIN)."""
+    """Make a process group the terminal's foreground job; continue it in case SIGTTIN or SIGTTOU stopped it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
     with contextlib.suppress(OSError):
         os.tcsetpgrp(0, group)

@@ -273,7 +273,7 @@ class Selection:
             raise NotSupportedError(error.message, hint=f"leave out -c and -p, or use {remedy}") from None
 
     def _offer(self, engine: Engine) -> str:
-        """Return the advice for users without the privileges for an engine: another one, or the capability that none has."""
+        """Return the advice for users who lack privileges for an engine: another one, or a capability that none has."""
         others = [row for row in candidates() if row.name != engine.name and row.candidacy and row.candidacy.offer]
         lacks = [need.capability for need in self._needs if not any(need.capability in o.capabilities for o in others)]
         if others and not lacks:
@@ -285,7 +285,7 @@ class Selection:
         return offer
 
     def _fallback(self, engine: Engine) -> EngineRow | None:
-        """Return a more expensive engine that can replace the choice of ``auto``; None if there is none, or it was named."""
+        """Return a more expensive engine that can replace the choice of ``auto``; None if none can."""
         if self._choice is None:
             return None
         weighed = candidates()

@@ -228,7 +228,7 @@ class HandedOver:
 
 
 class LeftThings(NamedTuple):
-    """Remains of killed runs in a process: ``places`` jumps and breakpoints, and handlers' memory, unmapped unless in use."""
+    """Remains of killed runs in a process: ``places`` jumps and breakpoints, and memory, unmapped unless in use."""
 
     pid: int
     places: int

@@ -84,7 +84,7 @@ class Heap:
         raise HeapExhaustedError
 
     def release(self, handle: int) -> bool:
-        """Free a block; return False if ``handle`` is not that of an allocated block."""
+        """Free a block; return False if ``handle`` is of no allocated block."""
         for position, block in enumerate(self._blocks):
             if block.handle == handle and block.used:
                 block.used = False
@@ -94,7 +94,7 @@ class Heap:
         return False
 
     def block_size(self, handle: int) -> int | None:
-        """Return the size in bytes of a block, rounded up to words; None if ``handle`` is not that of an allocated block."""
+        """Return the size in bytes of a block, rounded up to words; None if ``handle`` is of no allocated block."""
         for block in self._blocks:
             if block.handle == handle and block.used:
                 return block.size

@@ -78,7 +78,7 @@ def _shift(operation: Sized) -> tuple[Rule, Rule]:
 
 
 def _fill(operation: Sized) -> tuple[Rule, Rule]:
-    """Return the rules of ``pbl`` and similar instructions: with n in the instruction, and with n on top of the value."""
+    """Return the rules of the forms of ``pbl`` and similar: n in the instruction, and n on top of the value."""
 
     def apply(machine: Machine, value: int, n: int) -> None:
         if not 1 <= n <= machine.bits:

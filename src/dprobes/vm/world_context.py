@@ -138,7 +138,7 @@ class Context(Protocol):
         """Return the time of the returning call's entry; raise ``AddressFault`` (UNSEEN_ENTRY) if it was not seen."""
 
     def entry_register(self, index: int) -> int:
-        """Return a register, or one that is in memory, as at the returning call's entry; raise as ``entry_time`` does."""
+        """Return a register, or one in memory, as at the returning call's entry; raise as ``entry_time`` does."""
 
     def pid(self) -> int:
         """Return the process id."""

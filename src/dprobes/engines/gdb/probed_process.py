@@ -103,7 +103,7 @@ class ProbedProcess(StubMember):
         self._context.select(thread, registers, self._process.pid)
 
     def is_handed_over(self, handled: Sequence[Handled[StubProgram]]) -> bool:
-        """Return whether a handler hands the process to the debugger; warn of further exits, which are not carried out."""
+        """Return whether a handler hands the process to the debugger; warn of further exits, which have no effect."""
         codes = [each.outcome.exit_code for each in handled if each.outcome is not None]
         handing_over = [code for code in codes if code in HANDING_OVER]
         first = handing_over[0] if handing_over else CORE_DUMP

@@ -229,7 +229,7 @@ _BASES = ("fs_base", "gs_base", "tpidr_el0")
 
 @dataclass(frozen=True, slots=True)
 class StubCore:
-    """Core file of a ``process``, whose ``thread`` with the ``registers`` has hit a probepoint at the address ``at``."""
+    """Core file of a ``process``, whose ``thread`` with the ``registers`` has hit a probepoint at ``at``."""
 
     target: StubTarget
     processor: StubProcessor

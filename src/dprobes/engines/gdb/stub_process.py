@@ -8,8 +8,8 @@ the files that it has loaded for debuggers (``struct r_debug`` and ``struct link
                                                             │
                                                             └─► link_map: l_addr │ l_name │ l_ld │ l_next │ l_prev
 
-``l_addr`` is the load bias of a file. The linker calls ``r_brk``, an empty function, before and after each change of the
-list; ``r_state`` is the kind of change.
+``l_addr`` is the load bias of a file. The linker calls ``r_brk``, an empty function, before and after each change of
+the list; ``r_state`` is the kind of change.
 """
 
 from __future__ import annotations

@@ -457,7 +457,7 @@ class EntryPacker:
         self._packing = Words(PACKING_SIZE)
 
     def packed(self, index: EntryIndex, buffer: EntryBuffer, count: int) -> RecordTable | None:
-        """Return the entries of the first ``count`` lines; None if some entries are no records, or do not form a table."""
+        """Return the entries of the first ``count`` lines; None if one is no record, or they do not form a table."""
         _, order, _, _ = _functions()
         end = index.lines + count * LINE_SIZE
         parts: list[PackedRows] = []

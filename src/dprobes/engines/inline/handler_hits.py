@@ -544,7 +544,7 @@ def refusal_notice(reasons: Sequence[str]) -> Notice:
 
 
 def damage_notice(damage: Damage) -> Notice:
-    """Return the warning that probed processes have damaged the memory of their handlers, with the number of each finding."""
+    """Return the warning that probed processes have damaged the memory of their handlers, with the numbers."""
     parts = (
         (damage.entries, "record that no handler makes was dropped", "records that no handler makes were dropped"),
         (damage.rings, "time all records of a CPU were given up", "times all records of a CPU were given up"),

@@ -126,7 +126,7 @@ class TrialCode:
         asm.store(Memory(Gpr.RSP, FRAME_SIZE - _STACK_NEEDED), Gpr.RAX)
 
     def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
-        """Write the trial after the frame is set up; ``keeps_flags``: the frame has all flags, as PUSHFQ pushes them."""
+        """Write the trial after the frame is set up; with ``keeps_flags`` the frame has all flags (PUSHFQ)."""
         self._keeps_flags = keeps_flags
         if self._trial.needs_masks:
             self._look_at_masks(asm)
@@ -371,7 +371,7 @@ def _piece(
     goes_back: bool,
     has_switches: bool,
 ) -> tuple[NativeCode, DisplacedCode]:
-    """Return the code of an instruction's handler, if it has one, and of the copies of it and the unprobed ones after it."""
+    """Return the code of an instruction's handler, if any, and of the copies of it and the unprobed ones after it."""
     made: list[DisplacedCode] = []
 
     def copy_at(place: int) -> bytes:

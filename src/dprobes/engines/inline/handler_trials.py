@@ -254,7 +254,7 @@ def _obstacle(instruction: Instruction) -> str | None:
 
 
 def _obstacle_of(features: Iterable[str]) -> str | None:
-    """Return the reason against trying an instruction that needs ``features`` of the processor; None if there is none."""
+    """Return the reason against trying an instruction that needs processor ``features``; None if there is none."""
     for feature in features:
         if feature in _GENERAL:
             continue

@@ -142,7 +142,7 @@ class A64Operations(A64Assembler):
         return _SPARE
 
     def _address(self, base: Gpr, displacement: int, register: Gpr = _ADDRESS) -> Gpr:
-        """Return a register with a sum, because loads with acquire and stores with release semantics have no displacement."""
+        """Return a register with a sum: loads with acquire and stores with release semantics have no displacement."""
         if not displacement:
             return base
         self.calculate(Operation.ADD, register, base, displacement)
