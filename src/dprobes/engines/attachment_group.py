@@ -313,13 +313,13 @@ class AttachmentGroup:
         return command.wait_status
 
     def stop(self) -> None:
-        """Ask for the end; ``poll`` goes on until ``Finished``."""
+        """Ask for the end of the run; ``poll`` continues until ``Finished``."""
         self._is_stopping = True
         for attachment in self._members:
             attachment.change([Stop()])
 
     def hurry(self) -> bool:
-        """Give up the records that are still to be emitted after the end; see ``Attachment``."""
+        """Discard the records that are still to be emitted after the end; see ``Attachment``."""
         gained = [attachment.hurry() for attachment in self._members]
         return any(gained)
 

@@ -102,7 +102,7 @@ def _candidacy(row: EngineRow) -> Candidacy:
 
 
 def scope_problem(name: str, scope: Scope, options: EngineOptions) -> str | None:
-    """Return the reason why the engine called ``name`` cannot take a scope and options; None if it can."""
+    """Return the reason why the engine called ``name`` cannot probe a scope with options; None if it can."""
     asked = candidates() if name == AUTO else (engine_row(name),)
     if not any(scope.kind in row.scopes for row in asked):
         return _scope_refusal(name, asked, scope)
@@ -179,7 +179,7 @@ class Selection:
     Selection of the engine of a run, in two steps.
 
     ``choose`` is called when the program and its processor are known, and adds errors for what the engine lacks.
-    ``settle`` is called when the places of the probepoints are known: ``auto`` may take another engine then.
+    ``settle`` is called when the places of the probepoints are known: ``auto`` may choose another engine then.
     """
 
     def __init__(self, name: str, scope: Scope, options: EngineOptions) -> None:

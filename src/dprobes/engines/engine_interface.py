@@ -111,8 +111,8 @@ class Counts:
     Counts of one probepoint.
 
     ``hits`` are all known hits whose instruction completed. Some of them ran no handler: ``passed`` hits were skipped
-    by passcount. ``recursed`` hits came during a handler of the same thread, and ``missed`` hits found no room.
-    ``skipped`` hits would have taken too much time of a CPU.
+    by passcount. ``recursed`` hits occurred during a handler of the same thread, and ``missed`` hits found no room.
+    ``skipped`` hits ran no handler because hits took too much time of a CPU (``overload_guard``).
 
     ``records`` were emitted; ``lost`` records were dropped because no client read them in time. ``faulted`` runs of the
     handler left no record, because the probed instruction faulted. ``executed`` names the ways in which the probed
@@ -268,7 +268,8 @@ class Scope:
     An endpoint is the part after the name of an engine (NAME=ENDPOINT), such as HOST:PORT or a file. With ``follow``,
     processes that the process or command starts are in scope as well; for the other kinds this is always so.
     ``program`` is the path of the program that the process ``pid`` is about to execute; the process comes into scope
-    with that exec. ``output`` is the descriptor for the standard output of a command, by default that of this process.
+    with that execve. ``output`` is the descriptor for the standard output of a command, by default that of this
+    process.
     """
 
     pid: int | None = None
@@ -399,7 +400,7 @@ class ProbeRemoval(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """End of the run; ``poll`` goes on until ``Finished``. A signal handler may request it."""
+    """End of the run; ``poll`` continues until ``Finished``. A signal handler may request it."""
 
 
 ValueChange = VariableChange | TableChange
@@ -499,11 +500,11 @@ class Attachment(Protocol):
         """Remove every probepoint, and release all resources."""
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes in their order; those of variables and tables take effect between two handlers, before the return."""
+        """Make changes in their order; those of variables and tables take effect between two handlers at the return."""
 
     def hurry(self) -> bool:
         """
-        Give up the records that are still to be emitted after the end, and count them as lost.
+        Discard the records that are still to be emitted after the end, and count them as lost.
 
         Return False if that would save no time. A signal handler may call this.
         """

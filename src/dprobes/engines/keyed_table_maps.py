@@ -57,7 +57,7 @@ class HashPart(Protocol):
     def __iter__(self) -> Iterator[bytes]: ...
 
     def discard(self, key: bytes) -> bool:
-        """Delete a key; return whether it was there."""
+        """Delete a key; return False if it did not exist."""
 
     def close(self) -> None:
         """Release the table."""

@@ -64,7 +64,7 @@ class FollowedProgram(ABC):
         self._taken = 0
         """The number of records that have been taken."""
         self._pauses = 0
-        """The number of pauses, at each of which all records so far had been taken."""
+        """The number of pauses; at each of them, all records so far had been taken."""
         self._thread = threading.Thread(target=self._follow, name=f"program {name}", daemon=True)
 
     # The thread

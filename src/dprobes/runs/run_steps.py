@@ -246,7 +246,7 @@ def _point_of_view(scope: Scope, *, allow_self: bool) -> tuple[int | None, str |
 
     check_process(scope.pid, allow_self=allow_self or scope.program is not None)
     if scope.program is not None and not root_of(scope.pid):
-        return None, scope.program  # its current mappings are irrelevant for that program
+        return None, scope.program  # the process's current mappings are not those of that program
     return living_thread(scope.pid), None
 
 

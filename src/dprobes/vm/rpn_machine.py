@@ -385,7 +385,7 @@ class Machine:
         self.lp = end
 
     def close_log(self) -> None:
-        """Close the log, so that data after an item without room is not taken for that item."""
+        """Close the log, so that data after an item without room is not interpreted as that item."""
         if self.cut_at is None:
             self.cut_at, self.lp = self.lp, self.point.logmax
 

@@ -128,7 +128,7 @@ class Context(Protocol):
         """
         Return up to ``frames`` addresses of the program's call stack, the innermost first.
 
-        If the stack cannot be unwound to its end, the number of a ``StackEnd`` comes after them.
+        If the stack cannot be unwound to its end, the number of a ``StackEnd`` follows them.
         """
 
     def traced_field(self, name: str) -> int:

@@ -198,7 +198,7 @@ class PacketReader:
 
 
 def _meaning_of(sent: bytes) -> bytes | str:
-    """Return the decoded payload as bytes, or a description of what is wrong with it as a string."""
+    """Return the decoded payload as bytes, or a description of the error as a string."""
     if _ESCAPE not in sent and _RUN not in sent:
         return sent
     meant = bytearray()

@@ -272,7 +272,7 @@ class TargetDriver:
         if reply is not None:
             self._is_overtaken = True
             if shared.members[0].is_machine and any(each.due < math.inf for each in shared.members):
-                self.forget_request()  # QEMU drops an interrupt that comes just after the machine stopped
+                self.forget_request()  # QEMU drops an interrupt that arrives just after the machine stopped
         if isinstance(reply, Exited):
             shared.status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
         shared.is_over |= is_over

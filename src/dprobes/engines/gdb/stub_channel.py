@@ -73,7 +73,7 @@ class StubChannel:
         """Acknowledgements that go out with the next data to be sent."""
         self._is_followed = False
         """
-        True if something is sent as soon as the expected answer arrives, so that the acknowledgement of that can wait.
+        True if something is sent as soon as the expected answer arrives, so that the answer's acknowledgement can wait.
         """
         self.features: dict[str, str] = {}
         """Features that the stub reports, by name: "+", "-", or a value."""
@@ -289,8 +289,8 @@ class StubChannel:
         """
         Receive and discard unsolicited packets while the target is stopped.
 
-        QEMU (user mode) takes an interrupt for a refusal if it has just stopped, and repeats its last answer. A stop
-        that arrives later still is not taken for the answer to a question.
+        QEMU (user mode) interprets an interrupt as a refusal if it has just stopped, and repeats its last answer. A
+        stop that arrives even later is not interpreted as the answer to a question.
         """
         self._may_stop_late = True
         self._transmit(b"")

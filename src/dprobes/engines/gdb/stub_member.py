@@ -166,7 +166,7 @@ class StubMember(ABC):
         return self.placed.watched.concerned(address, reason)
 
     def withdraw(self) -> None:
-        """Give up all breakpoints of the program."""
+        """Forget all breakpoints of the program."""
         self._returns.clear()
         self._forget_places()
         self.has_withdrawn = True

@@ -192,8 +192,8 @@ class CodeFiles:
     Files of this machine that the process ``pid`` has loaded, which are reported to ``images`` for symbols.
 
     A stub reports the address of a file and its path, which may be on another machine, or in a directory that an
-    emulator uses as its root. A file here is taken for it if its first bytes are the same. ``name`` is that of the
-    process, ``module`` the probed file, and ``program`` the path of the process' program, as far as it is known.
+    emulator uses as its root. A file here counts as the same one if its first bytes are the same. ``name`` is that of
+    the process, ``module`` the probed file, and ``program`` the path of the process' program, as far as it is known.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class CodeFiles:
                 return
 
     def _candidates(self, path: str) -> Iterator[ElfFile]:
-        """Iterate over files of this machine that may be the one with a path behind the stub."""
+        """Iterate over files of this machine that may be the file with a path on the stub's machine."""
         yield self._module
         if path:
             by_name = find_module(os.path.basename(path), architecture=self._module.machine)

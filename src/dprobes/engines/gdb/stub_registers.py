@@ -174,7 +174,7 @@ class Registers:
         self._order = order
         self._read = read
         self._single: dict[str, bytes | None] = {}
-        """Registers that were requested singly, None for those that do not exist."""
+        """Registers that were requested one by one, None for a register that does not exist."""
         self.changed: set[str] = set()
 
     def copy(self) -> Registers:
@@ -201,7 +201,7 @@ class Registers:
         return int.from_bytes(self._data[place.offset : place.offset + place.size], self._order)
 
     def value(self, name: str) -> int:
-        """Return a register, 0 if there is none of that name."""
+        """Return a register, 0 if no register has that name."""
         return self[name] if name in self else 0  # noqa: SIM401 - it has no get
 
     def __setitem__(self, name: str, value: int) -> None:

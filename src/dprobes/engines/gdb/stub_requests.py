@@ -302,7 +302,7 @@ class Stub(StubChannel):
             if answer is None:
                 return None
             if answer != b"OK" or not self._is_interrupted:
-                break  # else QEMU (user mode) took an interrupt for a refusal and repeated its answer
+                break  # else QEMU (user mode) interpreted an interrupt as a refusal and repeated its answer
         was_interrupted, self._is_interrupted = self._is_interrupted, False
         reply = self._stop_reply(answer)
         if isinstance(reply, Stopped) and reply.thread is not None:
@@ -312,7 +312,7 @@ class Stub(StubChannel):
             self._told_ahead = self._answer(b"g", self._patience)
             self._is_followed = False
             if was_interrupted:
-                self.drain()  # QEMU takes an interrupt for a refusal of these answers and repeats them
+                self.drain()  # QEMU interprets an interrupt as a refusal of these answers and repeats them
         return reply
 
     def _stop_reply(self, answer: bytes) -> StopReply:

@@ -111,9 +111,7 @@ class EffectEmulator:
         return (registers[base] if base else 0) + addend & self._mask
 
     def _store(self, stores: Sequence[Store], registers: Registers) -> bool:
-        """
-        Write the values that an instruction stores, adjacent ones together; return False if the program could not.
-        """
+        """Write the values that an instruction stores, adjacent ones together; return False if a write fails."""
         pieces: list[tuple[int, bytearray]] = []
         for name, base, displacement, size in stores:
             address = self._sum(registers, base, displacement)

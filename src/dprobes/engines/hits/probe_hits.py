@@ -254,7 +254,7 @@ def diverts(handled: Iterable[Handled[ProgramT]]) -> bool:
 
 
 def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
-    """Return whether a handler asks to hand the process to the debugger, or to write its core."""
+    """Return whether a handler requests to hand the process to the debugger, or to write its core."""
     return any(each.outcome is not None and each.outcome.exit_code in HANDING_OVER for each in handled)
 
 
@@ -289,7 +289,7 @@ class HandlerRunner:
         self, owners: Sequence[tuple[Probe[ProgramT], Point]], known: Iterable[Handled[ProgramT]] = ()
     ) -> tuple[Handled[ProgramT], ...]:
         """
-        Run the handlers of those ``owners`` that take hits of the process; reuse the results in ``known``.
+        Run the handlers of the ``owners`` that count hits of the process; reuse the results in ``known``.
 
         The registers that they change are set when all have run, and are in ``written`` of the context.
         """

@@ -25,16 +25,16 @@ generates code for each process, because it has the files. The tracer maps memor
   each process maps. The tracer makes the process create a socket, through which the file's descriptor is passed.
 * A probepoint at a return has a piece of eBPF for each return instruction, and one for the entry if its handler reads
   that. The entries of calls are in a table of the single process, which its child does not inherit.
-* A signal handler may jump away from a handler in the process. What the handler has left behind, an entry of a ring or
-  a claim of a state, is given up once each thread was seen outside of handlers.
+* A signal handler may jump away from a handler in the process. An entry of a ring or a claim of a state that the
+  handler has left behind is released once each thread was seen outside of handlers.
 * Handlers read a word that the kernel changes when the client ends, so they need no clock to detect that.
 * The tracer also lists its changes in the process itself: if tracer, client and restorer are killed together, the next
   run removes them.
-* When one program has ended and others go on, its memory is unmapped once no thread can return to it.
+* When one program has ended and others continue, its memory is unmapped once no thread can return to it.
 * Handlers make no system calls. The reader adds the names and owners of threads to records, from ``/proc``; the tracer
   reports those of short-lived threads.
-* The C library of a process in a nested PID namespace has other thread ids than the client's. The tracer writes
-  both into the process before a thread runs.
+* In a nested PID namespace, threads have other ids for the C library than in the client's namespace. The tracer writes
+  both ids into the process before a thread runs.
 * For call stacks, handlers copy the program's stack after the record, and the reader unwinds the copy. The reader and
   the tracer, not handlers, write tables with stacks as keys.
 * No Python code runs for each record: routines in eBPF, translated like handlers, walk over entries, sort them by time

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["RingReader", "SharedRing", "SharedRings", "StackEntries", "record_places"]
 
 _AT_ONCE, _AT_ONCE_MIN = 4 << 20, 64 << 10
-"""Maximum size in bytes of what is read at once: of all rings together, and the minimum for each."""
+"""Maximum number of bytes read at once from all rings together, and the minimum for each."""
 
 
 _WORD_MAX = (1 << 64) - 1
@@ -68,7 +68,7 @@ class SharedRing:
     """
     Reader of one ring.
 
-    Probed processes can write anything into it. If the contents cannot be the work of a handler, they are given up, and
+    Probed processes can write anything into it. If no handler can have written the contents, they are discarded, and
     the ring is reset.
     """
 
@@ -86,7 +86,7 @@ class SharedRing:
         """The position up to which the ring was read; the copy in shared memory is for handlers only."""
         self._left = 0
         self.skipped = 0
-        """The number of entries given up because their writers had abandoned them."""
+        """The number of entries skipped because their writers had abandoned them."""
         self.damaged = 0
         """The number of resets of the ring."""
 
@@ -505,7 +505,7 @@ class RingReader:
     @property
     def horizon(self) -> int:
         """
-        Nanoseconds for which records should wait for others.
+        Nanoseconds for which records should be held back, as older ones may still arrive.
 
         A thread may be interrupted after reading the clock for its record, and before writing the record.
         """

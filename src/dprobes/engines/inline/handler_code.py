@@ -202,7 +202,7 @@ class CodeWriter:
     def _keep_bound(
         self, jumps: dict[int, PlacedJump], refused: dict[int, str], groups: Mapping[int, Collection[int]]
     ) -> None:
-        """Give up the jumps whose handlers are bound to instructions without jumps."""
+        """Remove the planned jumps whose handlers are bound to instructions without jumps."""
         while True:
             for site in list(refused):
                 refused |= {other: refused[site] for other in groups.get(site, ()) if other not in refused}
@@ -216,7 +216,7 @@ class CodeWriter:
                 self._forget(jump.placement)
 
     def _forget(self, placement: Placement) -> None:
-        """Give up a placement whose jump was not written."""
+        """Remove a placement whose jump was not written."""
         del self._handlers[placement.plan.start]
         self._placer.remove(placement)
 
@@ -386,8 +386,8 @@ class _Waiting:
     """
     Probepoints of a process that wait for the C library to be mapped.
 
-    A program is probed as soon as it begins, before its libraries are mapped. The tracer asks again when the program's
-    loader has mapped something. A program whose loader reports nothing is checked at intervals.
+    A program is probed as soon as it begins, before its libraries are mapped. The tracer requests them again when the
+    program's loader has mapped a file. A program whose loader reports nothing is checked at intervals.
     """
 
     probes: set[int] = field(default_factory=set)
@@ -488,7 +488,7 @@ class CodeWriters:
         return self._writers.get(key)
 
     def forget(self, family: int) -> None:
-        """Forget the writers for a group of processes that is gone."""
+        """Forget the writers for a group whose processes have all ended."""
         for key in [key for key in self._writers if key[0] == family]:
             del self._writers[key]
 

@@ -1,4 +1,4 @@
-"""Reader for the results of handlers in processes: their records, which come through rings, and their counts."""
+"""Reader for the results of handlers in processes: their records, which arrive through rings, and their counts."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class HandlerMaps:
         """
         Return the places of the maps in a process that has mapped the memory at ``address``.
 
-        ``others`` are the addresses of what is ``borrowed``.
+        ``others`` are the addresses of the files and variables that are ``borrowed``.
         """
         self.region.place = address
         places = {name: array.place for name, array in self._arrays.items()} | {MapName.RING: self.rings.place}
@@ -313,9 +313,9 @@ class MemoryWatch:
     Watch over the memory of handlers.
 
     A signal handler of the program may interrupt a handler, and jump away from it (siglongjmp). The client cannot
-    distinguish that from a thread that is not scheduled. So it notes what has stayed unchanged for a while, and asks
-    the tracer to see each thread outside of handlers once. What was there before that, and still is, has been
-    abandoned.
+    distinguish that from a thread that is not scheduled. So it notes entries and locks that have stayed unchanged for a
+    while, and requests the tracer to see each thread outside of handlers once. Those that are still unchanged after
+    that have been abandoned.
     """
 
     def __init__(self, maps: HandlerMaps) -> None:
@@ -324,11 +324,11 @@ class MemoryWatch:
         self._since: dict[tuple[int, int], float] = {}
         """The time since which each thing is unchanged: a ring at a position, or for _WORD a word that is not 0."""
         self._ends: list[int] | None = None
-        """The ends of the rings when the tracer was asked; None once it has answered."""
+        """The ends of the rings at the request to the tracer; None once it has answered."""
         self._patience = _PATIENCE
 
     def are_suspected(self, now: float) -> bool:
-        """Return True if it is time to ask the tracer; the caller then calls ``note_asking``."""
+        """Return True if it is time for a request to the tracer; the caller then calls ``note_asking``."""
         if now < self._looked + _LOOK or self._ends is not None:
             return False
         self._looked = now
@@ -357,7 +357,7 @@ class MemoryWatch:
 
     @property
     def entries(self) -> int:
-        """The number of entries of rings that were given up."""
+        """The number of entries of rings that were skipped as abandoned."""
         return sum(ring.skipped for ring in self._maps.rings.rings)
 
 

@@ -394,7 +394,7 @@ class InlineHandlers:
             yield refusal_notice(reasons)
 
     def disable(self) -> None:
-        """Disable all handlers, because the tracer, which handles their faults, is gone."""
+        """Disable all handlers, because the tracer, which handles their faults, has ended."""
         if self._maps is not None:
             for probe in self._pieces:
                 self._maps.disable(probe)

@@ -241,7 +241,7 @@ class SharedHash:
         return True
 
     def discard(self, key: bytes) -> bool:
-        """Delete a key; return whether it was there."""
+        """Delete a key; return False if it did not exist."""
         result = self._change(Helper.MAP_DELETE_ELEM, key)
         if result == -errno.ENOENT:
             return False

@@ -1,5 +1,5 @@
 """
-State that handlers in processes share with those that the tracer interprets: variables, tables, numbers of hits.
+State that handlers in processes share with the handlers that the tracer interprets: variables, tables, hit counts.
 
 It is the first part of the memory that processes map. The tracer maps it as well. The plan suffices to find everything:
 the same parts, allocated in the same order, have the same offsets.

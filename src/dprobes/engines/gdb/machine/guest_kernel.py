@@ -364,7 +364,7 @@ class GuestKernel(RunningKernel):
         modules = self._read_modules()
         listed = symbols_of_modules(self.guest_memory, self.layout, modules)
         self.left_out = _left_out(listed, is_whole=modules.is_whole)
-        """Description of what is unknown of its modules, empty if nothing is."""
+        """Description of the modules and symbols that were left out; empty if there are none."""
         loaded = {each.loaded.name: each.loaded for each in modules.found}
         super().__init__(Kallsyms(listing + listed.lines), _GuestText(self.guest_memory), modules=loaded)
 

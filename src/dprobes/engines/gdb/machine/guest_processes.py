@@ -221,7 +221,7 @@ class KernelFacts:
       if there are none.
     * ``symbols`` are those of the kernel.
     * ``spaces`` is the layout of the structures for mappings, None if it is unknown.
-    * ``left_out`` describes what is unknown of its modules; it is empty if nothing is.
+    * ``left_out`` describes the modules and symbols that are missing; it is empty if there are none.
     """
 
     layout: KernelLayout
@@ -407,7 +407,7 @@ class MappedModule:
         return self._code[0].vaddr if self._code else 0
 
     def __iter__(self) -> Iterator[ModulePlace]:
-        """Iterate over the current mappings; an address space that several processes share comes once."""
+        """Iterate over the current mappings; an address space that several processes share occurs once."""
         seen: set[int] = set()
         for space, pid in self._spaces:
             if space not in seen:

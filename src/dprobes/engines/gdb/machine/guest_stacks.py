@@ -242,8 +242,8 @@ class UnwindTables:
     """
     Unwind tables of a kernel that is described by ``facts``, and of its modules.
 
-    Modules are listed again when an address is in no known one. A known module is assumed to stay as long as addresses
-    are in it.
+    Modules are listed again when an address is in no known one. A known module is assumed to stay loaded as long as
+    addresses are in it.
     """
 
     def __init__(self, target: MachineTarget, facts: KernelFacts) -> None:

@@ -62,8 +62,8 @@ def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> 
 
 # A processor is made to execute instructions whose results no stub provides. Its registers are set to the instruction's
 # inputs, and its program counter to a place in the kernel that contains the instruction. After one step they are
-# restored. If the instruction faults, the step leads to the kernel's entry for that, of which nothing is executed; then
-# there is no result. Interrupts are held off meanwhile.
+# restored. If the instruction faults, the step leads to the kernel's entry for that fault, of which nothing is
+# executed; then there is no result. Interrupts are held off during the step.
 
 
 RDMSR: Final = b"\x0f\x32"

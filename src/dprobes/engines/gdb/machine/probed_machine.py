@@ -154,7 +154,7 @@ class MachineStepper(Stepper):
         registers: Registers,
         needed: Container[int],
     ) -> StopReply:
-        """Execute the instruction at a breakpoint, with the breakpoint removed meanwhile."""
+        """Execute the instruction at a breakpoint, which is removed during the step."""
         self._target.write_back(thread, registers)
         pc = self.processor.pc
         self._target.remove(at)
