@@ -26,7 +26,7 @@ ARGUMENTS_MAX = 12
 """Maximum number of arguments of a probe of <sys/sdt.h> (STAP_PROBE12)."""
 
 _TEXT_MAX = 256
-"""Maximum number of characters of an argument; compilers write some tens."""
+"""Maximum number of characters of an argument; compilers write a few dozen."""
 
 
 @dataclass(frozen=True, slots=True)

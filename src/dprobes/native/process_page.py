@@ -6,9 +6,9 @@ The pages from which routines get data about the process and the clock without a
     process page   0 u32 pid         0 in a process that has just been forked: the page is wiped then (MADV_WIPEONFORK),
                                      and the tracer writes it before that process runs
                    4 u32 is nested   not 0: its threads have other ids in a PID namespace of its own than the tool uses
-                  64 a table of its threads, if that is so
+                  64 a table of its threads, if it is nested
 
-    a thread       0 u32 local id    that of its own namespace; 0: the place is free
+    a thread       0 u32 local id    the id in its own namespace; 0: the place is free
                    4 u32 id          the id that the tool uses
 
 A thread with the local id N is in one of ``THREAD_WINDOW`` places, from place N % ``THREAD_SLOTS`` of the table on. The
@@ -17,14 +17,14 @@ tracer enters it before it runs, and removes it when it has ended: so a thread t
 ::
 
     clock page     0 u64 version     its lowest bit is the number of the valid reading
-                   8 a reading, when that is 0
-                  32 a reading, when that is 1
+                   8 the reading with the number 0
+                  32 the reading with the number 1
 
     reading        0 u64 counter     the time stamp counter
                    8 u64 time        CLOCK_MONOTONIC, in nanoseconds, at that value of the counter
                   16 u64 rate        nanoseconds for each count, times 2**32
 
-A writer of the clock page writes the other reading first, and then the version: if it is killed meanwhile, the page is
+A writer of the clock page writes the other reading first, and then the version: if it is killed in between, the page is
 as valid as before.
 """
 

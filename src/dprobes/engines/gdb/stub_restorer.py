@@ -1,19 +1,19 @@
 """
 A process that takes over the connection to a stub if the engine is killed: it removes breakpoints and detaches.
 
-It has a copy of the connection, so the stub does not see the engine's end. It is told of each breakpoint before that is
-inserted, and whether the target runs, in lines of text::
+It has a copy of the connection, so the stub does not see the engine's end. It receives lines of text about each
+breakpoint before its insertion, and about whether the target runs::
 
-    + ADDRESS SIZE [BYTES]    a breakpoint, and what was there if it is written into memory
-    - ADDRESS                 it is out
+    + ADDRESS SIZE [BYTES]    a breakpoint, and the original bytes if it is written into memory
+    - ADDRESS                 removal of the breakpoint
     watch ADDRESS SIZE KIND   a watchpoint, of a kind as stubs number them
-    unwatch ADDRESS SIZE KIND it is out
+    unwatch ADDRESS SIZE KIND removal of the watchpoint
     acknowledgements 0|1      whether packets are acknowledged
     signals 0|1               whether interrupts raise a signal
     process PID               the process, as the stub numbers it
     running 0|1
-    last PACKET               what is to be sent before the target is let go
-    end                       nothing is left to be done
+    last PACKET               a packet to be sent before the target is released
+    end                       the target needs no restoration
 
 The state of the target changes at each hit. It is a byte in shared memory instead of a line in the pipe.
 

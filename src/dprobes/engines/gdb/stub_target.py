@@ -90,7 +90,7 @@ class StubTarget:
         """
         Return why the target is stopped.
 
-        The stub is asked only once: QEMU's stub removes all breakpoints when it is asked.
+        The stub is asked only once: QEMU's stub removes all breakpoints at this request.
         """
         if self._last is None:
             self._last = self.stub.reason()
@@ -360,7 +360,7 @@ class StubTarget:
             self.interrupts = 0
 
     def interrupt(self) -> None:
-        """Interrupt the target; it stops for that, or for something else that comes first."""
+        """Interrupt the target; it stops for the interrupt, or for another reason before that."""
         self.stub.interrupt()
         self.interrupts += 1
 

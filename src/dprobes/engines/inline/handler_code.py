@@ -386,8 +386,8 @@ class _Waiting:
     """
     Probepoints of a process that wait for the C library to be mapped.
 
-    A program is probed as soon as it begins, before its libraries are mapped. The tracer requests them again when the
-    program's loader has mapped a file. A program whose loader reports nothing is checked at intervals.
+    A program is probed as soon as it begins, before its libraries are mapped. The tracer requests the jumps again when
+    the program's loader has mapped a file. A program whose loader reports nothing is checked at intervals.
     """
 
     probes: set[int] = field(default_factory=set)

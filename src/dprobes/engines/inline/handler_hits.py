@@ -214,7 +214,7 @@ _STATES = 256
 _RINGS_SIZE, _RING_SIZE_MIN = 8 << 20, 1 << 20
 """Size in bytes of all rings together, and minimum size of each; pages that were never used take no memory."""
 _STACK_RINGS_SIZE = 64 << 20
-"""Size in bytes of all rings for entries with copies of stacks: some thousands of bytes each, and slow to unwind."""
+"""Size in bytes of all rings for entries with copies of stacks: several thousand bytes each, and slow to unwind."""
 _SPARE = 1 << 20
 
 

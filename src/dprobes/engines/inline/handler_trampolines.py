@@ -292,7 +292,7 @@ def _operand(access: Access, at: int = 0) -> MemoryOperand:
 #     handler of the first instruction │ the instruction │ the next one │ handler of the third │ the third │ jump back
 #
 # At addresses that 32-bit code can have, a trap for such code comes first (``OF_64_BITS``). A handler may have a trial
-# before it. A thread stopped at an original instruction in the middle continues at its handler.
+# before it. A thread stopped at a displaced instruction continues at that instruction's handler.
 
 
 _NONE: Mapping[int, Trial] = MappingProxyType({})

@@ -44,7 +44,7 @@ FREE, _WRITING, DELETED, _READY = 0, 1, 3, 6
 _COUNT = 8
 _STATE = 8
 _SPINS = 1 << 24
-"""Number of reads of a lock before a timeout: some milliseconds, in which a preempted holder gets to run."""
+"""Number of reads of a lock before a timeout: several milliseconds, in which a preempted holder gets to run."""
 
 _FLAGS, _HOME, _HELD = -8, -16, -24
 """Frame offsets of an update's flags, of the slot that the hash selects, and of the lock's address."""
