@@ -43,7 +43,7 @@ _SYMBOLS_MAX = 1 << 21
 _LISTING_MAX = 1 << 27
 """Maximum size of the listing in bytes; that of a distribution's kernel has about 10 MB."""
 _EFFORT = 1 << 24
-"""Maximum number of names and places to examine in search of the tables: several seconds. A kernel needs 1 % of that."""
+"""Maximum number of names and places to examine in search of the tables: seconds. A kernel needs 1 % of that."""
 _CANDIDATE = 1 << 9
 """Effort that one candidate for a table of tokens costs."""
 _GRAPHIC = re.compile(rb"[A-Za-z?][!-~]+")
