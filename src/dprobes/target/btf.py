@@ -105,14 +105,18 @@ class Member(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The number of words that a function takes, and whether it returns a word."""
+    """The number of words of a function's arguments, and whether it returns a word (a number or a pointer)."""
 
     words: int
     has_result: bool
 
 
 def _steps() -> list[int]:
-    """Return words of a type by the upper byte of its info word: total, or minus those of one member; 0 if unknown."""
+    """
+    Return the size of a type in words, by the upper byte of its info word; 0 for an unknown kind.
+
+    For a kind with members it is negative: minus the size in words of one member.
+    """
     steps = [0] * 256
     for kind in Kind:
         step = -_WORDS_EACH[kind] if kind in _WORDS_EACH else _HEAD_WORDS + _WORDS_MORE.get(kind, 0)
@@ -144,7 +148,7 @@ class Btf:
         with memoryview(data) as whole:
             self._words = whole[self._types : self._types_end].cast("I")
         self._starts: list[int] = []
-        """The first word of each type that the pass has reached; it continues at ``_next``."""
+        """Index of the first word of each type that the pass has reached; the pass continues at word ``_next``."""
         self._next = 0
         self._steps = _steps()
 
@@ -185,7 +189,7 @@ class Btf:
 
     def signature(self, function: str) -> Signature | None:
         """
-        Return the words that a function takes and returns; None if it takes no fixed number of words.
+        Return the signature of a function; None if it has variable arguments, or one of unknown size.
 
         Raise ``TargetError`` if the function does not exist.
         """
@@ -219,7 +223,7 @@ class Btf:
         return self._words[self._prototype(function) + 2]
 
     def _prototype(self, function: str) -> int:
-        """Return the first word of a function's prototype, which has its parameters."""
+        """Return the index of the first word of a function's prototype, which has its parameters."""
         number = self.target(self.find(Kind.FUNC, function))
         if self.kind(number) is not Kind.FUNC_PROTO:
             raise FormatError(f"the type {number} of the function '{function}' is a {self.kind(number).name}")
@@ -279,7 +283,7 @@ class Btf:
             place = self._data.find(text, place + 1, self._strings_end)
 
     def value_type(self, number: int) -> ValueType:
-        """Return the type of a type's values, without typedefs and qualifiers."""
+        """Return kind, size and signedness of the values of a type, without typedefs and qualifiers."""
         number = self._unwrapped(number)
         if not number:
             return ValueType(Kind.FWD, 0, False, 0)
@@ -388,7 +392,7 @@ class Btf:
         return index + 1 if offset % 4 == 0 and index < len(starts) and starts[index] == offset // 4 else 0
 
     def _starts_to(self, word: int) -> list[int]:
-        """Return the first word of each type, at least of those that begin up to ``word``."""
+        """Return the index of the first word of each type, at least of the types that begin up to index ``word``."""
         words, steps, starts = self._words, self._steps, self._starts
         append = starts.append
         at, last = self._next, len(words) - _HEAD_WORDS
@@ -424,8 +428,8 @@ def encode_functions(names: Sequence[str], called: Sequence[int] = ()) -> tuple[
     """
     Return BTF with a function ``static unsigned long long NAME(void)`` for each name, and the ids of these functions.
 
-    The kernel requires it of a program with callback functions. Functions whose numbers are in ``called`` are global
-    and take two arguments of that type: the kernel verifies them once, and not for each call.
+    The kernel requires such BTF for a program with callback functions. The functions whose indices are in ``called``
+    are global and take two arguments of the same type: the kernel verifies them once, and not for each call.
     """
     strings = bytearray(b"\0")
 

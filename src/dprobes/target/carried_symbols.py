@@ -1,8 +1,8 @@
 """
-The symbols that a compiled file carries of the modules that it was built for, and their use for files of a machine.
+Symbols of modules in a compiled program (PPDF), and their use for the module's files on another machine.
 
-Then a file of the same build does not need its own symbols. Each build of a module has an identity. The compiled file
-also carries the bytes of the probed instructions, to detect a wrong file.
+With them, a file of the same build does not need its own symbols. Each build of a module has an identity. The compiled
+program also carries the bytes of the probed instructions, to detect a wrong file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CarriedPlace:
     """
     The instruction at a file offset; ``where`` is the name of the place for people.
 
-    ``definition`` is the number of the probe definition that it is for; with ``is_exit`` it leaves the function whose
+    ``definition`` is the number of its probe definition. With ``is_exit``, the instruction leaves the function whose
     return is probed.
     """
 
@@ -59,7 +59,7 @@ class CarriedBuild:
 
 
 class OtherBuild(enum.Enum):
-    """The treatment of a file that is of none of the carried builds."""
+    """The treatment of a file whose build is not among the carried ones."""
 
     REFUSE = "refuse"
     OWN_SYMBOLS = "own symbols"
@@ -71,10 +71,11 @@ class OtherBuild(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class CarriedSymbols:
     """
-    The symbols that were carried for the builds of a module; its files get no others.
+    The carried symbols of the builds of a module; a file of one of these builds gets no other symbols.
 
-    ``source`` is the name of the compiled file in errors. With ``verify_opcodes`` the instructions must be the carried
-    ones. ``kernels`` are the carried builds of the kernel or a module of it, instead of ``builds``.
+    ``source`` is the name of the compiled program in errors. With ``verify_opcodes``, the bytes of the probed
+    instructions must equal the carried ones. ``kernels`` are the carried builds of the kernel, or of a kernel module,
+    instead of ``builds``.
     """
 
     builds: tuple[CarriedBuild, ...]
@@ -122,7 +123,7 @@ class CarriedSymbols:
 
 
 class _Listed(ListedSymbols):
-    """Symbols of which those without a type count as code, too, as in a file."""
+    """Listed symbols; those without a type count as code, as in the symbol table of a file."""
 
     def code(self) -> Iterator[tuple[int, int, int]]:
         kinds = ("func", "ifunc", "notype")
@@ -186,7 +187,7 @@ class NeededSymbols(SymbolTable):
         return found
 
     def need_matching(self, pattern: str) -> None:
-        """Record all names that match a pattern, and the functions that overlap the starts of these."""
+        """Record all symbols whose names match a pattern, and the functions that overlap the starts of these."""
         matches = self.matcher(pattern)
         functions = self._functions = self._functions or list(self.functions())
         matching = [symbol for symbol in functions if matches(symbol.name)]

@@ -85,9 +85,10 @@ FOREIGN_MACHINES = tuple(_MACHINES)
 
 def instruction_length(machine: str, data: bytes, address: int) -> int | None:
     """
-    Return the length in bytes of the instruction at the start of ``data``; None if none can be at its address.
+    Return the length in bytes of the instruction at the start of ``data``.
 
-    Zeros are not an instruction of any of these processors.
+    Return None if ``address`` is not aligned, if ``data`` ends before the instruction does, or if its bytes are zeros,
+    which are not an instruction of any of these processors.
     """
     known = _MACHINES[machine]
     if len(data) < known.unit or address % known.unit:
@@ -127,7 +128,11 @@ def disassembler(machine: str) -> Any:
 
 
 class Sum(NamedTuple):
-    """An assignment to a register of another one, or 0 for "" as ``base``, plus ``addend``; "" discards the result."""
+    """
+    The assignment of ``base`` plus ``addend`` to ``register``.
+
+    The base "" stands for 0; the register "" discards the result.
+    """
 
     register: str
     base: str
@@ -135,7 +140,7 @@ class Sum(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A store of a register's ``size`` lowest bytes, or of 0 for "", at ``base`` plus ``displacement``."""
+    """A store of the ``size`` lowest bytes of ``register``, or of 0 if it is "", at ``base`` plus ``displacement``."""
 
     register: str
     base: str
@@ -439,7 +444,7 @@ def _of_four(word: int) -> Effect | None:
 
 
 def _base(index: int, base: int) -> str | None:
-    """Return the register of an address, "" for none; None if there are two."""
+    """Return the only register of an address, "" if it has none; None if it has both index and base."""
     index, base = index & 15, base & 15
     if index and base:
         return None

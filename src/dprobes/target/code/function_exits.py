@@ -2,8 +2,8 @@
 The exits of a function: its return instructions, and the jumps that may be tail calls.
 
 A function is its symbol's range, or that of its frame description, and the cold parts that the compiler moved
-elsewhere. A jump out of it with only the return address on the stack is a tail call; the unwind table has the stack's
-state. Cases that cannot be decided are errors: a missed return would be worse than no probe.
+elsewhere. A jump out of it with only the return address on the stack is a tail call; the unwind table describes the
+stack at the jump. Cases that cannot be decided are errors: a missed return would be worse than no probe.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CallFrames:
         return frame.register == columns.sp and frame.offset == self._elf.word_size
 
     def frame_address(self, address: int) -> FrameAddress | None:
-        """Return the rule for the canonical frame address at a link address; None if the file has none."""
+        """Return the rule for the canonical frame address at a link address; None if no unwind table covers it."""
         description = self._elf.frames.description_of(self._elf, address)
         if description is None:
             return None
@@ -84,8 +84,8 @@ class Exits:
     """
     The exits of a function, and the ranges of link addresses (end excluded) of its code.
 
-    ``goes_back`` is true if it jumps to its first instruction, which is then executed without a call. ``are_known``
-    is False for processors whose functions return through a register: their exits are found at run time.
+    ``goes_back`` is true if the function jumps to its first instruction, which is then executed without a call.
+    ``are_known`` is False for processors whose functions return through a register: their exits are found at run time.
     """
 
     exits: tuple[Exit, ...]
@@ -200,7 +200,7 @@ class _Search:
         if at_entry:
             self._add(ExitKind.JUMP, instruction, offset, raw)
             return None
-        # With more on the stack than the return address it cannot be a tail call.
+        # A jump with more on the stack than the return address cannot be a tail call.
         return None if target is None else self._unnamed_part(target)
 
     def _cold_part(self, target: int) -> tuple[int, int] | None:

@@ -88,7 +88,7 @@ def prepare_decoder() -> None:
 
 
 class _Package(ModuleType):
-    """The package, whose modules and other names are imported at their first use."""
+    """The package ``iced_x86``, whose modules and other names are imported at their first use."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
@@ -224,7 +224,7 @@ def instruction_starts(module: Module, start: int, end: int) -> set[int]:
 
 
 def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple[Instruction, int, bytes]]:
-    """Iterate over the x86 instructions from link address ``start`` to ``end`` (excluded), with offset and bytes."""
+    """Iterate over the x86 instructions from link address ``start`` to ``end`` (excluded): with file offset, bytes."""
     offset = module.elf.file_offset(start)
     if offset is not None:
         for found in _instructions(module, offset):

@@ -1,8 +1,8 @@
 """
 The possible addresses of a thread after one instruction, for machines without a single step.
 
-Branches are recognised by the formats of each processor; any other instruction is followed by the next one. Both ways
-of a conditional branch count. Registers have the names of ``arch``.
+Branches are recognised by the instruction formats of each processor; any other instruction is followed by the next one.
+A conditional branch has two successors: its target, and the next instruction. Registers have the names of ``arch``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def successors(
     word: Callable[[int], int],
 ) -> frozenset[int]:
     """
-    Return the possible addresses of the instruction after that with the bytes ``raw`` at an address.
+    Return the possible addresses of a thread after it has executed the instruction ``raw`` at ``address``.
 
-    ``register`` returns a register by its name, ``word`` a word of memory. Raise ``TargetError`` if they are not known.
+    ``register`` returns the value of a register by its name, ``word`` the word at an address in memory. Raise
+    ``TargetError`` if the target of the branch is unknown.
     """
     after = address + len(raw)
     match machine:
@@ -107,7 +108,7 @@ def _of_riscv(word: int, pc: int, after: int, register: Callable[[str], int]) ->
 
 
 def _gathered(word: int, parts: Sequence[tuple[int, int]]) -> int:
-    """Return the number whose bits are scattered over a word: pairs of a bit there, and in the number."""
+    """Return a number whose bits are scattered over a word; ``parts`` are bits of the word and of the number."""
     return sum((word >> there & 1) << here for there, here in parts)
 
 

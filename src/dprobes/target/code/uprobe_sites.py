@@ -47,7 +47,7 @@ def may_fault(raw: bytes, bits: int) -> bool:
     """
     Return whether the instruction ``raw`` in code of 32 or 64 ``bits`` can raise a fault that ends a program.
 
-    False is certain; true may be wrong, for example for vector instructions, which all count.
+    False is certain. True may be wrong: for example, every vector instruction counts as one that can.
     """
     from iced_x86 import Decoder
 
@@ -113,7 +113,7 @@ _BAD_32 = _opcodes("07 17 1f 6c-6f cc-cf e4-e7 ec-ef f1 f4 fa fb")
 
 _BRANCHES = _opcodes("70-7f e8 e9 eb")
 _NEAR_CONDITIONAL = _opcodes("80-8f")
-"""Opcodes after 0f."""
+"""Opcodes of conditional jumps with a 32-bit displacement, after the byte 0f."""
 _PUSH_REGISTER = _opcodes("50-57")
 _NOP, _PUSHF, _POPF, _MOV_TO_SEGMENT, _GROUP_5 = 0x90, 0x9C, 0x9D, 0x8E, 0xFF
 _RETURNS = _opcodes("c2 c3 ca cb")
@@ -122,7 +122,7 @@ _GROUP_15, _XRSTOR = 0xAE, 5
 _AMX = _opcodes("49 4b 5c 5e 6c 6d")
 """Opcodes in map 2 of VEX, where no other instructions have them."""
 _SYSTEM_CALLS = _opcodes("05 34")
-"""Opcodes after 0f."""
+"""Opcodes of ``syscall`` and ``sysenter``, after the byte 0f."""
 _FMA4 = _opcodes("48 49 5c-5f 68-6f 78-7f")
 """Opcodes in map 3 of VEX, where no other instructions have them."""
 _SSE4A = _opcodes("78 79")
@@ -346,9 +346,9 @@ _LANDING_MARKS = (b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfb")
 """``endbr64`` and ``endbr32``: where code has them, indirect jumps without notrack lead only to these."""
 
 _NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
-"""Opcodes before the 32-bit distance of a call or jump."""
+"""Opcodes before the 32-bit displacement of a call or jump."""
 _SHORT_BRANCH = re.compile(rb"[\x70-\x7f\xe0-\xe3\xeb]")
-"""Opcodes before the 8-bit distance of a jump or loop."""
+"""Opcodes before the 8-bit displacement of a jump or loop."""
 _INDIRECT_JUMP = re.compile(rb"\xff[\x20-\x2f\x60-\x6f\xa0-\xaf\xe0-\xef]")
 _NOTRACK = 0x3E
 _DISTANCE = struct.Struct("<i")
@@ -410,7 +410,7 @@ def _candidate(module: Module, index: int, instruction: DecodedInstruction, bits
 
 
 def _branch_targets(module: Module, wanted: set[int]) -> set[int]:
-    """Return those of the link addresses that a direct branch in the module's code may lead to."""
+    """Return the subset of the link addresses ``wanted`` to which a direct branch in the module's code may lead."""
     found: set[int] = set()
     for segment in module.elf.load_segments:
         if segment.executable:
@@ -446,9 +446,10 @@ def _has_near_branch(code: bytes, target: int) -> bool:
     """
     Return whether a branch in ``code`` leads to its byte ``target``.
 
-    The upper half of a distance is the same for 64 KiB of places, so the search is for its two bytes.
+    The upper half of the displacement is the same for all branches in 64 KiB of code, so the search is for its two
+    bytes.
     """
-    # At a place p the distance is target - p - 4.
+    # A displacement at offset p of the code is target - p - 4.
     for upper in range((target - len(code) - 4) >> 16, (target >> 16) + 1):
         first, last = target - 4 - ((upper << 16) | 0xFFFF), target - 4 - (upper << 16)
         pattern = (upper & 0xFFFF).to_bytes(2, "little")

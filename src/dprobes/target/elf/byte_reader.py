@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["POINTER_SIZES", "ByteReader", "signed_at", "text_at", "unsigned_at"]
 
 _BITS_MAX = 70
-"""Maximum number of bits of a LEB128 number: ten groups of seven contain 64."""
+"""Maximum number of bits of a LEB128 number: ten groups of seven bits, for a value of 64 bits."""
 
 _TEXT_MAX = 1 << 16
 """Maximum size of a name in bytes; those of C++ have some thousands."""
@@ -23,7 +23,11 @@ _SIGNED = 0x08
 
 
 def unsigned_at(data: FileBytes, position: int) -> tuple[int, int]:
-    """Return an unsigned number and its end; IndexError after the end of the data, ValueError if it is too long."""
+    """
+    Return an unsigned LEB128 number and the position after it.
+
+    Raise IndexError at the end of the data, and ValueError if the number has too many bytes.
+    """
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -39,7 +43,7 @@ def unsigned_at(data: FileBytes, position: int) -> tuple[int, int]:
 
 
 def signed_at(data: FileBytes, position: int) -> tuple[int, int]:
-    """Return a signed number and its end; as ``unsigned_at``."""
+    """Return a signed LEB128 number and the position after it; raise the errors of ``unsigned_at``."""
     value = bits = 0
     while bits < _BITS_MAX:
         byte = data[position]

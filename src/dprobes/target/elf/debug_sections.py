@@ -50,7 +50,7 @@ _INFLATED_MAX = 1 << 30
 """Maximum size in bytes of a decompressed section: ten times those of a large library."""
 
 _FRAMES_MAX = 256 << 20
-"""Maximum size in bytes of decompressed unwind tables: records wait while they are read for stacks."""
+"""Maximum size in bytes of a decompressed unwind table: reading one for a call stack delays the records."""
 
 _RATIO_MAX = 200
 """Maximum ratio of decompressed to compressed size: real sections stay below 20."""
@@ -106,8 +106,8 @@ class _Inflated:
     """
     A section compressed by zlib, in a file from ``place`` on, of ``size`` bytes when decompressed.
 
-    While only its beginning is known, that is in a mapping of the whole size; later it is ``bytes``, which are searched
-    much faster.
+    While only its beginning is decompressed, that is in an anonymous mapping of the whole size. Later the section is a
+    ``bytes`` object, which is searched much faster.
     """
 
     def __init__(self, elf: ElfFile, section: Section, place: int, size: int) -> None:

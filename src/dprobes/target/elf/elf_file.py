@@ -60,7 +60,7 @@ class Image(Protocol):
 @dataclass(frozen=True, slots=True)
 class FrameTable:
     """
-    The sorted link addresses at which functions start, and of each the address of its frame description.
+    The sorted link addresses at which functions start, and the link address of each function's frame description.
 
     They are in the search table of ``.eh_frame_hdr``, the only list of functions that strip leaves. Programs linked
     with ``-static`` have no such table; for them ``.eh_frame`` itself is read. A form that linkers do not write counts
@@ -155,7 +155,7 @@ def _pointer_encoding(entry: bytes, elf: Image) -> int | None:
 
 
 READ_MAX = 512 << 20
-"""Maximum size in bytes of a table that is read; the symbol tables of the largest programs have half of it."""
+"""Maximum size in bytes of a table that is read; the symbol tables of the largest programs are half as large."""
 
 _NAME_MAX = 4096  # bytes of a path: PATH_MAX
 _DYNAMIC_MAX = 1 << 20
@@ -217,7 +217,7 @@ class ElfFile:
         """
         Return the description of the ELF file ``path``; raise ``TargetError`` if it is malformed.
 
-        ``reached`` is another path of the file, in case that ``path`` does not lead to it any more.
+        ``reached`` is the path to open instead, if ``path`` no longer leads to the file; errors have ``path``.
         """
         path = Path(path)
         return cls.of_bytes(path, file_contents(reached or path, "an ELF file", path))
@@ -230,7 +230,7 @@ class ElfFile:
         return cls(path, data, parse_headers(path, data))
 
     def placed_as(self, other: ElfFile) -> ElfFile:
-        """Return this debug file of an object file with the link addresses of ``other``, the object file."""
+        """Return this debug file with the section addresses of ``other``, the object file that it describes."""
         addresses: dict[str, list[int]] = {}
         for section in reversed(other.sections):
             addresses.setdefault(section.name, []).append(section.address)

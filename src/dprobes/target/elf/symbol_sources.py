@@ -219,7 +219,7 @@ def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> st
 
 
 def lack_of_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
-    """Return ``foreign_debug_file`` of a module that has no debug information, its own or in a file; else None."""
+    """Return the message of ``foreign_debug_file`` for a module without debug information or debug file; else None."""
     if any(map(module.section, _INFORMATION)) or find_debug_file(module, directory):
         return None
     return foreign_debug_file(module, directory)
@@ -249,7 +249,7 @@ def debug_path(build_id: str, directory: Path = DEBUG_DIRECTORY) -> Path:
 
 def _expected(module: ElfFile, directory: Path) -> Iterator[tuple[Path, int | None]]:
     """
-    Iterate over the possible paths of a module's debug file with the required checksum.
+    Iterate over the possible paths of a module's debug file, each with the required CRC-32 (None: the build-id counts).
 
     The module itself is never among them.
     """

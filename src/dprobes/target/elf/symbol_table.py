@@ -40,7 +40,7 @@ class FunctionDescriptors(NamedTuple):
 
     @classmethod
     def of(cls, elf: ElfFile) -> FunctionDescriptors | None:
-        """Return those of a file, None if it has none."""
+        """Return the function descriptors of a file; None if it has none."""
         if elf.machine != "ppc64" or elf.byte_order != "big" or elf.type == "rel" or elf.is_debug_only:
             return None
         section = elf.section(_DESCRIPTORS)
@@ -147,7 +147,7 @@ _NAME_MAX = 1 << 20
 """Maximum size of a symbol's name in bytes; a longer one counts as missing."""
 _MANY_SEARCHES = 64
 """Number of searches from which on an index of all names is faster than another scan."""
-_MANY_OFFSETS = 64  # from here on one skip all symbols beats one search per string
+_MANY_OFFSETS = 64  # number of strings from which on one scan of all symbols is faster than a search for each
 _SHT_GNU_VERSYM, _SHT_GNU_HASH = 0x6FFFFFFF, 0x6FFFFFF6
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH, _DT_VERSYM = 4, 5, 6, 10, 0x6FFFFEF5, 0x6FFFFFF0
 
@@ -182,7 +182,7 @@ def _offset_of(elf: ElfFile, section_type: int) -> int | None:
 
 
 def _without_sections(elf: ElfFile) -> ElfSymbols | None:
-    """Return ``.dynsym`` from the dynamic segment, None if it is missing; only a hash table has its length."""
+    """Return ``.dynsym`` from the dynamic segment; None if it is missing, or no hash table gives its length."""
     places = {tag: elf.file_offset(address) for tag, address in elf.dynamic.values.items()}
     symbols, strings = places.get(_DT_SYMTAB), places.get(_DT_STRTAB)
     if symbols is None or strings is None:

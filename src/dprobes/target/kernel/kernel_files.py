@@ -99,7 +99,7 @@ _SECTOR = 512
 _SIZE = 4  # bytes after the payload
 
 _SIZE_MAX = 512 << 20
-"""Maximum size in bytes of an unpacked image or module; the largest ones, with debug information, have half of it."""
+"""Maximum size in bytes of an unpacked image or module; the largest, with debug information, are half as large."""
 
 _GZIP_WINDOW = 31  # zlib: any window, with the header of gzip
 

@@ -268,7 +268,7 @@ def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
 
 
 def _symbols_of(elf: ElfFile, module: str = "") -> Iterator[KernelSymbol]:
-    """Iterate over the symbols of a kernel's or a module's file; those of a module count from its sections."""
+    """Iterate over the symbols of a kernel's or a module's file; the values of a module's are offsets in sections."""
     sections = elf.sections
     table = next((section for section in sections if section.type == SHT_SYMTAB), None)
     if table is None or table.link >= len(sections):
@@ -314,7 +314,7 @@ _NO_PROBES = "_kprobe_blacklist"
 _NO_PROBE_SECTIONS = (".kprobes.text", ".noinstr.text")
 
 _ALIASES = ("init_module", "cleanup_module")
-"""Aliases that the kernel's macros give to a module's first and last function."""
+"""Aliases that the macros ``module_init`` and ``module_exit`` define for a module's init and exit functions."""
 
 
 class ModuleImage(KernelText):
@@ -403,7 +403,7 @@ class ModuleImage(KernelText):
     # Text
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes at an address, as they are in memory before later patches."""
+        """Return up to ``size`` bytes at an address, as before later patches: ``nop`` in place of ftrace's calls."""
         for number, base in self._bases.items():
             section = self._elf.sections[number]
             if base <= address < base + section.size and section.in_file:
@@ -543,7 +543,7 @@ class UnloadedModule(RunningKernel):
         return address in self._image.changes
 
     def anchor(self, address: int, module: str) -> tuple[str, int] | None:
-        """Return the name of a unique symbol at or before an address in the same section, and the distance; or None."""
+        """Return a unique symbol at or before an address in its section, and the distance from it; None without one."""
         section = self._image.section_at(address)
         if section is None:
             return None
