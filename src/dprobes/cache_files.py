@@ -26,7 +26,7 @@ _PRIVATE = 0o700
 _LINKS_MAX = 40
 """Maximum number of symbolic links in a path, as in the kernel (MAXSYMLINKS)."""
 _SIZE_MAX = 512 << 20
-"""Size in bytes of the largest file that is read; symbols and types of a kernel take some 20 MiB."""
+"""Maximum size in bytes of a file that is read; symbols and types of a kernel take some 20 MiB."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 

@@ -171,7 +171,7 @@ class InternalError(DprobesError):
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason of a failed system call, or what it did not accept, as part of a message."""
+    """Return the reason of an error, as part of a message: that of a failed system call, or else its text."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 

@@ -61,7 +61,7 @@ def escaped(text: str, keep: str = "", *, blanks: bool = False) -> str:
 
 
 def escaped_lines(text: str) -> str:
-    """Return the same for text of several lines, whose line ends and tabs are kept."""
+    """Return the result of ``escaped`` for text of several lines, whose line ends and tabs are kept."""
     return escaped(text, "\n\t")
 
 

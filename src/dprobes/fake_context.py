@@ -26,7 +26,7 @@ PAGE = 4096
 """Size of a page in bytes: memory is present, or writable, by whole pages, as on a real machine."""
 
 _NULL_SELECTORS = 3
-"""The null selectors, 0 to 3, select no segment, whatever their privilege bits."""
+"""Largest null selector: selectors 0 to 3 select no segment, whatever their privilege bits."""
 
 
 class FakeContext:

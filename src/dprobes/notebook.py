@@ -100,8 +100,8 @@ def record(program: str, arguments: Sequence[str]) -> Recording:
     """
     Run a program in DProbes C with the options of ``dprobes run``, and return its results.
 
-    It ends as ``dprobes run`` does, or by an interrupt, with the results so far. Raise ``RunError`` if it could not be
-    run.
+    The run ends as ``dprobes run`` does, or by an interrupt, with the results so far. Raise ``RunError`` if the program
+    could not be run.
     """
     command = [sys.executable, "-m", "dprobes", "run", "--format", "json", "-e", program, *arguments]
     with tempfile.TemporaryFile() as said:

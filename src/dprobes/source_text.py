@@ -22,7 +22,7 @@ __all__ = ["Diagnostic", "Expansion", "Note", "Severity", "SourceFile", "Span"]
 
 _LINE_LIMIT = 160
 _BEFORE_CARET = 60
-"""Limits in characters: a longer source line is truncated to the first, with the second before the caret."""
+"""Limits in characters: of a displayed source line, and of its part before the caret if the line is longer."""
 
 _MESSAGE_LIMIT = 600
 

@@ -99,8 +99,8 @@ def parse_programs(
     """
     Return the contents of a source file of either language.
 
-    A source that has been read is in DProbes C. ``module`` is the default module of probes in DProbes C, ``files``
-    finds the files of modules for them. Raise ``SourceError`` for syntax errors.
+    A ``SourceFile`` is in DProbes C. ``module`` is the default module of probes in DProbes C, ``files`` finds the files
+    of modules for them. Raise ``SourceError`` for syntax errors.
     """
     from dprobes.source_text import SourceFile
 

@@ -45,7 +45,7 @@ class RecordQueue:
     """
     A buffer of encoded records of up to ``limit`` bytes; records beyond that are lost, and counted.
 
-    It is over when it has been closed as often as opened by its writers, and is empty.
+    The queue is over when it is empty, and each writer that has opened it has closed it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -59,7 +59,7 @@ class RecordQueue:
 
     @contextlib.contextmanager
     def listener(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Have ``tell`` called, by any thread, when records have arrived or the end has come."""
+        """Have ``tell`` called, by any thread, when records have arrived or a writer has closed the queue."""
         with self._changed:
             self._listeners.append(tell)
         try:
@@ -70,7 +70,7 @@ class RecordQueue:
 
     @property
     def is_over(self) -> bool:
-        """True if it is empty and has no more writers."""
+        """True if the queue is empty and has no more writers."""
         with self._changed:
             return not self._writers and not self._batches
 
@@ -319,8 +319,8 @@ class InsertedProgram:
     """
     An inserted program, with its counts, variables and removal; created by ``ProbeSession.insert``.
 
-    ``engine`` is the name of its engine, ``reason`` why that was chosen (None: the user requested it). ``diagnostics``
-    are warnings and notes about the program. Any thread may call the methods, and their results remain valid after the
+    ``engine`` is the name of its engine, ``reason`` the reason for that choice (None: the user requested it).
+    ``diagnostics`` are warnings and notes about the program. Any thread may call the methods, and their results remain valid after the
     end of the program.
     """
 
@@ -363,7 +363,7 @@ class InsertedProgram:
 
     @property
     def has_ended(self) -> bool:
-        """True if nothing of it is inserted any more."""
+        """True if the program has ended: none of its probepoints is inserted any more."""
         return self._followed.has_ended
 
     @property
@@ -430,7 +430,7 @@ class InsertedProgram:
 
     def remove(self, minor: int | None = None) -> None:
         """
-        Remove it, and wait until it is removed; earlier records can still be read.
+        Remove the program, and wait until it is removed; earlier records can still be read.
 
         With ``minor`` only the probepoints of definitions with this code are removed, without waiting.
         """
@@ -444,16 +444,20 @@ class InsertedProgram:
         self.attachment.change([ProbeRemoval(probes)])
 
     def stop(self) -> None:
-        """Request its end without waiting."""
+        """Request the end of the program without waiting."""
         self._is_stopping = True
         self._followed.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it ends by itself, with its processes or by its own ``remove``; return whether it has ended."""
+        """
+        Wait until the program has ended: with its processes, removed by its handlers, or after ``stop``.
+
+        Return whether it has ended; False after ``timeout`` seconds.
+        """
         return self._followed.wait(timeout)
 
     def join(self) -> None:
-        """Wait until it has ended after ``stop``; raise ``EngineError`` if that takes too long."""
+        """Wait until the program has ended after ``stop``; raise ``EngineError`` if that takes too long."""
         if not self._followed.wait():
             raise EngineError(f"the program for '{self.name}' has not ended yet, but is going to")
 

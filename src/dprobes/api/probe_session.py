@@ -454,8 +454,8 @@ def launch(
     """
     Return a session for a command, a list of words.
 
-    It starts when its records are first read or waited for, or with ``ProbeSession.go``: all programs inserted before
-    probe it from its first instruction on. Leaving the session does not end it, but a command that has not started
+    It starts at the first ``records`` or ``wait``, or with ``ProbeSession.go``: all programs inserted before that probe
+    it from its first instruction on. Leaving the session does not end it, but a command that has not started
     never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the command does not exist. With
     an ``engine`` that has an endpoint (``gdb=HOST:PORT``) the command is one that provides a stub there; it is started
     when a program is inserted. The other arguments are those of ``attach``.

@@ -284,7 +284,7 @@ def _cgroups(ctx: click.Context, incomplete: str) -> Iterable[str]:
 
 
 def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
-    """Return modules, and after a colon the symbols of one."""
+    """Iterate over the names of modules, or after ``MODULE:`` over the symbols of that module."""
     module, colon, start = incomplete.rpartition(":")
     if colon:
         yield from (f"{module}:{name}" for name in known_symbols(module, ctx.params.get("pid"), start))

@@ -176,7 +176,7 @@ _DURATION = _Duration()
 
 
 class _Overhead(click.ParamType[float]):
-    """A percentage, or a word for no limit."""
+    """A percentage, or ``off`` (also ``none``) for no limit."""
 
     name = "percent"
 

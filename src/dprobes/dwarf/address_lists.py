@@ -42,9 +42,9 @@ AddressRange = tuple[int, int]
 
 class ListedBounds(NamedTuple):
     """
-    An entry of a list; ``position`` is after it.
+    An entry of a list; ``position`` is the one after it.
 
-    It is for the addresses from ``begin`` to ``end``; ``begin`` is None if the entry only sets ``base``.
+    The entry is for the addresses from ``begin`` to ``end``; ``begin`` is None if it only sets ``base``.
     """
 
     begin: int | None
@@ -96,7 +96,7 @@ def bounds_at(unit: Unit, data: FileBytes, position: int, kind: int, base: int) 
 
 
 def ranges_of(entry: Entry) -> Sequence[AddressRange]:
-    """Return the ranges of link addresses that an entry covers, no empty ones; raise ``TargetError`` if unreadable."""
+    """Return the nonempty ranges of link addresses that an entry covers; raise ``TargetError`` if unreadable."""
     if entry.has(At.RANGES):
         return _listed(entry)
     low = entry.address(At.LOW_PC) if entry.has(At.LOW_PC) else None

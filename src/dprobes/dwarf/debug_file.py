@@ -151,7 +151,7 @@ _UNITS_MAX = 1 << 18
 """Maximum number of units of a file; a kernel has some thousands, a browser some tens of thousands."""
 
 _READ_FIRST = 1 << 14
-"""Bytes of a section after an offset that suffice for most reads at that offset."""
+"""Number of bytes of a section after an offset that suffice for most reads at that offset."""
 
 _OF_PROGRAM = frozenset(
     (".debug_addr", ".debug_ranges", ".debug_line", ".debug_line_str", ".debug_aranges", ".gnu_debugaltlink")
@@ -175,8 +175,8 @@ class DebugFile:
     """
     The debug information in one file.
 
-    ``program`` is that of a file with split debug information, whose sections have other names, or are those of the
-    program. ``part`` is the part of one unit in a package.
+    A file with split debug information has a ``program``: its sections have other names, or are those of the program.
+    ``part`` is the part of one unit in a package.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class DebugFile:
         self._split: dict[int, Unit] = {}
         self._packaged_types: dict[int, Unit | None] = {}
         self._starts: list[int] = [0]
-        """The starts of the units that were passed so far, and that of the next one."""
+        """The starts of the units whose headers were read so far, and that of the next unit."""
 
     def malformed(self, detail: str) -> NoReturn:
         """Raise ``TargetError`` for malformed debug information."""
@@ -252,7 +252,7 @@ class DebugFile:
         return DebugFile(find_alternate_file(self.elf, self._directory), self._directory)
 
     def all_files(self) -> Iterator[DebugFile]:
-        """Iterate over the file and those with more of its entries: the shared one, and those of its split units."""
+        """Iterate over the file and the other files with its entries: the shared one, and those of its split units."""
         yield self
         if self.has_alternate:
             yield self.alternate

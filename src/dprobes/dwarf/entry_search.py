@@ -46,7 +46,7 @@ __all__ = [
 
 def plausible_places(unit: Unit, places: Sequence[int], tags: Collection[int], *, declarations: bool) -> Sequence[int]:
     """
-    Return the places of a name at which an entry with one of the ``tags`` may have it, by the bytes before them.
+    Return the ``places`` at which an entry with one of the ``tags`` may have a name, judging by the bytes before.
 
     Without ``declarations`` entries that only declare something do not count. So a coincidental match, or an entry of
     another kind, is excluded without reading all entries before it.

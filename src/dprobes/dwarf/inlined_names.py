@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["InlinedNames"]
 
 _SECONDS = 3.0
-"""Seconds that reading a module may take in all, because records wait meanwhile."""
+"""Maximum total time in seconds for reading a module's debug information, because records wait meanwhile."""
 
 _CALLS_MAX = 4096
-"""Number of pieces of code in one function after which the search ends."""
+"""Number of pieces of inlined calls in one function after which the search ends."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """
 The line table: the source line of each instruction (``.debug_line``).
 
-There is one program a unit, whose header lists the files; its execution yields rows of addresses and lines. Rules:
-DWARF Debugging Information Format, versions 4 and 5, section 6.2; a header of version 2 or 3 is like that of version 4,
-but has no ``maximum_operations_per_instruction``.
+Each unit has one line number program, whose header lists the files; its execution yields rows of addresses and lines.
+Rules: DWARF Debugging Information Format, versions 4 and 5, section 6.2; a header of version 2 or 3 is like that of
+version 4, but has no ``maximum_operations_per_instruction``.
 """
 
 from __future__ import annotations

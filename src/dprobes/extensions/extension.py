@@ -161,7 +161,7 @@ class View:
         self._machine.context.set_register(register.index, value & self._machine.mask, user=user)
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to 65535 bytes of memory; raise ``AddressFault`` if any of them cannot be read."""
+        """Return ``size`` bytes of memory, at most 65535; raise ``AddressFault`` if any of them cannot be read."""
         if not 0 <= size <= _ITEM_MAX:
             raise ValueError(f"{size} bytes cannot be read at once, but 0 to {_ITEM_MAX}")
         return self._machine.context.read(address & self._machine.mask, size) if size else b""

@@ -83,7 +83,7 @@ def code_names(
 
 
 def frame_name(number: int, address: int, record: LogRecord, place: Place, symboliser: Symboliser) -> str:
-    """Return the name of a frame of a call stack, or why it ends; all but the innermost one are return addresses."""
+    """Return the name of a frame of a call stack, or the reason why that ends; all but the first return to callers."""
     if number and address in STACK_ENDS:
         return f"<{STACK_ENDS[StackEnd(address)]}>"
     if not number:

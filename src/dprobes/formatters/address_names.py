@@ -40,7 +40,7 @@ __all__ = ["AddressSymboliser", "KernelNames", "Symboliser", "is_of_kernel", "na
 _HALF = 63
 _END = "_etext"
 _FUNCTION_MAX = 1 << 20
-"""Maximum distance in bytes from a symbol whose code has no known end: that of a compiled BPF program."""
+"""Maximum size in bytes of a function whose end is unknown, such as a compiled BPF program."""
 
 
 def is_of_kernel(address: int) -> bool:
@@ -76,7 +76,7 @@ class KernelNames:
         return LocatedCode(None, 0, mapped, LocatedFunction(start, end, symbol.name))
 
     def _end_of(self, module: str, function: int) -> int:
-        """Return the upper bound of a module's code."""
+        """Return an upper bound for the end of a function in a module, or "" for the kernel."""
         if not module:
             return self._kernel_end
         loaded = self._kernel.modules.get(module)
@@ -115,10 +115,10 @@ class Symboliser(Protocol):
         """Return ``symbol+0x4 [module]`` or similar; None if the address is unknown."""
 
     def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the parts of the name."""
+        """Return the parts of the name; None if the address is unknown."""
 
     def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the name of the call before a return address."""
+        """Return the name of the call before a return address; None if the address is unknown."""
 
 
 class AddressSymboliser:
@@ -148,7 +148,7 @@ class AddressSymboliser:
         self._kernel_places: dict[int, LocatedCode | None] = {}
 
     def know(self, source: RecordSource) -> None:
-        """Add the files of the program to the sources of names."""
+        """Use ``source``, which may name more files, from now on; look for the module again unless it was found."""
         self._source = source
         self._own_is_known = self._own is not None
 
@@ -201,7 +201,7 @@ class AddressSymboliser:
     # Running processes
 
     def _process(self, record: LogRecord, place: Place | None) -> NamedProcess | None:
-        """Return the process of a record; None if its id has been reused."""
+        """Return the process of a record; None if the record has no pid, or the process is gone or its id reused."""
         if record.pid is None:
             return None
         process = self._processes.process(record.pid, record.process_name or "", record.time)
@@ -228,7 +228,7 @@ class AddressSymboliser:
         return _kept(self._loaded[bias], address, lambda: _name_in(module, _file_name(place), address - bias, name_of))
 
     def _own_module(self, place: Place) -> Module | None:
-        """Return the source's module, if this machine has a file of the same build."""
+        """Return the source's module; None if this machine has no file of the same build."""
         if not self._own_is_known:
             self._own_is_known = True
             if self._source is not None:

@@ -279,7 +279,7 @@ class ManagerClient:
         return decode(Insertion, self._ask("insert", arguments))
 
     def status(self) -> ManagerStatus:
-        """Return the version and process of the manager, and how much is inserted."""
+        """Return the status of the manager: version, process id, start time, trace file, counts."""
         return decode(ManagerStatus, self.ask("status"))
 
     def programs(self, name: str | None = None, *, extended: bool = False) -> list[ManagedProgram]:
@@ -339,7 +339,11 @@ class ManagerClient:
         return _targets(self._ask("remove-target", RemoveTargetArguments(target, name)))
 
     def stop(self, *, ends: bool = False) -> Stopped:
-        """Remove everything at once. With ``ends`` the manager ends, too."""
+        """
+        Remove all programs at once, without waiting for other requests; with ``ends`` the manager ends, too.
+
+        Return their number, and the names of those that have not ended yet.
+        """
         return decode(Stopped, self._ask("stop", StopArguments(ends)))
 
     def kill(self, patience: float = 0.0) -> Killed | None:

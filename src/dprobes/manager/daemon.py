@@ -1,5 +1,5 @@
 """
-The manager's socket: a thread for each connection, isolated from the others.
+The server at the manager's socket; each connection has a thread, isolated from the others.
 
 Only this user and root are accepted (SO_PEERCRED); the socket's mode, 0600, already excludes others.
 """

@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 __all__ = ["Manager"]
 
 _RECORDS_PATIENCE = 1.0
-"""Seconds that ``query`` waits for the writing of the records that it counts."""
+"""Maximum number of seconds for which ``query`` waits until the records that it counts are written."""
 
 _PATIENCE = 5.0
-"""Seconds that the end waits for a verb."""
+"""Maximum number of seconds for which the end of the manager waits for a verb in progress."""
 
 _STOPPING_LIMIT = 3.0
-"""Seconds that log targets have to write their queues when everything is stopped at once."""
+"""Maximum number of seconds for log targets to write their queues when everything is stopped at once."""
 
 
 class Manager:

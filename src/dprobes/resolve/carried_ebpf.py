@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["EBPF_MAX", "INSTRUCTIONS_MAX", "ebpf_codes"]
 
 EBPF_MAX = 1 << 20
-"""Maximum size in bytes of the code in a file: it is for reading, and that of thousands of handlers is slow to make."""
+"""Maximum size in bytes of the code in a compiled file: people read it, and compiling thousands of handlers is slow."""
 
 INSTRUCTIONS_MAX = 5000
 """Maximum number of instructions of a handler whose code is carried."""

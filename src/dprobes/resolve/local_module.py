@@ -171,7 +171,7 @@ def resolve_here(
     ``choose_engine`` adds errors for features that the chosen engine lacks. For a program about a kernel ``processor``
     returns a context with that kernel's processor; None means the processor of this machine. After ``choose_engine``,
     ``kernel`` returns a context with the kernel; None means the running one. Without ``has_kernel`` a program about a
-    kernel is for one that is not here.
+    kernel is for a kernel of another machine.
     """
     if space_of(program) is Space.KERNEL and not has_kernel:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
@@ -266,7 +266,7 @@ def _resolved_in(
 
 
 def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:
-    """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is not a module."""
+    """Return the file to which ``name =`` of a program refers; raise ``SourceError`` at it if that is not a module."""
     try:
         elf = ElfFile.open(path)
         architecture_of(elf)

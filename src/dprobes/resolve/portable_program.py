@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["build_joined", "build_ppdf", "files_of_modules", "needs_write", "selected"]
 
 _NEIGHBOURHOOD = 64
-"""Bytes after a probepoint whose symbols are carried: they are possible entries into the code for engines."""
+"""Number of bytes after a probepoint whose symbols are carried: engines take each for a possible jump target."""
 
 
 def build_ppdf(
@@ -163,7 +163,8 @@ def _machines(
     """
     Return the processors of modules, and those of hosts for which the program is valid as well.
 
-    A program for modules of other processors alone is for those.
+    If none of the modules is for a processor of hosts, only the modules' processors are returned. Raise ``SourceError``
+    if the program is valid for no processor.
     """
     may_be_here = not machines or not set(HOSTS).isdisjoint(machines)
     found = tuple(
@@ -207,7 +208,7 @@ def build_joined(
     templates: Mapping[str, bytes] | None = None,
 ) -> Ppdf:
     """
-    Return programs that are inserted as one, each compiled for the builds in its ``files``.
+    Return a program and its companions, which are inserted as one, each compiled for the builds in its ``files``.
 
     ``blocks`` are those of the tool. The other arguments are as for ``build_ppdf``.
     """

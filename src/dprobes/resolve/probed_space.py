@@ -46,7 +46,7 @@ def pushed_symbols(
 def check_skip(
     program: Program, definition: ProbeDefinition, where: str, diagnostics: Diagnostics, *, begins: bool
 ) -> None:
-    """Add an error if a handler skips the function at a place where none ``begins``."""
+    """Add an error if a handler skips the function, and no function ``begins`` at the place ``where``."""
     if begins:
         return
     if (skip := skipping_instruction(program, definition)) is not None:

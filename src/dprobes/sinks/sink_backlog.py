@@ -105,7 +105,7 @@ class RecordQueue:
         return count
 
     def tell(self, messages: Iterable[Created | Destroyed]) -> None:
-        """Queue announcements; before ``Destroyed`` goes the number of records lost since the program's last batch."""
+        """Queue announcements; an empty batch before ``Destroyed`` reports records lost since the program's last batch."""
         if self.is_given_up:
             return
         for message in messages:
@@ -214,7 +214,7 @@ class RecordQueue:
 
     def give_up(self) -> None:
         """
-        Lose all records in the queue, and those put later.
+        Count all records in the queue as lost, and those that are put later.
 
         Records of the first message that a sink has taken may still be reported, until ``settle``.
         """
@@ -259,7 +259,7 @@ A batch should take about ``_PIECE_TIME``, so that progress is visible.
 _PIECE_TIME = 0.5
 
 _BY_RECORD = 1.5
-"""Ratio of the times for twice as many records from which on the records take the time, and not the call."""
+"""Ratio of the times of a batch and of half as many records, above which the records take the time, not the call."""
 
 _FADING = 0.5
 """Factor for the stored time of a larger batch each time it prevents a trial, as a sink may become faster."""
@@ -325,7 +325,7 @@ class Pace:
         Record a failure of the sink; return the seconds to wait until the next attempt.
 
         After a success it is retried at once: an orderly close of a connection is not a problem. ``wait`` is the number
-        of seconds for which the sink asks not to be retried. ``at_end`` pauses are short.
+        of seconds for which the sink asks not to be retried. With ``at_end`` the wait is short.
         """
         self._failures += 1
         if self._failures == 1:

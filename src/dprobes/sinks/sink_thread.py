@@ -129,7 +129,7 @@ class LogTarget:
             self._changed.notify_all()
 
     def put_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Queue the contents of keyed tables, if the sink accepts them, instead of queued tables of the program."""
+        """Queue the contents of keyed tables, if the sink accepts them; they replace queued tables of the program."""
         if not self.takes(source):
             return
         if not self._takes_tables:
@@ -171,9 +171,10 @@ class LogTarget:
         """
         Write the queue as long as the sink makes progress, release the sink and return the last status.
 
-        ``patience`` is the maximum number of seconds without progress, and the maximum total time out of order;
-        ``limit`` is the maximum total time in seconds. The records left in the queue are lost. An interrupt ends the
-        wait like the end of ``patience``. ``on_wait`` is called once if the wait takes more than ``_SILENCE`` seconds.
+        ``patience`` is the maximum number of seconds without progress, and of seconds in which the sink is out of
+        order. ``limit`` is the maximum total time in seconds. The records left in the queue are lost. An interrupt ends
+        the wait like the end of ``patience``. ``on_wait`` is called once if the wait takes more than ``_SILENCE``
+        seconds.
         """
         self.finish()
         try:

@@ -150,7 +150,7 @@ def lost_text(batch: Batch) -> str:
 
 
 def _rest_field(fields: Sequence[tuple[Field, Value]]) -> Field:
-    """Return the field for the bytes without another field; there are some if a dump was cut."""
+    """Return the field for the bytes without another field; a truncated dump leaves such bytes."""
     return _bytes_field("rest", {field.name for field, _ in fields})
 
 

@@ -68,8 +68,8 @@ class BatchFormatter:
     """
     A formatter of batches, which applies the templates of each program to its records.
 
-    ``live`` is true for records of processes of this machine that may still run. ``columns`` is the width of a
-    terminal. With ``has_items`` header items are written beside the text, which need not contain them all.
+    ``live`` is true for records of processes of this machine that may still run. ``columns`` are those of a terminal.
+    With ``has_items`` header items are written beside the text, which need not contain them all.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class TextSink:
     """
     A sink that writes formatted records to an outlet.
 
-    ``goes_on`` is true if the outlet already contains records. ``columns`` is the width of the outlet's terminal.
-    Without ``has_tables`` keyed tables are not written.
+    ``goes_on`` is true if the outlet already contains records. ``columns`` are those of the outlet's terminal. Without
+    ``has_tables`` keyed tables are not written.
     """
 
     def __init__(

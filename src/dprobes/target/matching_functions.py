@@ -113,7 +113,7 @@ def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[s
 
 
 class _Boundaries:
-    """The starts of instructions where symbols are within the range of another function."""
+    """A check that symbols within the range of another function are at the start of an instruction."""
 
     def __init__(self, module: Module, functions: Sequence[Symbol]) -> None:
         self._module = module

@@ -374,7 +374,7 @@ def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
 
 
 def is_library_for(path: Path, architecture: str) -> bool:
-    """Return whether ``path`` is an ELF file for ``architecture``; any ELF file is for an unknown architecture."""
+    """Return whether ``path`` is an ELF file for ``architecture``; true for every ELF file if that is unknown here."""
     if not path.is_file():
         return False
     try:
@@ -417,7 +417,7 @@ def _inode(path: Path) -> int | None:
 
 def module_name(path: str, soname: str | None, known: Iterable[str], root: str = "") -> str:
     """
-    Return the name of a mapped file for people: **the** rule, for all outputs.
+    Return the name of a mapped file for people; all outputs use this rule.
 
     It is the first of the ``known`` names, those of programs and processes, that means the file: 'redis-server' may be
     a link to the mapped file. Else it is the SONAME, by which others are linked with it, or the name of the file.

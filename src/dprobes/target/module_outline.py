@@ -69,7 +69,7 @@ _C_LIBRARY = "libc.so.6"
 
 
 def return_address_user(elf: ElfFile) -> str | None:
-    """Return what in the file reads return addresses, as a clause about ``it``; None if nothing is known."""
+    """Return the reason why code of a file reads return addresses, as a clause about ``it``; None if none is known."""
     if any(section.name in _GO_SECTIONS for section in elf.sections) or elf.data.find(_GO_MARK) >= 0:
         return "it is a Go program, and Go's runtime reads the return addresses on its stacks"
     if elf.soname == _C_LIBRARY:
@@ -79,7 +79,7 @@ def return_address_user(elf: ElfFile) -> str | None:
 
 
 def stack_user(data: Contents) -> str | None:
-    """Return what in the bytes of a file unwinds or switches stacks, as a predicate; None if nothing is known."""
+    """Return a predicate for a file whose code unwinds or switches stacks, by marks in its bytes; None without one."""
     return next((clause for mark, clause in _MARKS if data.find(mark) >= 0), None)
 
 
@@ -105,7 +105,7 @@ _SYMBOL = struct.Struct("=IBBHQQ")
 
 
 def first_executed(elf: ElfFile) -> tuple[int, ...]:
-    """Return the link addresses of the instructions of which one is executed first; empty if unknown."""
+    """Return the link addresses that may be executed first (entry, initialisation functions); empty if unknown."""
     values = elf.dynamic.values
     found = {elf.entry: None, values.get(_DT_INIT, 0): None}
     array = values.get(_DT_INIT_ARRAY, 0)
@@ -159,8 +159,8 @@ class Outline:
 
     ``pieces`` are the bytes of instructions by file offset. ``starts`` are the requested file offsets at which
     functions start; ``moves`` are the distances in bytes by which a uprobe may move there (``uprobe_sites``).
-    ``own_places`` are the file offsets of functions that an engine requested by name. The others are the results of the
-    functions with these names in this module.
+    ``own_places`` are the file offsets of functions that an engine requested by name. The other attributes are the
+    return values of the functions with these names in this module.
     """
 
     size: int
@@ -222,7 +222,7 @@ def cheap_sites_in(module: Module, instructions: Sequence[DecodedInstruction]) -
 
 
 def first_executed_in(module: Module) -> tuple[int, ...]:
-    """Return the link addresses of the instructions of which one is executed first; empty if unknown."""
+    """Return the link addresses that may be executed first (entry, initialisation functions); empty if unknown."""
     return module.outline.first_executed if isinstance(module, OutlinedModule) else first_executed(module.elf)
 
 
@@ -232,7 +232,7 @@ def last_executed_in(module: Module) -> tuple[int, ...]:
 
 
 def return_address_user_in(module: Module) -> str | None:
-    """Return what in the file reads return addresses, as a clause about ``it``; see ``module_outline``."""
+    """Return the reason why code of a file reads return addresses, as a clause about ``it``; None if none is known."""
     if isinstance(module, OutlinedModule):
         return module.outline.return_address_user
     return return_address_user(module.elf)

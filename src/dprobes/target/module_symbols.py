@@ -65,7 +65,7 @@ def clones_among(names: Iterable[str], original: str) -> list[str]:
 
 
 def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
-    """Return the error for a function that ``where`` has no symbol for, but clones of it."""
+    """Return the error for a function of which ``where`` has no symbol, only symbols of clones."""
     listed = first_of([f"'{each}'" for each in clones], _LISTED)
     called = [each for each in clones if not is_cold_part(each)]
     if not called:
@@ -339,7 +339,7 @@ class SymbolTable:
 
     def _function_at(self, link_address: int) -> Symbol | None:
         """
-        Return the function that starts at ``link_address``, if no other source can have a better name.
+        Return the function that starts at ``link_address``; None if there is none, or a source may have a better name.
 
         Most programs look up only some starts of functions, which is faster than sorting all functions.
         """

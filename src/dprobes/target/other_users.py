@@ -35,7 +35,7 @@ class Allowance:
 
 def foreign_owner(status: os.stat_result) -> str | None:
     """
-    Return the user or group, except root and this process's, that can change a file; None without one.
+    Return the user or group, other than root and this process's, that can change a file; None if there is none.
 
     Such a *foreign* owner may have made a file only to waste the tool's time. Names of users are not looked up, because
     that may query a server.

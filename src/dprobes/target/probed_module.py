@@ -58,7 +58,7 @@ def preloaded_files(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def linked_files(program: Path) -> dict[str, Path | None]:
-    """Return the libraries of a program, and those of these, by name; None for one that is not found."""
+    """Return the libraries of a program, and the libraries that they need, by name; None for one that is not found."""
     found: dict[str, Path | None] = {}
     waiting = [program]
     while waiting and len(found) < _FILES_MAX:
@@ -81,7 +81,7 @@ def _beside(elf: ElfFile, name: str) -> Path | None:
 
 
 def providers_of(names: Sequence[str], files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return the files that provide the named functions for others, by name; an unreadable file provides none."""
+    """Return the files that export the named functions, by name; an unreadable file exports none."""
     found: dict[str, list[Path]] = {}
     for path in dict.fromkeys(files):
         for name in _provided(path, names):
@@ -120,7 +120,7 @@ class Extent:
 
 
 class FunctionCode:
-    """The file offsets of a function's instructions, decoded from its start as far as they were asked for."""
+    """The file offsets of a function's instructions, decoded on demand from its start."""
 
     def __init__(self, extents: Iterator[Extent]) -> None:
         self._following = extents
@@ -173,7 +173,7 @@ class Module:
         """
         Return the module in the file ``path``, with the symbols of the file ``extra_symbols`` (``--sym``) first.
 
-        ``reached`` is another path of the file, in case that ``path`` does not lead to it any more.
+        ``reached`` is the path to open instead, if ``path`` no longer leads to the file; errors have ``path``.
         """
         extra = None if extra_symbols is None else Path(extra_symbols)
         return FileSymbols(extra).module_of(ElfFile.open(path, reached))
@@ -392,7 +392,7 @@ def _bare(name: str) -> str:
 
 
 class SymbolProvider(Protocol):
-    """The symbols of the files of a module's name."""
+    """A provider of symbols for the files to which a module's name refers."""
 
     def module_of(self, elf: ElfFile) -> Module:
         """Return the module in a file with its symbols; raise ``TargetError`` if they are not available."""

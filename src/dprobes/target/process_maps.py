@@ -57,7 +57,7 @@ CODE_MAX = 1 << 12
 """Maximum number of a process's mappings of files' code that are read; a process can make any number."""
 
 MAPS_MAX = 16 << 20
-"""Bytes of ``/proc/PID/maps`` that are read: 65 000 mappings with ordinary names take seven millions."""
+"""Maximum number of bytes of ``/proc/PID/maps`` that are read: 65 000 mappings with ordinary names take 7 million."""
 
 QUERY = struct.Struct("=9Q4I2Q")
 """
@@ -81,7 +81,7 @@ _HEAP, _STACK = "[heap]", "[stack]"
 _HEAP_MOST = 1 << 40
 """Maximum size of the heap in bytes: the mappings of libraries are further away, and grow towards it."""
 _STACK_LEAST = 16 << 30
-"""Bytes below the stack that are reserved for it: its soft limit may be raised up to the hard one."""
+"""Minimum number of bytes below the stack that are reserved for it: its soft limit may be raised to the hard one."""
 _STACK_LIMIT = "Max stack size"
 _DELETED = " (deleted)"
 _READ_SIZE = 1 << 16
@@ -203,9 +203,9 @@ def mapping_at(pid: int, address: int) -> Mapping | None:
 
 def mapping_finder(pid: int) -> Callable[[int], Mapping | None]:
     """
-    Return a function that does as ``mapping_at`` at many addresses of a process.
+    Return a function that returns what ``mapping_at`` does, for many addresses of a process.
 
-    Where the kernel has no query, all mappings are read once, so the process must be stopped meanwhile.
+    A kernel without PROCMAP_QUERY makes it read all mappings once, so the process must be stopped meanwhile.
     """
     known: list[Mapping] | None = None
 
@@ -237,7 +237,7 @@ def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
 
 
 def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mapping], bool] | None:
-    """Return at most ``most`` mappings from an address on, and whether these are all; None if the kernel is older."""
+    """Return up to ``most`` mappings from an address on, and whether these are all; None without PROCMAP_QUERY."""
     name, query = array("B", bytes(NAME_MAX)), bytearray(QUERY.size)
     place, _ = name.buffer_info()
     found: list[Mapping] = []
@@ -338,7 +338,7 @@ def command_name(pid: int) -> str:
 
 
 def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | None:
-    """Return the address of byte ``file_offset`` of a file in its mappings, preferably an executable one; or None."""
+    """Return the address of byte ``file_offset`` in a file's mappings, preferably executable; None if not mapped."""
     found = None
     for mapping in mappings:
         address = mapping.start + file_offset - mapping.offset

@@ -46,7 +46,7 @@ _INTERVAL = 0.1
 _LAST = 256
 """Size in bytes of the end of the known part, which is compared to detect that a file was only appended to."""
 _SHARE = 10
-"""Ratio of the time between reads to the duration of a read, however often the file changes."""
+"""Minimum ratio of the time between two reads to the duration of a read, however often the file changes."""
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,8}) ([^\n]+)$", re.MULTILINE)
 
@@ -265,7 +265,7 @@ class NamedProcess:
         self._unknown: set[int] = set()
 
     def is_same(self, image: tuple[str | int, ...]) -> bool:
-        """Return whether the process has not executed another program since, judging by its mappings."""
+        """Return whether the process still executes the program of ``image``, judging by its mappings."""
         return self._look is not None and self._look.image == image
 
     def maps_file_at(self, address: int) -> bool:

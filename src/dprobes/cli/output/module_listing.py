@@ -49,7 +49,7 @@ __all__ = [
 
 class PlaceCost(NamedTuple):
     """
-    The cost of a hit, in words; it ``is_cheap`` if it is with each engine.
+    The cost of a hit, in words; ``is_cheap`` is true if a hit is cheap with every engine.
 
     With the ptrace engine a cheap hit stops the thread once, with the ebpf engine it needs no single step.
     """

@@ -151,7 +151,7 @@ class TableOutput:
 
 
 def short_time(contents: Sequence[TableContents], most: int, viewed: Sequence[int] = ()) -> int | None:
-    """Return the shortest time in tables and of those ``viewed``, if it is at most ``most`` nanoseconds."""
+    """Return the shortest time in tables and of those ``viewed``; None if it exceeds ``most`` nanoseconds."""
     found = [*viewed]
     for each in contents:
         if each.table.unit is not Unit.NANOSECONDS or each.table.kind is TableKind.SUM:

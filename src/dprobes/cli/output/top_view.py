@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Row", "TopView"]
 
 _REFRESHES = 4
-"""Redraws of the table per second."""
+"""Number of redraws of the table per second."""
 
 _RATE_SPAN = 1.0
 """Seconds over which hits per second are measured."""

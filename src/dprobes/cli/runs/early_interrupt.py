@@ -15,7 +15,7 @@ class EarlyInterrupt:
     """
     A context manager that records a SIGINT (``came``); a second one raises KeyboardInterrupt.
 
-    If a command is to be started nothing is ``deferred``: a Ctrl-C before its start must prevent the start.
+    If a command is to be started, the signal is not ``deferred``: a Ctrl-C before the start must prevent it.
     """
 
     def __init__(self, *, deferred: bool) -> None:

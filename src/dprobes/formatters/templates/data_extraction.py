@@ -119,7 +119,7 @@ def stacks_in(template: Template, record: LogRecord) -> dict[Token, tuple[int, .
 
 
 def fits(template: Template, record: LogRecord) -> bool:
-    """Return whether a template covers the data of a record exactly, except for those without room in the log."""
+    """Return whether a template covers the data of a record exactly, apart from data without room in the log buffer."""
     taken, rest = read(template, record)
     return not rest and not any(each.missing or each.odd or each.problem not in ("", NO_ROOM) for each in taken)
 

@@ -79,7 +79,7 @@ _LONG = (_DUMP, "%*k")
 """Placeholders with lines of their own."""
 
 _SHORT_MAX = 16
-"""Bytes of memory that are not dumped: a dump shows as many in a line."""
+"""Maximum size in bytes of logged memory that is shown within the line; more is shown as a dump of 16 bytes a line."""
 
 _MOVED = ("xchg", "dup <times>", "ros <cells>")
 """Instructions of the group STACK whose documented effect moves cells."""

@@ -93,7 +93,7 @@ def parse_parts(
     characters: Sequence[Character], place: Callable[[int, int], Span], diagnostics: Diagnostics, limit: int
 ) -> tuple[Part, ...]:
     """
-    Return the parts of a line, or somewhat more than ``limit`` if there are more; errors go to ``diagnostics``.
+    Return the parts of a line; parsing ends soon after ``limit`` parts. Errors go to ``diagnostics``.
 
     ``place`` returns the span between two positions in the text.
     """

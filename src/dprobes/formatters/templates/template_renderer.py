@@ -102,7 +102,7 @@ _WITH_LINES = (Conversion.DUMP, Conversion.STACK)
 
 
 def _own_lines(part: Placeholder, taken: Taken, names: _Names) -> tuple[str, bool]:
-    """Return a dump or a call stack, and whether it has lines of its own, which a substitute for it has not."""
+    """Return a dump or a call stack, and whether it has lines of its own; a substitute for missing data has none."""
     if part.conversion is Conversion.DUMP:
         dump = _dump(taken)
         return dump, dump.startswith(_DUMP_START)

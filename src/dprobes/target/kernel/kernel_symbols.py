@@ -78,7 +78,7 @@ class Kallsyms:
 
     @property
     def has_data(self) -> bool:
-        """True if the list has the kernel's data, which are tens of thousands of symbols."""
+        """True if the list has the symbols of the kernel's data, which are tens of thousands."""
         return len(re.findall(rb" [dDbB] ", self._data[: self._core_size])) > _FEW
 
     def all(self) -> Iterator[KernelSymbol]:

@@ -99,9 +99,9 @@ class KprobeWays:
 
     def ways(self, function: KernelSymbol) -> Mapping[int, KprobeWay]:
         """
-        Return the way of a kprobe at each instruction of a function, by address.
+        Return the way in which the kernel enters a kprobe at each instruction of a function, by address.
 
-        The result is empty if its code cannot be read.
+        The result is empty if the code of the function cannot be read.
         """
         end = self._kernel.end_of(function)
         code = self._kernel.text.read(function.address, end - function.address)
@@ -268,7 +268,7 @@ def _opcode(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def _register(bare: bytes) -> int:
-    """Return the middle field of the ModRM byte after an opcode of one byte."""
+    """Return the reg field of the ModRM byte after an opcode of one byte."""
     return bare[1] >> 3 & 7
 
 
@@ -356,7 +356,7 @@ _GROUPS = {
     **dict.fromkeys((0xF6, 0xF7), _MATHS),
     **dict.fromkeys((0xFE, 0xFF), _STEPS),
 }
-"""Opcodes of groups 2 to 5, and the middle fields of ModRM with which they are boosted."""
+"""Opcodes of groups 2 to 5, and the values of ModRM's reg field with which they are boosted."""
 
 _WAYS_OF_COPIES = {
     _Moves.ALWAYS: KprobeWay.MOVED,

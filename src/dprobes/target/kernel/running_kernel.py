@@ -125,7 +125,7 @@ _PROC_MODULES = Path("/proc/modules")
 _SYS_MODULE = "/sys/module"
 _DIGITS = 64
 _BEGINNING = 2048
-"""Bytes of a list that are compared with the cached list: the kernel may hide addresses since then."""
+"""Number of bytes of a list that are compared with the cached list: the kernel may have begun to hide addresses."""
 _GENERATED = re.compile(rb"[^\n]*\t\[(?:bpf|__builtin__\w+)\]\n")
 
 

@@ -25,7 +25,7 @@ SYSTEM_CALL_ENTRY, SYSTEM_CALL_END = "sys_enter", "sys_exit"
 
 
 class Form(Enum):
-    """The value of a field, by the place that its path leads to."""
+    """The way in which a field's value follows from the place to which its path leads."""
 
     NUMBER = "the number there"
     ADDRESS = "its address"

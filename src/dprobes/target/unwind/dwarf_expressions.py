@@ -88,7 +88,7 @@ class FrameAddressOf:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """``size`` bytes of memory, extended with zeros."""
+    """``size`` bytes of memory, zero-extended."""
 
     address: Node
     size: int
@@ -107,7 +107,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """The low ``size`` bytes of a node, extended with zeros or with their sign."""
+    """The low ``size`` bytes of a node, zero- or sign-extended."""
 
     node: Node
     size: int

@@ -67,7 +67,7 @@ _KEPT_MAX = 1 << 16
 
 
 class CodeRules(NamedTuple):
-    """The rules of the code of one function; ``starts`` are those of its ``rows``."""
+    """The rules of the code of one function; ``starts`` are the addresses from which its ``rows`` apply."""
 
     start: int
     end: int
@@ -144,7 +144,7 @@ def code_rules(image: FrameImage, place: int, *, is_debug: bool = False) -> Code
 
 
 def _table_address(image: FrameImage, base: int) -> int | None:
-    """Return the address of ``.eh_frame_hdr``."""
+    """Return the address of ``.eh_frame_hdr``; None if the program headers have none, or are of another format."""
     order = "<" if image.byte_order == "little" else ">"
     wide = image.word_size == 8
     header = image.read(base, 64 if wide else 52)

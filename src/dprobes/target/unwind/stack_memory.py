@@ -49,9 +49,9 @@ class ProcessSpace:
     Tables are read from memory and not from files. So they match the executed code, also of deleted files, of files
     that differ in this mount namespace, and of the ``[vdso]``.
 
-    Call ``forget`` when mappings may have changed. An address outside of known mappings makes the mappings be read
-    again. ``open_file`` returns the tables of a mapped file, None if it is not accessible; they serve addresses that no
-    table in memory covers.
+    Call ``forget`` when mappings may have changed. The mappings are read again at an address outside of the known ones.
+    ``open_file`` returns the tables of a mapped file, None if it is not accessible; they serve addresses that no table
+    in memory covers.
     """
 
     byte_order: ByteOrder = sys.byteorder

@@ -27,9 +27,10 @@ __all__ = ["COLUMNS", "CallStack", "UnwindSpace", "evaluate", "walk"]
 
 def evaluate(expression: bytes, registers: Mapping[int, int], image: FrameImage, initial: int | None = None) -> int:
     """
-    Return the top of the stack after an expression; its stack begins with ``initial``.
+    Return the result of a DWARF expression, the top of its stack at the end; the stack begins with ``initial``.
 
-    Raise ValueError or IndexError for a malformed expression, ``TargetError`` for unmapped memory.
+    Raise ValueError or IndexError for a malformed expression or an unknown register, ``TargetError`` for unmapped
+    memory.
     """
 
     def register(number: int) -> Node:
