@@ -273,7 +273,7 @@ class FakeContext:
         self.port_writes.append((port, size, value))
 
     def symbol_address(self, symbol: str) -> int:
-        """Return the run-time address of a symbol."""
+        """Return the run-time address of a symbol; raise ``DprobesError`` if the context has none."""
         if symbol not in self.symbols:
             raise DprobesError(f"the context has no symbol '{symbol}'", hint="give it in FakeContext(symbols=...)")
         return self.symbols[symbol]

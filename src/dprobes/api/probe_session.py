@@ -183,7 +183,7 @@ class ProbeSession:
             return RecordList(islice(records, count))
 
     def _decoded(self, batch: Sequence[tuple[bytes, Place]]) -> Generator[LogRecord, None, None]:
-        """Iterate over decoded records; unread ones are put back."""
+        """Iterate over decoded records; records that the caller has not read are put back into the queue."""
         read = 0
         try:
             for record, place in batch:
@@ -421,8 +421,8 @@ def attach(
 
     Raise ``EngineError`` if there is no such process, or none that can be probed.
 
-    ``engine`` is a value of ``dprobes run --engine``; "auto" is the cheapest engine with the features that a program
-    needs. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``: the session is for the endpoint's target.
+    ``engine`` is a value of ``dprobes run --engine``; "auto" chooses an engine with the features that a program needs,
+    the ebpf engine if that is possible. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``: the session is for the endpoint's target.
     ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
     stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in bytes) and ``overhead`` (in
     percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is the maximum size of unread records in bytes.

@@ -389,7 +389,7 @@ class _Relocation:
         self._spans = spans
 
     def span(self, span: Span | None) -> Span | None:
-        """Return the span in Python code for a span in the text."""
+        """Return the span in Python code for a span in the text; None for None."""
         if span is None or span.file.name != self._file.name:
             return span
         return self._spans[min(span.line, len(self._spans)) - 1]

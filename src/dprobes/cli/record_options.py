@@ -129,7 +129,7 @@ def read_templates(directory: Path | None) -> Templates | None:
     """
     Return the templates of a directory, and print warnings and errors; those with an error are omitted.
 
-    Raise ``FormatError`` if it is not a directory of templates.
+    The result is None if no directory is given. Raise ``FormatError`` if it is not a directory of templates.
     """
     if directory is None:
         return None

@@ -39,7 +39,7 @@ def scope_of(
     *,
     follow: bool,
 ) -> Scope:
-    """Return the scope for the options and the words after ``--``; by default all processes."""
+    """Return the scope for the options and the words after ``--``, by default all processes; raise usage errors."""
     command = _command(command_line, tuple(arguments))
     if sum((bool(command), pid is not None, cgroup is not None, user is not None)) > 1:
         raise usage_error(
@@ -57,7 +57,7 @@ def scope_of(
 
 
 def words_of(command_line: str, what: str) -> tuple[str, ...]:
-    """Return the words of a command line, split as by a shell."""
+    """Return the words of a command line, split as by a shell; raise a usage error if it is malformed or empty."""
     import shlex
 
     try:

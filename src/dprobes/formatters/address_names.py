@@ -63,7 +63,7 @@ class KernelNames:
         return (f"{function}+{distance:#x}" if distance else function), module
 
     def located(self, address: int) -> LocatedCode | None:
-        """Return the location of an address; each function has a mapping of its own, at its kernel address."""
+        """Return the location of an address, None if unknown; each function is a mapping, at its kernel address."""
         try:
             symbol = self._kernel.symbols.covering(address)
             if symbol is None or address >= self._end_of(symbol.module, symbol.address):
@@ -160,7 +160,7 @@ class AddressSymboliser:
         return None if found is None else found.text
 
     def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the parts of the name."""
+        """Return the parts of the name; None if the address is unknown."""
         if place is not None and address == record.ip and names_itself(place):
             return _name_of_place(place)
         pid = None if is_of_kernel(address) else record.pid
@@ -271,7 +271,7 @@ def _file_of_build(name: str, source: RecordSource) -> Module | None:
 
 
 def _bias(module: Module, place: Place, address: int) -> int | None:
-    """Return the difference between run-time and link addresses of a module if ``place`` in it is at ``address``."""
+    """Return a module's load bias if ``place`` in it is at run-time ``address``; None if it cannot be there."""
     if _OFFSET.fullmatch(place.symbol):
         link_address = module.elf.link_address(int(place.symbol, 16))
     else:

@@ -163,7 +163,7 @@ class FieldValues:
         return (place.routine if name == "function" else str(getattr(place, name))) or None
 
     def of_program(self, name: str) -> str | None:
-        """Return the value that a field has in all records of the program."""
+        """Return the value that a field has in all records of the program; None for any other field."""
         return {"host": self._host or None, "program": self._program}.get(name)
 
     @property

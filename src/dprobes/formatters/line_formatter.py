@@ -206,7 +206,7 @@ class LineFormatter:
             return _kept(self._processes, (name, pid), _process(decoded, pid))
 
     def _way(self, begin: bytes) -> _ShortWay | None:
-        """Return the fast path for records with this beginning, if there is one."""
+        """Return the fast path for records with this beginning; None if there is none."""
         from dprobes.formatters.templates.data_extraction import compiled_of
 
         way = None

@@ -174,7 +174,7 @@ _WAYS_MAX = 1 << 16
 
 
 def template_of(templates: TemplateFinder, record: LogRecord) -> Template | None:
-    """Return the template of a record; a stack trace has none, whatever its codes are."""
+    """Return the template of a record, None without one; a stack trace has none, whatever its codes are."""
     if record.is_stack_trace:
         return None
     return templates.find(record.major or 0, record.minor or 0)
@@ -216,7 +216,7 @@ class TextFormatter:
         return self(decode_record(record), place)
 
     def _way(self, begin: bytes) -> CompiledTemplate | None:
-        """Return the fast path for records with this beginning, if there is one."""
+        """Return the fast path for records with this beginning; None if there is none."""
         template = None
         codes = codes_in(begin)
         if codes is not None and not codes.flags & (Item.STACK_TRACE | Item.CUT):

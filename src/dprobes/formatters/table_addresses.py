@@ -60,11 +60,11 @@ class ProcessAddresses:
         self._images = images
 
     def name_of(self, address: int, pid: int | None) -> str | None:
-        """Return the name of an address in a process, or without one in any process."""
+        """Return the name of an address in a process, or without one in any process; None if it is unknown."""
         return self._symboliser.name_of(address, self._record(address, pid), None)
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
-        """Return the name of the call before a return address."""
+        """Return the name of the call before a return address; None if it is unknown."""
         name = self._symboliser.caller_name(address, self._record(address - 1, pid), None)
         return None if name is None else name.text
 

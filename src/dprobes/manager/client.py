@@ -369,7 +369,7 @@ class ManagerClient:
         return Killed(pid, by_force=True)
 
     def _living(self) -> int | None:
-        """Return the process that holds the lock; lock files in another user's directory are not trusted."""
+        """Return the process that holds the lock, or None; lock files in another user's directory are not trusted."""
         check_private(self._paths.runtime, RUNTIME)
         return self._locked_by()
 

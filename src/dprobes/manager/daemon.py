@@ -146,7 +146,7 @@ def _take_lock(paths: ManagerPaths) -> int | None:
 
 
 def _passed_socket() -> socket.socket | None:
-    """Return the listening socket that systemd passes, if it does (sd_listen_fds(3))."""
+    """Return the listening socket that systemd passes (sd_listen_fds(3)); None if it passes none."""
     environment = os.environ
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return None

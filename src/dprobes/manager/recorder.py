@@ -60,7 +60,7 @@ class Recording:
 
     @property
     def problem(self) -> str | None:
-        """The current problem of the trace file."""
+        """The current problem of the trace file; None if there is none."""
         path = self._writer.path
         if self._writer.problem is None and not path.exists():
             return f"'{path}' has been removed: new records cannot be read"
@@ -69,7 +69,7 @@ class Recording:
     # Log targets
 
     def add_target(self, name: str, module: str | None, format_name: str) -> bool:
-        """Add a log target, and return whether it is new; an existing one is not changed."""
+        """Add a log target; return False for an existing one. Raise ``ManagerError`` for the console."""
         target = parse_target(name)
         if target.kind.name == "console":
             raise ManagerError("the manager has no console", hint="'dprobes run --log-target console' has one")

@@ -446,7 +446,7 @@ class _Resolver:
         return f"{name}+{distance:#x}" if distance else name
 
     def _symbol(self) -> str | None:
-        """Return the symbol in the place as it is written."""
+        """Return the symbol in the place as it is written; None if the place has none."""
         match self.definition.location:
             case Offset(Expression(_, symbol)) | Address(Expression(_, symbol)):
                 return symbol

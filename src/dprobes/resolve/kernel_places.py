@@ -112,7 +112,7 @@ class KernelModule:
         return address
 
     def pushed(self, symbol: str) -> int:
-        """Return the address of a symbol as handlers push it, also of a per-CPU variable."""
+        """Return a symbol's address as handlers push it, also per-CPU; ``TargetError`` if it is not loaded."""
         if self.is_loaded:
             return self.kernel.symbol(symbol, self.name).address
         self.address_of(symbol)

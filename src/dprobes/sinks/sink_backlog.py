@@ -105,7 +105,11 @@ class RecordQueue:
         return count
 
     def tell(self, messages: Iterable[Created | Destroyed]) -> None:
-        """Queue announcements; an empty batch before ``Destroyed`` reports records lost since the program's last batch."""
+        """
+        Queue announcements.
+
+        ``Destroyed`` is preceded by an empty batch if records were lost since the program's last batch.
+        """
         if self.is_given_up:
             return
         for message in messages:
@@ -175,7 +179,7 @@ class RecordQueue:
         return True
 
     def keep(self, message: Message, left: Sequence[int]) -> bool:
-        """Reduce the first message to the records at some positions; return the same as ``take``."""
+        """Reduce the first message to the records at the positions ``left``; return False if it is no longer queued."""
         assert isinstance(message, Batch)
         if message is self._last:
             return self.take(message, len(message.records) - len(left))

@@ -27,7 +27,7 @@ def is_trace_name(name: str) -> bool:
 
 
 def compression_of(name: str) -> Literal["zstd"] | None:
-    """Return the compression of a trace file of this name."""
+    """Return the compression of a trace file of this name; None if it is not compressed."""
     return "zstd" if name.endswith(".dptz") else None
 
 

@@ -229,7 +229,7 @@ def _named_by_path(name: str, pid: int | None) -> Path | None:
 
 
 def _mapped(name: str, pid: int) -> Path | None:
-    """Return the file that ``name`` means among those whose code the process ``pid`` has mapped."""
+    """Return the file that ``name`` means among the files whose code a process has mapped; None without one."""
     root = root_of(pid)
     code = _code_of(pid)
     found = next((m for m in code if matches(name, root + m.path, None)), None)
@@ -251,13 +251,13 @@ def _held_file(mapping: Mapping, pid: int) -> Path:
 
 
 def held_files(mapping: Mapping, pid: int) -> tuple[Path, Path]:
-    """Return paths that may lead to a file that a process has mapped, even if its own path does not any more."""
+    """Return paths in /proc that may lead to a file that a process has mapped, even if the file's own path does not."""
     # The kernel shows the second one to root, or with CAP_CHECKPOINT_RESTORE.
     return Path(f"/proc/{pid}/exe"), Path(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
 
 
 def replaced_file(path: str, pid: int) -> TargetError:
-    """Return the error for a file that a process has mapped, and to which its path does not lead any more."""
+    """Return the error for a file that a process has mapped, but that was replaced at its path or removed."""
     return TargetError(
         f"MISMATCH: '{path}' was replaced or removed while process {pid} uses it",
         hint="run dprobes as root, which can read the mapped file, or restart the process",
@@ -273,7 +273,7 @@ def _code_of(pid: int) -> list[Mapping]:
 
 
 def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
-    """Return the mapped file that a command of that name leads to, as ``java`` does through several links."""
+    """Return the mapped file to which a command's name leads, as ``java`` does through several links; else None."""
     import shutil
 
     program = shutil.which(name)
@@ -293,7 +293,7 @@ def _mapped_by_soname(name: str, code: list[Mapping], root: str, pid: int) -> Ma
 
 
 def _command_named(name: str, command: str) -> Path | None:
-    """Return the command's executable if ``name`` is its name: the one given, the link's, or the real file's."""
+    """Return the command's executable if ``name`` is the given name, the link's, or the real file's; else None."""
     import shutil
 
     program = executable_of(command)
@@ -308,7 +308,7 @@ def _command_named(name: str, command: str) -> Path | None:
 
 
 def _program_in_path(name: str) -> Path | None:
-    """Return the first program of that name in ``PATH``; wrapper scripts of the same name are skipped."""
+    """Return the first program of that name in ``PATH``, None without one; wrapper scripts of the name are skipped."""
     for directory in os.get_exec_path():
         path = Path(directory or ".", name)
         if os.access(path, os.X_OK) and _is_elf(path):
@@ -559,7 +559,7 @@ def _interpreter(path: Path) -> str | None:
 
 
 def _started_by_env(arguments: str) -> str | None:
-    """Return the program in the argument of ``env``; the kernel passes it as one word, which ``-S`` splits."""
+    """Return the program in the argument of ``env``, one word that ``-S`` splits; None without one."""
     words = arguments.split()
     if words[0].startswith(("-S", "--split-string")):
         words[0] = words[0].removeprefix("-S").removeprefix("--split-string").removeprefix("=")

@@ -54,7 +54,7 @@ def is_cold_part(name: str) -> bool:
 
 
 def clones_in(symbols: SymbolTable, original: str) -> list[str]:
-    """Return the names of clones of a function in a table of symbols, as ``clones_among`` does."""
+    """Return the sorted names of clones of a function in a table of symbols, those of cold parts last."""
     return clones_among((symbol.name for symbol in symbols.functions_beginning(f"{original}.")), original)
 
 
@@ -405,7 +405,7 @@ class _CodeIndex:
         return self.starting(self._starts[last], self._starts[last] + 1) if last >= 0 else []
 
     def _best(self, last: int, address: int | None) -> Symbol | None:
-        """Return the best symbol that starts where row ``last`` does, and covers ``address`` if it is given."""
+        """Return the best symbol with the start of row ``last`` that covers ``address``, if given; None without one."""
         start = self._starts[last]
         symbols = []
         while last >= 0 and self._starts[last] == start:

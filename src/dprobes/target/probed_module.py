@@ -161,7 +161,7 @@ class Module:
         self.symbols = symbols
         self._expected = expected
         self.decoded: dict[int, FunctionCode] = {}
-        """The instructions of functions that were looked at, by the file offsets of their starts."""
+        """The decoded instructions of functions, by the file offsets of the functions' starts."""
 
     @staticmethod
     def load(

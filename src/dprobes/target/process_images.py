@@ -54,7 +54,7 @@ class ProcessImage:
         return [self._mappings[start] for start in self._starts]
 
     def covering(self, address: int) -> Mapping | None:
-        """Return the mapping at an address."""
+        """Return the mapping at an address; None if there is none."""
         number = bisect_right(self._starts, address) - 1
         found = self._mappings[self._starts[number]] if number >= 0 else None
         return found if found is not None and address < found.end else None

@@ -188,7 +188,7 @@ def mappings_of(pid: int) -> list[Mapping]:
     """
     Return every mapping of a process, in order of addresses.
 
-    Raise ``TargetError`` as ``read_maps`` does, and if the text exceeds ``MAPS_MAX``.
+    Raise the same ``TargetError`` as ``read_maps``, also if the text exceeds ``MAPS_MAX``.
     """
     text = read_maps(pid, MAPS_MAX)
     if len(text) >= MAPS_MAX - PAGE_SIZE:
@@ -197,7 +197,7 @@ def mappings_of(pid: int) -> list[Mapping]:
 
 
 def mapping_at(pid: int, address: int) -> Mapping | None:
-    """Return the mapping at an address, None without one; raise ``TargetError`` as ``mappings_of`` does."""
+    """Return the mapping at an address, None without one; raise the same ``TargetError`` as ``mappings_of``."""
     return mapping_finder(pid)(address)
 
 
@@ -225,7 +225,7 @@ def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
     """
     Return the first mappings of a process of the code of files, and whether these are all.
 
-    Raise ``TargetError`` as ``read_maps`` does.
+    Raise the same ``TargetError`` as ``read_maps``.
     """
     asked = _ask(pid, EXECUTABLE | COVERING_OR_NEXT | OF_FILE, most + 1)
     if asked is None:

@@ -67,7 +67,7 @@ class JitMap:
         self._starts: list[int] = []
 
     def function_at(self, address: int) -> LocatedFunction | None:
-        """Return the function at an address; its extent is in addresses."""
+        """Return the function at an address, with its extent in addresses; None if it is not listed."""
         found = self._known(address)
         if found is None and (begun := time.monotonic()) >= self._next_look:
             self._read()
@@ -301,7 +301,7 @@ class NamedProcess:
         return self._names[mapping.path]
 
     def _located_in_jit(self, address: int) -> LocatedCode | None:
-        """Return the location of an address in code that a just-in-time compiler has made and listed."""
+        """Return the location of an address in code that a just-in-time compiler has made; None if it is not listed."""
         if self._jit is None:
             self._jit = JitMap(self._pid)
         function = self._jit.function_at(address)
@@ -364,7 +364,7 @@ class _Modules:
         return self._modules[key]
 
     def function_at(self, module: Module, offset: int) -> LocatedFunction | None:
-        """Return the function at an offset of a module's file, with its name for people."""
+        """Return the function at an offset of a module's file, with its name for people; None if it is unknown."""
         is_trusted = module not in self._foreign
         name_of = partial(self._demangler.name_of, is_trusted=is_trusted)
         return function_at(module, offset, name_of, self._inlining if is_trusted else None)
@@ -393,7 +393,7 @@ class _Modules:
 
 
 def _file_of(pid: int, mapping: Mapping) -> tuple[Path, os.stat_result] | None:
-    """Return a path of a mapping's file and the file's status; None if no path leads to it any more."""
+    """Return a path of a mapping's file and the file's status; None if no path leads to the file."""
     plain = () if mapping.deleted else (Path(root_of(pid) + mapping.path),)
     for path in (*plain, *held_files(mapping, pid)):
         with contextlib.suppress(OSError):

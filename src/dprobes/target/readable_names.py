@@ -84,7 +84,7 @@ class _Reader:
         """Number of lifetimes that are bound at this place."""
 
     def name(self) -> str:
-        """Return the whole name."""
+        """Return the whole name; raise ValueError if it is malformed."""
         if self._peek().isdigit():
             raise ValueError("another version")
         found = self._path(is_value=True)

@@ -60,7 +60,7 @@ def members_of(name: str, text: str, access: MemberAccess) -> Iterator[tuple[str
 
 
 def _record_before(analysis: Analysis, text: str, end: int) -> Record | None:
-    """Return the structure, or the target of a pointer to one, of the expression that ends at ``end``."""
+    """Return the structure, or the target of a pointer, of the expression that ends at ``end``; None without one."""
     opening = 0
     while text[end - 1 : end] == ")":
         opening = max(opening, _opening_of(text, end - 1))

@@ -180,7 +180,7 @@ def source_of(module_name: str, function: str) -> SourcePlace | None:
 
 
 def source_of_name(name: str, text: str, offset: int) -> SourcePlace | None:
-    """Return the declaration in a handler's module of the variable at an offset."""
+    """Return the declaration in a handler's module of the variable at an offset; None if it is not found."""
     if not is_c(name) or not (position := position_at(text, offset)).in_block or position.is_text:
         return None
     start, end = word_at(text, offset)

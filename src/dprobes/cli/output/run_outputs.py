@@ -184,7 +184,7 @@ class Outputs:
         return self._stream is not None and self._stream.give_up()
 
     def abandon(self) -> None:
-        """Stop using standard output, which has no reader any more."""
+        """Stop using standard output, whose reader has closed it."""
         if self._stream is not None:
             self._stream.abandon()
 

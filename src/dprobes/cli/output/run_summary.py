@@ -378,7 +378,7 @@ def advice_on_unreached(probes: Sequence[Probepoint], scope: Scope, mapped: Mapp
 
 
 def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
-    """Return the file that a command executes, if that is not the probed one."""
+    """Return a clause about the file that a command executes, if that is not the probed one; else None."""
     if not command:
         return None
     from dprobes.target.module_lookup import executable_of
@@ -407,7 +407,7 @@ def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
 
 
 def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[str, str]) -> str | None:
-    """Return other places of the probed functions."""
+    """Return advice about other places of the probed functions; None if there are none."""
     starts = [(probe.path, _START.fullmatch(probe.where)) for probe in probes if probe.is_in_code]
     functions = list(dict.fromkeys((path, start["name"]) for path, start in starts if start is not None))
     if not functions:

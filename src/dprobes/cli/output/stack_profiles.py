@@ -35,7 +35,7 @@ class StacksOptions(NamedTuple):
 
 
 def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
-    """Return the options of profiles; raise ``UsageError`` for an invalid combination."""
+    """Return the options of profiles, None without ``--stacks``; raise ``UsageError`` for an invalid combination."""
     if target is None:
         if weight is not None or baseline is not None:
             raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")

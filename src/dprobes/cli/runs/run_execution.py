@@ -317,7 +317,7 @@ class _LineFace(run_steps.Face[int]):
         return run.conclude(finished)
 
     def _finished(self, run: Run) -> Finished | None:
-        """Follow the run, with the blocks of the tool; return its end."""
+        """Follow the run, with the blocks of the tool; return its end, or None if the engine reported none."""
         blocks = self._blocks
         if blocks is None:
             finished = run.follow(self._early)

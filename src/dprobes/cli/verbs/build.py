@@ -189,7 +189,7 @@ def _dump(
 def _files(
     program: Path | str, symbols: Path | None, kernel_types: Path | None, modules: Sequence[Path]
 ) -> ModuleFiles | None:
-    """Return the finder of modules' files for a program in DProbes C: ``modules`` come first."""
+    """Return the finder of modules' files for DProbes C, in which ``modules`` come first; None for a program in RPN."""
     if not is_c(program):
         return None
     from dprobes.dpc.modules.probed_modules import ModuleFiles

@@ -83,7 +83,7 @@ insertion_options = with_options(
 
 
 def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Vantage:
-    """Take the options of the scope and the engine out of ``options``, and return the vantage of the insertion."""
+    """Take the options of scope and engine out of ``options``; return the insertion's vantage. Raise usage errors."""
     scope = scope_of(
         options.pop("command_line"),
         arguments,

@@ -247,7 +247,7 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
 
 
 def _name_of(syntax: str, operand: Operand, popped: Sequence[str]) -> str | None:
-    """Return the name of a pushed value, if it does not follow from the popped cells alone."""
+    """Return the name of a pushed value; None if it follows from the popped cells alone, or is unknown."""
     match syntax.split(" ")[:2], operand:
         case ["push", "mem," | "phys,"], _:
             return _content(popped[0])

@@ -241,7 +241,7 @@ class _Parser:
         return found
 
     def _escaped(self, escape: re.Match[str], first: int) -> str | None:
-        """Return the character of an escape sequence; ``first`` is the position of its string in the text."""
+        """Return the character of an escape, None if invalid; ``first`` is the position of its string."""
         hexadecimal, octal, simple = escape.groups()
         span = self._place(first + escape.start(), first + escape.end())
         if simple is not None:

@@ -190,7 +190,7 @@ def _code(field: Field) -> str:
 
 
 def _numbers(fields: Sequence[Field]) -> struct.Struct | None:
-    """Return the structure of the payload if it consists of numbers only."""
+    """Return the structure of the payload; None if it does not consist of numbers only."""
     if any(field.is_array or not field.size for field in fields):
         return None
     return struct.Struct("<" + "".join(_code(field) for field in fields))

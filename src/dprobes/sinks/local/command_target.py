@@ -34,7 +34,7 @@ _TERMINATING = 1.0
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Start the command in the argument."""
+    """Start the command in the argument; raise ``SinkError`` if that fails."""
     try:
         words = shlex.split(argument)
     except ValueError as error:
@@ -96,7 +96,7 @@ class CommandOutlet:
         return count
 
     def _ended(self) -> int | None:
-        """Return the exit status if the command has ended; a command that has closed its input is about to."""
+        """Return the exit status, None if the command has not ended; one that has closed its input is about to."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.2)
         return None

@@ -33,7 +33,7 @@ _HELD_MAX = 100_000
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open standard output as a log target."""
+    """Open standard output as a log target; raise ``SinkError`` for an argument."""
     if argument:
         raise SinkError(f"log target 'console' takes no argument, found '{argument}'")
     # The run prints tables on standard output anyway.

@@ -24,7 +24,7 @@ _PATIENCE = 10.0
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the file in the argument."""
+    """Open the file in the argument; raise ``SinkError`` if that fails."""
     if not argument:
         raise SinkError("log target 'file' needs a path: file:PATH")
     if is_trace_name(argument):

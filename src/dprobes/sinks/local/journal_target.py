@@ -3,7 +3,7 @@ The systemd journal, by its native protocol (systemd's documentation, JOURNAL_NA
 
 Each entry is a datagram of fields, ``NAME=value`` and a line end, or, where the value is binary or has several lines,
 ``NAME``, a line end, its length as a little-endian u64, the value and a line end. An entry that is too large for a
-datagram goes as the descriptor of a sealed memory file.
+datagram is sent as the descriptor of a sealed memory file.
 """
 
 from __future__ import annotations

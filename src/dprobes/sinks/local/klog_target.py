@@ -44,7 +44,7 @@ the device, and silently drops more (DEFAULT_RATELIMIT_BURST, devkmsg_write in p
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the kernel's log."""
+    """Open the kernel's log; raise ``SinkError`` if that fails."""
     if argument:
         raise SinkError(f"log target KLOG takes no argument, found '{argument}'")
     refuse_binary("KLOG", options)

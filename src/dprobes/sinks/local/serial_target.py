@@ -28,7 +28,7 @@ _INTERVAL = 0.01
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the serial line in the argument."""
+    """Open the serial line in the argument; raise ``SinkError`` if that fails."""
     device, at, speed = argument.rpartition("@")
     if not at:
         device, speed = argument, str(_BAUD)

@@ -38,7 +38,7 @@ _BYTES_MAX = 1 << 20
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the collector in the argument, or in the environment variables."""
+    """Open the collector in the argument, or in the environment variables; raise ``SinkError`` if that fails."""
     endpoint = endpoint_of(argument)
     if options.format_name == "binary":
         raise SinkError("log target 'otlp' takes text, not --log-format binary")

@@ -344,7 +344,7 @@ _THREADS_MAX = 1 << 16
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - the name and arguments of all sinks
-    """Open the file in the argument."""
+    """Open the file in the argument; raise ``SinkError`` if that fails."""
     if not argument:
         raise SinkError("log target 'perfetto' needs a path: perfetto:FILE")
     return PerfettoSink(argument)

@@ -229,7 +229,7 @@ def _sum(word: int, address: int) -> Sum | None:
 
 
 def _pair(word: int) -> Effect | None:
-    """Return the effect of stp or ldp of two 64-bit registers, with or without writeback of the base."""
+    """Return the effect of stp or ldp of two 64-bit registers, with or without writeback; None for others."""
     if word & 0xFE00_0000 != 0xA800_0000 or not (kind := word >> 23 & 3):
         return None
     first, second, number = word & 31, word >> 10 & 31, word >> 5 & 31
@@ -248,7 +248,7 @@ def _pair(word: int) -> Effect | None:
 
 
 def _single(word: int) -> Effect | None:
-    """Return the effect of str or ldr: with an unsigned offset, or of 64 bits with writeback of the base."""
+    """Return the effect of str or ldr, with an unsigned offset, or of 64 bits with writeback; None for others."""
     register, number = word & 31, word >> 5 & 31
     base = _or_stack(number)
     if word & 0xBF80_0000 == 0xB900_0000:

@@ -204,7 +204,7 @@ class _Search:
         return None if target is None else self._unnamed_part(target)
 
     def _cold_part(self, target: int) -> tuple[int, int] | None:
-        """Return the range of this function's cold part if it contains ``target``."""
+        """Return the range of this function's cold part if it contains ``target``; else None."""
         symbols = self.module.symbols
         part, own = symbols.covering(target), symbols.names_at(self.start)
         if part is None or not part.size or ".cold" not in part.name or part.name.partition(".cold")[0] not in own:

@@ -90,7 +90,7 @@ class ByteReader:
             raise ValueError("a jump out of an expression")
 
     def skip(self, size: int) -> None:
-        """Skip ``size`` bytes."""
+        """Skip ``size`` bytes; raise IndexError if fewer are left."""
         self.position += size
         if self.position > len(self._data):
             raise IndexError("it ends too early")

@@ -54,7 +54,7 @@ class Image(Protocol):
         """
 
     def code_range(self, link_address: int) -> tuple[int, int] | None:
-        """Return start and end of the executable segment around a link address."""
+        """Return start and end of the executable segment around a link address; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class FrameTable:
 
 
 def _pointer_encoding(entry: bytes, elf: Image) -> int | None:
-    """Return the encoding of addresses in frame descriptions of a common entry; ``entry`` begins at its version."""
+    """Return the encoding of addresses by a common entry, which begins at its version; None if it is malformed."""
     from dprobes.target.elf.byte_reader import ByteReader
     from dprobes.target.unwind.exception_frames import common_entry
 
@@ -249,7 +249,7 @@ class ElfFile:
 
     @property
     def soname(self) -> str | None:
-        """The ``DT_SONAME`` of a shared library."""
+        """The ``DT_SONAME`` of a shared library; None without one."""
         return self.dynamic.soname
 
     @property

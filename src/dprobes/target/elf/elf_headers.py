@@ -333,7 +333,7 @@ class _Parser:
         return tuple(placed), load
 
     def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
-        """Return the build-id that is in the notes in these ranges of the file."""
+        """Return the build-id that is in the notes in these ranges of the file; None if there is none."""
         notes = (note for start, size in holders for note in notes_in(self._data[start : start + size], self._order))
         return build_id_among(islice(notes, _NOTES_MAX))
 

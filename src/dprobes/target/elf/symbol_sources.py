@@ -265,7 +265,7 @@ def _expected(module: ElfFile, directory: Path) -> Iterator[tuple[Path, int | No
 
 
 def _of_kernel_module(module: ElfFile, directory: Path) -> ElfFile | None:
-    """Return the debug file of a kernel module, whose own file may be compressed."""
+    """Return the debug file of a kernel module, whose own file may be compressed; None if there is none."""
     if module.build_id is None:
         return None
     beside = _real(module.path).parent

@@ -519,7 +519,7 @@ class UnloadedModule(RunningKernel):
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...] | None:
-        """The ranges of code where the module forbids probes."""
+        """The ranges of code where the module forbids probes, as (first address, end, name)."""
         return self._image.blacklist
 
     @cached_property

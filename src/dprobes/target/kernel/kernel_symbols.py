@@ -135,7 +135,7 @@ class Kallsyms:
         return min(candidates, key=_familiarity, default=None)
 
     def global_before(self, address: int) -> str | None:
-        """Return the nearest global function of the kernel before an address."""
+        """Return the nearest global function of the kernel before an address; None if there is none."""
         if self._of_modules and address >= min(symbol.address for symbol in self._of_modules):
             return None
         position = self._core_end(address - 1)

@@ -612,7 +612,7 @@ class RunningKernel:
 
     @cached_property
     def _traceable_places(self) -> frozenset[bytes] | None:
-        """The addresses that ftrace patches, as 16 hex digits each."""
+        """The addresses that ftrace patches, as 16 hex digits each; None if the kernel does not list them."""
         # The list exists since Linux kernel commit 83f74441bcb1 ("ftrace: Show all functions with addresses in
         # available_filter_functions_addrs") (in v6.5).
         data = self._traced("available_filter_functions_addrs")
@@ -620,7 +620,7 @@ class RunningKernel:
 
     @cached_property
     def _traceable_names(self) -> frozenset[bytes] | None:
-        """The names of the functions that ftrace can trace."""
+        """The names of the functions that ftrace can trace; None if the list cannot be read."""
         data = self._traced("available_filter_functions")
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
 

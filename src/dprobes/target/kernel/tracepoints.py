@@ -155,7 +155,11 @@ class KernelTracepoints:
         return TracedEvent(Source.ARGUMENTS, name, fields=ways)
 
     def ways_to(self, subsystem: str, name: str, field: str) -> list[TracedField]:
-        """Return the paths to a field of a tracepoint, in its record and from its arguments; raise as ``find``."""
+        """
+        Return the paths to a field of a tracepoint, in its record and from its arguments.
+
+        The result is empty for an unknown field. Raise ``TargetError`` if the description of the record is malformed.
+        """
         shape, _ = self._shape(subsystem, name)
         ways = [_way_in_record(shape.fields[field])] if shape is not None and field in shape.fields else []
         with suppress(OSError, TargetError):
@@ -167,7 +171,7 @@ class KernelTracepoints:
         """
         Return a system call, or the end of one, with the paths to these fields.
 
-        Raise ``TargetError`` as ``find``.
+        Raise the same errors as ``find``.
         """
         calls = system_calls()
         call = calls.get(name)

@@ -208,7 +208,7 @@ class FileFrames:
         self._rules: OrderedDict[tuple[bool, int], CodeRules | None] = OrderedDict()
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers a link address; as ``FrameRules``."""
+        """Return the rules of the function that covers a link address; None and errors as in ``FrameRules``."""
         frames = self.elf.frames
         number = bisect_right(frames.starts, address) - 1
         if number >= 0:
@@ -270,7 +270,7 @@ class MovedFrames:
         self._moved: dict[int, CodeRules] = {}
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers a run-time address; as ``FrameRules``."""
+        """Return the rules of the function that covers a run-time address; None and errors as in ``FrameRules``."""
         found = self._frames.rules_at(address - self._bias)
         if found is None or not self._bias:
             return found
@@ -295,7 +295,7 @@ class LateFrames:
         return self._make()
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers an address; as ``FrameRules``."""
+        """Return the rules of the function that covers an address; None and errors as in ``FrameRules``."""
         return None if self._made is None else self._made.rules_at(address)
 
 

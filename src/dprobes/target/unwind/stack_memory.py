@@ -104,7 +104,7 @@ class ProcessSpace:
         return self._tables[key]
 
     def _file_table(self, mapping: Mapping) -> FrameRules | None:
-        """Return the table of the mapped file, for functions that the table in memory lacks."""
+        """Return the table of the mapped file, for functions that the table in memory lacks; None without one."""
         frames = self._open_file(mapping) if self._open_file is not None and mapping.is_file else None
         return None if frames is None else moved_to(frames, mapping, self.word_size, self.byte_order)
 
@@ -171,7 +171,7 @@ class MappedFiles:
         return found
 
     def frames_at(self, pid: int, mapping: Mapping) -> FileFrames | None:
-        """Return the unwind tables of a file that a process maps, also if it runs in another mount namespace."""
+        """Return the unwind tables of a mapped file, also of another mount namespace; None if it is not accessible."""
         elf = self.of(mapping, pid)
         return None if elf is None else self.frames_of(elf)
 
@@ -238,7 +238,7 @@ class FileSpace:
         self._tables: dict[int, FrameRules | None] = {}
 
     def read(self, address: int, n: int) -> bytes:
-        """Return ``n`` bytes of the stack or of a module."""
+        """Return ``n`` bytes of the stack or of a module; raise ``TargetError`` if they are in no file."""
         with contextlib.suppress(TargetError):
             return self.read_stack(address, n)
         for loaded in self._loaded.values():
