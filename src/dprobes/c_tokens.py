@@ -188,7 +188,7 @@ class TokenCursor(Generic[Tokens]):
         return self.take() if self.sees(*words) else None
 
     def expect(self, text: str, where: str) -> Token:
-        """Take the next token; raise ``ParseError`` unless it is this one."""
+        """Take the next token; raise ``ParseError`` unless its text is ``text``."""
         token = self.accept(text)
         if token is None:
             raise self.wrong(f"expected '{text}' {where}, found {self.peek().described}")
@@ -221,7 +221,7 @@ class TokenCursor(Generic[Tokens]):
         return span.to(self.tokens.span(self.last))
 
     def __enter__(self) -> None:
-        """Go one level deeper; raise ``ParseError`` if that is too deep."""
+        """Enter a nested construct; raise ``ParseError`` if it is nested too deeply."""
         if self._depth >= self._depth_max:
             raise self.wrong(f"this is nested more than {self._depth_max} levels deep")
         self._depth += 1

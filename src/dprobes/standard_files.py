@@ -58,7 +58,7 @@ class EndingSignals:
 
     @property
     def have_come(self) -> bool:
-        """True if one has arrived."""
+        """True if one of the signals has arrived."""
         with contextlib.suppress(BlockingIOError):
             while numbers := os.read(self.descriptor, 1 << 12):
                 self._have_come |= not set(_ENDING).isdisjoint(numbers)
@@ -244,7 +244,7 @@ def own_standard_files() -> None:
 
 
 def waiting_file_of(stream: TextIO) -> WaitingFile | None:
-    """Return the ``WaitingFile`` that a stream writes to, None if it has another one."""
+    """Return the ``WaitingFile`` that a stream writes to; None if it writes to another kind of file."""
     found = getattr(getattr(stream, "buffer", None), "raw", None)
     return found if isinstance(found, WaitingFile) else None
 

@@ -121,7 +121,7 @@ class RecordQueue:
             return batch
 
     def put_back(self, batch: Sequence[tuple[bytes, Place]]) -> None:
-        """Insert records that were taken and not read before all others."""
+        """Put records back at the beginning of the queue: they were taken, but not read."""
         if batch:
             size = sum(len(record) for record, _ in batch)
             with self._changed:
@@ -320,8 +320,8 @@ class InsertedProgram:
     An inserted program, with its counts, variables and removal; created by ``ProbeSession.insert``.
 
     ``engine`` is the name of its engine, ``reason`` the reason for that choice (None: the user requested it).
-    ``diagnostics`` are warnings and notes about the program. Any thread may call the methods, and their results remain valid after the
-    end of the program.
+    ``diagnostics`` are warnings and notes about the program. Any thread may call the methods, and their results remain
+    valid after the end of the program.
     """
 
     def __init__(

@@ -422,8 +422,8 @@ def attach(
     Raise ``EngineError`` if there is no such process, or none that can be probed.
 
     ``engine`` is a value of ``dprobes run --engine``; "auto" chooses an engine with the features that a program needs,
-    the ebpf engine if that is possible. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``: the session is for the endpoint's target.
-    ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
+    the ebpf engine if that is possible. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``: the session is
+    for the endpoint's target. ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
     stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in bytes) and ``overhead`` (in
     percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is the maximum size of unread records in bytes.
     """

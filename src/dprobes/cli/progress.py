@@ -40,7 +40,7 @@ class Progress:
 
     @classmethod
     def of_command(cls) -> Self:
-        """Return one that ends with the current command, before its error is printed if there is one."""
+        """Return a progress line that ends with the current command, before the command's error is printed."""
         from click import get_current_context
 
         progress = cls()

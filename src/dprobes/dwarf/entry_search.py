@@ -138,8 +138,8 @@ def units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int
 
     A unit may occur several times, with different places; None as the places means anywhere in the unit.
 
-    Linkers store a string that is the tail of others in the bytes of one of these. GNU ld uses the first one, if all
-    are sorted by their reversed text. If nothing refers to that one, all others are tried.
+    Linkers store a string that is the tail of longer strings in the bytes of one of these. GNU ld uses the first of
+    them in the order of their reversed text. If nothing refers to that one, all longer strings are tried.
     """
     whole, tails = _text_offsets(file.section(".debug_str"), raw)
     yield from _units_referring(file, whole, tails)

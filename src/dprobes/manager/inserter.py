@@ -70,7 +70,7 @@ class SharingSymbols:
         return self.symbols.module_of(self.files.same(elf))
 
     def machine(self, host: str) -> str | None:
-        """Return the result of the other provider."""
+        """Return the processor of the module to search, or None, as the other provider does."""
         return self.symbols.machine(host)
 
     @property
@@ -91,7 +91,7 @@ _RING_MAX, _RING_MIN = 4 << 20, 1 << 18
 """Default sizes of a ring in bytes: without other programs, and with hundreds of them."""
 
 _RING_SHARE = 32 << 20
-"""Total size in bytes of all rings if each were as large as the newest one."""
+"""Upper bound in bytes for the size of a new ring times the number of programs."""
 
 
 def ring_size(others: int) -> int:

@@ -76,7 +76,11 @@ class Recording:
         return self._targets.add(target, module, SinkOptions(format_name, self._directory))
 
     def remove_target(self, name: str, module: str | None) -> list[TargetStatus]:
-        """Remove log targets, all of that name if ``module`` is None; return their last status."""
+        """
+        Remove log targets, all of that name if ``module`` is None; return their last status.
+
+        Raise ``ManagerError`` if there is none.
+        """
         name = parse_target(name).text
         taken = self._targets.take(name, module)
         if not taken:

@@ -257,7 +257,7 @@ def _check_unique(probe: Probepoint, earlier: _Places, diagnostics: Diagnostics)
 
 
 def _exits_difference(module: Module, exits: Exits) -> str:
-    """Return the difference of the first exit of a function that is not the expected one, "" without one."""
+    """Return the difference of a function's first exit whose instruction is not the expected one; "" without one."""
     for leaving in exits.exits:
         if (difference := module.difference_at(leaving.offset)) is not None:
             return f"at offset {leaving.offset:#x}, where it is left: {difference}"
@@ -403,7 +403,11 @@ class _Resolver:
         return probepoint_in_code(self.number, self.definition, path, where, code, state, detail=detail)
 
     def _mismatch(self, offset: int, difference: str) -> Probepoint | None:
-        """Return the probepoint at a place with unexpected code; nothing else is checked there."""
+        """
+        Return the probepoint at a place with unexpected code; nothing else is checked there.
+
+        Return None, and add an error, if the place has no instruction.
+        """
         try:
             decoded = decode_at(self.module, offset)
         except TargetError as error:

@@ -199,7 +199,7 @@ def _find(
     location: Tracepoint,
     diagnostics: Diagnostics,
 ) -> TracedEvent:
-    """Return a tracepoint with those fields of a handler that exist; add errors for the others."""
+    """Return a tracepoint with the fields of a handler that exist; add an error for each missing field."""
     from dprobes.target.kernel.tracepoints import FieldError
 
     places = {str(each.operand): each.operand_place for each in reversed(traced_fields(program, definition))}

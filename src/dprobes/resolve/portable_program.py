@@ -233,8 +233,8 @@ def files_of_modules(
     """
     Return the files for which each program is compiled: the ``named`` ones of its module, or else that of this machine.
 
-    Named files are for the only program, if there is only one. Raise ``TargetError`` for one that belongs to no module,
-    and the errors of ``module_here``, to which ``has_kernel`` is passed.
+    A single program gets all named files. Raise ``TargetError`` for a file that belongs to no module, and the errors of
+    ``module_here``, to which ``has_kernel`` is passed.
     """
     if len(programs) == 1:
         return [list(named) or module_here(programs[0], advice, has_kernel=has_kernel)]

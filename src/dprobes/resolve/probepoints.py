@@ -57,7 +57,7 @@ class ProbeKind(Enum):
 
     @property
     def is_on_each_cpu(self) -> bool:
-        """True for kinds that occupy a resource on each CPU, which comes and goes with the CPU."""
+        """True for kinds that occupy a resource on each CPU, as long as the CPU is online."""
         return self in (ProbeKind.WATCHPOINT, ProbeKind.SAMPLER)
 
 

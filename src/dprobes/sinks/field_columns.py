@@ -222,7 +222,7 @@ class RecordData:
         self._values_of(rows.block.program)
 
     def check(self) -> None:
-        """Raise ``SourceError`` if records were seen, but no program's records can have some named field."""
+        """Raise ``SourceError`` for a field that no program's records can have, if records of any program were seen."""
         for name in self._names.values() if self._values else ():
             if name.name not in self._known:
                 known = [*FILTER_NAMES, *self._there]

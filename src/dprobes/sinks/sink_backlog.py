@@ -293,8 +293,8 @@ class Pace:
         """
         Record the duration of a batch of ``count`` records.
 
-        If it was long, half as many are tried. If those take as long, as with a distant server, the call itself costs
-        the time: then larger batches are better, not smaller ones.
+        If it was long, half as many records are tried. If these take as long, as with a distant server, the time is
+        that of the call itself: then larger batches are better.
         """
         if count != self._piece:
             if seconds > _PIECE_TIME:

@@ -43,7 +43,7 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
     Return the functions whose names match a shell pattern, in order of addresses, and the other matches.
 
     Upper and lower case differ. A function is returned once, by its best known name. If a symbol's name is equal to the
-    pattern, such as ``main.gen[int]``, only that one matches.
+    pattern, such as ``main.gen[int]``, only that symbol matches.
     """
     functions = list(module.symbols.functions())
     matches = module.symbols.matcher(pattern)

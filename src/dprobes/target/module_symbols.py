@@ -241,7 +241,7 @@ class SymbolTable:
         return [found[address] for address in sorted(found)]
 
     def imports(self, name: str) -> bool:
-        """Return whether the module uses ``name`` from another one."""
+        """Return whether the module imports ``name`` from another module."""
         return any(source.imports(name) for source in self._sources)
 
     def covering(self, link_address: int) -> Symbol | None:

@@ -107,7 +107,7 @@ NOT_EXPECTED = "no instruction is expected there"
 _LISTED = 4  # names listed in a hint
 
 _CHOOSING = re.compile(r"_chk|_ifunc$|_resolver$")
-"""Names in libraries of functions that select a function, or that check something before they call one."""
+"""Names of library functions that select an implementation (IFUNC), or check arguments before they call a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class Module:
         return self.symbols.names_at(address) if address is not None else set()
 
     def function_start(self, file_offset: int) -> int | None:
-        """Return the link address of the start of the function at a file offset, from symbols or unwind table."""
+        """Return the link address where the function at a file offset starts, by symbols or unwind table; or None."""
         address = self.elf.link_address(file_offset)
         if address is None:
             return None

@@ -172,7 +172,7 @@ def _heap_range(mappings: list[Mapping], growth: Growth, top: int) -> tuple[int,
 
 
 def _add_free(found: list[tuple[int, int]], start: int, end: int, but: tuple[int, int]) -> None:
-    """Append the parts of a range that are not in another one."""
+    """Append the parts of the range from ``start`` to ``end`` that are not in the range ``but``."""
     for first, last in ((start, min(end, but[0])), (max(start, but[1]), end)):
         if first < last:
             found.append((first, last))

@@ -61,7 +61,7 @@ class JitMap:
         self._read_to = 0
         """Offset up to which the file was read; only appended lines are read next."""
         self._last = b""
-        """The bytes before that offset; a rewritten file has others."""
+        """The bytes before that offset, by which a rewritten file is detected."""
         self._next_look = float("-inf")
         self._functions: dict[int, LocatedFunction] = {}
         self._starts: list[int] = []

@@ -424,7 +424,7 @@ class _Parts(NamedTuple):
 
 
 def find_readable(names: Iterable[str], written: str) -> list[ReadableName]:
-    """Return the names that match a written name, the best ones only, each once."""
+    """Return the names that match ``written`` with the best rank, each once; empty if none matches."""
     wanted = readable_parts(_normal(written))
     word = _significant(readable_parts(written.strip()).path or wanted.path)
     if word is None:

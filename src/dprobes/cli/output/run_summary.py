@@ -73,7 +73,7 @@ _WORDS = {
     "in padding": "breakpoint",
     "in place": "single-stepped",
 }
-"""Words of the summary for the engines' terms; other terms stand for themselves."""
+"""Words of the summary for the engines' terms; other terms are printed unchanged."""
 
 _WORD_LEGEND = {
     "jump": "a jump leads to the handler, which runs in the process itself",
@@ -234,7 +234,7 @@ def _remarks(count: Counts, place: str) -> Iterator[str]:
 
 
 def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> list[str]:
-    """Return the files without hits, if another file has some."""
+    """Return the files without hits; none if no file has hits."""
     paths = dict.fromkeys(probe.path for probe in probes)
     if len(paths) < 2:
         return []
@@ -419,7 +419,7 @@ def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[st
 
 
 def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> Iterator[str]:
-    """Yield the functions that other files have, too."""
+    """Yield advice about functions that are defined in other files as well."""
     from dprobes.target.probed_module import providers_of
 
     names_in: dict[tuple[Path, ...], list[str]] = {}
@@ -435,7 +435,7 @@ def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> 
 
 
 def _elsewhere(path: str, name: str) -> Iterator[str]:
-    """Yield the places of a function's code that the compiler has moved elsewhere."""
+    """Yield advice about a function's clones, and about the places where its calls were inlined."""
     from dprobes.resolve.breakpoints import inlined_places
     from dprobes.target.module_symbols import clones_in, is_cold_part
     from dprobes.target.probed_module import Module

@@ -139,7 +139,7 @@ class TableOutput:
 
     @staticmethod
     def _write_exposition(path: Path, contents: Sequence[TableContents], names: Names) -> None:
-        """Replace a file atomically: readers see either all of the old text, or all of the new one."""
+        """Replace a file atomically: readers see either the whole old text or the whole new text."""
         from dprobes.keyed.prometheus_text import exposition
 
         new = path.with_name(f".{path.name}.new")

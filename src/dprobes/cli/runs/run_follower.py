@@ -205,7 +205,7 @@ class Run:
         return self._time.is_over
 
     def await_beginning(self) -> None:
-        """Wait until everything in scope is probed, for a command's first probepoint some seconds; or for the end."""
+        """Wait until everything in scope is probed, some seconds for a command's first probepoint, or until the end."""
         self._time.await_beginning()
 
     def end_command(self, finished: Finished | None) -> Finished | None:

@@ -264,7 +264,7 @@ def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
 
 
 def _followers(paths: Sequence[Path], on_damage: Callable[[Damage], None] | None) -> list[TraceFollower]:
-    """Return followers of the files; an older part that is named explicitly is not read again by another one."""
+    """Return followers of the files; an older part that is named explicitly is not read by a second follower."""
     return [TraceFollower(path, with_older=older_part(path) not in paths, on_damage=on_damage) for path in paths]
 
 

@@ -38,7 +38,7 @@ _NAME_MAX = 40
 """Maximum length of a name in characters; a longer expression is named like any other value."""
 
 _VALUE = "value"
-"""The name of a value without one."""
+"""The name of a value for which no other name is known."""
 
 _CODE_ADDRESSES = frozenset({"eip", "rip", "ip", "pc"})
 """Names of addresses of code, which are displayed by their symbols."""
@@ -332,7 +332,7 @@ def _with_names(logged: tuple[str, ...], word_size: int) -> tuple[str, ...]:
 
 
 def _joined(logged: tuple[str, ...]) -> str:
-    """Return a line of values, and a separate line for each long one."""
+    """Return lines of values, and a separate line for each placeholder that has lines of its own."""
     lines = [""]
     for each in logged:
         if each.endswith(_LONG):

@@ -102,7 +102,7 @@ class Templates:
         return {DIRECTORY_FILE: directory, **dict(files[major] for major in wanted)}
 
     def over(self, others: Templates) -> dict[str, bytes]:
-        """Return the files of these templates, and those of ``others`` for major codes that these lack."""
+        """Return the files of these templates, and the files of ``others`` for major codes without one here."""
         files: dict[str, bytes] = {}
         names: list[tuple[int, str]] = []
         for major, (name, data) in sorted({**others._files, **self._files}.items()):
@@ -242,7 +242,7 @@ class ProgramTemplates:
         """
         Return the template of all records with these codes: the written one, or the derived one.
 
-        Return None if the derived ones of both word sizes differ. A record may be too short for the derived one.
+        Return None if the derived templates of both word sizes differ. A record may be too short for the derived one.
         """
         if (written := self.written.find(major, minor)) is not None:
             return written

@@ -118,7 +118,7 @@ class StackCollector:
     """
     A sink that sums the weights of records' stacks.
 
-    ``weight`` is the field with the weight of a record's stack; with None each counts one. ``without`` counts records
+    ``weight`` is the field with the weight of a record's stack; without it each weight is 1. ``without`` counts records
     that have no stack, or no number in that field. With ``keeps_samples`` each stack is kept with its thread and time,
     up to SAMPLES_MAX of them; ``left_out`` counts the others.
     """

@@ -282,7 +282,7 @@ def disassemble_around(module: Module, file_offset: int, before: int, after: int
     """
     Return the instruction that contains ``file_offset``, with up to ``before`` and ``after`` others around it.
 
-    Those before are in the same function; without a known function start the first one is that at ``file_offset``.
+    The instructions before it are in the same function; if no function is known, the first one is at ``file_offset``.
     """
     function = _function_around(module, file_offset)
     preceding = [] if function is None else function.starts_before(file_offset) or []

@@ -583,7 +583,7 @@ class FileText:
 
 
 def _first_of(paths: tuple[Path, ...], build_id: str, what: str) -> ElfFile:
-    """Return the first file with a build-id; raise ``TargetError`` with the reason against the last existing one."""
+    """Return the first file with a build-id; raise ``TargetError`` with the reason against the last existing file."""
     reason = f"there is no file of {what}" + (f" ({paths[0]})" if paths else "")
     for path in paths:
         if not path.exists():

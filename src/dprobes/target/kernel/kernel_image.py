@@ -314,7 +314,7 @@ _NO_PROBES = "_kprobe_blacklist"
 _NO_PROBE_SECTIONS = (".kprobes.text", ".noinstr.text")
 
 _ALIASES = ("init_module", "cleanup_module")
-"""Aliases that the macros ``module_init`` and ``module_exit`` define for a module's init and exit functions."""
+"""Aliases that the kernel's macros (module_init, module_exit) define for a module's init and exit functions."""
 
 
 class ModuleImage(KernelText):
@@ -483,7 +483,7 @@ _NO_FTRACE = "the kernel allows none where ftrace cannot redirect the function (
 
 class UnloadedModule(RunningKernel):
     """
-    A module's file as a kernel that has no other code.
+    A kernel module that is not loaded, as a kernel whose only code is the module's file.
 
     The kernel finds places in a module that it loads by *anchors*: a symbol's name, and a distance.
     """
