@@ -141,7 +141,7 @@ class Diagnostic:
     hint: str | None = None
 
     def worded(self) -> Diagnostic:
-        """Return the same with the message in the terms of its file's language."""
+        """Return the diagnostic with its message, notes and hint in the terms of its file's language."""
         wording = self.span.file.wording if self.span is not None else None
         if wording is None:
             return self

@@ -423,9 +423,10 @@ def attach(
 
     ``engine`` is a value of ``dprobes run --engine``; "auto" chooses an engine with the features that a program needs,
     the ebpf engine if that is possible. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``: the session is
-    for the endpoint's target. ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
-    stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in bytes) and ``overhead`` (in
-    percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is the maximum size of unread records in bytes.
+    for the endpoint's target. ``items`` are the header items of records: fewer make them smaller. ``allow_write``
+    allows programs to change or stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in
+    bytes) and ``overhead`` (in percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is the maximum size of
+    unread records in bytes.
     """
     options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
     if pid is None and named_engine(engine)[1] is None:
@@ -454,9 +455,9 @@ def launch(
     """
     Return a session for a command, a list of words.
 
-    It starts at the first ``records`` or ``wait``, or with ``ProbeSession.go``: all programs inserted before that probe
-    it from its first instruction on. Leaving the session does not end it, but a command that has not started
-    never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the command does not exist. With
+    The command starts at the first ``records`` or ``wait``, or with ``ProbeSession.go``: all programs inserted before
+    that probe it from its first instruction on. The end of the session does not end it, but a command that has not
+    started never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the command does not exist. With
     an ``engine`` that has an endpoint (``gdb=HOST:PORT``) the command is one that provides a stub there; it is started
     when a program is inserted. The other arguments are those of ``attach``.
     """

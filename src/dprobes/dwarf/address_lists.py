@@ -149,7 +149,7 @@ def list_offset(unit: Unit, name: str, attribute: int, index: int) -> int:
 
 
 class ListedExpression(NamedTuple):
-    """An expression for the link addresses from ``start`` to ``end`` (excluded); for all others if ``start`` is None."""
+    """An expression for the link addresses from ``start`` to ``end`` (excluded), or for all others (``start`` None)."""
 
     start: int | None
     end: int

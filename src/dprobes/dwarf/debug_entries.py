@@ -390,7 +390,7 @@ class Entry:
 
     @property
     def origin(self) -> Entry:
-        """The last of the origins; two entries with the same last origin describe the same function, variable or type."""
+        """The last of the origins; entries with the same last origin describe the same function, variable or type."""
         last = self
         for last in self.origins():  # noqa: B007 - the last one
             pass

@@ -91,7 +91,7 @@ _RING_MAX, _RING_MIN = 4 << 20, 1 << 18
 """Default sizes of a ring in bytes: without other programs, and with hundreds of them."""
 
 _RING_SHARE = 32 << 20
-"""Upper bound in bytes for the size of a new ring times the number of programs."""
+"""Total size in bytes of all rings if all are as large as the new one; the limits for a single ring come first."""
 
 
 def ring_size(others: int) -> int:

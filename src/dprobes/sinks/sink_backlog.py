@@ -132,8 +132,8 @@ class RecordQueue:
         """
         Return the first message; it stays in the queue until it is taken or dropped.
 
-        A batch is limited to ``count`` records. A smaller one is joined with the next batches of the same program, so
-        that a sink with a request per batch does not need one for each handful of records.
+        A batch is limited to ``count`` records. A smaller one is joined with the next batches of the same program, for
+        sinks that send a request for each batch.
         """
         message = self._messages[0]
         if not isinstance(message, Batch):

@@ -112,7 +112,7 @@ _CHOOSING = re.compile(r"_chk|_ifunc$|_resolver$")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The file offsets of the first byte and of the end of one instruction."""
+    """The file offsets of the start and the end of one instruction; ``is_invalid`` is true for other bytes."""
 
     offset: int
     end: int

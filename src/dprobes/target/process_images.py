@@ -60,7 +60,7 @@ class ProcessImage:
         return found if found is not None and address < found.end else None
 
     def add(self, mapping: Mapping) -> None:
-        """Add a mapping, and remove those that it overlaps."""
+        """Remove the mappings that a new one overlaps, and add it if there is room."""
         first = bisect_right(self._starts, mapping.start)
         if first and self._mappings[self._starts[first - 1]].end > mapping.start:
             first -= 1

@@ -223,7 +223,7 @@ def mapping_finder(pid: int) -> Callable[[int], Mapping | None]:
 
 def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
     """
-    Return the first mappings of a process of the code of files, and whether these are all.
+    Return up to ``most`` mappings of files' code in a process, in order of addresses, and whether these are all.
 
     Raise the same ``TargetError`` as ``read_maps``.
     """

@@ -1,11 +1,11 @@
 """
 ``--count``, ``--hist`` and ``--sum`` at the hit: a program whose handlers tally the values instead of logging them.
 
-That is possible for handlers whose every run produces one record, and for fields that are header items with
-instructions to push them, or words that one ``log`` takes from the stack. The position of a field is determined by
-reading it from records of random words. A sum of unsigned numbers has one more key, the sign bit of the number: so the
-exact sum follows from the table's sum of signed words. The final contents of tables are counted like records of the
-same contents, so that the results are the same. A hit whose probed instruction faults counts, as with every table.
+That is possible for handlers of which every run produces one record. A field must be a header item that an instruction
+can push, or a word that one ``log`` takes from the stack. The position of a field is determined by reading it from
+records of random words. A sum of unsigned numbers has one more key, the sign bit of the number: so the exact sum
+follows from the table's sum of signed words. The final contents of tables are counted like records with the same
+contents, so that the results are the same. A hit whose probed instruction faults counts, as with every table.
 """
 
 from __future__ import annotations

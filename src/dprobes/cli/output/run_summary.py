@@ -160,7 +160,7 @@ def summary(
 
 
 def _cut(lines: Sequence[_Line], rows: int) -> list[_Line]:
-    """Return the lines with the most hits, in their order; of many lines none without a hit."""
+    """Return up to ``rows`` lines, those with the most hits, in their order; of many lines none without a hit."""
     found = [line for line in lines if line[2].hits or len(lines) <= _SHOWN]
     if len(found) <= rows:
         return found

@@ -94,7 +94,7 @@ class TopView:
     # The table
 
     def rows(self, program: Program, session: Attachment) -> list[Row]:
-        """Return a row for each place that was hit, the busiest first; if there are few, also for places without hits."""
+        """Return a row for each place that was hit, the busiest first; if there are few, also for the other places."""
         with self._lock:
             latest = list(self._last.items())
         last = {

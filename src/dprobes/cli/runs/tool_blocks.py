@@ -135,7 +135,7 @@ class ToolBlocks:
     # Operations of blocks
 
     def variable(self, kind: VariableKind, index: int) -> int:
-        """Return the 64 bits of a variable."""
+        """Return the 64 bits of a variable; 0 if it does not exist."""
         if kind is VariableKind.LOCAL:
             variables = self._attachment.local_variables()
             return variables[index] if 0 <= index < len(variables) else 0
@@ -147,7 +147,7 @@ class ToolBlocks:
             cells.close()
 
     def set_variable(self, kind: VariableKind, index: int, value: int) -> None:
-        """Set a variable; raise an error if it does not exist."""
+        """Set a variable; do nothing if it does not exist."""
         if kind is VariableKind.LOCAL:
             if 0 <= index < len(self._attachment.local_variables()):
                 self._attachment.change([VariableChange(index, value)])

@@ -178,7 +178,7 @@ def _output(file: Path | None, output: Path | None) -> Path:
 def _dump(
     program: Path | str, diagnostics: Diagnostics, options: CompileOptions, name: str, files: ModuleFiles | None
 ) -> list[str]:
-    """Return the result of a pass for a program in DProbes C."""
+    """Return the result of a pass for a program in DProbes C; raise a usage error for a program in RPN."""
     from dprobes.dpc.c_source import dump_lines
 
     if not is_c(program):

@@ -164,7 +164,7 @@ class Placeholder:
     ``size`` is that of one number in bytes: None for the record's word, 0 for other values. With ``is_item`` the data
     are one prefixed item, else raw bytes. ``span`` is its place in the source. ``names`` are the numbers of an
     enumeration with their names. ``field`` is the explicit name of the field; then an item is one number, unless it
-    ``is_list``. With ``marks_cut`` a text longer than ``precision`` bytes is truncated, and followed by a mark.
+    ``is_list``. With ``marks_cut`` a string longer than ``precision`` bytes is truncated, and followed by a mark.
     """
 
     conversion: Conversion

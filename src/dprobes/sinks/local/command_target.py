@@ -83,7 +83,7 @@ class CommandOutlet:
             self._in_pipe_bytes -= self._in_pipe.popleft()
 
     def _unread(self, pipe: int, extra: int = 0) -> int:
-        """Return and reset the number of unread records in the pipe; ``extra`` bytes of an incomplete one follow them."""
+        """Return and reset the number of unread records in the pipe; ``extra`` bytes of an incomplete one follow."""
         found = array.array("i", [0])
         fcntl.ioctl(pipe, termios.FIONREAD, found)
         left, count = found[0] - extra, 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FileOutlet", "open"]
 
 _PATIENCE = 10.0
-"""Seconds without progress after which a pipe or a terminal is an error."""
+"""Seconds without progress after which a write to a pipe or a terminal fails."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have

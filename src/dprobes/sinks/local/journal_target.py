@@ -35,7 +35,7 @@ __all__ = ["MESSAGE_ID", "JournalSink", "open"]
 _SOCKET = "/run/systemd/journal/socket"
 
 _PATIENCE = 10.0
-"""Seconds without progress after which the journal is an error."""
+"""Seconds without progress after which a write to the journal fails."""
 
 MESSAGE_ID = "8f3b6a0c6f0f4c0ea2e7d4a1c95d2b17"
 """The MESSAGE_ID of all records in the journal: ``journalctl MESSAGE_ID=…``."""

@@ -22,7 +22,7 @@ __all__ = ["SerialOutlet", "open"]
 _BAUD = 115200
 
 _PATIENCE = 10.0
-"""Seconds without progress, as with flow control, after which a line is an error."""
+"""Seconds without progress, as with flow control, after which a write to the line fails."""
 
 _INTERVAL = 0.01
 

@@ -30,7 +30,7 @@ _CONNECTING = 10.0
 """Timeout of a connection attempt in seconds."""
 
 _PATIENCE = 30.0
-"""Seconds without progress after which a server is an error; the records stay in the queue meanwhile."""
+"""Seconds without progress after which sending to a server fails; the records stay in the queue meanwhile."""
 
 _GOODBYE = 5.0
 """Seconds without an acknowledgement at the end after which messages are given up."""

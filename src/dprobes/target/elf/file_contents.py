@@ -64,7 +64,7 @@ READ_LIMIT = 64 << 20
 """Maximum size in bytes of a file that is always read; larger ones are mapped if that is safe."""
 
 _HOLE_SHARE = 8
-"""Maximum ratio of a file's size to its size on disk; it is larger than that of compression."""
+"""Maximum ratio of a file's size to its size on disk; that of a file compressed by the file system is smaller."""
 
 _BLOCK = 512  # bytes: the unit of st_blocks on all file systems
 

@@ -189,7 +189,7 @@ def written_words(elf: ElfFile) -> Iterator[tuple[int, int]]:
 
 
 def code_pointers(elf: ElfFile) -> set[int]:
-    """Return the link addresses of code that are words of the data."""
+    """Return the link addresses of code that occur as words in the data of a file."""
     ranges = [(s.vaddr, s.vaddr + s.filesz) for s in elf.load_segments if s.executable]
     found = {value for _, value in written_words(elf)}
     if not elf.is_pie_or_shared or _DT_RELR in elf.dynamic.values:  # words that are in the file unrelocated

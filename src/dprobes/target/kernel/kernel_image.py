@@ -309,7 +309,7 @@ _CHANGES = (
     ".altinstructions", ".retpoline_sites", ".return_sites", ".call_sites", ".static_call_sites", "__jump_table",
     ".smp_locks", ".parainstructions", ".ibt_endbr_seal", ".cfi_sites",
 )  # fmt: skip
-"""Tables of other instructions that the loader patches, or may patch."""
+"""Sections that list the instructions, other than calls of ftrace, that the loader patches or may patch."""
 _NO_PROBES = "_kprobe_blacklist"
 _NO_PROBE_SECTIONS = (".kprobes.text", ".noinstr.text")
 

@@ -64,7 +64,7 @@ class Source(Enum):
 @dataclass(frozen=True, slots=True)
 class SystemCallNumbers:
     """
-    The numbers of a system call; None for a word size whose programs cannot make it.
+    The numbers of a system call in 64-bit (``wide``) and 32-bit programs; None where the system call is missing.
 
     ``number`` is the path to the number. ``status`` is the offset, in a task, of the word that selects one of the two
     tables of system calls.

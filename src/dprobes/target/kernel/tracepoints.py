@@ -112,7 +112,7 @@ _NARROW_REGISTERS = ("bx", "cx", "dx", "si", "di", "bp")
 
 
 class FieldError(TargetError):
-    """A tracepoint or system call has no such ``field``, or none that a program can load."""
+    """An error: a tracepoint or system call has no such ``field``, or no program can load it."""
 
     def __init__(self, field: str, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

@@ -191,7 +191,7 @@ Location = InMemory | InRegister | Computed | Known | Unavailable | Pieces
 
 
 class NowhereError(Exception):
-    """The subject of an expression has no location, or cannot be computed."""
+    """An error: the variable or value of an expression has no location, or cannot be computed."""
 
     def __init__(self, reason: str, *, is_at_entry: bool = False) -> None:
         super().__init__(reason)

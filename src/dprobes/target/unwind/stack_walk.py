@@ -85,7 +85,7 @@ COLUMNS = {
     "ppc": _POWER,
     "ppc64": _POWER,
 }
-"""From the ABI supplements of the processors; the registers have the names of ``arch``."""
+"""The registers of each processor, by its ABI supplement, with the names of ``arch``."""
 
 
 class CallStack(NamedTuple):
