@@ -54,7 +54,7 @@ class Token:
 _OTHER_QUOTES = re.compile(
     r"""['\u2018](?P<single>[^'\u2019"\n]*)['\u2019]|[\u201c\u201d](?P<text>[^\u201c\u201d"\n]*)[\u201c\u201d]"""
 )
-"""A text in single or typographic quotes."""
+"""A string in single or typographic quotes."""
 _BLANK = re.compile(r"\s*")
 _KINDS = {kind.value: kind for kind in TokenKind}
 

@@ -149,7 +149,7 @@ class _Reader:
 
 
 def _read(output: IO[bytes], reader: _Reader, process: subprocess.Popen[bytes]) -> None:
-    """Read to the end; an interrupt ends the run, whose remaining output is read."""
+    """Read the output of a run to its end; an interrupt (Ctrl-C) ends the run, whose remaining output is read."""
     is_interrupted = False
     while True:
         try:

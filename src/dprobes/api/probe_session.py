@@ -457,9 +457,9 @@ def launch(
 
     The command starts at the first ``records`` or ``wait``, or with ``ProbeSession.go``: all programs inserted before
     that probe it from its first instruction on. The end of the session does not end it, but a command that has not
-    started never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the command does not exist. With
-    an ``engine`` that has an endpoint (``gdb=HOST:PORT``) the command is one that provides a stub there; it is started
-    when a program is inserted. The other arguments are those of ``attach``.
+    started never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the command does not
+    exist. With an ``engine`` that has an endpoint (``gdb=HOST:PORT``) the command is one that provides a stub there; it
+    is started when a program is inserted. The other arguments are those of ``attach``.
     """
     starts_stub = named_engine(engine)[1] is not None
     options = _options(

@@ -161,8 +161,8 @@ def compile_programs(
     """
     Load a program, find its module, and resolve its probes; raise ``DprobesError`` with all of its errors.
 
-    One in DProbes C is several, one for each module, with common diagnostics. ``kernel_types`` is a file with the types
-    of the kernel, if that is not the running one.
+    A source in DProbes C is compiled to one program for each module, with common diagnostics. ``kernel_types`` is a
+    file with the types of the kernel, if that is not the running one.
     """
     module = _program_of(pid) if pid is not None else ""
     try:

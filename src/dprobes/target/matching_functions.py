@@ -83,9 +83,10 @@ def _others(module: Module, functions: Sequence[Symbol], matches: Callable[[str]
 
 def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[str, str]]:
     """
-    Return an unambiguous name for each function in a program, and the function's readable name.
+    Return for each function an unambiguous name for programs, and the function's readable name.
 
-    The first is the readable name, if it is unique; else the linker's name, the source file with it, or the offset.
+    The former is the readable name, if that is unique; else the linker's name, alone or with the source file; else the
+    file offset.
     """
     symbols, demangler = module.symbols, Demangler()
     readable = [demangler.name_of(function.name) for function in functions]

@@ -63,7 +63,7 @@ QUERY = struct.Struct("=9Q4I2Q")
 """
 Layout of ``struct procmap_query``.
 
-The fields are: size, flags, address asked for; start, end, flags, page size and offset of the mapping, inode of its
+The fields are: size, flags, requested address; start, end, flags, page size and offset of the mapping, inode of its
 file; major and minor number of the device, sizes of the buffers for name and build-id; addresses of these buffers.
 """
 PROCMAP_QUERY = 3 << 30 | QUERY.size << 16 | ord("f") << 8 | 17

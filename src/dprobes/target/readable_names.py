@@ -205,7 +205,7 @@ class _Reader:
         return found
 
     def _again(self, read: object) -> str:
-        """Parse the text at an earlier position again."""
+        """Parse the text at the earlier position to which a back reference leads; ValueError if it leads forward."""
         place = self._number()
         here = self._at
         if place >= here - 1:

@@ -92,7 +92,7 @@ class _Time:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """End the attachment after the duration, until the end of the context."""
+        """End the attachment when the duration is over, unless the context ends before that."""
         thread = threading.Thread(target=self._count, daemon=True)
         if self._duration is not None:
             thread.start()

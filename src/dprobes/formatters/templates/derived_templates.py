@@ -72,7 +72,7 @@ _ITEMS = {
     "log ustack, <frames>": "%*k",
     "log st": None,  # it has a record of its own
 }
-"""The items that instructions log; ``{}`` is the name of the topmost cell, their address."""
+"""Templates for the items that instructions log; ``{}`` is the name of the topmost cell, the item's address."""
 
 _DUMP = "%*h"
 _LONG = (_DUMP, "%*k")

@@ -172,7 +172,7 @@ def read_file(path: Path) -> bytes:
 
 
 def source_of(name: str, data: bytes, diagnostics: Diagnostics) -> SourceFile | None:
-    """Return the text of a file; None, with an error in ``diagnostics``, if its bytes are not text."""
+    """Return the text of a file; None, with an error in ``diagnostics``, if it is not UTF-8, or exceeds FILE_MAX."""
     if len(data) > FILE_MAX:
         diagnostics.error(None, f"'{name}' has more than {FILE_MAX} bytes")
         return None

@@ -129,7 +129,7 @@ class TraceFileSink:
         return known
 
     def destroy_event(self, source: RecordSource) -> None:
-        """End a program in the file."""
+        """Write the end of a program to the file."""
         with self._lock:
             self._raise_failure()
             if (number := self._numbers.get(source.number)) is not None:

@@ -266,7 +266,7 @@ _INSTRUCTIONS: Mapping[int, tuple[str | RuleKind, str]] = {
     0x13: ("frame offset", "D"), 0x0F: ("frame expression", "b"),
 }  # fmt: skip
 """
-Actions of instructions, or the rule that they give a register, and their operands.
+Call frame instructions by opcode: the action, or the kind of rule that is set for a register, and the operands.
 
 ``a`` is an address, a digit a size in bytes, ``u`` LEB128, ``b`` a block; ``d``, ``D`` and ``n`` are LEB128 times the
 data alignment: unsigned, signed, and negated.
