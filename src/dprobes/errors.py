@@ -7,7 +7,7 @@ All exceptions of DProbes, in one place so that no module imports another for it
     ├── SourceError         the user's program: carries its diagnostics
     ├── FormatError         malformed record, trace or compiled file: byte offset and what was expected
     ├── TargetError         module, symbol, process or debug file: missing, ambiguous, or of the wrong kind
-    ├── EngineError         an engine cannot do what was asked
+    ├── EngineError         an engine cannot do what was requested
     │   ├── NotSupportedError   the engine, kernel or processor lacks the feature
     │   └── PrivilegeError      the feature exists, but not for this user
     ├── SinkError           a log target failed

@@ -109,7 +109,7 @@ def _distance(shape: EntryShape, sizes: FormSizes) -> int | None:
 
 
 def _unsigned(number: int) -> bytes:
-    """Return a number as LEB128."""
+    """Return a number as unsigned LEB128."""
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
@@ -278,7 +278,7 @@ def _text_offsets(section: SectionBytes, raw: bytes) -> tuple[Sequence[int], Seq
 
 
 def _places(section: SectionBytes, needle: bytes, limit: int = _PLACES_MAX) -> Iterator[int]:
-    """Iterate over the offsets of bytes in a section."""
+    """Iterate over up to ``limit`` offsets of the bytes ``needle`` in a section."""
     position = section.start - 1
     for _ in range(limit):
         position = section.data.find(needle, position + 1, section.end)

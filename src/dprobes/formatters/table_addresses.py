@@ -37,7 +37,7 @@ def names_for(
     """
     Return the provider of names for the addresses in tables; one without names if there are no addresses.
 
-    With ``live`` they are of processes of this machine; ``carried`` are the names in their trace file.
+    With ``live`` the addresses are of processes of this machine; ``carried`` are the names in their trace file.
     """
     if not has_addresses(tables):
         return NO_NAMES

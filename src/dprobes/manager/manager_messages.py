@@ -206,7 +206,7 @@ class ManagedProbepoint:
 
 @dataclass(frozen=True, slots=True)
 class ManagedScope:
-    """The processes of a program: those of one of these fields, or all; at an endpoint if there is one."""
+    """The processes of a program: those that one of these fields selects, or all; ``endpoint`` is the engine's."""
 
     pid: int | None = field(default=None, metadata=LEFT_OUT)
     follow: bool | None = field(default=None, metadata=LEFT_OUT)

@@ -432,7 +432,7 @@ def message_of(error: DprobesError) -> Message:
 
 
 def error_of(message: Message) -> DprobesError:
-    """Return the error that a message reports; that of a program with errors contains their text."""
+    """Return the error that a message reports; a ``SourceError`` has the rendered diagnostics as its text."""
     reported = message["error"]
     text, hint = str(reported.get("message")), reported.get("hint")
     kind = getattr(errors, str(reported.get("kind")), ManagerError)

@@ -320,7 +320,7 @@ class LogTarget:
             self._is_down = False
 
     def _note(self, error: BaseException, message: Message | None = None) -> None:
-        """Record a problem, and how many records of the message the sink took, or lost of earlier ones."""
+        """Record a problem, the records of the message that the sink took, and the earlier ones that it lost."""
         said = _text_of(error)
         with self._changed:
             self._problem = said

@@ -160,7 +160,7 @@ def free_ranges(mappings: Iterable[Mapping], growth: Growth, floor: int, top: in
 
 
 def _heap_range(mappings: list[Mapping], growth: Growth, top: int) -> tuple[int, int]:
-    """Return the range of the heap, including its growth."""
+    """Return the range of the heap, including the addresses up to which it may grow."""
     start = growth.heap
     if start is None:
         first = next((mapping.start for mapping in mappings if mapping.path == _HEAP), None)

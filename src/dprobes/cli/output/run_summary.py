@@ -355,7 +355,7 @@ def fault_lines(program: Program, tables: Sequence[TableContents]) -> Iterator[s
         yield f"{count} fault{'s' if count != 1 else ''} at {name}:{line}: {reason}"
 
 
-# Advice if probepoints were inserted and never reached: what did run, and what was probably intended. That is another
+# Advice if probepoints were inserted and never reached: the code that was probably executed instead. It is another
 # program, another library's function of the same name, or code that the compiler has moved elsewhere.
 
 _LOOKED_UP_MAX, _FUNCTIONS_MAX = 256, 8

@@ -364,7 +364,7 @@ class Run:
         return self._status(finished)
 
     def _summarize(self, finished: Finished) -> None:
-        """Print the state of each probepoint."""
+        """Print the summary: the counts of each probepoint, the faults, and the filters."""
         from dprobes.cli.output.run_summary import fault_lines, summary
 
         console.write(summary(self._program, self._attachment, finished.counts, self._summary, console.width()))

@@ -130,7 +130,7 @@ def _character(code: int) -> str:
 # function is entered, that may be a tail call, and both return together.
 
 _SAME_STACK = 8 << 20
-"""Distance in bytes from which on two stack pointers are on different stacks, as with coroutines; not comparable."""
+"""Stack pointers that differ by this number of bytes are on different stacks, as with coroutines, and not compared."""
 
 
 class _Call(NamedTuple):

@@ -111,7 +111,7 @@ class Stream:
         """The end offset in the byte stream of each message that may not have arrived."""
 
     def send(self, messages: Sequence[bytes], *, are_records: bool = True) -> None:
-        """Send messages; raise ``SinkError`` like a sink, counting messages only if they ``are_records``."""
+        """Send messages; raise ``SinkError`` with the counts of a sink, of messages only if they ``are_records``."""
         frames = [b"%d %b" % (len(message), message) for message in messages]
         data = memoryview(b"".join(frames))
         sent = taken = whole = 0

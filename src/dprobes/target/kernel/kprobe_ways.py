@@ -321,7 +321,7 @@ _TWO_BYTES = (
     "0110010011011101"  # e0
     "0111010011101110"  # f0
 )
-""""1" if the kernel boosts the instruction, by the opcode byte after 0f (``twobyte_is_boostable`` in core.c)."""
+"""Two-byte opcodes that the kernel boosts ("1"), by the byte after 0f (``twobyte_is_boostable`` in core.c)."""
 
 
 def _boost(raw: bytes) -> _Moves:
