@@ -265,7 +265,7 @@ ENTRY_POINTS = "dprobes.extensions"
 """The group of entry points in which packages register extensions."""
 
 FAILED = 6
-"""Parameter 1 of the INVALID_OPERAND that a failing extension raises; parameter 2 is its number, from 0."""
+"""Parameter 1 of the INVALID_OPERAND that a failing extension raises; parameter 2 is the extension's number, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

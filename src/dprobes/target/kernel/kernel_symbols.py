@@ -273,7 +273,7 @@ class KernelPlace(NamedTuple):
     """
     The instruction at an address; ``raw`` is empty if it could not be read. ``where`` is the place for messages.
 
-    ``definition`` is the number of the probe definition that it is for.
+    ``definition`` is the number of its probe definition.
     """
 
     definition: int

@@ -4,8 +4,8 @@ DWARF expressions: a stack machine that computes a location or a value (DWARF 5,
 It computes with trees. Known values become numbers at once, so an expression over readable memory and registers ends in
 a number; a value that is known only at a hit stays a tree. Where a jump depends on a tree, both ways are followed.
 
-The contexts of expressions differ in the values that they can read, and in their bases; the caller passes both. Unwind tables have
-no base; debug information has frames, types, and indexed addresses.
+The contexts of expressions differ in the values that they can read, and in their bases; the caller passes both. Unwind
+tables have no base; debug information has frames, types, and indexed addresses.
 """
 
 from __future__ import annotations
