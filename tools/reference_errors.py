@@ -35,18 +35,18 @@ hint: did you mean 'malloc', 'mallopt' or 'mallinfo'?
 ```
 
 Errors in a probe program have the file, the line and the column, and all of them are printed at once. Python programs
-catch the [classes](#kinds-of-errors) of `dprobes`; all of them have the attributes `message` and `hint`.
-[Messages](messages.md) lists all of them.
+catch the [classes](#kinds-of-errors) of `dprobes`; all classes have the attributes `message` and `hint`.
+[Messages](messages.md) lists all messages.
 """
 
 KINDS: dict[type[errors.DprobesError], tuple[str, str]] = {
     errors.SourceError: (
         "The probe program has errors; `diagnostics` contains all of them.",
-        "Correct the places that the messages underline. `dprobes check FILE` prints the same without a run.",
+        "Correct the places that the messages underline. `dprobes check FILE` prints the same messages without a run.",
     ),
     errors.FormatError: (
         "A binary file or message is malformed: a trace file, a compiled program, debug information.",
-        "The message has the position in bytes. Copy or build it again: it may be cut off, or newer than dprobes.",
+        "The message has the offset in bytes. Copy or build the file again: it may be truncated or too new.",
     ),
     errors.TargetError: (
         "A module, symbol, process or debug file does not exist, is ambiguous, or is of the wrong kind.",
@@ -54,14 +54,14 @@ KINDS: dict[type[errors.DprobesError], tuple[str, str]] = {
     ),
     errors.EngineError: (
         "An engine cannot insert, run or remove the probepoints.",
-        "The message has the reason. `dprobes doctor` lists the abilities of each engine on this machine.",
+        "The message has the reason. `dprobes doctor` lists what each engine can do on this machine.",
     ),
     errors.NotSupportedError: (
         "The engine, the kernel or the processor lacks a feature that the program needs.",
         "Choose another engine by [the support matrix](support.md), or change the instruction that the message names.",
     ),
     errors.PrivilegeError: (
-        "The feature exists, but this user may not use it.",
+        "The program needs a feature that this user has no right to use.",
         "Start the program with `-c`, or run dprobes as root. `dprobes doctor` names the missing right.",
     ),
     errors.SinkError: (
@@ -70,7 +70,7 @@ KINDS: dict[type[errors.DprobesError], tuple[str, str]] = {
     ),
     errors.RecordsRefusedError: (
         "The receiver of a log target works, but refuses some of the records.",
-        "Compare the log of the receiver, for example its limit of the size of a message. The run continues.",
+        "Look in the receiver's log for the reason, for example a limit for the size of a message. The run continues.",
     ),
     errors.ManagerError: (
         "The [probe manager](manager.md) cannot be reached or started, or it refuses a request.",
@@ -113,7 +113,7 @@ STATES: dict[ProbeState, tuple[str, str]] = {
 
 EXCEPTIONS: dict[ExceptionCode, tuple[str, str]] = {
     ExceptionCode.INVALID_ADDR: (
-        "The memory at the address is not mapped, not present, or may not be accessed; or a value does not exist.",
+        "The memory at the address is not mapped, not present, or may not be accessed; or a pushed value is unknown.",
         "Compare the address with 0 first, or set an exception handler with `sx`.",
     ),
     ExceptionCode.SEG_FAULT: (
@@ -121,11 +121,11 @@ EXCEPTIONS: dict[ExceptionCode, tuple[str, str]] = {
         "Compare the selector with the segment registers of the record.",
     ),
     ExceptionCode.JMP_MAX: (
-        "The handler takes more jumps, loops and calls than `jmpmax` allows.",
+        "The handler executes more jumps, loops and calls than `jmpmax` allows.",
         "Raise `jmpmax`, or end the loop earlier.",
     ),
     ExceptionCode.CALL_MAX: (
-        "Procedures call each other too deep, or `ret` stands outside a procedure.",
+        "Calls of procedures are nested too deeply, or `ret` is executed outside a procedure.",
         "End the recursion earlier.",
     ),
     ExceptionCode.DIVIDE_BY_ZERO: ("The divisor is 0.", "Compare the divisor with 0 first."),
@@ -134,16 +134,16 @@ EXCEPTIONS: dict[ExceptionCode, tuple[str, str]] = {
         "Compare the index with the number of variables in the file header.",
     ),
     ExceptionCode.INVALID_OPCODE: (
-        "There is no instruction at the offset, which only a malformed compiled program can reach.",
+        "There is no instruction at the offset to execute. Only a malformed compiled program can cause this.",
         "Compile the program again.",
     ),
     ExceptionCode.HEAP_NOMEM: (
         "The heap of the handler has no room for the request.",
-        "Ask for less, or `free` what is not needed any more.",
+        "Allocate less, or `free` memory that is not needed any more.",
     ),
     ExceptionCode.HEAP_INVALID_HANDLE: (
         "The handle does not come from `malloc`, or was freed.",
-        "Keep the handle that `malloc` returned.",
+        "Use the handle that `malloc` returned.",
     ),
     ExceptionCode.HEAP_INVALID_OFFSET: (
         "The offset is outside the memory of the handle.",
@@ -154,8 +154,8 @@ EXCEPTIONS: dict[ExceptionCode, tuple[str, str]] = {
         "Raise `logmax`, or log less.",
     ),
     ExceptionCode.RPN_STACK_WRAP: (
-        "The original had this exception for a stack that overflows.",
-        "None is needed: no instruction raises the exception here.",
+        "The original DProbes raised this exception when the RPN stack overflowed.",
+        "None is needed: no instruction raises this exception.",
     ),
     ExceptionCode.USER_EX: (
         "The handler raised an exception with `rx`.",
@@ -205,7 +205,9 @@ def document() -> str:
 
 
 def unless(code: ExceptionCode) -> str:
-    """Return what happens where the exception is not enabled."""
+    """Return what happens unless the exception is enabled and handled."""
     if code is ExceptionCode.USER_EX:
-        return "It is raised whatever `ex_mask` is."
-    return "Unless it is enabled, the handler ends." if code & NON_MASKABLE else "Unless it is enabled, it is ignored."
+        return "It does not depend on `ex_mask`."
+    if code & NON_MASKABLE:
+        return "The handler ends, unless the exception is enabled (the default) and `sx` has set an exception handler."
+    return "It is ignored unless it is enabled, which is not the default."
