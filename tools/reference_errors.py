@@ -195,6 +195,8 @@ def document() -> str:
     lines += ["## Exceptions in handlers", ""]
     lines += [
         "Exceptions do not disturb the probed program. `ex_mask` enables them, [one bit each](rpn.md#exception-codes).",
+        "An enabled exception jumps to the exception handler that `sx` has set. Without one, the handler ends, and its",
+        "record is kept.",
         "",
     ]
     for code in ExceptionCode:
