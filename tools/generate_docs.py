@@ -1,8 +1,8 @@
 """
-Write pages of docs/reference/ from the tables of the program; with --check only compare.
+Write pages of docs/reference/ from the tables of the program; with --check, only compare them.
 
-Each instruction, keyword, limit and register comes from the table that the program uses. This module has the page of the
-RPN language.
+Each instruction, keyword, limit and register comes from the table that the program uses. This module writes the page of
+the RPN language.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ SYNTAX = """\
 * Module names, file names and symbols are case-sensitive; everything else is not.
 * The C preprocessor runs first: `#include`, `#define`, `#if`.
 * A value is a number (`16`, `0x10`, `020`, `'a'`), a symbol of the module, or an expression (`main + 4`, `(1 << 3) | 1`).
-  A symbol is its run-time address in the process of the hit.
+  The value of a symbol is its run-time address in the process of the hit.
 * `label:` before an instruction is the target of a jump. `proc name` and `endproc` enclose a procedure, for `call`.
 
 ### Types of values
 
-A cell of the RPN stack is one word: 4 or 8 bytes, as in the module. A value of fewer bits is extended with zeros, or has
-the bits that the processor left above it. A type sets how it is extended:
+A cell of the RPN stack is one word: 4 or 8 bytes, as in the module. A value narrower than a cell is zero-extended; the
+exception is a register, whose upper bits may be undefined by the ABI. A type determines the extension:
 
 ```rpn
 name = "libc.so.6"
@@ -95,8 +95,9 @@ return = yes
     exit
 ```
 
-`s8` to `s64` are signed, `u8` to `u64` unsigned. A type can follow a register, a field (`push tp, ret:s32`), an argument
-of a USDT probe (`push usdt, 1:s32`), and `push mem, s16`. It is short for the instruction and a `pbl` or `pzl` after it.
+`s8` to `s64` sign-extend the value, `u8` to `u64` zero-extend it. A type can follow a register, a field
+(`push tp, ret:s32`) and an argument of a USDT probe (`push usdt, 1:s32`), and can be the size of `push mem, s16`. It is
+an abbreviation for the instruction followed by `pbl` or `pzl`.
 """
 
 TABLES = f"""\
@@ -113,13 +114,13 @@ offset = malloc
     abort                                     // no record
 ```
 
-A keyed table keeps a value for each key. The handler updates it at the hit, so no record has to be carried.
+A keyed table has a value for each key. The handler updates it at the hit, so no record has to be transferred.
 
-* `tally NAME` pops the value (none for `count`), then the keys that take a cell; the last key is on top.
-* `push table, NAME` and `delete NAME` pop the keys only.
+* `tally NAME` pops the value (none for `count`), then the keys that have cells; the last key is on top.
+* `push table, NAME` and `delete NAME` pop only the keys.
 * A value is a signed word, unless `value =` names another type.
 * A handler that only tallies ends with `abort`, so that it leaves no record.
-* As with variables, a `tally` counts even if the probed instruction faults.
+* Like a change of a variable, a `tally` has effect even if the probed instruction faults.
 
 [Keyed tables](tables.md) describes how tables are printed, sent and cleared.
 
@@ -131,7 +132,7 @@ A keyed table keeps a value for each key. The handler updates it at the hit, so 
 | `avg` | count and sum | the average, rounded towards zero |
 | `stats` | count, sum, smallest and largest value | the count |
 | `hist` | the number of values in each power of two: ... -3 to -2, -1, 0, 1, 2 to 3, 4 to 7, ... | the number of values |
-| `lhist(LOW, HIGH, STEP)` | the number of values in each bucket of STEP from LOW on, below LOW, and from HIGH on; up to {BUCKETS_MAX} buckets | the number of values |
+| `lhist(LOW, HIGH, STEP)` | the number of values below LOW, in each bucket of width STEP from LOW to HIGH, and from HIGH on; up to {BUCKETS_MAX} buckets | the number of values |
 | `last` | the last value | that value |
 
 | key | cell | meaning |
@@ -144,21 +145,21 @@ A keyed table keeps a value for each key. The handler updates it at the hit, so 
 | `comm` | | the name of the thread |
 | `ustack[N]` | | the process and its call stack, as in `log ustack` |
 | `kstack[N]` | | the call stack of the kernel, as in `log kstack` |
-| `long` | the number; in 32-bit programs two cells, the low word on top | an unsigned number of 64 bits |
-| `slong` | as `long` | a signed number of 64 bits |
+| `long` | the number; in 32-bit programs two cells, the low word on top | an unsigned 64-bit number |
+| `slong` | as `long` | a signed 64-bit number |
 | `text[N]` | a string as cells, N/8+1 of 64 bits or twice as many of 32 bits; its first byte is in the low bits of the top cell | its bytes |
-| `cutstr[N]`, `cuttext[N]` | as `str[N]`, `text[N]` | the same; a string of N bytes, which may be longer, is printed as N-1 bytes and a mark |
+| `cutstr[N]`, `cuttext[N]` | as `str[N]`, `text[N]` | the same, for truncated strings: if the string has N bytes or more, N-1 bytes and a mark are printed |
 | `frames[N]` | N addresses of 64 bits, the innermost on top | a call stack of the kernel that was taken earlier |
-| `uframes[N]` | the process as 64 bits, on top of N such addresses | a call stack of a program that was taken earlier |
+| `uframes[N]` | the process id as 64 bits, on top of N such addresses | a call stack of a program that was taken earlier |
 
 `value =` names the type of the value if it is not a word:
 
-* `value = long` is a signed number of 64 bits, for all kinds but `count`.
-* With the kind `last` it can be a string or a call stack: `str[N]`, `text[N]`, `cutstr[N]`, `cuttext[N]`, `comm`,
-  `ustack[N]`, `kstack[N]`, `frames[N]` or `uframes[N]`. It takes the cells of such a key.
-* `push table` pushes it in the cells of `long`, `text[N]`, `frames[N]` or `uframes[N]`. It can be logged, stored in a
-  table, or used as a key of another table.
-* Such a value counts as one of the table's keys.
+* `value = long` is a signed 64-bit number, for all kinds except `count`.
+* With the kind `last`, the value can be a string or a call stack: `str[N]`, `text[N]`, `cutstr[N]`, `cuttext[N]`, `comm`,
+  `ustack[N]`, `kstack[N]`, `frames[N]` or `uframes[N]`. It has the same cells as a key of that type.
+* `push table` pushes the value in the cells of `long`, `text[N]`, `frames[N]` or `uframes[N]`. It can be logged, stored in
+  a table, or used as a key of another table.
+* Such a value counts as one key in the limit of keys.
 
 | limit | value |
 |---|---|
@@ -166,19 +167,22 @@ A keyed table keeps a value for each key. The handler updates it at the hit, so 
 | keys of a table | 0 to {KEYS_MAX} |
 | entries of a table, `room = N` | default {ROOM}, maximum {ROOM_MAX}, and at most {MEMORY_MAX >> 20} MiB of memory |
 
-Values whose keys find no room are counted as lost, and reported at the end. `unit =` is `ns` or `bytes`; it affects
-printing only.
+If a table has no room for a new key, the value is counted as lost; the number of lost values is reported at the end.
+`unit =` is `ns` or `bytes`; it affects printing only.
 """
 
 ORIGINAL = "3.6"
-"""The version of the original that most instructions are from."""
+"""Version of the original that introduced most instructions."""
 
 VARIABLES = "Variables"
-"""The heading of the four groups of variables, which have the same instructions."""
+"""Heading of the four groups of variables, which have the same instructions."""
 
 GROUPS: dict[str, tuple[str, str]] = {
     "Execution": (
-        "Conditional jumps test the top of the stack and leave it there. Each jump, loop and call counts towards `jmpmax`.",
+        (
+            "Conditional jumps test the top of the stack and do not pop it. Each jump, loop and call counts towards "
+            "`jmpmax`. `exit 1`, and `exit 2` in the kernel, stop the target and need `--allow-write`."
+        ),
         """\
     push r, arg0
     push 4096
@@ -236,9 +240,9 @@ offset = malloc
     ),
     "RPN stack": (
         (
-            "TSP is the position of the top cell. SBP is the base of the call frame; it changes by `restore sbp`. In a "
-            "handler it is the end of the stack. `dprobes check` warns if an instruction reads a cell that was never "
-            "written, or was popped."
+            "TSP is the position of the top cell. SBP is the base of the call frame. At the start of a handler, SBP is the "
+            "end of the stack; only `restore sbp` and the return from a procedure change it. `dprobes check` warns if an "
+            "instruction reads a cell that was never written, or was popped."
         ),
         """\
     push r, arg0
@@ -250,7 +254,7 @@ offset = malloc
     ),
     "Registers": (
         (
-            "`r` is the context of the hit, `u` the registers of the thread in user mode. They differ for probepoints in "
+            "`r` names a register at the hit, `u` a register of the thread in user mode. They differ only for hits in "
             "the kernel. [Register names](#register-names) lists the registers of each processor."
         ),
         """\
@@ -323,7 +327,7 @@ bad:
     exit""",
     ),
     "Exceptions": (
-        "`sx` sets the exception handler. [Exception codes](#exception-codes) lists the codes and what they do.",
+        "`sx` sets the exception handler. [Exception codes](#exception-codes) lists the codes and their effect.",
         """\
     sx fault            // exception handler for what follows
     push r, arg0
@@ -361,7 +365,7 @@ fault:                  // stack: parm2 parm1 code
     exit""",
     ),
 }
-"""A sentence and an example for each group of instructions, by its heading."""
+"""A sentence, which may be empty, and an example for each group of instructions, by its heading."""
 
 LOG_BUFFER = """\
 ## Log buffer
@@ -370,16 +374,17 @@ LOG_BUFFER = """\
 byte, the length or the number of elements in two bytes, then the data. [Templates](templates.md) describe how the data
 is printed.
 
-If an item does not fit, the part that fits is kept with its true length; a string is kept whole or not at all. Then
-LOG_OVERFLOW is raised. If it is ignored, nothing more is logged until `pop lp`, so that no item is mistaken for another.
-The record is marked: outputs show `…` for the data that is missing.
+If an item does not fit, the part that fits is logged, with the length of that part; a string is logged whole or not at all.
+Then LOG_OVERFLOW is raised. If this exception is disabled, nothing more is logged until `pop lp`, so that no item is mistaken
+for another. The record is marked: outputs show `…` for the missing data.
 """
 
 EXCEPTIONS = f"""\
-An enabled exception pushes its two parameters and its code. It then jumps to the handler that `sx` has set in the
-innermost call frame that has one, and leaves the frames inside it. Without a handler the probe handler ends, and its
-record is kept. `ex_mask` of the probepoint header enables exceptions, one bit each; its default is
-{instruction_set.DEFAULT_EXCEPTION_MASK:#06x}. The last column states what a disabled exception does.
+When an enabled exception is raised, its two parameters and its code are pushed: parm2, parm1, the code on top. Then the
+innermost exception handler is executed: the label that `sx` has set in the innermost call frame with one. The call frames
+inside that frame are left. If no call frame has an exception handler, the probe handler ends, and its record is kept. `ex_mask`
+of the probepoint header enables exceptions, one bit each; its default is
+{instruction_set.DEFAULT_EXCEPTION_MASK:#06x}. The last column is the effect of a disabled exception.
 """
 
 
@@ -393,7 +398,7 @@ def keyword_rows(header: Header) -> list[str]:
 
 
 def in_brackets(text: str) -> str:
-    """Return text whose brackets are no link of Markdown."""
+    """Return the text with escaped brackets, so that Markdown does not read them as a link."""
     return text.replace("[", "\\[").replace("]", "\\]")
 
 
@@ -412,7 +417,7 @@ def default(keyword: Keyword) -> str:
 
 
 def instruction_rows(rows: Sequence[instruction_set.Row]) -> list[str]:
-    """Return a table of instructions; those that differ only in the number of bits are one line."""
+    """Return a table of instructions; successive instructions that differ only in a number of bits share a line."""
     lines = ["| instruction | stack | operation | raises | code | since |", "|---|---|---|---|---|---|"]
     for run in runs(rows):
         first = run[0]
@@ -469,7 +474,7 @@ VARIABLE_GROUPS = {
         "tvars",
     ),
 }
-"""The kinds of variables: the group, the words of its rows, the scope, and the keyword that sets the number."""
+"""For each kind of variable: its group, its name in the rows of the group, the scope, and the keyword for its number."""
 
 
 def variable_rows() -> list[str]:
@@ -558,13 +563,13 @@ def opcode_lines() -> list[str]:
         "## Opcodes",
         "",
         (
-            f"This is version {instruction_set.VERSION} of the instruction set; [compiled programs](ppdf.md) carry that "
+            f"This is version {instruction_set.VERSION} of the instruction set; [compiled programs](ppdf.md) contain that "
             "number."
         ),
         "",
         (
             f"Codes that are free: {', '.join(interval(*each) for each in joined)}. "
-            "Of these, `b0` to `df` are for instructions that only some machines have."
+            "Of these, the codes from `b0` to `df` are for instructions that only some processors support."
         ),
         "",
         "Reserved codes:",
@@ -594,7 +599,7 @@ WRITERS = {
     Token.USER_STACK: "`log ustack`",
     Token.THREAD_VARIABLES: "`log tv`",
 }
-"""The instruction or part of a record that writes an item, by its token."""
+"""The instructions that write an item, or the part of a stack trace that it is, by its token."""
 
 
 def log_item_rows() -> list[str]:
@@ -612,7 +617,7 @@ def exception_rows() -> list[str]:
 
 
 def limits() -> Iterator[tuple[str, str]]:
-    """Iterate over the limits of a program and of a hit, each with a sentence."""
+    """Iterate over the limits of a program and of a hit: the name of each, and a sentence with its value."""
     by_name = {keyword.name: keyword for keyword in KEYWORDS if keyword.header is Header.FILE}
     yield "RPN stack", f"{instruction_set.RPN_STACK_CELLS} cells; TSP wraps around."
     yield "jumps, loops and calls", f"`jmpmax` in one hit, by default {by_name['jmpmax'].default}, then JMP_MAX."
@@ -632,7 +637,7 @@ def limits() -> Iterator[tuple[str, str]]:
 
 
 def register_rows(arch: Architecture) -> list[str]:
-    """Return a row for all registers of one size that the same instructions accept, each with its index."""
+    """Return a table with a row for each set of registers of one size that the same instructions accept."""
     rows = ["| registers (index) | bits | push u | push r | pop u | pop r |", "|---|---|---|---|---|---|"]
     alike: dict[tuple[int, frozenset[Direction]], list[Register]] = {}
     for register in arch.registers:
