@@ -35,7 +35,7 @@ def _watched(match: re.Match[str]) -> str:
 
 
 _WORDS = (
-    # instructions, which are in quotes
+    # instructions, which messages quote
     (r"'pop [ru]' is not allowed for register '(\w+)' of \w+", r"""'reg("\1")' cannot be changed"""),
     (r"'push [ru]' is not allowed for register '(\w+)' of \w+", r"""'reg("\1")' cannot be read"""),
     (r"^allowed: ('[^']+'(?:, '[^']+')*)$", r"RPN has \1 for it"),
@@ -109,10 +109,10 @@ def in_c(message: str) -> str:
 
 class CompiledSource(NamedTuple):
     """
-    The programs of the modules, in the order in which the source names them, and the RPN source of each.
+    The programs of the modules, in the order in which the source names the modules, and the RPN source of each.
 
     The programs share their variables and tables. ``templates`` is the text of their template file, empty without
-    output. ``tool`` is the program that the tool executes, None if there is none.
+    output. ``tool`` is the program that the tool executes, None if the source has no ``begin``, ``every`` or ``end``.
     """
 
     programs: tuple[Program, ...]
@@ -139,11 +139,11 @@ def compile_source(
     tell_type: TypeListener | None = None,
 ) -> CompiledSource:
     """
-    Compile a source; ``module`` is the module of points that name none, ``files`` finds the files of modules.
+    Compile a source to RPN programs, one for each module.
 
-    ``tell_type`` receives the types of expressions and parameters, also for a source with errors.
-
-    Raise ``SourceError`` for errors; if only handlers have errors, the exception has an outline.
+    ``module`` is the module of probepoints that name none, ``files`` finds the files of modules. ``tell_type`` receives
+    the types of expressions and parameters, also for a source with errors. Raise ``SourceError`` for errors. If only
+    handlers have errors, the exception has an outline: the programs with empty handlers.
     """
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.compiler import compile_text

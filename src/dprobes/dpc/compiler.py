@@ -50,13 +50,13 @@ PASSES = {
 """The passes by their names, in their order."""
 
 _WRITTEN = ("probe", "block")
-"""The fields of typed trees that hold the source tree; only their place is shown."""
+"""Fields of typed trees that refer to the syntax tree; only their place in the source is shown."""
 
 _TYPES = (Array, Enumeration, Integer, Pointer, Record, Stack, String, Void)
 
 
 class Passes:
-    """The results of the passes, by name."""
+    """Results of the passes, by the names of the passes."""
 
     def __init__(self) -> None:
         self.found: dict[str, object] = {}
@@ -67,7 +67,7 @@ class Passes:
 
 
 def token_lines(text: Preprocessed, diagnostics: Diagnostics) -> Iterator[str]:
-    """Iterate over lines with the tokens of a text and their places; a place is several tokens."""
+    """Iterate over lines with the tokens of a text and their places; the place of a probe is several tokens."""
     stream = TokenStream(text, diagnostics)
     while (token := stream.take()).kind is not TokenKind.END:
         span = stream.span(token)
@@ -75,7 +75,10 @@ def token_lines(text: Preprocessed, diagnostics: Diagnostics) -> Iterator[str]:
 
 
 def tree_lines(node: object, name: str = "", depth: int = 0) -> Iterator[str]:
-    """Iterate over the lines that show a tree of dataclasses."""
+    """
+    Iterate over lines that show a tree of dataclasses: a line for each node and each other value; empty values are
+    omitted.
+    """
     indent = "  " * depth
     label = f"{name}: " if name else ""
     if isinstance(node, (list, tuple)):
@@ -96,7 +99,7 @@ def tree_lines(node: object, name: str = "", depth: int = 0) -> Iterator[str]:
             place = f" @{value}"
         elif field.name in _WRITTEN:
             place = f" @{value.span}"
-        elif field.name == "at" or value in (None, (), [], {}, ""):  # keyed by the ids of statements
+        elif field.name == "at" or value in (None, (), [], {}, ""):  # ``at`` is keyed by the ids of statements
             continue
         elif _is_plain(value):
             plain.append(f" {field.name}={_shown(value)}")
@@ -126,7 +129,7 @@ def _shown(value: object) -> str:
 
 
 class CompiledText(NamedTuple):
-    """The RPN programs of a source, one for each module, and the program of the tool; None if there is none."""
+    """The RPN programs of a source, one for each module, and the program that the tool executes, None without one."""
 
     compilations: list[Compilation]
     tool: ToolProgram | None
@@ -148,11 +151,12 @@ def compile_text(
     """
     Compile a program.
 
-    ``module`` is the module of points that name none. ``word_size_of`` returns the word size of a module in bytes, 4 or
-    8; ``module_of`` returns its description. ``tell_modules`` receives the names of all modules before either is
-    called. There is one compilation for each module. ``places`` finds instructions by debug information; without it, no
-    module has any. ``note`` receives the results of passes, ``tell_type`` the types of expressions and parameters.
-    Raise ``SourceError`` if the program has errors.
+    ``module`` is the module of probepoints that name none. ``word_size_of`` returns the word size of a module in bytes,
+    4 or 8; ``module_of`` returns the module's description, None if it is unknown. ``tell_modules`` receives the names
+    of all modules before ``word_size_of`` and ``module_of`` are called. There is one compilation for each module.
+    ``places`` finds instructions by debug information; without it, no source line and no inlined call has instructions.
+    ``note`` receives the results of passes, ``tell_type`` the types of expressions and parameters. Raise
+    ``SourceError`` if the program has errors.
     """
     program = parse(text, diagnostics)
     is_understood = not diagnostics.has_errors
@@ -175,7 +179,7 @@ def compile_text(
     diagnostics.raise_if_errors()
     if all(made.is_in_kernel for made in compilations):
         return CompiledText(compilations, tool)
-    # A 32-bit program sees one half of a 64-bit program's variable, and carries nothing into the other half.
+    # A 32-bit program accesses one half of a variable of a 64-bit program, and carries no overflow into the other half.
     other = {} if typer.shares_words else _sources_for(12 - word_size, program, module, allow_write=allow_write)
     return CompiledText(
         [
@@ -215,11 +219,11 @@ def _sources_for(
     word_size: int, program: ProgramTree, module: str, *, allow_write: bool
 ) -> dict[str, tuple[str, Mapping[int, str]]]:
     """
-    Return the RPN sources and templates by module of a program that is compiled for the other word size.
+    Return the RPN sources and templates, by module, of a program that is compiled for the other word size.
 
-    Those that come out the same suit both sizes. Debug information of a file is of one size, and is not read here:
-    programs that depend on it come out different. Return an empty mapping if the program cannot be compiled for that
-    size.
+    A program whose source and templates are equal for both sizes suits both. Debug information of a file is for one
+    word size and is not read here, so programs that depend on it differ. Return an empty mapping if the program cannot
+    be compiled for that size.
     """
     diagnostics, emitted = Diagnostics(), Diagnostics()
     undescribed = ProbedModules(program, module, lambda _name: None)
@@ -241,7 +245,7 @@ def _span_of(part: Probe | ToolBlock) -> Span:
 @contextmanager
 def _limited(span: Span, diagnostics: Diagnostics) -> Iterator[None]:
     """
-    Report at ``span`` an expression that is too deep for the recursion of passes.
+    Report, at ``span``, an expression that is nested too deeply for the recursion of the passes.
 
     The parser limits nesting in brackets, but a chain of operators nests without brackets.
     """
@@ -253,7 +257,7 @@ def _limited(span: Span, diagnostics: Diagnostics) -> Iterator[None]:
 
 
 def _outline(program: ProgramTree, typer: ProgramTyper, word_size: int, module: str) -> list[Compilation]:
-    """Return a program with empty handlers and the places of one with errors, so that the places can be resolved."""
+    """Return programs with the places of one with errors and empty handlers, so that the places can be resolved."""
     empty = Steps(())
     paths = find_log_paths(empty, 0, Diagnostics())
     probes = [TypedProbe(probe, probe.points, None, empty, 0, paths) for probe in program.probes]
@@ -281,11 +285,11 @@ def _tool(
 
 
 def _word_size(program: ProgramTree, module: str, word_size_of: Callable[[str], int], diagnostics: Diagnostics) -> int:
-    """Return the common word size of the program's modules in bytes; shared variables have one form."""
+    """Return the common word size of the program's modules in bytes, 8 without modules; report different sizes."""
     sizes: dict[int, tuple[str, Span]] = {}
     for probe in program.probes:
         for point in probe.points:
-            is_anywhere = point.kind is PointKind.SAMPLE  # without a module
+            is_anywhere = point.kind is PointKind.SAMPLE  # a sampler needs no module
             name = point.module or program.module or ("" if is_anywhere else module)
             if name and point.kind not in KERNEL_KINDS:
                 sizes.setdefault(word_size_of(name), (name, point.span))

@@ -62,28 +62,30 @@ __all__ = [
 RPN_STACK_CELLS = 1024
 CALL_DEPTH_MAX = 32
 HANDLER_DISPATCH_MAX = 256
-"""The largest number of exceptions that are dispatched to handlers in one hit (docs/reference/rpn.md, "Limits")."""
+"""Maximum number of exceptions that are dispatched to handlers in one hit (docs/reference/rpn.md, "Limits")."""
 
 JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
-"""The defaults for one hit: the number of jumps, loops and calls, and the sizes of its buffers in bytes."""
+"""
+Default limits for one hit: the number of jumps, loops and calls, and the sizes in bytes of the log, trace and heap.
+"""
 
 KERNEL_FRAMES_MAX = 127
-"""The largest number of frames in a call stack from the kernel (PERF_MAX_STACK_DEPTH)."""
+"""Maximum number of frames in a call stack from the kernel (PERF_MAX_STACK_DEPTH)."""
 
 USER_FRAMES_MAX = KERNEL_FRAMES_MAX
-"""The default number of frames to follow in a program's call stack."""
+"""Default maximum number of frames in a program's call stack."""
 
 NAME_MAX = limits(1)[1]
-"""The largest length of the name of an extension or a field: the encoding stores the length in one byte."""
+"""Maximum length of the name of an extension or a field: the encoding stores the length in one byte."""
 
 TEXT_MAX = 200
-"""The largest size in bytes of a text that memory is compared with."""
+"""Maximum size in bytes of a string that memory is compared with."""
 
 PROCESS_NAME_SIZE = 16
-"""The size in bytes of a process name in the kernel, trailing zeros included (TASK_COMM_LEN)."""
+"""Size in bytes of a process name in the kernel, trailing NULs included (TASK_COMM_LEN)."""
 
 VERSION = 5
-"""The version of the instruction set; it grows by one when an encoded instruction is added or changes its meaning."""
+"""Version of the instruction set; it grows by one when an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
 """The ``since`` of instructions and keywords that the original did not have."""
@@ -115,7 +117,8 @@ UNSEEN_ENTRY = -4095
 """
 The address of INVALID_ADDR if the entry of a returning call was not seen, modulo the word.
 
-No mapping can have this address: it is the least of the numbers that the kernel returns as errors instead of addresses.
+No mapping can have this address: it is the lowest of the numbers that the kernel returns as errors instead of addresses
+(-MAX_ERRNO).
 """
 
 ITEM_PREFIX_SIZE = 3
@@ -154,7 +157,7 @@ class StackEnd(IntEnum):
     OUTERMOST = 0
     """Nothing called the last frame."""
     LIMIT = 1
-    """The stack has more frames than requested."""
+    """The stack has more frames than were requested."""
     NO_TABLE = 2
     """No unwind table covers the last address."""
     BAD_TABLE = 3
@@ -164,9 +167,9 @@ class StackEnd(IntEnum):
     NOT_RISING = 5
     """The caller's frame is not above that of the function it called."""
     GONE = 6
-    """The process ended before its stack was followed."""
+    """The process ended before its stack was unwound."""
     NO_COPY = 7
-    """There was no room for a copy of the stack."""
+    """The buffer had no room for a copy of the stack."""
 
 
 class OperandKind(Enum):
@@ -198,7 +201,7 @@ class OperandKind(Enum):
 
     @property
     def width(self) -> int:
-        """The encoded width in bytes; 0 stands for the module's word, -1 for a length byte and that many bytes."""
+        """The encoded width in bytes; 0 for the module's word, -1 for a length byte and that number of bytes."""
         return _WIDTHS[self]
 
     @property
@@ -208,7 +211,7 @@ class OperandKind(Enum):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest operand that can be encoded; only for kinds with a fixed width."""
+        """The minimum and the maximum of an operand that can be encoded; only for kinds with a fixed width."""
         return limits(self.width, is_signed=self.is_signed)
 
 
@@ -277,7 +280,9 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An instruction with the exceptions that it can raise; ``writes`` means that it needs ``--allow-write``."""
+    """
+    A row of the table: an instruction and the exceptions it can raise; ``writes`` means it needs ``--allow-write``.
+    """
 
     opcode: int
     syntax: str
@@ -301,7 +306,7 @@ class Row:
 
     @property
     def operand_kind(self) -> OperandKind | None:
-        """The kind of the variable operand, if there is one."""
+        """The kind of the variable operand, None if the instruction has none."""
         return _operand_kind(self.syntax)
 
     def encoded_size(self, word_size: int, operand: object = None) -> int:
@@ -316,7 +321,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An old spelling and the row that it means; ``since`` is the version that renamed it, empty if unknown."""
+    """An old spelling and the syntax of its row; ``since`` is the version that renamed it, empty if unknown."""
 
     syntax: str
     canonical: str
@@ -329,7 +334,7 @@ class Alias:
 
     @property
     def operands(self) -> tuple[str | OperandKind, ...]:
-        """The operands in order, as ``Row.operands``."""
+        """The operands in order, as in ``Row.operands``."""
         return _operands(self.syntax)
 
 
@@ -350,7 +355,7 @@ def _variable_rows(
     first: int, operator: str, name: str, kind: str, immediate: str, popped: str, group: Group, doc: str,
     faults: tuple[ExceptionCode, ...], since: str = "3.6",
 ) -> tuple[Row, Row]:  # fmt: skip
-    """Return the two forms of a variable instruction: index as the operand, and index popped from the stack."""
+    """Return the two rows of an instruction on variables: index as the operand, and index popped from the stack."""
     return (
         Row(first, f"{operator} {name}, <{kind}>", immediate, group, doc, since=since),
         Row(first + 1, f"{operator} {name}", popped, group, f"{doc} The index is popped.", faults, since=since),
@@ -658,7 +663,7 @@ REJECTED: tuple[tuple[str, str], ...] = (
 
 
 def text_problem(text: str) -> str | None:
-    """Return the error message for a text that memory cannot be compared with; None if the text is valid."""
+    """Return the error message for a string that memory cannot be compared with; None if the string is valid."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -671,18 +676,18 @@ def text_problem(text: str) -> str | None:
 
 
 def free_opcodes() -> list[int]:
-    """Return the opcodes for new instructions; 0xb0 to 0xdf are for instructions that only some machines have."""
+    """Return the unassigned opcodes in ascending order; 0xb0 to 0xdf are for instructions of certain machines only."""
     taken = {row.opcode for row in ROWS}.union(*(opcodes for opcodes, _ in RESERVED))
     return [opcode for opcode in range(0x100) if opcode not in taken]
 
 
 @cache
 def rows_by_opcode() -> dict[int, Row]:
-    """Return the table keyed by opcode."""
+    """Return the rows keyed by opcode."""
     return {row.opcode: row for row in ROWS}
 
 
 @cache
 def rows_by_syntax() -> dict[str, Row]:
-    """Return the table keyed by syntax."""
+    """Return the rows keyed by syntax, without old spellings."""
     return {row.syntax: row for row in ROWS}

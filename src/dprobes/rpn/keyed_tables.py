@@ -46,38 +46,38 @@ __all__ = [
 ]
 
 TABLES_MAX, KEYS_MAX = 64, 8
-"""The largest number of tables in a program, and of keys in a table."""
+"""Maximum number of tables in a program, and of key fields that identify an entry of a table."""
 
 FAULTS = "__faults"
-"""The table of a DProbes C program in which handlers count the exceptions that end them."""
+"""Name of the table of a DProbes C program in which handlers count the exceptions that end them."""
 
 UNNAMED = "_"
-"""The name of the unnamed table; it is shown as "@"."""
+"""Name of the unnamed table, which is shown as "@"."""
 
 ROOM, ROOM_MAX = 4096, 1 << 20
-"""The default and the largest number of keys for which a table has room."""
+"""Default and maximum number of entries for which a table has room."""
 
 STRING_SIZE, STRING_SIZE_MAX = 64, 512
-"""The default and the largest size of a string key in bytes; longer strings are cut."""
+"""Default and maximum size of a string key field in bytes; longer strings are truncated."""
 
 BYTES_SIZE = 16
-"""The default size of a ``bytes`` key in bytes."""
+"""Default size of a ``bytes`` key field in bytes."""
 
 BUCKETS_MAX = 1000
-"""The largest number of buckets of a linear histogram, without the two for values below and above its range."""
+"""Maximum number of buckets of a linear histogram, without the two for values below and above its range."""
 
 HIST_BUCKETS = 128
-"""The number of buckets of a power-of-two histogram: 64 for negative numbers, one for 0, 63 for positive numbers."""
+"""Number of buckets of a power-of-two histogram: 64 for negative numbers, one for 0, 63 for positive numbers."""
 
 KEY_SIZE_MAX = 4096
-"""The largest total size of the keys of a table in bytes."""
+"""Maximum total size of the key fields of an entry in bytes."""
 
 MEMORY_MAX = 64 << 20
-"""The largest size of the entries of a full table in bytes."""
+"""Maximum size of the entries of a full table in bytes."""
 
 
 class TableKind(Enum):
-    """The value that a table keeps for a key; the enum value is the word in the statement."""
+    """The kind of value in an entry of a table; the enum value is the word in the statement."""
 
     COUNT = "count"
     SUM = "sum"
@@ -96,61 +96,61 @@ class TableKind(Enum):
 
 
 class KeyKind(Enum):
-    """The kind of a key; the enum value is the word in the statement."""
+    """The kind of a key field; the enum value is the word in the statement."""
 
     WORD = "word"
     SIGNED = "signed"
-    """A word with a sign, which is extended to the 64 bits of the table."""
+    """A signed word, which is sign-extended to the 64 bits of the table."""
     ADDRESS = "address"
     STRING = "str"
     BYTES = "bytes"
-    """Bytes of memory, as many as the size in brackets."""
+    """Bytes of memory; the size in brackets is their number."""
     COMM = "comm"
     USER_STACK = "ustack"
     KERNEL_STACK = "kstack"
     LONG = "long"
     """A number of 64 bits; in programs with 32-bit words it takes two cells, the low word on top."""
     SIGNED_LONG = "slong"
-    """A signed number of 64 bits, in cells as ``LONG``."""
+    """A signed number of 64 bits, in cells as for ``LONG``."""
     TEXT = "text"
     """A string in cells, the first bytes in the low bits of the top cell."""
     CUT_STRING = "cutstr"
-    """A string in memory that marks truncation: if it fills its room, the last byte only marks that it is cut."""
+    """A string in memory that marks truncation: if it fills its room, the last byte only marks the truncation."""
     CUT_TEXT = "cuttext"
     """A string in cells that marks truncation as ``CUT_STRING`` does."""
     FRAMES = "frames"
-    """A call stack of the kernel as addresses in cells, the innermost on top."""
+    """A call stack of the kernel as addresses in cells, the innermost frame on top."""
     USER_FRAMES = "uframes"
-    """A call stack of a program in cells: the process on top, then the addresses, the innermost first."""
+    """A call stack of a program in cells: the process id on top, then the addresses, the innermost frame first."""
 
     @property
     def is_string(self) -> bool:
-        """True if the key is bytes up to a NUL."""
+        """True if the key field is a NUL-terminated string."""
         return self is KeyKind.COMM or self.is_string_in_memory or self.is_string_in_cells
 
     @property
     def is_string_in_memory(self) -> bool:
-        """True if the key is read at an address, up to a NUL."""
+        """True if the key field is a string that is read at an address, up to its NUL."""
         return self in (KeyKind.STRING, KeyKind.CUT_STRING)
 
     @property
     def is_string_in_cells(self) -> bool:
-        """True if the bytes of the key stand in cells."""
+        """True if the key field is a string whose bytes are in cells of the RPN stack."""
         return self in (KeyKind.TEXT, KeyKind.CUT_TEXT)
 
     @property
     def is_in_memory_order(self) -> bool:
-        """True if a table keeps the bytes in the order of memory, and not as numbers."""
+        """True if an entry stores the bytes in the order of memory, and not as numbers."""
         return self.is_string or self is KeyKind.BYTES
 
     @property
     def is_kernel_stack(self) -> bool:
-        """True if the key is a call stack of the kernel."""
+        """True if the key field is a call stack of the kernel."""
         return self in (KeyKind.KERNEL_STACK, KeyKind.FRAMES)
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """The default and the largest number in brackets after the word; None if the kind takes no size."""
+        """The default and the maximum of the number in brackets after the word; None if the kind takes no size."""
         return _SIZES.get(self)
 
 
@@ -178,7 +178,7 @@ VALUE_KINDS = (
     KeyKind.FRAMES,
     KeyKind.USER_FRAMES,
 )
-"""The kinds that a kept value may have, apart from a word."""
+"""Kinds that a kept value may have, apart from a word."""
 
 
 class Unit(Enum):
@@ -191,14 +191,14 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A part of a table's key, or the value that it keeps; ``size`` is in bytes, or in frames for a call stack."""
+    """A key field of a table, or the value that an entry keeps; ``size`` is in bytes, or in frames for a call stack."""
 
     kind: KeyKind
     size: int = 0
 
     @classmethod
     def parsed(cls, text: str) -> Self:
-        """Return the key whose ``str`` is ``text``; raise ``ValueError`` if the text describes no key."""
+        """Return the key field whose ``str`` is ``text``; raise ``ValueError`` if the text describes none."""
         word, bracket, size = text.removesuffix("]").partition("[")
         kind = KeyKind(word)
         least, largest = (1, kind.sizes[1]) if kind.sizes is not None else (0, 0)
@@ -209,7 +209,7 @@ class Key:
 
     @property
     def bytes(self) -> int:
-        """The size in an entry in bytes: a multiple of 8; a string has room for its NUL."""
+        """The size of the field in an entry in bytes: a multiple of 8; a string has room for its NUL."""
         match self.kind:
             case KeyKind.STRING | KeyKind.TEXT | KeyKind.CUT_STRING | KeyKind.CUT_TEXT:
                 return (self.size // 8 + 1) * 8
@@ -228,7 +228,7 @@ class Key:
 
     def can_be_kept_by(self, kind: TableKind) -> bool:
         """
-        Return whether a table of this kind may have the key as ``value =``.
+        Return whether a table of this kind may have the field as its ``value =``.
 
         A 64-bit number suits every kind of table that takes a value; the other ``VALUE_KINDS`` suit ``last`` only.
         """
@@ -237,7 +237,7 @@ class Key:
         return kind is TableKind.LAST and self.kind in VALUE_KINDS
 
     def popped(self, word_size: int) -> int:
-        """Return the number of cells that an instruction pops for the key."""
+        """Return the number of cells that an instruction pops for the field."""
         match self.kind:
             case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES | KeyKind.CUT_STRING:
                 return 1
@@ -271,7 +271,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A keyed table with room for ``room`` keys; ``value`` describes the value that ``tally`` pops, None for a word."""
+    """A keyed table of up to ``room`` entries; ``value`` describes the value that ``tally`` pops, None for a word."""
 
     name: str
     kind: TableKind
@@ -284,7 +284,7 @@ class Table:
 
     @property
     def parts(self) -> tuple[Key, ...]:
-        """The keys, followed by the kept value unless it is a word."""
+        """The key fields, followed by the kept value unless it is a word."""
         return self.keys if self.value is None else (*self.keys, self.value)
 
     @property
@@ -298,7 +298,7 @@ class Table:
         return self.value.bytes if self.value is not None and self.keeps_bytes else 0
 
     def key_cells(self, word_size: int) -> int:
-        """Return the number of cells that the keys take on the RPN stack."""
+        """Return the number of cells that the key fields take on the RPN stack."""
         return sum(key.popped(word_size) for key in self.keys)
 
     def tallied_cells(self, word_size: int) -> int:
@@ -313,22 +313,22 @@ class Table:
 
     @property
     def capacity(self) -> int:
-        """The largest number of entries."""
+        """The maximum number of entries: ``room``, or 1 for a table without key fields."""
         return self.room if self.keys else 1
 
     @property
     def has_user_stack(self) -> bool:
-        """True if a key or the kept value is the call stack of a program."""
+        """True if a key field or the kept value is the call stack of a program."""
         return any(part.kind is KeyKind.USER_STACK for part in self.parts)
 
     @property
     def key_size(self) -> int:
-        """The size of all keys in bytes."""
+        """The size of all key fields in bytes."""
         return sum(key.bytes for key in self.keys)
 
     @property
     def value_cells(self) -> int:
-        """The number of 64-bit cells that the value takes."""
+        """The number of 64-bit words that the value takes in an entry."""
         match self.kind:
             case TableKind.LAST:
                 return max(self.kept_bytes // 8, 1)
@@ -367,7 +367,7 @@ class Table:
 
 
 def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
-    """Return the numbers of the tables whose names match a pattern; raise ``EngineError`` if none does."""
+    """Return the numbers of the tables whose names match a glob pattern; raise ``EngineError`` if none does."""
     matches = compile_glob(pattern).match
     found = [number for number, table in enumerate(tables) if matches(table.name)]
     if not found:
@@ -379,7 +379,7 @@ def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
 
 
 def table_of(operand: object, tables: Sequence[Table]) -> Table | None:
-    """Return the table that an operand names by its name or number; None if there is none."""
+    """Return the table that an operand specifies by its name or number; None if there is none."""
     match operand:
         case int():
             return tables[operand] if 0 <= operand < len(tables) else None

@@ -1,5 +1,5 @@
 """
-Match of a statement's words with a row of the instruction table, and of its operand with a value.
+Parsing of a statement: find its row in the instruction table, and the value of its operand.
 
 ``instruction_set`` has the spellings; ``program_checker`` decides which values are valid (indices, registers).
 """
@@ -36,10 +36,10 @@ __all__ = [
     "split_type",
 ]
 
-# The old "push b|w|d, value" includes the width of the value.
+# The old "push b|w|d, value" has the width of the value in its spelling.
 _OLD_PUSH_BITS = {"push b, <value>": 8, "push w, <value>": 16, "push d, <value>": 32}
 
-# "push eax" dates from these processors only; for later processors a lone register name is a symbol.
+# "push eax" is a statement of the man page for these processors only; on others a lone register name is a symbol.
 _OF_THE_MAN_PAGE = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64")
 
 _NAMED = {
@@ -51,18 +51,18 @@ _NAMED = {
 }
 
 _ANY, _NOTHING = "*", ""
-"""The signature of an operand without a literal word of the instruction table, and that of a missing operand."""
+"""The signature of an operand that is no literal word of the instruction table, and that of a missing operand."""
 
 _SIGNATURES = 4096
-"""The number of cached forms; programs may contain any number of operators and words, but use few."""
+"""Maximum number of cached forms: a program may contain any number of operators and words, but uses few."""
 
 _COMMA = WordToken(TokenKind.PUNCTUATION, ",", 0, 0)
 _SHORT = 16
-"""The largest number of words for which a missing comma is searched: no statement of the table has more."""
+"""Maximum number of words for which a missing comma is searched: no statement of the table has more."""
 
 
 class StatementError(Exception):
-    """An error in a statement; ``tokens`` are the ones to underline, empty for the whole statement."""
+    """An error in a statement; ``tokens`` are the tokens to underline, empty for the whole statement."""
 
     def __init__(self, message: str, tokens: Sequence[WordToken] = (), hint: str | None = None) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class StatementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The meaning of a statement; ``alias`` is its old spelling, if it has one."""
+    """The instruction and the operand of a statement; ``alias`` is its old spelling, None if it has none."""
 
     row: Row
     operand: Operand
@@ -82,7 +82,7 @@ class Match:
 
 
 def match_statement(tokens: Sequence[WordToken]) -> Match:
-    """Return the meaning of the tokens of one instruction; raise ``StatementError`` if they have none."""
+    """Return the row and the operand of the tokens of one instruction; raise ``StatementError`` if no row matches."""
     operator, operands = tokens[0], _split_at_commas(tokens[1:])
     forms = _forms().get(operator.word) if operator.kind is TokenKind.NAME else None
     if forms is None:
@@ -113,7 +113,9 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
 
 
 def like_statement(operator: str, word: str) -> str | None:
-    """Return a hint with a statement of ``operator`` whose operand resembles ``word``, such as 'push pid'."""
+    """
+    Return a hint such as 'push pid', a statement of ``operator`` whose operand resembles ``word``; None without one.
+    """
     words = [row.operands[0] for row in instruction_set.ROWS if row.operator == operator and len(row.operands) == 1]
     near = nearest(word, [word for word in words if isinstance(word, str)])
     return f"did you mean '{operator} {near}'?" if near is not None else None
@@ -161,8 +163,8 @@ def _split_at_commas(tokens: Sequence[WordToken]) -> list[list[WordToken]]:
 @lru_cache(_SIGNATURES)
 def _form(operator: str, signature: tuple[str, ...]) -> Row | Alias | None:
     """Return the form of an instruction for a signature of its operands; None if there is none."""
-    # The form with the most literal words wins: "push lv" is the variable instruction, not a symbol called lv. Among
-    # equals the old spelling wins: "push eax" is the register, not a symbol called eax.
+    # The form with the most literal words takes precedence: "push lv" is the instruction on variables, not a symbol
+    # called lv. Among equals, the old spelling does: "push eax" is the register, not a symbol called eax.
     return max(
         (form for form in _forms()[operator] if _fits(form.operands, signature)),
         key=lambda f: (sum(isinstance(o, str) for o in f.operands), isinstance(f, Alias)),
@@ -183,7 +185,7 @@ def _fits(pattern: Sequence[str | OperandKind], signature: Sequence[str]) -> boo
 
 
 def _meaning(tokens: Sequence[WordToken]) -> str:
-    """Return the signature of an operand: a lone word that distinguishes forms, else ANY, or NOTHING."""
+    """Return the signature of an operand: a lone literal word or register, else ANY; NOTHING if it is empty."""
     if not tokens:
         return _NOTHING
     if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME and _is_telling(word := tokens[0].word):
@@ -208,7 +210,7 @@ def _reject_known(tokens: Sequence[WordToken]) -> None:
 
 
 def _missing_comma(tokens: Sequence[WordToken], forms: Sequence[Row | Alias]) -> StatementError | None:
-    """Return the error for a statement that becomes valid with one or two more commas; None for any other."""
+    """Return the error for a statement that becomes valid with one or two more commas; None for any other statement."""
     if len(tokens) > _SHORT:
         return None
     gaps = range(2, len(tokens))
@@ -230,7 +232,7 @@ def _missing_comma(tokens: Sequence[WordToken], forms: Sequence[Row | Alias]) ->
 
 
 def _is_written(pattern: Sequence[str | OperandKind], operands: Sequence[Sequence[WordToken]]) -> bool:
-    """Return whether the operands match a pattern, including their values."""
+    """Return whether the operands match a pattern, values included."""
     if not _fits(pattern, tuple(map(_meaning, operands))):
         return False
     with contextlib.suppress(StatementError):
@@ -338,13 +340,13 @@ def _narrow(value: Expression, bits: int, tokens: Sequence[WordToken]) -> Expres
     return Expression(value.addend & mask_of(bits))
 
 
-# ``push r, retval:s32`` is shorthand: a ``pbl`` or ``pzl`` after the push extends the low bits. Programs are printed
-# so.
+# ``push r, retval:s32`` is shorthand: a ``pbl`` or ``pzl`` after the push extends the low bits. Programs are printed in
+# this form.
 
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """The width of a number in bits, and its signedness: ``s32``."""
+    """The width of a number in bits, and its signedness; its ``str`` is, for example, ``s32``."""
 
     bits: int
     is_signed: bool
@@ -361,14 +363,14 @@ class NumberType:
 NUMBER_TYPES = {
     str(each): each for each in (NumberType(bits, sign) for sign in (False, True) for bits in (8, 16, 32, 64))
 }
-"""The types keyed by name."""
+"""The types, keyed by name."""
 
 _TYPED = (OperandKind.REGISTER, OperandKind.FIELD, OperandKind.ARGUMENT)
 """The kinds of operand that a type may follow."""
 
 
 def split_type(tokens: Sequence[WordToken]) -> tuple[Sequence[WordToken], NumberType | None]:
-    """Return an instruction without the type of its value, and the type; raise ``StatementError`` if unknown."""
+    """Return an instruction without the type of its value, and the type; raise ``StatementError`` if it is unknown."""
     if tokens[0].word != "push" or len(tokens) < 3:
         return tokens, None
     *before, sign, last = tokens
@@ -385,7 +387,7 @@ def split_type(tokens: Sequence[WordToken]) -> tuple[Sequence[WordToken], Number
 
 
 def check_typed(row: Row, tokens: Sequence[WordToken]) -> None:
-    """Raise ``StatementError`` if the value that an instruction pushes cannot have a type."""
+    """Raise ``StatementError`` if the value that an instruction pushes cannot be given a type."""
     if row.operand_kind not in _TYPED and not row.syntax.startswith(("push mem", "push phys")):
         hint = "registers, fields and 'push mem' have types"
         raise StatementError(f"'{row.syntax}' takes no type", tokens[-2:], hint)

@@ -1,7 +1,7 @@
 """
 Static checks of a parsed program for one processor, apart from those that need the module or the engine.
 
-Each ``_check_*`` function checks one property; ``check`` lists them in the order of their messages.
+Each ``_check_*`` function checks one property; ``check`` calls them in the order of their messages.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "check_flow"]
 
-# Only certain faults are reported; open bounds cause no message.
+# Only certain faults are reported. Where the analysis has no bound, there is no message.
 
 
 def check_flow(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
-    """Add warnings about the order of execution of a program's instructions to ``diagnostics``."""
+    """
+    Add warnings about the flow of control in a program to ``diagnostics``: code that is never reached, missing cells.
+    """
     gains = control_flow.procedure_gains(program, architecture)
     writes_below = any(_writes_below_top(i) for code in program.bodies() for i in code.instructions)
     for definition in program.definitions:
@@ -65,7 +67,7 @@ def check_flow(program: Program, architecture: Architecture, diagnostics: Diagno
 
 
 def _writes_below_top(instruction: Instruction) -> bool:
-    """Return whether an instruction may write a cell that was not pushed, or move SBP or TSP."""
+    """Return whether an instruction may write to a cell that was not pushed, or change SBP or TSP."""
     return instruction.row.operator in ("copy", "restore") or instruction.row.syntax.startswith(
         ("pop sbp", "pop tsp", "callk")
     )
@@ -75,8 +77,8 @@ def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) 
     """
     Warn of a read of a cell that was never written, or that was popped (docs/reference/rpn.md, "RPN stack").
 
-    ``depth`` is an upper bound: the cells TSP+0 to TSP+depth-1 may be written, and in a handler, where SBP is the end
-    of the stack, SBP-depth to SBP-1.
+    ``depth`` is an upper bound: the cells TSP+0 to TSP+depth-1 may have been written, and in a handler, where SBP is
+    the end of the stack, SBP-depth to SBP-1.
     """
     displacement = instruction.operand
     if not isinstance(displacement, int) or depth >= control_flow.UNKNOWN:
@@ -96,7 +98,7 @@ def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) 
 
 
 def _check_room(logmax: int, code: Code, word_size: int, diagnostics: Diagnostics) -> None:
-    """Warn of the first instruction that certainly logs more than the buffer holds."""
+    """Warn of the first instruction that certainly logs more than the log buffer can hold."""
     least: dict[int, int] = {}
     todo = [(0, 0)] if code.instructions else []
     while todo:
@@ -121,7 +123,7 @@ def _check_room(logmax: int, code: Code, word_size: int, diagnostics: Diagnostic
 
 
 def _least_logged(instruction: Instruction, word_size: int) -> int:
-    """Return the smallest number of bytes that an instruction logs if there is room."""
+    """Return the minimum number of bytes that an instruction logs if there is room."""
     row = instruction.row
     if row.operator != "log" or row.syntax == "log st":
         return 0
@@ -143,7 +145,7 @@ def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
 
 
 class _HeaderChecks:
-    """Checks of the header of a definition: the location of its probepoint and the statements about it."""
+    """Checks of the header of a definition: the location of its probepoint, and the statements that depend on it."""
 
     def __init__(self, program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
         self._program = program
@@ -284,7 +286,7 @@ _OUTSIDE = "a program of the type 'user' is hit outside of the kernel"
 _X86_ONLY = (Group.IO, Group.SEGMENT)
 
 _EXTENSION_WORD = "kmod"
-"""The operator in the paper, "call kmod"; all released versions call the instruction ``callk``."""
+"""The operator that the paper uses, "call kmod"; all released versions call the instruction ``callk``."""
 
 _VARIABLES = {
     OperandKind.LV: ("local", "vars"),
@@ -331,7 +333,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
 
 
 def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> bool:
-    """Return whether the program's word size is the processor's; if not, any further error would follow from it."""
+    """Return whether the program suits the processor's word size; if not, report only this error."""
     compiled, found = program.word_size, architecture.word_size
     if compiled in (None, found):
         return True
@@ -342,7 +344,7 @@ def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: 
 
 
 def _handler_titles(program: Program) -> list[str]:
-    """Return the names of handlers in messages: the minor code, with the line if the code is not unique."""
+    """Return the names of handlers for messages: the minor code, with the line if the code is not unique."""
     minors = Counter(definition.minor for definition in program.definitions)
     titles = []
     for definition in program.definitions:
@@ -419,7 +421,7 @@ def _check_table(program: Program, table: Table, diagnostics: Diagnostics) -> No
         mebibytes = -(-table.memory >> 20)
         message = f"table '{table.name}' would take {mebibytes} MiB, more than {MEMORY_MAX >> 20}"
         diagnostics.error(table.span, message, hint="give it a smaller 'room ='")
-    # A companion declares the tables of all programs that were written as one, and need not use each of them.
+    # A companion declares the tables of all programs that were written as one source, and need not use all of them.
     if (
         any(part.kind is KeyKind.KERNEL_STACK for part in table.parts)
         and not _sees_kernel(program)

@@ -54,18 +54,18 @@ if TYPE_CHECKING:
 __all__ = ["FILTER_NAMES", "DataColumn", "Selection", "all_of", "compile_filter", "program_filter", "time_filter"]
 
 FILTER_NAMES = (*ITEM_COLUMNS, *TEXT_COLUMNS)
-"""The names that filters can use without reading data."""
+"""Names that filters can use without reading the data of records."""
 
 Mask = bool | list[bool]
-"""For each row, True if it is selected; a single value if it is the same for all rows."""
+"""Selection of rows: for each row, True if it is selected; a single value if it is the same for all rows."""
 
 DataColumn = list[Any] | int | str | None
-"""The values of all rows, None for rows without a value; or a single value that all rows share."""
+"""Values of all rows, None for rows without a value; or a single value that all rows share."""
 
 _ITEMS = f"items are {', '.join(FILTER_NAMES)}"
 
 _FUNCTION = "function"
-"""The item that differs by record for samplers and watchpoints, if names of addresses are known."""
+"""The item that may differ between the records of a sampler or watchpoint, if names of addresses are known."""
 
 _RESULT = "retval"
 """The result of a function, which is compared as a signed number, as at a hit."""
@@ -81,17 +81,19 @@ class DataColumns(Protocol):
         """Register a field that a filter names."""
 
     def see(self, rows: BlockRows) -> None:
-        """Register the program of some records, so that fields that it lacks need not be searched."""
+        """Register the program of the records, so that ``column`` need not search for fields that the program lacks."""
 
     def column(self, rows: BlockRows, name: Name, *, as_text: bool) -> DataColumn:
-        """Return a column of numbers and strings unchanged, or of the strings that are displayed."""
+        """
+        Return a field's values: numbers and strings unchanged, or, with ``as_text``, the strings that are displayed.
+        """
 
 
 def compile_filter(text: str, *, called: str = "filter", data: DataColumns | None = None) -> RowFilter:
     """
-    Return a filter as a function; raise ``SourceError``, which refers to the text as ``called``.
+    Compile a filter to a function; raise ``SourceError``, which refers to the text as ``called``, for an invalid one.
 
-    With ``data`` a name that is not an item's is a field of the records' data.
+    With ``data``, a name that is not an item's is a field of the records' data.
     """
     condition = parse(text, called=called)
     for value in values_of(condition):
@@ -145,9 +147,9 @@ def program_filter(name: str) -> RowFilter:
 
 def time_filter(since: int | None, until: int | None) -> RowFilter:
     """
-    Return a filter of wall-clock time, in nanoseconds since 1970, from ``since`` to ``until``, exclusive.
+    Return a filter for records from ``since`` up to, but not including, ``until``; None stands for no limit.
 
-    A record without a time has its time of writing.
+    Both are wall-clock times in nanoseconds since 1970. A record without a time is selected by its time of writing.
     """
 
     def within(rows: BlockRows) -> Mask:
@@ -181,14 +183,16 @@ def _compiled(condition: Condition, data: DataColumns | None) -> RowFilter:
 
 
 def _kind(name: Name, data: DataColumns | None) -> type[int | str] | None:
-    """Return the type of an item; None for a field of the data, and for what ``DataColumns`` finds for each record."""
+    """Return the type of an item; None for a field of the data, and for ``function`` where ``DataColumns`` finds it."""
     if data is not None and (_is_field(name) or name.name == _FUNCTION):
         return None
     return str if _item(name) in TEXT_COLUMNS else int
 
 
 def _joined(parts: Sequence[RowFilter], *, stops_at: bool) -> RowFilter:
-    """Return the "and" of parts, which stops when all rows are False, or the "or" with ``stops_at`` True."""
+    """
+    Return the "and" of parts, or the "or" if ``stops_at`` is True; it stops once all rows have the value ``stops_at``.
+    """
     join = operator.or_ if stops_at else operator.and_
     goes_on = not stops_at
 
@@ -229,7 +233,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 _TEXT_TESTS = {"=~": "a pattern", "!~": "a pattern", "startswith": "parts", "contains": "parts"}
-"""The operators of strings alone, with the word for their operand in errors."""
+"""Operators for strings only, with the word for their operand in error messages."""
 
 
 def _column_of(name: Name, data: DataColumns | None, *, as_text: bool = False) -> Source:
@@ -268,7 +272,7 @@ def _of_two(left: Source, right: Source, compare: Callable[[Any, Any], bool]) ->
 
 
 def _of_numbers(source: Source, compare: Callable[[Any, Any], bool], number: int, *, is_signed: bool) -> RowFilter:
-    """Return the comparison with a number; with ``is_signed`` a number of a whole word has a sign."""
+    """Return the comparison with a number; ``is_signed`` interprets a full word as a two's complement number."""
 
     def compared(rows: BlockRows) -> Mask:
         column = source(rows)
@@ -289,7 +293,9 @@ def _of_numbers(source: Source, compare: Callable[[Any, Any], bool], number: int
 
 
 def _string_test(condition: Comparison, data: DataColumns | None) -> tuple[Name, Callable[[str], bool]]:
-    """Return the name to which a pattern or a part is applied, and the test of a string."""
+    """
+    Return the item or field that a string operator tests, and the test; raise ``SourceError`` if it has no strings.
+    """
     left, right, sign = condition.left, condition.right, str(condition.operator)
     if not isinstance(left, Name) or not isinstance(right, Text):
         example = f'name {sign} "py{"*" if "~" in sign else ""}"'
@@ -352,7 +358,7 @@ def _membership(condition: Membership, data: DataColumns | None) -> RowFilter:
 
 
 def _constants(name: Name, value: Value, kind: type[int | str] | None) -> tuple[int | str] | tuple[str, int]:
-    """Return the constant that an item or a field is compared with; a character is a string, a number, or both."""
+    """Return the constants for a comparison with an item or field; a character is a string, its code, or both."""
     match value:
         case Text(text) if kind is str or (kind is None and len(text) != 1):
             return (text,)
@@ -371,7 +377,7 @@ def _constants(name: Name, value: Value, kind: type[int | str] | None) -> tuple[
         case Name():
             fail(value.span, f"'{value.name}' is not a value", "an item can be compared with another one by ==, <, ...")
         case Memory() | StringAt() | Sum():
-            raise AssertionError(value)  # refused before
+            raise AssertionError(value)  # rejected before compilation
     assert_never(value)
 
 
@@ -394,7 +400,9 @@ class Selection:
         return count
 
     def masked(self, block: Block) -> Iterator[tuple[BlockRows, list[bool] | None]]:
-        """Iterate over the rows of a block with selected records, each with a mask; None if all are selected."""
+        """
+        Iterate over groups of a block's rows that have selected records, each with its mask; None if all are selected.
+        """
         for rows in rows_of(block):
             mask = self._wants(rows)
             if not isinstance(mask, list):
@@ -413,7 +421,7 @@ class Selection:
                 yield rows.record(row)
 
     def records(self, found: Iterable[Block | LostRecords]) -> Iterator[TraceRecord | LostRecords]:
-        """Iterate over the selected records of a trace; notes of lost records are always included."""
+        """Iterate over the selected records of a trace, and over all notes of lost records."""
         for each in found:
             if isinstance(each, LostRecords):
                 yield each
@@ -471,7 +479,7 @@ class _TableRows:
         return len(self._order)
 
     def mask(self, wants: RowFilter) -> list[bool] | bool:
-        """Return the mask of the records that a filter selects; a single value if all have the same."""
+        """Return the mask of the records that a filter selects; a single value if it is the same for all."""
         masks = [wants(rows) if rows else False for rows in self._parts]
         if not any(isinstance(mask, list) for mask in masks) and len(set(map(bool, masks))) == 1:
             return masks[0]

@@ -142,7 +142,7 @@ def records_frame(program: int, written: int, records: Sequence[tuple[int, bytes
 
 
 def is_trace(begin: bytes) -> bool:
-    """Return whether a file with this beginning is a trace file, or a damaged or incomplete one."""
+    """Return whether a file begins with the mark of a trace file's frame, which may be damaged or incomplete."""
     _, _, mark, _ = FRAME_HEAD.unpack_from(begin.ljust(FRAME_HEAD.size, b"\0"))
     return bool(mark == _MARK)
 
@@ -229,8 +229,8 @@ class FrameSplitter:
         """
         Return the next small RECORDS frames of one of ``programs``, as far as they are complete; None if there is none.
 
-        Creating an object for each frame costs more than its contents do. Frames with any irregularity are left to
-        ``pull``.
+        A ``Frame`` object for each of them would take more time than its contents. Frames with any irregularity are
+        left to ``pull``.
         """
         data, at, position = self._bytes, self._at, self.position
         found: SmallFrames | None = None
@@ -263,7 +263,7 @@ class FrameSplitter:
 
     @property
     def is_hiding(self) -> bool:
-        """True if an intact frame follows an invalid one at ``position``, which then is not a torn end."""
+        """True if an intact frame follows the bytes at ``position``: these are damage, not an incomplete last frame."""
         return self.rest > 0 and self._next_sound(at_end=True) is not None
 
     def skip(self, *, at_end: bool) -> int | None:
@@ -321,7 +321,9 @@ class FrameSplitter:
 
 
 def torn_head(data: bytes, size: int) -> int | None:
-    """Return the kind of the frame that fills the last ``size`` bytes of a file, without its end; None without one."""
+    """
+    Return the kind of the frame that begins in the last ``size`` bytes of a file and is cut off; None if none does.
+    """
     if len(data) < FRAME_HEAD.size:
         return None
     body, kind, mark, _ = FRAME_HEAD.unpack_from(data)
@@ -329,7 +331,9 @@ def torn_head(data: bytes, size: int) -> int | None:
 
 
 def split_json(frame: Frame, name: str) -> dict[str, Any]:
-    """Return the content of a JSON frame of the file ``name``."""
+    """
+    Return the content of a JSON frame of the file ``name``; raise ``FormatError`` if it is no object, or too large.
+    """
     if len(frame.body) > JSON_MAX:
         raise FormatError(
             f"a frame of '{name}' holds {len(frame.body)} bytes of JSON, at most {JSON_MAX} are allowed",
@@ -345,7 +349,7 @@ def split_json(frame: Frame, name: str) -> dict[str, Any]:
 
 
 def number_in(content: dict[str, Any], key: str, *, low: int = 0, high: int = (1 << 63) - 1) -> int:
-    """Return a whole number of a JSON object; raise ``ValueError`` if it is missing or outside the limits."""
+    """Return an integer of a JSON object; raise ``ValueError`` if it is missing or outside the limits."""
     value = content.get(key)
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"'{key}' is not a number between {low} and {high}")
@@ -367,7 +371,7 @@ class Compressor(Protocol):
 
 
 def compressor(method: str) -> Compressor:
-    """Return the compressor named ``method``; the only one is "zstd"."""
+    """Return the compressor named ``method``, which must be "zstd"; raise ``SinkError`` if it is not available."""
     if method != "zstd":
         raise SinkError(f"there is no compression '{method}'", hint="write zstd")
     try:
@@ -379,7 +383,9 @@ def compressor(method: str) -> Compressor:
 
 
 def decompressed(outer: Frame, name: str) -> bytes:
-    """Return the frames in a COMPRESSED frame of the file ``name``; raise ``FormatError`` if its content is invalid."""
+    """
+    Return the frames in a COMPRESSED frame of the file ``name``; raise ``FormatError`` if they cannot be decompressed.
+    """
     zstandard = _zstandard(name)
     if len(outer.body) < _SIZE.size:
         raise FormatError(f"a compressed frame of '{name}' does not say its size", offset=outer.position)

@@ -50,12 +50,12 @@ class TraceParser:
     """
     A parser of the bytes of a trace file.
 
-    The result does not depend on how the bytes are cut, and each frame's contents are yielded once it is complete.
-    ``name`` is the file's name in errors. A ``FormatError`` whose offset is ``position`` means that there is no frame;
-    after any other one parsing must end.
+    The result does not depend on the sizes of the pieces; a frame's contents are yielded as soon as the frame is
+    complete. ``name`` is the file's name in errors. A ``FormatError`` whose offset is ``position`` means that no valid
+    frame begins there; after any other ``FormatError``, parsing must end.
 
-    With the callback ``on_damage`` frames with invalid contents are skipped, and ``skip`` skips bytes that are not a
-    frame. The descriptions of programs may be incomplete then.
+    With the callback ``on_damage``, frames with invalid contents are skipped, and ``skip`` skips bytes that are not a
+    frame. The descriptions of programs may then be incomplete.
     """
 
     def __init__(self, name: str, on_damage: Callable[[Damage], None] | None = None) -> None:
@@ -72,7 +72,7 @@ class TraceParser:
         self._names = CarriedNames()
         self._wall_offset = 0
         self.tables: list[TraceTables] = []
-        """The latest tables of each program that has any."""
+        """The latest keyed tables of each program that has any."""
 
     @property
     def position(self) -> int:
@@ -107,7 +107,7 @@ class TraceParser:
                 yield found
 
     def push(self, data: bytes) -> None:
-        """Append bytes for ``skip``."""
+        """Append bytes for ``skip``, without decoding them."""
         self._frames.push(data)
 
     def skip(self, *, at_end: bool) -> bool:
@@ -161,7 +161,10 @@ class TraceParser:
         return frame
 
     def _pull_inner(self, inner: FrameSplitter) -> Frame | None:
-        """Return the next of the compressed frames; errors refer to the frame that contains them."""
+        """
+        Return the next frame inside a COMPRESSED frame, None after the last; errors and its position are those of the
+        latter.
+        """
         outer = self._outer_position
         try:
             frame = inner.pull()
@@ -203,7 +206,7 @@ class TraceParser:
                     self._inner = FrameSplitter()
                     self._inner.push(decompressed(frame, self.name))
                 case _:
-                    pass  # a kind of a later version
+                    pass  # a kind of frame from a later version
         except (TypeError, ValueError) as error:
             raise FormatError(
                 f"a frame of '{self.name}' does not hold what it must: {error}", offset=frame.position
@@ -313,8 +316,8 @@ class TraceReader:
     """
     A reader of a trace file; ``position`` is the offset after the last whole frame that was read.
 
-    ``read`` and ``blocks`` yield the available contents; further calls yield what was written since. With the callback
-    ``on_damage`` damage is skipped.
+    ``read`` and ``blocks`` yield the available contents; further calls yield what was written since the previous one.
+    With the callback ``on_damage``, damage is skipped.
     """
 
     def __init__(self, path: Path, on_damage: Callable[[Damage], None] | None = None) -> None:
@@ -350,7 +353,9 @@ class TraceReader:
 
     @property
     def was_replaced(self) -> bool:
-        """True if the path leads to another file now, as after a size-limited writer has begun a new file."""
+        """
+        True if the path leads to another file now, or to none, as after a size-limited writer has begun a new file.
+        """
         try:
             return not os.path.samestat(self.status, self.path.stat())
         except OSError:
@@ -376,7 +381,7 @@ class TraceReader:
         self._file.close()
 
     def read(self) -> Iterator[TraceRecord | LostRecords]:
-        """Iterate over the available records; raise ``FormatError`` at damage, but not at a torn end."""
+        """Iterate over the available records; raise ``FormatError`` at damage, but not at an incomplete last frame."""
         for found in self.blocks():
             if isinstance(found, LostRecords):
                 yield found
@@ -384,7 +389,7 @@ class TraceReader:
                 yield from found
 
     def blocks(self) -> Iterator[Block | LostRecords]:
-        """Iterate over the same contents in blocks."""
+        """Iterate over the contents that ``read`` yields, but in blocks of records."""
         failed_at = -1
         while True:
             self._go_back()
@@ -396,8 +401,8 @@ class TraceReader:
             except FormatError as error:
                 if error.offset != self.position:
                     raise
-                # Invalid bytes may become a frame: a writer whose disk is full removes what it has written, and writes
-                # again.
+                # Invalid bytes may be replaced by a frame: a writer whose disk is full removes what it has written, and
+                # writes again.
                 if failed_at != self.position and self._is_seekable:
                     failed_at = self.position
                     continue
@@ -429,8 +434,8 @@ class TraceReader:
             raise FormatError(f"'{self.path}': {reason_of(error)}") from error
 
 
-# A reader of a trace through all its files: the older part, the file, and the files that a size-limited writer replaces
-# it with.
+# A reader of a trace through all its files: the older part, the file, and the files that a size-limited writer begins
+# in its place.
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,11 +447,11 @@ class MissingPart:
 
 class TraceFollower:
     """
-    A reader of a trace from its beginning, which continues with what is written to it.
+    A reader of a trace from its beginning, and then of the contents that are appended to it.
 
-    Without ``with_older`` an existing older part is not read. A slow reader reads both files that a size-limited writer
-    keeps, whenever these change; records are missed only if the writer has filled two files meanwhile. With the
-    callback ``on_damage`` damage is skipped.
+    Without ``with_older``, an existing older part is not read. A slow reader reads both files that a size-limited
+    writer keeps, whenever these change; records are missed only if the writer has filled two files in the meantime.
+    With the callback ``on_damage``, damage is skipped.
     """
 
     def __init__(
@@ -511,7 +516,7 @@ class TraceFollower:
             self._readers = following
 
     def _open(self, after: TraceReader | None) -> list[TraceReader]:
-        """Open the file, and before it its older part unless ``after`` was reading that."""
+        """Open the file, preceded by its older part unless ``after`` was reading that part; return the readers."""
         while True:
             reader = TraceReader(self.path, self._on_damage)
             older = self._older() if self._with_older or after is not None else None

@@ -1,5 +1,5 @@
 """
-Writing of trace files: records with the descriptions needed to show them elsewhere, appended as ``trace_frames``.
+Writing of trace files: frames (``trace_frames``) with records, and the descriptions needed to print them elsewhere.
 
 A writer with a size limit begins a new file when the current one has reached half of the limit, and keeps the previous
 one as ``NAME.1``.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceFileWriter", "WrittenProgram", "older_part"]
 
-# A program of a trace file that is being written: what the file already describes, and the frames for the rest.
+# A program of a trace file that is being written: its description as far as the file has it, and frames with the rest.
 
 _FRAME_PLACES = 10_000
 
@@ -48,7 +48,8 @@ class WrittenProgram:
     """
     A program and the extent of its description in the file.
 
-    ``lost`` records are not noted in the file yet; ``given`` is the part of them reported by ``lose``.
+    ``lost`` is the number of lost records that are not noted in the file yet; ``given`` is the number of these that
+    ``lose`` has reported.
     """
 
     number: int
@@ -78,7 +79,7 @@ class WrittenProgram:
         return frame
 
     def place_frames(self) -> Iterator[bytes]:
-        """Return the PLACES frames for the probepoints that the file does not describe yet."""
+        """Iterate over the PLACES frames for the probepoints that the file does not describe yet."""
         for first in range(self.announced_places, len(self.places), _FRAME_PLACES):
             places = self.places[first : first + _FRAME_PLACES]
             self.announced_places = first + len(places)
@@ -116,7 +117,7 @@ _COMPRESSED_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class _Batch:
-    """Frames that are written together or not at all, and the state to be reverted in the latter case."""
+    """Frames that are written together or not at all, and the state to revert if they cannot be written."""
 
     frames: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -161,8 +162,8 @@ class TraceFileWriter:
         self._has_names = False
         self._clock = WallClock()
         self._offset: int | None = None
-        """The wall-clock offset that the file has."""
-        # A size-limited writer discards old records anyway, and has to continue whatever the file contains.
+        """The wall-clock offset in nanoseconds that the file has; None if it must be written again."""
+        # A size-limited writer discards old records anyway, so it must be able to replace a file with any contents.
         self._file = FrameFile(path, can_replace=limit is not None)
         self.flush()
 
@@ -184,7 +185,11 @@ class TraceFileWriter:
     # Writing
 
     def add_program(self, name: str, major: int, details: dict[str, Any]) -> int:
-        """Announce a program, which ``details`` describes (``RecordSource``); return its number in this file."""
+        """
+        Announce a program, which ``details`` describes (``RecordSource``); return its number in this file.
+
+        Raise ``SinkError`` if the description is too large for a frame.
+        """
         number = self._next
         program = WrittenProgram(number, name, major, details)
         program.frame()  # raises ``SinkError`` if it is too large
@@ -210,7 +215,7 @@ class TraceFileWriter:
         self._flush_some()
 
     def end_program(self, program: int) -> bool:
-        """Mark a program as without further records; return whether all buffered records could be written."""
+        """Mark a program as ended, without further records; return whether all buffered records could be written."""
         self._announce(program)
         self._ended.add(program)
         return self.flush()
@@ -278,15 +283,16 @@ class TraceFileWriter:
         return self.flush()
 
     def lose(self, program: int, count: int) -> None:
-        """Note that records are missing at this place."""
+        """Note that ``count`` records are missing at this place."""
         self._programs[program].lost += count
         self._programs[program].given += count
 
     def take_lost(self) -> dict[int, tuple[int, int]]:
         """
-        Return the numbers of lost records by program that are not in the file, and reset them: the caller reports them.
+        Return, by program, the number of lost records without a note in the file, and reset it: the caller reports
+        them.
 
-        The second number is that of the records that the caller has reported itself, by ``lose``.
+        The second number is that of the lost records that the caller has already reported, by ``lose``.
         """
         return {number: program.take_lost() for number, program in self._programs.items()}
 
@@ -382,7 +388,7 @@ class TraceFileWriter:
         batch.size += len(frame)
 
     def _flush_some(self) -> bool:
-        """Write the batch, unless more frames are to be compressed with it; return whether that succeeded."""
+        """Write the batch, unless it waits for more frames or records; return whether writing succeeded."""
         batch = self._batch
         if self._compress is not None:
             size, room, patience = batch.size, _KEPT_BYTES, _KEPT_NANOSECONDS

@@ -33,19 +33,19 @@ class CellEmitter(Protocol):
         """Push a value in the range of its type."""
 
     def low(self, value: typed_values.Value, bits: int) -> None:
-        """Push a value of which only the low ``bits`` are significant."""
+        """Push a value of which only the low ``bits`` bits are significant."""
 
     def cut(self, type_: CType) -> None:
-        """Convert the top cell to a number of a type."""
+        """Truncate the top cell to the width of a type, and sign- or zero-extend it to the word."""
 
     def index(self, variable: typed_values.Variable) -> None:
-        """Push the index of an element of an array."""
+        """Push the variable number of an array's element."""
 
     def displacement(self, slot: int) -> int:
         """Return the displacement of a block's variable from SBP."""
 
     def branch(self, condition: typed_values.Value, label: str, *, when: bool) -> None:
-        """Jump to a label if the truth of a condition is ``when``."""
+        """Jump to a label if the truth value of a condition is ``when``."""
 
     def landing(self, label: str) -> None:
         """Write the label of a branch here."""
@@ -60,7 +60,7 @@ class TableEmitter:
         self._word_size = word_size
 
     def cells(self, parts: tuple[typed_values.Argument, ...]) -> int:
-        """Push keys or a kept value of a table; return the number of cells."""
+        """Push the key fields or the kept value of a table; return the number of cells."""
         cells = 0
         for part in parts:
             match part:
@@ -101,7 +101,7 @@ class TableEmitter:
         return cells
 
     def differs(self, test: typed_values.KeptTest) -> None:
-        """Push 0 if the kept value of a table equals the string of a test, else another number."""
+        """Push 0 if the kept value of a table equals the string of a test, or begins with it, else another number."""
         w, size, text = self._w, self._word_size, test.text.encode()
         if not test.is_prefix:
             text += b"\0"  # the kept value ends with zeros
@@ -125,12 +125,14 @@ class TableEmitter:
 
 # RPN procedures for numbers of two cells: 64 bits in programs with 32-bit words.
 #
-# The high word of a number is below the low one. A procedure finds its operands from SBP on, the low word of the right
-# one at SBP+0, and leaves the result in their deepest cells; the caller drops the others.
+# The high word of a number is below the low one. A procedure addresses its operands upwards from SBP: the low word of
+# the right operand is at SBP+0. It leaves the result in the deepest cells of the operands; the caller drops the others.
 
 
 class WideProcedure(NamedTuple):
-    """A procedure: the numbers of cells it takes and leaves, and its instructions, separated by semicolons."""
+    """
+    A procedure: the numbers of cells it takes and leaves, its instructions separated by semicolons, and its callees.
+    """
 
     takes: int
     leaves: int
@@ -153,7 +155,7 @@ def _negated(high: int, low: int, mask: int) -> str:
 
 
 def _shifted_right() -> str:
-    # low = low >> n | high << (32 - n) | high >> (n - 32); unsigned counts of 32 and more give 0
+    # low = low >> n | high << (32 - n) | high >> (n - 32); a count that is, as an unsigned number, 32 or more gives 0
     return (
         "push sbp, 0; push sbp, 1; shr;"
         "push sbp, 0; push 32; sub; push sbp, 2; shl; or;"
@@ -175,12 +177,12 @@ _MULTIPLY = (
 )
 
 _DIVIDE = (
-    # n is at SBP+3 and +2, the divisor at +1 and +0: the quotient replaces n, the remainder replaces the divisor. A
-    # divisor of 0 raises an exception, as for a word.
+    # The dividend is at SBP+3 and +2, the divisor at +1 and +0. The quotient replaces the dividend, the remainder
+    # replaces the divisor. A divisor of 0 raises an exception, as for a word.
     "push 1; push sbp, 0; push sbp, 1; or; div; ros 2;"
     "push 0; push 0; push 64;"  # SBP-1 and -2: the remainder, SBP-3: the remaining bits
     "again:;"
-    "push sbp, -1; shr 31;"  # the bit that is shifted out
+    "push sbp, -1; shr 31;"  # the bit that is shifted out of the remainder
     "push sbp, -1; shl 1; push sbp, -2; shr 31; or; pop sbp, -1;"
     "push sbp, -2; shl 1; push sbp, 3; shr 31; or; pop sbp, -2;"
     "push sbp, 3; shl 1; push sbp, 2; shr 31; or; pop sbp, 3;"
@@ -246,7 +248,7 @@ def wide_procedure(name: str) -> WideProcedure:
 
 
 def procedure_lines(names: Iterable[str]) -> list[str]:
-    """Return the lines of procedures and of those that they call."""
+    """Return the lines of procedures and of the procedures that they call."""
     wanted: dict[str, None] = {}
     for name in names:
         wanted |= dict.fromkeys((name, *_PROCEDURES[name].calls))
@@ -269,7 +271,7 @@ _OPERATIONS = {"+": "add", "-": "subtract", "*": "multiply", "&": "and", "|": "o
 
 
 class WideEmitter:
-    """A writer of wide values; ``used`` collects the required procedures."""
+    """A writer of values that take two cells; ``used`` collects the procedures that they need."""
 
     def __init__(self, cells: CellEmitter, writer: Writer, word_size: int, used: dict[str, None]) -> None:
         self._cells = cells
@@ -287,7 +289,7 @@ class WideEmitter:
         return 2 if self.is_wide(type_) else 1
 
     def push(self, value: typed_values.Value) -> None:
-        """Push a value of two cells, unless it is an assignment, a step, a choice, a sequence or a call."""
+        """Push a value of two cells; an assignment, a step, a choice, a sequence or a call is not accepted."""
         w = self._w
         match value:
             case typed_values.Constant(number):
@@ -323,7 +325,7 @@ class WideEmitter:
         self._w.drop(procedure.takes - procedure.leaves)
 
     def drop_high(self) -> None:
-        """Keep the low word of the number on top."""
+        """Drop the high word of the number on top."""
         self._w.code("xchg; ros 1")
 
     def test(self) -> None:
@@ -338,9 +340,9 @@ class WideEmitter:
 
     def search(self, cases: Sequence[tuple[int, str]], default: str) -> list[tuple[str, str]]:
         """
-        Search the number on top among cases; if it is none of them, drop it and jump to ``default``.
+        Search for the number on top among cases; if it equals none, drop it and jump to ``default``.
 
-        Return labels that are reached with one more cell on the stack, each with the label of its case.
+        Return the labels to jump to on a match, each with the label of its case; there the stack has one more cell.
         """
         w, found = self._w, []
         for number, label in cases:
@@ -357,7 +359,7 @@ class WideEmitter:
         return found
 
     def _widened(self, operand: typed_values.Value) -> None:
-        """Push a number of one cell as one of two."""
+        """Push a number, sign- or zero-extended to two cells if it has one."""
         w, source = self._w, integer_of(operand.type)
         if self.is_wide(operand.type):
             self._cells.exact(operand)
@@ -372,7 +374,7 @@ class WideEmitter:
         operator, w = value.operator, self._w
         self._cells.exact(value.left)
         if operator in ("<<", ">>"):
-            # Counts are from 0 to 63; for others the result is undefined in C.
+            # Counts are from 0 to 63; for other counts the result is undefined in C.
             self._cells.low(value.right, WORD_BITS)
             self.call("shl" if operator == "<<" else "sar" if value.type.is_signed else "shr")
             return
@@ -426,7 +428,10 @@ class WideEmitter:
                 assert_never(target)
 
     def store_bits(self, unit: typed_values.Memory, bits: int, shift: int) -> None:
-        """Store the low bits of the number on top, which stays, in a 64-bit unit in memory, and keep its other bits."""
+        """
+        Store the low bits of the number on top, which stays, in a 64-bit unit in memory, and keep the unit's other
+        bits.
+        """
         w, mask = self._w, ((1 << bits) - 1) << shift
         self._cells.exact(unit.address)
         w.op("dup 1", 1)
@@ -458,7 +463,7 @@ class WideEmitter:
                 w.op("or", -1)
 
     def cut(self, bits: int, *, is_signed: bool) -> None:
-        """Truncate the number on top to ``bits`` bits, and extend it."""
+        """Truncate the number on top to ``bits`` bits, and sign- or zero-extend it to 64 bits."""
         w, instruction = self._w, "pbl" if is_signed else "pzl"
         if bits > WORD_BITS:
             w.op("xchg")
@@ -470,7 +475,7 @@ class WideEmitter:
         self._widen(is_signed=is_signed)
 
     def _widen(self, *, is_signed: bool) -> None:
-        """Widen the number on top to two cells."""
+        """Sign- or zero-extend the top cell to a number of two cells."""
         w = self._w
         if is_signed:
             w.code(f"dup 1; pbr {WORD_BITS}")
@@ -479,7 +484,7 @@ class WideEmitter:
         w.op("xchg")
 
     def step(self, target: typed_values.Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
-        """Emit code that adds a number to the target of ``++``, ``--``; ``is_wanted`` leaves the value on the stack."""
+        """Emit code for ``++`` or ``--`` of a place by ``amount``; ``is_wanted`` leaves the result on the stack."""
         self._cells.exact(target)
         if is_postfix and is_wanted:
             self._duplicate()

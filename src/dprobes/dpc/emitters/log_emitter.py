@@ -1,4 +1,4 @@
-"""RPN for the items of ``printf``, numbers, strings and memory, and for the faults of unreadable ones."""
+"""RPN for the arguments of ``printf``: numbers, strings and memory, and faults in place of unreadable ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FaultExits", "LogEmitter", "MinorCodes", "logged_size", "minor_codes"]
 
-# An uncaught exception jumps to the end of the code, where a keyed table counts its code and line.
+# An uncaught exception jumps to the end of the handler's code, where a keyed table counts its code and source line.
 
 
 def may_raise(statement: typed_program.Statement) -> bool:
@@ -38,7 +38,7 @@ def may_raise(statement: typed_program.Statement) -> bool:
     if isinstance(statement, typed_program.Log | typed_program.Result):
         return False
     values = (each for each in statement.children() if isinstance(each, typed_values.Argument))
-    return isinstance(statement, typed_program.Loop) or any(map(_raises, values))  # the number of jumps has a limit
+    return isinstance(statement, typed_program.Loop) or any(map(_raises, values))  # a loop may reach the limit of jumps
 
 
 def _raises(value: typed_values.Argument) -> bool:
@@ -78,7 +78,7 @@ def fault_sequences(paths: LogPaths, body: typed_program.Statement) -> frozenset
 
 
 def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
-    """Return whether an exception may end the hit at a place where only the hit decides if something was printed."""
+    """Return whether an exception may end the hit at a place that is reached both with and without earlier output."""
     return any(
         is_mixed(paths.at.get(id(statement), frozenset())) and may_raise(statement)
         for statement in typed_program.statements_in(body)
@@ -86,7 +86,7 @@ def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
 
 
 class FaultExits:
-    """A writer of the code after exceptions; ``push_trail`` pushes the number of the printed sequence."""
+    """A writer of the code that handles exceptions; ``push_trail`` pushes the number of the printed sequence."""
 
     def __init__(self, writer: Writer, paths: LogPaths, push_trail: Callable[[], None]) -> None:
         self._w = writer
@@ -115,7 +115,7 @@ class FaultExits:
         self._w.guard(label)
 
     def count(self, line: int) -> None:
-        """Count an exception of a kind that its record does not show; the handler continues."""
+        """Count an exception, unless it is INVALID_ADDR, which the record shows as a fault; the handler continues."""
         w = self._w
         is_told, rest = w.new_label(), w.new_label()
         self._push_code()
@@ -134,7 +134,7 @@ class FaultExits:
         self.counts = True
 
     def _push_code(self) -> None:
-        """Push the code of the last exception without its two parameters below it."""
+        """Push the code of the last exception, and drop the two parameters below it."""
         self._w.op("push x")
         for _ in range(2):
             self._w.op("xchg")
@@ -173,12 +173,12 @@ class MinorCodes:
 
     @property
     def count(self) -> int:
-        """The number of codes that the probe takes, at least one, because other statements refer to it."""
+        """The number of codes that the probe takes, at least one: its header has ``minor =`` even without output."""
         return max(self.of.values(), default=0) + 1
 
 
 def minor_codes(paths: LogPaths, body: typed_program.Statement) -> MinorCodes:
-    """Return the minor codes of a handler with these paths."""
+    """Return the minor codes for the sequences with which a handler can end."""
     is_computed = not paths.is_known or needs_trail(paths, body)
     ends = sorted((paths.ends | fault_sequences(paths, body)) - {()}, key=lambda each: (len(each), each))
     if paths.logs == 1:
@@ -189,7 +189,7 @@ def minor_codes(paths: LogPaths, body: typed_program.Statement) -> MinorCodes:
 
 
 _LETTERS = {1: "b, ", 2: "w, ", 4: "d, ", 8: ""}
-"""The operand of an instruction that logs numbers, by their size in bytes in 64-bit programs."""
+"""The operand of an instruction that logs numbers, by the size in bytes of the numbers in 64-bit programs."""
 
 _NO_NUMBERS = (
     typed_values.Text, typed_values.Bytes, typed_values.Literal, typed_values.TextChoice, typed_values.CommName,
@@ -202,11 +202,11 @@ _NETWORK_ADDRESS = 16
 """The size in bytes of the longest Internet address."""
 
 _GROUP_MAX = 16
-"""The largest number of values on the stack that one instruction logs."""
+"""Maximum number of values on the stack that one instruction logs."""
 
 
 def logged_size(item: typed_values.Argument, word_size: int) -> int:
-    """Return the largest size in bytes of a ``printf`` argument in a record, faults included."""
+    """Return the maximum size in bytes of a ``printf`` argument in a record, as a value or as a fault."""
     size = word_size
     match item:
         case typed_values.CommName() | typed_values.Literal():
@@ -267,7 +267,7 @@ class LogEmitter:
         return _width_in_64(item.type)
 
     def _log_numbers(self, items: Sequence[typed_values.Argument]) -> None:
-        """Log numbers of one width, the first of which is on top of the stack."""
+        """Log numbers of one width; the first is pushed last, so that it is on top of the stack."""
         for item in reversed(items):
             assert not isinstance(item, _NO_NUMBERS)
             self._values.low(item, 8 * (size_of(item.type) or self._word_size))
@@ -286,7 +286,7 @@ class LogEmitter:
             case typed_values.Memory(address, type_):
                 self._log_read(address, lambda: w.number(size_of(type_) or self._word_size), "log mrf")
             case typed_values.CommName() | typed_values.Literal():
-                pass  # only the tool logs a literal's bytes
+                pass  # not in the record: the template has the literal, the header has the name
             case typed_values.NetworkAddress():
                 self._log_network_address(item)
             case typed_values.Kept() | typed_values.TextChoice():
@@ -306,7 +306,7 @@ class LogEmitter:
             self._log_read(item.value, lambda: self._values.exact(size), "log mrf")
 
     def _log_read(self, address: typed_values.Value, size: Callable[[], None], instruction: str) -> None:
-        """Log memory at an address, or a fault if the memory or the address itself cannot be read."""
+        """Log memory at an address, or a fault if the memory or the address expression cannot be read."""
         w = self._w
         fault, end = w.new_label(), w.new_label()
         depth, may_fail = w.depth, is_item(address)
@@ -314,7 +314,7 @@ class LogEmitter:
             w.op(f"sx {fault}")
         size()
         self._values.exact(address)
-        w.op(f"sx {end}")  # the instruction logs the fault before it raises the exception
+        w.op(f"sx {end}")  # the instruction logs the fault before it raises the exception, which is then ignored
         w.op(instruction, -2)
         if may_fail:
             w.op(f"jmp {end}")
@@ -323,14 +323,14 @@ class LogEmitter:
         w.restore_handler()
 
     def _log_caught(self, value: typed_values.Value | typed_values.Kept | typed_values.TextChoice) -> None:
-        """Log a value that may fault as an item of one word, and a string or stack as an item of all its words."""
+        """Log a value that may fault: in full as words after their count, or as a fault if an exception is raised."""
         w = self._w
         fault, end = w.new_label(), w.new_label()
         depth = w.depth
         w.op(f"sx {fault}")
         cells = self._values.tables.cells((value,))
         match value:
-            case typed_values.Kept(_, _, _, Stack(is_kernel=False)):  # the process is on top
+            case typed_values.Kept(_, _, _, Stack(is_kernel=False)):  # the process is on top, and is not logged
                 process = self._values.wide.width(UNSIGNED_LONG_LONG)
                 w.drop(process)
                 cells -= process
@@ -342,14 +342,14 @@ class LogEmitter:
         w.restore_handler()
 
     def _log_fault(self, label: str, end: str, depth: int, value: typed_values.Argument) -> None:
-        """Log the address of an exception as a fault, by a read that fails again."""
+        """Log the address of an exception as a fault, by another read of that address."""
         w = self._w
         w.label(label)
         w.settle(depth)
         if self._faults is not None and fails_otherwise(value):
             self._faults.count(self._line)
         w.number(1)
-        w.op("push x", 3)  # the exception's code is on top of the address
+        w.op("push x", 3)  # the exception's code is on top of its first parameter, the address
         w.code("ros 1; xchg; ros 1")
         w.op(f"sx {end}")
         w.op("log mrf", -2)
@@ -358,7 +358,7 @@ class LogEmitter:
 def _together(
     items: Sequence[typed_values.Argument], width_of: Callable[[typed_values.Argument], int]
 ) -> list[list[typed_values.Argument]]:
-    """Return items in groups that one instruction logs: numbers of one width."""
+    """Return items in groups, each logged by one instruction: at most 16 numbers of one width, or a single item."""
     groups: list[list[typed_values.Argument]] = []
     for item in items:
         width = width_of(item)

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["KERNEL_KINDS", "Compilation", "ProgramEmitter", "jmpmax_of", "template_file"]
 
 KERNEL_KINDS = (syntax_tree.PointKind.TRACEPOINT, syntax_tree.PointKind.SYSTEM_CALL)
-"""Kinds of points that are in no module."""
+"""Kinds of probepoints that are in no module."""
 
 _JMPMAX = 10_000
-"""The default limit of jumps in a hit, which bounds loops."""
+"""Default limit on the number of jumps in a hit, which bounds loops."""
 
 _SCOPED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:::[A-Za-z_][A-Za-z0-9_]*)+\Z")
 _SLASHED = re.compile(
@@ -64,7 +64,7 @@ class Compilation:
 
     @property
     def source(self) -> str:
-        """The RPN source as a text."""
+        """The text of the RPN source."""
         return "".join(f"{line.text}\n" for line in self.lines)
 
     def preprocessed(self) -> Preprocessed:
@@ -90,12 +90,12 @@ class Compilation:
 
 
 def jmpmax_of(program: syntax_tree.ProgramTree) -> int:
-    """Return the limit of jumps in a hit."""
+    """Return the limit on the number of jumps in a hit: the attribute ``jmpmax``, or the default."""
     return next((int(each.value or 0) for each in program.attributes if each.name == "jmpmax"), 0) or _JMPMAX
 
 
 def template_file(major: int, templates: Mapping[int, str]) -> str:
-    """Return the text of a template file, by minor codes."""
+    """Return the text of a template file; ``templates`` is keyed by minor code."""
     lines = [f"major = {major}"]
     for minor, text in sorted(templates.items()):
         lines += ["", f"minor = {minor}", *(f"fmt = {_quoted(line)}" for line in text.split("\n"))]
@@ -123,7 +123,7 @@ class ProgramEmitter:
         self._diagnostics = diagnostics
         self._module = program.module or module
         self._printed: dict[int, tuple[str, Span]] = {}
-        """The output of the records of each minor code, and its place in the source."""
+        """The template of each minor code, and the place of its probe in the source."""
         self._codes = [minor_codes(each.paths, each.body) for each in probes]
         """The minor codes of each probe, by its position in ``probes``."""
         self._minors = self._first_minors()
@@ -134,7 +134,7 @@ class ProgramEmitter:
         self._procedures = {each.signature.name: f"f{n}_{each.signature.name}" for n, each in enumerate(functions)}
 
     def compilations(self) -> list[Compilation]:
-        """Return the programs in the order in which their modules are named."""
+        """Return the programs in the order in which the source names their modules."""
         modules: dict[str, None] = {}
         for each in self._probes:
             for point in each.at:
@@ -146,24 +146,24 @@ class ProgramEmitter:
         return [self._with_faults(each) for each in found] if self._has_faults else found
 
     def _with_faults(self, compilation: Compilation) -> Compilation:
-        """Return a program with the table of exceptions, its last table, in its header."""
+        """Return a program with the table of exceptions as the last table in its header."""
         lines = list(compilation.lines)
         place = next(number for number, line in enumerate(lines) if line.text.startswith("jmpmax"))
         lines.insert(place, Line(f"table = {FAULTS}, count, word, word", None))
         return replace(compilation, lines=tuple(lines))
 
     def _module_of(self, point: syntax_tree.Point) -> str:
-        """Return the module of a point, "" if it is not known."""
+        """Return the module of a probepoint, "" if it is not known."""
         if point.kind in KERNEL_KINDS:
             return "kernel tracepoint"
         if point.module == "kernel":
             return "kernel kernel"
         if point.kind is syntax_tree.PointKind.SAMPLE:
-            return point.module or self._program.module or "*"  # anything that runs, even with a process or command
+            return point.module or self._program.module or "*"  # everything on the CPU, even with a process or command
         if point.module or self._module:
             return point.module or self._module
         if point.kind is syntax_tree.PointKind.WATCH and point.place[:1].isdigit():
-            return "kernel kernel"  # an address in every process, for which kernel programs are used
+            return "kernel kernel"  # an address in every process, which a kernel program watches
         return ""
 
     def _refuse_unknown_module(self, point: syntax_tree.Point) -> None:
@@ -230,7 +230,9 @@ class ProgramEmitter:
         return Compilation(name, major, tuple(w.lines), templates)
 
     def _logmax(self, module: str) -> int:
-        """Return the largest size in bytes of a record of a module, for the longest possible output."""
+        """
+        Return the maximum size in bytes of a module's records, for the longest output; report one above LOGMAX_MAX.
+        """
         largest = 0
         for each in self._probes:
             if not any(self._module_of(point) == module for point in each.at):
@@ -247,13 +249,15 @@ class ProgramEmitter:
         return largest
 
     def _names_of(self, name: str) -> tuple[str, Span] | None:
-        """Return the groups or types of all probes, in all modules, and the place of the first ones."""
+        """
+        Return the groups or types of all probes in all modules, and the place of the first ones; None without any.
+        """
         found = [each for probe in self._probes for each in probe.probe.attributes if each.name == name]
         names = dict.fromkeys(word for each in found for word in str(each.value).split())
         return (" ".join(names), found[0].span) if found else None
 
     def _check_minors(self, probe: syntax_tree.Probe, templates: dict[int, str]) -> None:
-        """Report a minor code with two different outputs: records of both would be shown as those of one."""
+        """Report a minor code with two templates: records of both would be printed with the first one."""
         for minor, text in templates.items():
             known, first = self._printed.setdefault(minor, (text, probe.span))
             if known != text:
@@ -266,7 +270,8 @@ class ProgramEmitter:
         """
         Return the first minor code of each probe; with several probes, codes count from 1 in the order of the source.
 
-        All modules share the templates. Output of one probe at several places has one code if its templates are equal.
+        All modules share the templates. A probe with several probepoints has the same codes at each, if its templates
+        are equal there.
         """
         following = int(len({each.probe.order for each in self._probes}) > 1)
         known: dict[tuple[int, tuple[tuple[int, str], ...]], int] = {}
@@ -315,7 +320,7 @@ class ProgramEmitter:
 
 
 def _templates(each: TypedProbe, codes: MinorCodes) -> dict[int, str]:
-    """Return the templates of a probe by its codes from 0."""
+    """Return the templates of a probe, keyed by minor code from 0."""
     of_logs = {log.number: log.template for log in logs_in(each.body)}
     return {code: "\n".join(of_logs[log] for log in sequence) for sequence, code in codes.of.items()}
 
@@ -338,7 +343,9 @@ def _placed(point: syntax_tree.Point, typer: ProgramTyper) -> list[str]:
 
 
 def _symbol(place: str) -> str:
-    """Return a place in a module in RPN syntax: a name with a slash, as in Go, or with a source file, is in quotes."""
+    """
+    Return a place in a module in RPN syntax; a name with a slash, as in Go, or with a source file is put in quotes.
+    """
     match = _SLASHED.match(place)
     return place if match is None else f'"{match["name"]}"{match["offset"]}'
 

@@ -21,7 +21,7 @@ INSTRUCTIONS = {
     VariableKind.PER_CPU: "cv",
     VariableKind.THREAD: "tv",
 }
-"""The names of the kinds of variables in instructions."""
+"""Operands of instructions that access variables, by kind of variable."""
 
 _BINARY = frozenset(("add", "sub", "mul", "and", "or", "xor", "eq", "lt", "ltu", "shl", "shr"))
 """Instructions without an operand that replace two cells by one."""
@@ -47,7 +47,7 @@ def _effect(word: str, operand: str) -> int:
 
 
 class Line(NamedTuple):
-    """A line of RPN source; ``span`` is the place from which it was made."""
+    """A line of RPN source; ``span`` is the place in C from which it was made, None if it has none."""
 
     text: str
     span: Span | None
@@ -55,10 +55,10 @@ class Line(NamedTuple):
 
 class Writer:
     """
-    The lines of a program as they are written.
+    Lines of a program, and the depth of its stack while they are written.
 
-    ``depth`` is the number of cells above SBP: variables of blocks, then intermediate values. Exceptions leave cells on
-    the stack, so that ``settle`` restores the depth.
+    ``depth`` is the number of cells above SBP: variables of blocks, then intermediate values. An exception leaves
+    intermediate values on the stack, so ``settle`` must restore the depth afterwards.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Writer:
         self._span: Span | None = None
         self._handlers: list[str] = []
         self._guard = ""
-        """The label to which exceptions certainly jump, outside of ``catching``."""
+        """The label to which exceptions are known to jump, outside of ``catching``; empty if it is not known."""
 
     @contextmanager
     def at(self, span: Span) -> Iterator[None]:
@@ -87,7 +87,7 @@ class Writer:
             self._guard = ""
 
     def code(self, text: str) -> None:
-        """Write instructions between semicolons; their effects on the stack follow from their words."""
+        """Write instructions that are separated by semicolons; ``depth`` follows from the instructions."""
         for each in text.split("; "):
             self.op(each, _effect(*each.partition(" ")[::2]))
 
@@ -97,7 +97,7 @@ class Writer:
         return bool(self._handlers)
 
     def guard(self, label: str) -> None:
-        """Direct exceptions to a label, unless they already jump there, until the next change."""
+        """Direct exceptions to a label until the next change, unless they already jump there."""
         if self._guard != label:
             self.op(f"sx {label}")
             self._guard = label
@@ -125,14 +125,14 @@ class Writer:
         self.op(f"push {value if -9 <= value <= 4096 else f'{value:#x}'}", 1)
 
     def drop(self, count: int = 1) -> None:
-        """Drop cells."""
+        """Drop ``count`` cells."""
         while count > 0:
             part = min(count, 255)
             self.op(f"ros {part}", -part)
             count -= part
 
     def settle(self, depth: int) -> None:
-        """Set the depth of the stack, whatever its current depth."""
+        """Write code that sets the depth of the stack to ``depth`` cells, from any depth at run time."""
         self.op(f"push {depth}", 1)
         self.op("save sbp", 1)
         self.op("sub", -1)
@@ -151,11 +151,13 @@ class Writer:
             self.restore_handler()
 
     def restore_handler(self) -> None:
-        """Restore the exception handler of the current block after it was used or replaced."""
+        """Set the exception handler of the current block again after it was used or replaced."""
         self.op(f"sx {self._handlers[-1]}" if self._handlers else "ux")
 
     def drop_needless_handlers(self, first: int) -> None:
-        """Remove instructions, from a line on, that clear exception handlers where no exception is possible."""
+        """
+        Remove, from line ``first`` on, instructions that clear the exception handler where no exception can occur.
+        """
         self.lines[first:] = [
             line
             for number, line in enumerate(self.lines[first:], first)

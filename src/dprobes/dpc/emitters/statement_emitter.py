@@ -1,4 +1,4 @@
-"""RPN of statements, and of the end of a hit: a record if something was printed (``log_emitter``), else none."""
+"""RPN of statements, and of the end of a hit: with a record if something was printed (``log_emitter``), else none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["StatementEmitter"]
 
 _TABLE_MIN = 5
-"""The number of ``switch`` labels from which on a binary search takes fewer instructions than a linear one."""
+"""Minimum number of ``switch`` labels for which a binary search takes fewer instructions than a linear one."""
 
 
 class StatementEmitter:
@@ -51,12 +51,12 @@ class StatementEmitter:
         self.faults = None if paths is None else FaultExits(writer, paths, lambda: values.exact(self._trail_cell()))
         self._items = LogEmitter(writer, values, self.faults, word_size)
         self._done: set[int] = set()
-        """The ids of statements that are already written."""
+        """Ids of statements that are already written."""
         self._breaks: list[str] = []
         self._continues: list[str] = []
 
     def handler(self, condition: typed_values.Value | None, body: typed_program.Statement, place: Span) -> None:
-        """Write a handler with its end; ``place`` is the place of the condition."""
+        """Write a handler with its end; ``place`` is the place of the condition, without one that of the probepoint."""
         w, paths, codes, first = self._w, self._paths, self._codes, len(self._w.lines)
         assert self.faults is not None
         assert paths is not None
@@ -87,7 +87,7 @@ class StatementEmitter:
             self._leave()
 
     def _make_room(self, body: typed_program.Statement) -> None:
-        """Push the variables of blocks: those that are declared first with their values, the others as zeros."""
+        """Push the variables of blocks: the leading declarations with their initial values, the others as zeros."""
         made = 0
         for statement in _first_statements(body):
             match statement:
@@ -139,7 +139,7 @@ class StatementEmitter:
                     given = self._paths.at.get(id(statement), frozenset()) if self._paths is not None else frozenset()
                     self._end("exit" if kind is typed_program.Ending.RETURN else kind.value, given)
             case typed_program.Show() | typed_program.Clear() | typed_program.Cat() | typed_program.Quit():
-                pass  # of the tool
+                pass  # only the tool executes them
             case _:
                 with w.at(statement.span):
                     w.comment(_shown(statement.span.text))
@@ -179,7 +179,7 @@ class StatementEmitter:
                 assert_never(statement)
 
     def _end(self, instruction: str, given: frozenset[tuple[int, ...]]) -> None:
-        """End the hit where the sequences ``given`` were printed: ``exit`` with a record only if something was."""
+        """End the hit after one of the sequences ``given`` was printed: ``exit`` writes a record unless it is empty."""
         w = self._w
         if instruction != "exit" or () not in given:
             w.op(instruction)
@@ -269,9 +269,10 @@ class StatementEmitter:
 
     def _search(self, cases: Sequence[tuple[int, str]], default: str, *, is_signed: bool) -> list[tuple[str, str]]:
         """
-        Search the top cell among cases; if it is none of them, drop it and jump to ``default``.
+        Search for the top cell among cases; if it equals none, drop it and jump to ``default``.
 
-        Return labels that are reached with two more cells, each with the label of its case.
+        Return the labels to jump to on a match, each with the label of its case; there the stack has one more cell than
+        before the search.
         """
         w = self._w
         if len(cases) < _TABLE_MIN:
@@ -320,17 +321,17 @@ class StatementEmitter:
     # Records
 
     def _name_record(self, log: typed_program.Log) -> None:
-        """Set the minor code of the record to that of the sequence printed so far."""
+        """Set the minor code of the record to the code of the sequence that has been printed so far."""
         w, paths, codes = self._w, self._paths, self._codes
         assert paths is not None
         assert codes is not None
         if self._trail is None:
             before = next(iter(paths.before.get(log.number, frozenset())), ())
-            if code := codes.of.get((*before, log.number), 0):  # the header has the first code
+            if code := codes.of.get((*before, log.number), 0):  # the probe's header sets the first code
                 w.op(f"setmin {self._minor + code}")
             return
         cell = self._trail_cell()
-        if paths.logs == 1:  # with one template, only the need for a record is to be known
+        if paths.logs == 1:  # there is one template: store only that a record is needed
             w.number(1)
             self._values.places.store(cell, is_wanted=False)
             return
@@ -347,12 +348,12 @@ class StatementEmitter:
 
 
 def _shown(text: str) -> str:
-    """Return a piece of C as a line's comment."""
+    """Return a piece of C as one line, for a comment."""
     return " ".join(text.split()).replace("*/", "* /")
 
 
 def _first_statements(statement: typed_program.Statement) -> Iterator[typed_program.Statement]:
-    """Iterate over the statements that are executed first, in their order."""
+    """Iterate over the leading statements of a body in their order; control structures are not entered."""
     if isinstance(statement, typed_program.Steps):
         for each in statement.statements:
             yield from _first_statements(each)

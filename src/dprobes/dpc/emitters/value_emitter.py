@@ -1,8 +1,8 @@
 """
-RPN of values: each leaves one cell that holds its number exactly, or of which only the low bits count.
+RPN of values: each leaves its number in one cell, or two if it is wide, exact or with only the low bits significant.
 
-Operations that do not depend on high bits (``+ - * << & | ^ ~``) use whole cells. The result is cut to its type before
-the high bits are read: in a comparison, a division, a right shift, or a conversion to a larger type.
+Operations that do not depend on high bits (``+ - * << & | ^ ~``) use whole cells. The result is truncated to its type
+before the high bits are read: in a comparison, a division, a right shift, or a conversion to a larger type.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = ["ValueEmitter"]
 
 
 class PlaceEmitter:
-    """A writer of changes of places; ``values`` writes the values."""
+    """A writer of code that changes places: assignments, ``++`` and ``--``; ``values`` writes the values."""
 
     def __init__(self, values: CellEmitter, writer: Writer, word_size: int) -> None:
         self._values = values
@@ -78,7 +78,10 @@ class PlaceEmitter:
         return self._bits if integer is None or integer.is_bool else integer.bits
 
     def store(self, target: Place, *, is_wanted: bool) -> None:
-        """Pop the top cell into a place; with ``is_wanted`` it stays on the stack."""
+        """
+        Store the top cell, or two of a wide number, in a place; with ``is_wanted`` it stays on the stack, else it is
+        popped.
+        """
         w = self._w
         keep = 0 if is_wanted else -1
         if isinstance(target, BitField):
@@ -108,7 +111,9 @@ class PlaceEmitter:
                     w.drop()
 
     def _store_field(self, target: BitField, *, is_wanted: bool) -> None:
-        """Store the number on top in a bit field, then convert it to the field's value, or drop it."""
+        """
+        Store the number on top in a bit field; ``is_wanted`` replaces it by the field's value, otherwise it is dropped.
+        """
         wide = self._values.wide
         if wide.is_wide(target.unit.type):
             wide.store_bits(target.unit, target.bits, target.shift)
@@ -138,7 +143,7 @@ class PlaceEmitter:
         w.code(f"or; pop mem, u{size}")
 
     def step(self, target: Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
-        """Emit code that adds a number to the target of ``++``, ``--``; ``is_wanted`` leaves the value on the stack."""
+        """Emit code for ``++`` or ``--`` of a place by ``amount``; ``is_wanted`` leaves the result on the stack."""
         w = self._w
         if self._values.wide.is_wide(target.type):
             self._values.wide.step(target, amount, is_postfix=is_postfix, is_wanted=is_wanted)
@@ -161,10 +166,10 @@ class PlaceEmitter:
 
 
 OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor"}
-"""The instructions of operations whose low bits depend only on low bits."""
+"""Instructions for operations whose low bits depend only on the low bits of the operands."""
 
 BITWISE = ("&", "|", "^")
-"""Operations whose results are as exact as their operands."""
+"""Operations whose results are in the range of their type if their operands are."""
 
 
 def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -> None:
@@ -200,7 +205,10 @@ def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int
 
 
 def mask_width(value: Arithmetic) -> int | None:
-    """Return the number of low bits that a mask keeps; None if it has other bits or gaps."""
+    """
+    Return the number of low bits that a constant mask keeps; None if it has gaps, other bits, or is as wide as the
+    type.
+    """
     match value.right:
         case Constant(mask) if mask > 0 and mask & (mask + 1) == 0 and mask.bit_length() < value.type.bits:
             return mask.bit_length()
@@ -220,7 +228,8 @@ def _shift_right(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -
         values.exact(value.left)
         w.op("shr", -1)
         return
-    # An exclusive or with the sign in all bits makes a negative number one into which zeros may be shifted.
+    # An exclusive or with copies of the sign bit makes a negative number non-negative, so that zeros may be shifted in;
+    # a second one restores the sign.
     values.exact(value.left)
     w.code(f"dup 1; pbr {bits}")
     values.low(value.right, bits)
@@ -274,7 +283,7 @@ def _known_words() -> frozenset[str]:
 
 
 _BITS_MAX = 64
-"""The width of the largest word in bits."""
+"""Maximum width of a word in bits."""
 
 
 class ValueEmitter:
@@ -397,7 +406,7 @@ class ValueEmitter:
                 self._w.drop(self.wide.width(value.type))
 
     def low(self, value: Value, bits: int) -> None:
-        """Push a value of which only the low ``bits`` bits count, in one cell if they fit."""
+        """Push a value of which only the low ``bits`` bits are significant; in one cell if a word has as many bits."""
         is_wide = self.wide.is_wide(value.type)
         match value:
             case _ if bits > self._bits:
@@ -433,13 +442,16 @@ class ValueEmitter:
         return size_of(type_) or self._word_size
 
     def cut(self, type_: CType) -> None:
-        """Convert the top cell, of which only the bits of a type count, to a number of that type."""
+        """
+        Truncate the top cell to the width of a type, and sign- or zero-extend it; a type that fills the cell changes
+        nothing.
+        """
         integer = integer_of(type_)
         if integer is not None and integer.bits_of_64 < _BITS_MAX and integer.bits <= self._bits:
             self._w.op(f"{'pbl' if integer.is_signed else 'pzl'} {integer.bits}")
 
     def _extend(self, type_: CType) -> None:
-        """Extend a number that was loaded with zeros above it."""
+        """Sign-extend the top cell, a number that was loaded zero-extended, if its type is signed."""
         integer = integer_of(type_)
         if integer is not None and integer.is_signed and integer.bits_of_64 < _BITS_MAX:
             self._w.op(f"pbl {integer.bits}")
@@ -458,7 +470,7 @@ class ValueEmitter:
         self.cut(variable.type)  # the cell may contain more bits
 
     def index(self, variable: Variable) -> None:
-        """Push the index of an element of an array."""
+        """Push the variable number of an array's element."""
         assert variable.index is not None
         self.exact(variable.index)
         if self.wide.is_wide(variable.type):
@@ -531,7 +543,8 @@ class ValueEmitter:
             self.low(operand, target.bits)
             self.cut(type_)
         else:
-            # All numbers of the source are numbers of the target, or become so by the width of the cell.
+            # The target has all numbers of the source. A negative one becomes unsigned by truncation to the target's
+            # width.
             self.exact(operand)
             if source.is_signed and not target.is_signed:
                 self.cut(type_)
@@ -539,7 +552,7 @@ class ValueEmitter:
     # Conditions
 
     def branch(self, condition: Value, label: str, *, when: bool) -> None:
-        """Jump to a label, a *landing* with one cell more, if the truth of a condition is ``when``; else go on."""
+        """Jump to a label if the truth value of a condition is ``when``; the label, a *landing*, has one more cell."""
         w = self._w
         match condition:
             case Not(operand):

@@ -32,7 +32,7 @@ __all__ = ["DebugModule", "is_entry_by_name"]
 _PLACE = re.compile(r"(?P<name>.+?)(?:\s*\+\s*(?P<distance>0[xX][0-9a-fA-F]+|[0-9]+))?\Z", re.DOTALL)
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+\Z|[0-9]+\Z")
 _ARGUMENTS = {5: "arg0", 4: "arg1", 1: "arg2", 2: "arg3", 8: "arg4", 9: "arg5"}
-"""The registers of arguments on x86-64, by DWARF's numbers; functions of Go use other registers."""
+"""Names of the argument registers on x86-64, by DWARF register number; functions of Go use other registers."""
 _VECTORS = {17 + n: f"xmm{n}" for n in range(16)}
 _GO_ARGUMENTS = 9
 _C_ARGUMENTS = 6
@@ -51,7 +51,7 @@ class DebugModule:
         self.elf = elf
         self._provider = symbols
         self.declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None
-        """The look-up of structures that the program itself declares, by kind and tag."""
+        """Look-up of structures that the program itself declares, by kind and tag; it returns None if there is none."""
 
     @cached_property
     def file(self) -> DebugFile | None:
@@ -62,7 +62,7 @@ class DebugModule:
 
     @cached_property
     def entry_types(self) -> DebugTypes | None:
-        """The types by their entries; None if there is no debug information."""
+        """The types, each made from its debugging information entry; None if there is no debug information."""
         if self.file is None:
             return None
         from dprobes.dpc.modules.debug_values import DebugTypes
@@ -74,7 +74,7 @@ class DebugModule:
         return self._provider.module_of(self.elf)
 
     def address_of(self, place: str) -> int | None:
-        """Return the link address of a place that is written ``FUNCTION``, ``FUNCTION+8`` or as a number; else None."""
+        """Return the link address of a place: ``FUNCTION``, ``FUNCTION+8`` or a file offset; None if there is none."""
         if _NUMBER.match(place):
             return self.elf.link_address(int(place, 0))
         match = _PLACE.match(place)
@@ -92,13 +92,15 @@ class DebugModule:
         return found[0].address if len(found) == 1 else None
 
     def is_chooser(self, place: str) -> bool:
-        """Return whether a place is written as an ifunc symbol, whose code chooses the function at run time."""
+        """
+        Return whether a place names an ifunc symbol: its code is a resolver, which chooses the function at run time.
+        """
         match = _PLACE.match(place)
         name = "" if match is None else match["name"].strip('"')
         return any(symbol.kind == "ifunc" for symbol in self._module.symbols.lookup(name))
 
     def is_thread_local(self, name: str) -> bool:
-        """Return whether a symbol is that of a thread-local variable."""
+        """Return whether a symbol belongs to a thread-local variable."""
         return any(symbol.kind == "tls" for symbol in self._module.symbols.lookup(name))
 
     def function_symbol(self, address: int) -> str | None:
@@ -107,7 +109,10 @@ class DebugModule:
         return None if found is None else found.name
 
     def prologue_end(self, function: Entry, entry: int) -> int:
-        """Return the link address of a function's second line, from which on its arguments are where it keeps them."""
+        """
+        Return the link address after a function's prologue, where its arguments are stored; ``entry`` without line
+        table.
+        """
         from dprobes.dwarf.address_lists import ranges_of
         from dprobes.dwarf.dwarf_numbers import At
         from dprobes.dwarf.line_table import LineProgram, LineSections
@@ -135,7 +140,9 @@ class DebugModule:
         return entry if second is None else second
 
     def are_untouched(self, registers: Sequence[str], start: int, end: int) -> bool:
-        """Return whether the instructions between two link addresses leave these argument registers unchanged."""
+        """
+        Return whether the code between two link addresses keeps these argument registers unchanged; False if unknown.
+        """
         if start == end:
             return True
         if self.elf.machine != "x86_64":
@@ -152,7 +159,9 @@ class DebugModule:
         return passes_in_registers(self.elf)
 
     def arguments_at(self, place: str | None) -> int:
-        """Return the number of names ``arg0`` and so on at a place; functions of Go have more of them."""
+        """
+        Return the number of arguments that have names (``arg0`` and so on) at a place: 9 in functions of Go, else 6.
+        """
         if place is None or not self.is_go or (address := self.address_of(place)) is None:
             return _C_ARGUMENTS
         return _GO_ARGUMENTS if convention_of(self.function_symbol(address)) is Convention.GO else _C_ARGUMENTS
@@ -160,7 +169,9 @@ class DebugModule:
     # For values
 
     def machine(self, *, at_entry: bool = False, at_return: bool = False) -> Machine:
-        """Return the machine that computes values ``at_entry``, or, ``at_return``, as they were at the entry."""
+        """
+        Return the machine that computes values in code, ``at_entry`` of a function, or ``at_return`` from entry values.
+        """
         from dprobes.dpc.modules.debug_values import Machine
 
         word = Integer("unsigned long", self.elf.word_size, is_signed=False, rank=4)
@@ -200,7 +211,9 @@ class DebugModule:
         return row.frame.register, row.frame.offset
 
     def _symbol_near(self, address: int) -> tuple[str, int] | None:
-        """Return a symbol with a unique name near an address, and the distance of the address from it."""
+        """
+        Return a symbol with a unique name near an address, and the distance of the address from it; None without one.
+        """
         files = [self.elf] if self.file is None or self.file.elf is self.elf else [self.elf, self.file.elf]
         for elf in files:
             for table in elf_symbols(elf):
@@ -213,7 +226,7 @@ class DebugModule:
     @cached_property
     def _anchor(self) -> tuple[str, int] | None:
         """
-        The name and address of a function symbol, relative to which places without a symbol are expressed.
+        Name and link address of a function symbol to which places without a symbol are relative; None without one.
 
         An object file has none, because the link addresses of its sections are not final.
         """

@@ -1,5 +1,5 @@
 """
-Meaning of names at an instruction of a module: parameters and variables of its function, and the module's own.
+Meaning of names at an instruction of a module: its function's parameters and variables, and those of the module.
 
 In code without optimization, compilers describe only where a function stores its parameters. Before the function has
 stored them, they are where the ABI passes them.
@@ -52,12 +52,12 @@ _NOWHERE = frame_at(None, 0, None)
 """The frame of a location that is the same at all instructions."""
 _DEPTH_MAX = 64
 _NUMBERED = 6
-"""The number of arguments with register names."""
+"""Number of arguments that have names of the form ``arg0``."""
 _ARGUMENT_NAMES = tuple(f"arg{number}" for number in range(_NUMBERED))
 _GO = 0x16
 _ASSEMBLERS = (0x8001, 0x31)
 """Language codes (DWARF 5, 7.12) of Go, and of assemblers, which describe functions without their parameters."""
-_LISTED = 3  # ranges named in a hint
+_LISTED = 3  # maximum number of ranges in a hint
 
 
 class ModuleNames:
@@ -83,14 +83,17 @@ class ModuleNames:
         return None
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return a variable of the module, or the value of an enumerator; None if there is neither."""
+        """
+        Return a variable or enumerator of the module, None if there is neither; raise ``TargetError`` if there are
+        several.
+        """
         plain = name.removeprefix("::")
         has_symbol = self._module.symbol_address(plain) is not None
         scope = self._scope if plain == name else self._scope.outermost()
         return self._meant(plain, scope.groups(plain, _NAMED, c_declarations=has_symbol))
 
     def find_near(self, name: str) -> ModuleVariable | None:
-        """Return the result of ``find`` for the nearby source files only."""
+        """Return a variable or enumerator as ``find`` does, from the blocks and source files of the scope only."""
         return self._meant(name, self._scope.near_groups(name, _NAMED))
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
@@ -185,9 +188,9 @@ def _specified(declaration: Entry) -> Entry | None:
 
 class ProbeNames:
     """
-    The names at the link address of a probepoint; ``at_return`` when the function that begins there has returned.
+    The names at the link address of a probepoint; ``at_return`` if the function that begins there has returned.
 
-    The function's own names come first, those of inner blocks before those of outer ones.
+    The function's own names take precedence over the module's, those of inner blocks over those of outer ones.
     """
 
     def __init__(
@@ -226,7 +229,7 @@ class ProbeNames:
 
     @cached_property
     def _entry(self) -> int | None:
-        """The address of the first instruction of the function."""
+        """The link address of the function's first instruction; None if it is unknown."""
         for each in (At.LOW_PC, At.ENTRY_PC):
             if (found := self._function.address(each)) is not None:
                 return found
@@ -275,7 +278,7 @@ class ProbeNames:
 
     @property
     def _places_of_words(self) -> Mapping[int, ArgumentPlace]:
-        """The places of the leading parameters that fit in a word: these are the same on all other processors."""
+        """The places of the leading parameters that fit in a word, on processors other than x86: ``arg0`` and so on."""
         words: dict[int, ArgumentPlace] = {}
         for number, each in enumerate(self._parameters[:_NUMBERED]):
             type_ = self._types.of_variable(each)
@@ -295,7 +298,9 @@ class ProbeNames:
         return None if isinstance(found, Void) else found
 
     def returned(self) -> ModuleVariable | None:
-        """Return the return value of the function, for Go its first result."""
+        """
+        Return the return value of the function, for Go its first result; raise ``NotKnownError`` if it returns nothing.
+        """
         if self._is_go:
             first = next((n for n, each in enumerate(self._parameters) if each.flag(At.VARIABLE_PARAMETER)), None)
             if first is None:
@@ -318,7 +323,9 @@ class ProbeNames:
         return self._types.of_variable(self._parameters[number]) if number < len(self._parameters) else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter read as the type; None for a variadic one, after ``...``."""
+        """
+        Return a parameter, read as ``type_``; None for a variadic argument. Raise ``NotKnownError`` if it is unknown.
+        """
         if number < len(self._parameters):
             return ModuleVariable(self._parameter(number, type_), type_)
         if any(child.tag == Tag.UNSPECIFIED_PARAMETERS for child in self._function.origin.children()):
@@ -327,7 +334,10 @@ class ProbeNames:
         raise NotKnownError(f"the function has {count or 'no'} parameter{'s' * (count != 1)}")
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return the variable or parameter of this name; None if there is none."""
+        """
+        Return the variable or parameter of this name, None if there is none; raise ``NotKnownError`` if it has no value
+        here.
+        """
         if self._at_return or name.startswith("::"):
             return self._named_parameter(name) or self._names.find(name)
         blocks = self._blocks()
@@ -337,7 +347,7 @@ class ProbeNames:
             if block.tag == Tag.INLINED_SUBROUTINE and (found := self._beside_call(blocks[number + 1 :], block, name)):
                 return found
         if (other := _variable_below(self._function, name, 0)) is not None:
-            # Variables of this name in other source files are not meant.
+            # A variable of this name in another source file would not be the one that the user means.
             if (found := self._names.find_near(name)) is not None:
                 return found
             raise NotKnownError("outside of its block", self._where_known(other, is_at_entry=False))
@@ -350,7 +360,10 @@ class ProbeNames:
         return list(dict.fromkeys(name for name in names if name))
 
     def _in_block(self, block: Entry, name: str) -> ModuleVariable | None:
-        """Return the variable or parameter of a block; its abstract origin includes those without a location."""
+        """
+        Return the variable of a block by its name; the abstract origin also has those without a location. None without
+        one.
+        """
         for entry in block.children():
             if entry.tag in _VARIABLES and entry.name == name and not entry.flag(At.DECLARATION):
                 if block is self._function and entry in self._parameters:
@@ -369,10 +382,10 @@ class ProbeNames:
 
     def _beside_call(self, around: Sequence[Entry], call: Entry, name: str) -> ModuleVariable | None:
         """
-        Return the file-scope variable that a name means in an inlined function.
+        Return the file-scope variable that a name means in an inlined function; None if there is none.
 
-        The inlined function does not see its caller's variables. At its first instruction, however, the name may mean a
-        variable of the caller: if both exist, it is an error.
+        The inlined function cannot access its caller's variables. At its first instruction, however, the user may mean
+        a variable of the caller: if both exist, raise ``NotKnownError``.
         """
         if (found := self._names.find_near(name)) is None:
             return None
@@ -385,7 +398,9 @@ class ProbeNames:
         return found
 
     def _named_parameter(self, name: str) -> ModuleVariable | None:
-        """Return a parameter of the function, which may be described there and not in the blocks."""
+        """
+        Return a parameter by its name, even if only the function's abstract origin describes it; None without one.
+        """
         for number, parameter in enumerate(self._parameters):
             if parameter.name == name:
                 return self.parameter(number, self._types.of_variable(parameter))
@@ -455,7 +470,10 @@ class ProbeNames:
         return in_registers(type_, _parts_of(place), self._machine).value
 
     def _argument_at_entry(self, place: ArgumentPlace, type_: CType) -> typed_values.Value | Scattered:
-        """Return the value that an argument had at the entry of the call that has returned."""
+        """
+        Return the value of an argument at the entry of the call that has returned; raise ``NotKnownError`` if it is
+        gone.
+        """
         registers = place.registers
         if place.offset is not None and self._module.elf.word_size == 4 and not place.is_address:
             registers = (f"arg{place.offset // 4 - 1}",)  # 32-bit arguments are numbered by their place on the stack
@@ -480,7 +498,10 @@ class ProbeNames:
         return typed_values.Register(f"arg{number}", self._machine.word, at_entry=True)
 
     def _is_before_it_is_kept(self, entry: Entry, location: Location) -> bool:
-        """Return whether a parameter has a single location, in the frame, and is not yet stored there."""
+        """
+        Return whether a parameter's only location is in the frame, and the code at the place has not yet stored it
+        there.
+        """
         if is_listed(entry) or self._entry is None or not isinstance(location, InMemory):
             return False
         address = location.address.address if isinstance(location.address, Loaded) else location.address
@@ -520,7 +541,7 @@ class ProbeNames:
 
 
 def _abstract(entry: Entry) -> Entry:
-    """Return the abstract origin of an entry; a declaration in a class is a separate entry."""
+    """Return the abstract origin of an entry, or the entry itself; a declaration in a class is not followed."""
     for _ in range(ORIGINS_MAX):
         origin = entry.reference(At.ABSTRACT_ORIGIN)
         if origin is None:
@@ -535,7 +556,9 @@ def _parts_of(place: ArgumentPlace) -> tuple[ResultPart, ...]:
 
 
 def _variable_below(block: Entry, name: str, depth: int) -> Entry | None:
-    """Return the variable of this name in a block or its inner blocks, functions that are inlined excluded."""
+    """
+    Return the variable of this name in a block or its inner blocks, but not in inlined functions; None without one.
+    """
     for entry in block.children():
         if entry.tag == Tag.VARIABLE and entry.name == name and not entry.flag(At.DECLARATION):
             return entry
@@ -550,8 +573,8 @@ def names_in(module: DebugModule, place: str | None, *, at_return: bool) -> Modu
     """
     Return the names that code at a place may use; None without debug information.
 
-    ``place`` has the syntax of ``DebugModule.address_of``. If no function is described there, or it is None, these are
-    the names of the module.
+    ``place`` has the syntax of ``DebugModule.address_of``. If ``place`` is None, or no function is described there,
+    these are the names of the module.
     """
     file, types = module.file, module.entry_types
     if file is None or types is None:

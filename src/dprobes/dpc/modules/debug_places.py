@@ -21,23 +21,25 @@ if TYPE_CHECKING:
 __all__ = ["SOURCE_LINES", "DebugPlaces", "PlaceFinder", "place_of", "with_instructions"]
 
 _PLACES_MAX = 1024
-"""The largest number of instructions that one point may stand for."""
+"""Maximum number of instructions that one probepoint may be replaced by."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-"""A symbol that RPN accepts without quotes."""
+"""Symbols that RPN accepts without quotes."""
 
 SOURCE_LINES = re.compile(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9]{1,9}))?")
-"""The syntax of points at source lines."""
+"""Syntax of probepoints at source lines."""
 
 
 class PlaceFinder(Protocol):
-    """Look-up of instructions in a module, as the places of points."""
+    """Look-up of a module's instructions for probepoints at source lines and inlined calls."""
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
-        """Return the instructions that begin the lines, by line; raise ``TargetError`` if there are none."""
+        """
+        Return the places of the instructions that begin the lines, by line; raise ``TargetError`` if there are none.
+        """
 
     def of_inlined(self, module: str, function: str) -> Sequence[str]:
-        """Return the first instructions of inlined calls of a function; raise ``TargetError`` if there are none."""
+        """Return the places of the first instructions of inlined calls; raise ``TargetError`` if there are none."""
 
 
 def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, diagnostics: Diagnostics) -> ProgramTree:
@@ -67,7 +69,9 @@ def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, di
 def _instructions(
     point: Point, module: str, finder: PlaceFinder, diagnostics: Diagnostics
 ) -> Iterable[tuple[int, str]]:
-    """Return the lines and places of a point's instructions, empty on an error; line 0 stands for no line."""
+    """
+    Return the source lines and places of a probepoint's instructions, none on an error; an inlined call has line 0.
+    """
     lines = SOURCE_LINES.fullmatch(point.place) if point.kind is PointKind.CODE else None
     what = "a call that was inlined" if lines is None else f"a line of '{lines['path']}'"
     if point.at_return:
@@ -107,7 +111,7 @@ class DebugPlaces:
         self._opened: dict[str, tuple[Module, DebugFile]] = {}
 
     def _open(self, name: str) -> tuple[Module, DebugFile]:
-        """Return a module by its name, with its debug information."""
+        """Return a module by its name, with its debug information; raise ``TargetError`` if either is missing."""
         if name not in self._opened:
             self._opened[name] = self._described(name)
         return self._opened[name]
@@ -133,7 +137,9 @@ class DebugPlaces:
         return (self._symbols or OWN_SYMBOLS).module_of(elf), debug
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
-        """Return the instructions that begin the lines, by line."""
+        """
+        Return the places of the instructions that begin the lines, by line; raise ``TargetError`` if there are none.
+        """
         found, by_line = self.addresses_of_lines(module, path, first, last)
         return {line: [place_of(found, address) for address in addresses] for line, addresses in by_line.items()}
 
@@ -150,7 +156,7 @@ class DebugPlaces:
         return found, addresses_of_lines(sections, path, first, last)
 
     def of_inlined(self, module: str, function: str) -> Sequence[str]:
-        """Return the first instructions of inlined calls of a function."""
+        """Return the places of the first instructions of inlined calls; raise ``TargetError`` if there are none."""
         from dprobes.dwarf.inlined_calls import inlined_calls_of
 
         found, debug = self._open(module)
@@ -167,7 +173,7 @@ class DebugPlaces:
 
 
 def place_of(module: Module, address: int) -> str:
-    """Return a link address as a function plus a distance, or as a file offset if the name is ambiguous."""
+    """Return a link address as FUNCTION+DISTANCE, or as a file offset if RPN cannot use the name or it is ambiguous."""
     offset = module.file_offset(address)
     found = module.symbol_at(offset)
     if found is not None:

@@ -1,8 +1,8 @@
 """
 Look-up of names in the debug information of a module, from a place in its code.
 
-The look-up starts in the blocks around the place. Next are the classes and namespaces around its function, as far as
-its source file has them, then the whole file. The same order applies to the whole module afterwards.
+The look-up starts in the blocks around the place. It continues in the place's source file: first in the classes and
+namespaces around the function, then in the whole file. Last, it searches the whole module in the same order.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ _INTEGERS = re.compile(r"\b(?:(?:unsigned|signed|long|short|int|char)\b ?)+")
 _AROUND = re.compile(r"\s*([<>,*&()\[\]])\s*")
 _NUMBER = re.compile(r"(?<=[<,])(-?[0-9]+)[uUlL]+(?=[,>])")
 _CONST = re.compile(r"([\w:$.]+) const\b")
-"""
-The variations in the names of types: words of integers, blanks, suffixes of numbers, and the position of ``const``.
-"""
+"""Variations in the names of types: words of integers, blanks, suffixes of numbers, and the position of ``const``."""
 
-_LISTED = 4  # meanings of a name in an error
+_LISTED = 4  # maximum number of meanings of a name in an error
 
 
 class NameScope:
@@ -57,8 +55,8 @@ class NameScope:
     The names of a module in the scope of a place.
 
     ``units`` are the units of the place, the nearest first. ``around`` is the entry of the function, whose parents are
-    the enclosing scopes, and ``blocks`` are the blocks around the place. Without these, all of the module is equally
-    near.
+    the enclosing scopes, and ``blocks`` are the blocks around the place. Without them, no part of the module is nearer
+    than another.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class NameScope:
         """
         Iterate over groups of entries that a name may mean, nearest first.
 
-        A caller looks no further than the first group with a match. A name may be written with its scopes,
+        A caller uses the first group with a match, and ignores the others. A name may include its scopes, as
         ``shop::Cart``.
         """
         yield from self.near_groups(name, tags)
@@ -96,7 +94,7 @@ class NameScope:
         yield from self._sorted(found, scopes)
 
     def near_groups(self, name: str, tags: Collection[int]) -> Iterator[Sequence[Scoped]]:
-        """Iterate over the groups of the place and its source file only."""
+        """Iterate over the groups in the blocks and source files of the place only, nearest first."""
         *scopes, last = scoped_parts(name)
         for block in self._blocks if not scopes else ():
             found = [
@@ -164,7 +162,7 @@ def _integer_name(words: Sequence[str]) -> str:
 
 
 def _is_in(found: Scoped, scopes: Sequence[str], *, is_end: bool = False) -> bool:
-    """Return whether an entry is in the scopes, open ones being optional; with ``is_end``, whether it ends in them."""
+    """Return whether an entry's scopes are ``scopes``, or ``is_end``, end in them; open scopes may be left out."""
     wanted = [each for each in scopes if each and each != "(anonymous namespace)"]
     for its in (found.scopes, [each for each in found.scopes if not each.is_open]):
         names = [each.name for each in its if each.name]
@@ -190,7 +188,7 @@ class ScopedTypes:
         self._scope = scope
 
     def named(self, name: str) -> CType | None:
-        """Return the type that ``typedef`` gives this name, or in C++ a class; None if there is none."""
+        """Return the type of this name: a ``typedef`` or base type, or a class as in C++; None if there is none."""
         return self._meant(name, _NAMED, name)
 
     def tagged(self, kind: str, tag: str) -> CType | None:
@@ -219,7 +217,7 @@ class ScopedTypes:
 
 
 def definition_of(entry: Entry, file: DebugFile, type_of: Callable[[Entry], CType]) -> Entry | None:
-    """Return the entry that defines a declared structure; raise ``TargetError`` if there are several."""
+    """Return the entry that defines a declared structure, None without one; raise ``TargetError`` if layouts differ."""
     name = entry.text(At.NAME)
     if not name:
         return None
