@@ -1,7 +1,7 @@
 """
 Blocks that the tool executes, ``begin``, ``every`` and ``end``, and the restrictions on their contents.
 
-They have no hit, and so neither registers nor memory, not even in the functions that they call.
+They are executed without a hit, so neither they nor the functions that they call can use registers or memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ToolProgram:
 
     @property
     def shown(self) -> frozenset[str]:
-        """The tables that the program prints itself."""
+        """The tables that the program itself prints, by ``print``."""
         return frozenset(
             statement.table
             for block in self.blocks

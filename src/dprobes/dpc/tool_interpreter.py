@@ -38,25 +38,25 @@ class ToolHost(Protocol):
         """Set a variable."""
 
     def table_value(self, table: int, key: bytes) -> int:
-        """Return the number for a key, 0 if there is no entry."""
+        """Return the number in the entry of a key, 0 if there is no entry."""
 
     def table_kept(self, table: int, key: bytes) -> bytes:
-        """Return the string or call stack for a key in memory layout; zeros if there is no entry."""
+        """Return the string or call stack in the entry of a key, in memory layout; zeros if there is no entry."""
 
     def tally(self, table: int, key: bytes, value: int) -> None:
-        """Tally a signed number in a table."""
+        """Tally a signed number in the entry of a key."""
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
-        """Store a string or call stack in memory layout in a table."""
+        """Store a string or call stack, in memory layout, in the entry of a key."""
 
     def delete(self, table: int, key: bytes) -> None:
-        """Remove a key from a table."""
+        """Delete the entry of a key."""
 
     def clear(self, table: int) -> None:
-        """Remove all keys from a table."""
+        """Delete all entries of a table."""
 
     def show(self, table: int, rows: int | None) -> None:
-        """Print at most ``rows`` rows of a table."""
+        """Print at most ``rows`` rows of a table; all if it is None."""
 
     def cat(self, path: str) -> None:
         """Print the contents of a file."""
@@ -75,10 +75,10 @@ NAME = "dprobes"
 """The process name in blocks of the tool."""
 
 _CALLS_MAX = 100
-"""The largest depth of nested calls, as on the RPN stack of a hit."""
+"""Maximum depth of nested calls; a deeper one raises CALL_MAX, as at a hit."""
 
 _STRINGS = (typed_values.Literal, typed_values.CommName, typed_values.Kept)
-"""The values other than numbers that the tool stores in tables."""
+"""Kinds of values other than numbers that the tool stores in tables."""
 
 _NO_NUMBERS = (
     *_STRINGS,
@@ -141,7 +141,7 @@ class ToolInterpreter:
 
 
 class _Frame:
-    """A block or a call of a function, with its variables; ``jumps`` counts the jumps taken."""
+    """A block or a call of a function, with its variables; ``jumps`` counts the jumps of the whole block."""
 
     def __init__(
         self,
@@ -430,6 +430,6 @@ class _Frame:
             assert not isinstance(key, _NO_NUMBERS)
             bits = 8 * max(self._program.word_size, size_of(key.type) or 0)
             word = self.value(key) & ((1 << bits) - 1)
-            has_sign = isinstance(key.type, Integer) and key.type.is_signed  # then the table's key is signed, too
+            has_sign = isinstance(key.type, Integer) and key.type.is_signed  # the key field of the table is signed, too
             found.append((signed(word, bits) if has_sign else word).to_bytes(8, sys.byteorder, signed=has_sign))
         return b"".join(found)

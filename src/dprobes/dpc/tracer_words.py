@@ -29,7 +29,7 @@ _SHORT = {
     "u": "uprobe", "ur": "uretprobe", "k": "kprobe", "kr": "kretprobe", "t": "tracepoint", "U": "usdt", "i": "interval",
     "p": "profile", "w": "watchpoint", "s": "software", "h": "hardware", "rt": "rawtracepoint",
 }  # fmt: skip
-"""Kinds of points by their short names; with fewer parts after them they may be names of modules."""
+"""Long names of bpftrace's probe types by their short names; before a single part, these may be names of modules."""
 
 _GENERAL = {
     "uprobe": "MODULE:FUNCTION",
@@ -251,7 +251,7 @@ def operator_hint(word: str) -> str | None:
 
 
 def condition_of(text: str) -> str | None:
-    """Return the condition before a block, ``/pid == 4/``; None if the text is not one."""
+    """Return the condition in slashes before a block, ``/pid == 4/``; None if the text is not one."""
     match = re.fullmatch(r"/(.+)/", text.strip(), re.DOTALL)
     return None if match is None else match[1].strip()
 

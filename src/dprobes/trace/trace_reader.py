@@ -161,10 +161,7 @@ class TraceParser:
         return frame
 
     def _pull_inner(self, inner: FrameSplitter) -> Frame | None:
-        """
-        Return the next frame inside a COMPRESSED frame, None after the last; errors and its position are those of the
-        latter.
-        """
+        """Return the next frame in a COMPRESSED frame, None after the last; errors have the position of the latter."""
         outer = self._outer_position
         try:
             frame = inner.pull()

@@ -289,10 +289,10 @@ class TraceFileWriter:
 
     def take_lost(self) -> dict[int, tuple[int, int]]:
         """
-        Return, by program, the number of lost records without a note in the file, and reset it: the caller reports
-        them.
+        Return, by program, the number of lost records without a note in the file, and reset it.
 
-        The second number is that of the lost records that the caller has already reported, by ``lose``.
+        The caller reports them. The second number is that of the lost records that the caller has already reported, by
+        ``lose``.
         """
         return {number: program.take_lost() for number, program in self._programs.items()}
 

@@ -429,8 +429,7 @@ class WideEmitter:
 
     def store_bits(self, unit: typed_values.Memory, bits: int, shift: int) -> None:
         """
-        Store the low bits of the number on top, which stays, in a 64-bit unit in memory, and keep the unit's other
-        bits.
+        Store the low bits of the number on top, which stays, in a 64-bit unit in memory; the unit keeps its other bits.
         """
         w, mask = self._w, ((1 << bits) - 1) << shift
         self._cells.exact(unit.address)

@@ -78,10 +78,7 @@ class PlaceEmitter:
         return self._bits if integer is None or integer.is_bool else integer.bits
 
     def store(self, target: Place, *, is_wanted: bool) -> None:
-        """
-        Store the top cell, or two of a wide number, in a place; with ``is_wanted`` it stays on the stack, else it is
-        popped.
-        """
+        """Store the number on top in a place; with ``is_wanted`` it stays on the stack, else it is popped."""
         w = self._w
         keep = 0 if is_wanted else -1
         if isinstance(target, BitField):
@@ -205,10 +202,7 @@ def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int
 
 
 def mask_width(value: Arithmetic) -> int | None:
-    """
-    Return the number of low bits that a constant mask keeps; None if it has gaps, other bits, or is as wide as the
-    type.
-    """
+    """Return the number of low bits that a constant mask keeps; None if it has gaps or is as wide as the type."""
     match value.right:
         case Constant(mask) if mask > 0 and mask & (mask + 1) == 0 and mask.bit_length() < value.type.bits:
             return mask.bit_length()
@@ -442,10 +436,7 @@ class ValueEmitter:
         return size_of(type_) or self._word_size
 
     def cut(self, type_: CType) -> None:
-        """
-        Truncate the top cell to the width of a type, and sign- or zero-extend it; a type that fills the cell changes
-        nothing.
-        """
+        """Truncate the top cell to the width of a type, and sign- or zero-extend it to the cell's width."""
         integer = integer_of(type_)
         if integer is not None and integer.bits_of_64 < _BITS_MAX and integer.bits <= self._bits:
             self._w.op(f"{'pbl' if integer.is_signed else 'pzl'} {integer.bits}")

@@ -110,8 +110,7 @@ class DebugModule:
 
     def prologue_end(self, function: Entry, entry: int) -> int:
         """
-        Return the link address after a function's prologue, where its arguments are stored; ``entry`` without line
-        table.
+        Return the link address after a function's prologue, which stores its arguments; ``entry`` if it is unknown.
         """
         from dprobes.dwarf.address_lists import ranges_of
         from dprobes.dwarf.dwarf_numbers import At

@@ -84,8 +84,7 @@ class ModuleNames:
 
     def find(self, name: str) -> ModuleVariable | None:
         """
-        Return a variable or enumerator of the module, None if there is neither; raise ``TargetError`` if there are
-        several.
+        Return the module's variable or enumerator of this name; None without one. Raise ``TargetError`` for several.
         """
         plain = name.removeprefix("::")
         has_symbol = self._module.symbol_address(plain) is not None
@@ -334,10 +333,7 @@ class ProbeNames:
         raise NotKnownError(f"the function has {count or 'no'} parameter{'s' * (count != 1)}")
 
     def find(self, name: str) -> ModuleVariable | None:
-        """
-        Return the variable or parameter of this name, None if there is none; raise ``NotKnownError`` if it has no value
-        here.
-        """
+        """Return the variable or parameter of this name, None without one; raise ``NotKnownError`` without a value."""
         if self._at_return or name.startswith("::"):
             return self._named_parameter(name) or self._names.find(name)
         blocks = self._blocks()
@@ -361,8 +357,7 @@ class ProbeNames:
 
     def _in_block(self, block: Entry, name: str) -> ModuleVariable | None:
         """
-        Return the variable of a block by its name; the abstract origin also has those without a location. None without
-        one.
+        Return the variable of a block, or of its abstract origin, which has more variables; None if there is none.
         """
         for entry in block.children():
             if entry.tag in _VARIABLES and entry.name == name and not entry.flag(At.DECLARATION):
@@ -471,8 +466,7 @@ class ProbeNames:
 
     def _argument_at_entry(self, place: ArgumentPlace, type_: CType) -> typed_values.Value | Scattered:
         """
-        Return the value of an argument at the entry of the call that has returned; raise ``NotKnownError`` if it is
-        gone.
+        Return an argument's value at the entry of the call that has returned; raise ``NotKnownError`` if it is gone.
         """
         registers = place.registers
         if place.offset is not None and self._module.elf.word_size == 4 and not place.is_address:
@@ -499,8 +493,7 @@ class ProbeNames:
 
     def _is_before_it_is_kept(self, entry: Entry, location: Location) -> bool:
         """
-        Return whether a parameter's only location is in the frame, and the code at the place has not yet stored it
-        there.
+        Return whether a parameter's only location is in the frame, but is not yet written at the probed instruction.
         """
         if is_listed(entry) or self._entry is None or not isinstance(location, InMemory):
             return False

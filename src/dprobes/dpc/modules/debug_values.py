@@ -1,4 +1,6 @@
-"""Locations of variables as C values to compute at the hit, from registers, memory, and arithmetic with them."""
+"""
+Conversion of variables' locations to C values that are computed at the hit: registers, memory, arithmetic with them.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +70,10 @@ __all__ = [
     "value_of",
 ]
 
-# Members are read at the first request: a pointer may lead to half of the program's types.
+# Members are read at the first request: by pointers, a type may refer to a large part of the program's types.
 
 _CHAIN_MAX = 64
-"""The longest chain of types without a structure: pointers to arrays of pointers …"""
+"""Maximum length of a chain of types that contains no structure, such as pointers to arrays of pointers."""
 
 _MEMBERS_MAX = 1 << 16
 _COUNT_MAX = 1 << 40
@@ -83,7 +85,7 @@ _PLUS_CONSTANT = 0x23
 _PASS_BY_REFERENCE = 4
 _CPP_LANGUAGES = frozenset((0x04, 0x1A, 0x21, 0x2B, 0x3A))
 _NESTED_MAX = 64
-"""The largest depth of nested members that is examined."""
+"""Maximum depth of nested members that is examined."""
 
 _RECORDS = {Tag.STRUCTURE_TYPE: "struct", Tag.CLASS_TYPE: "struct", Tag.UNION_TYPE: "union"}
 _QUALIFIERS = frozenset((Tag.CONST_TYPE, Tag.VOLATILE_TYPE, Tag.RESTRICT_TYPE, Tag.ATOMIC_TYPE, Tag.IMMUTABLE_TYPE))
@@ -107,7 +109,7 @@ class DebugTypes:
     # By entries
 
     def of(self, entry: Entry | None) -> CType:
-        """Return the type that an entry describes; None stands for ``void``."""
+        """Return the type that an entry describes; ``void`` for None."""
         return self._of(entry, 0)
 
     def of_variable(self, entry: Entry) -> CType:
@@ -216,7 +218,7 @@ class DebugTypes:
         offset = entry.number(At.DATA_MEMBER_LOCATION) or 0
         if (expression := entry.block(At.DATA_MEMBER_LOCATION)) is not None:
             if expression[:1] != bytes([_PLUS_CONSTANT]):
-                # The offset of a virtual base is in a table of each object. Its members are not known here.
+                # The offset of a virtual base is in a table of each object, so its members have no fixed offsets.
                 return Member("", Record(type_.tag), 0) if isinstance(type_, Record) else None
             from dprobes.target.elf.byte_reader import unsigned_at
 
@@ -268,16 +270,16 @@ def base_type(name: str, size: int, word_size: int, *, is_signed: bool) -> Integ
 
 
 def rank_of(name: str, size: int, word_size: int) -> int:
-    """Return the rank of an integer type in conversions."""
+    """Return the rank of an integer type in conversions (C17 6.3.1.1)."""
     if size == 8:
         return LONG_LONG.rank if "long long" in name or word_size < 8 else 4
     if size == 4:
         return 4 if "long" in name else INT.rank
-    return size  # 1 of characters, 2 of short
+    return size  # 1 for characters, 2 for short
 
 
 def _count(subrange: Entry) -> int | None:
-    """Return the number of elements of a dimension; None if it is missing or known only at run time."""
+    """Return the number of elements of a dimension; None if it is missing, invalid, or known only at run time."""
     count = subrange.number(At.COUNT)
     if count is None:
         upper = subrange.number(At.UPPER_BOUND)
@@ -289,11 +291,11 @@ def _count(subrange: Entry) -> int | None:
 
 def _is_passed_by_address(entry: Entry, depth: int) -> bool:
     """
-    Return whether C++ functions get the address of an object of a class instead of its bytes.
+    Return whether C++ functions receive an object of a class by its address instead of its bytes.
 
-    Some compilers record this. Otherwise it holds for a class with its own destructor, copy constructor or virtual
-    function. It also holds for a class with a base or member of such a class (Itanium C++ ABI, 1.1, "non-trivial for
-    the purposes of calls").
+    Some compilers record this. Otherwise it applies to a class with its own destructor, copy or move constructor,
+    virtual function or virtual base. It also applies to a class with a base or member of such a class (Itanium C++ ABI,
+    1.1, "non-trivial for the purposes of calls").
     """
     whole = entry.reference(At.SIGNATURE) if entry.has(At.SIGNATURE) else entry
     if whole is None or depth > _NESTED_MAX:
@@ -320,7 +322,9 @@ def _is_passed_by_address(entry: Entry, depth: int) -> bool:
 
 
 def _makes_non_trivial(function: Entry, name: str, whole: Entry) -> bool:
-    """Return whether a member function is a destructor, a copy or move constructor, or virtual."""
+    """
+    Return whether a member function is virtual, or a user-provided destructor, copy constructor or move constructor.
+    """
     if function.number(At.VIRTUALITY):
         return True
     own = function.text(At.NAME) or ""
@@ -363,9 +367,10 @@ class Machine(NamedTuple):
     """
     The facts about a processor and a module that the computation of values needs.
 
-    ``registers`` maps DWARF's numbers to names of registers. ``symbol_near`` returns a symbol for a link address, and
-    the distance of the address from it. ``frame`` returns register and offset of the canonical frame address at an
-    instruction. ``at_return`` means that registers have the values of the entry of the function that has returned.
+    ``registers`` maps DWARF's register numbers to names. ``symbol_near`` returns a symbol for a link address, and the
+    distance of the address from it. ``frame`` returns the register and the offset that give the canonical frame address
+    at an instruction. Both return None without a result. ``at_return`` means that registers have the values of the
+    entry of the function that has returned.
     """
 
     word: Integer
@@ -382,7 +387,7 @@ class Machine(NamedTuple):
 
 
 def value_at(location: Location, type_: CType, machine: Machine) -> typed_values.Value | Scattered:
-    """Return the value of a variable, or its place in memory; raise ``NotKnownError`` if it has none there."""
+    """Return a variable's value, number or memory, or its parts; raise ``NotKnownError`` if it has none here."""
     match location:
         case Unavailable(reason):
             raise NotKnownError(reason)
@@ -397,7 +402,7 @@ def value_at(location: Location, type_: CType, machine: Machine) -> typed_values
 
 
 def in_registers(type_: CType, parts: Sequence[ResultPart], machine: Machine) -> ModuleVariable:
-    """Return an argument or a result in registers; raise ``NotKnownError`` without ``parts``."""
+    """Return an argument or a result in registers; raise ``NotKnownError`` if ``parts`` is empty."""
     if not parts:
         raise NotKnownError("in no register that a handler can read")
     made = tuple(
@@ -445,7 +450,9 @@ def part_of(scattered: Scattered, member: Member, machine: Machine) -> typed_val
 
 
 def _bits(unit: typed_values.Value, member: Member, machine: Machine) -> typed_values.Value:
-    """Return a bit field of a unit: shifted to the highest bits of a word, then back, which extends its sign."""
+    """
+    Return the value of a bit field: shift its unit left to drop higher bits, then right to sign- or zero-extend it.
+    """
     assert member.bits is not None
     integer = member.type.base if hasattr(member.type, "base") else member.type
     is_signed = isinstance(integer, Integer) and integer.is_signed
@@ -460,10 +467,10 @@ def _bits(unit: typed_values.Value, member: Member, machine: Machine) -> typed_v
 
 
 def _scalar(parts: tuple[Part, ...], type_: CType, machine: Machine) -> typed_values.Value:
-    """Return a number assembled from the parts that hold its bytes."""
+    """Return a number assembled from the parts that hold its bytes; raise ``NotKnownError`` if a byte has no value."""
     size = size_of(type_) or machine.word.size
     whole: typed_values.Value | None = None
-    known = 0  # number of bytes known from the start on
+    known = 0  # number of leading bytes that are known
     for part in parts:
         if part.value is None or part.offset > known:
             raise NotKnownError("optimized out, at least in part")
@@ -546,7 +553,9 @@ def _register(number: int, machine: Machine) -> typed_values.Value:
 
 
 def value_of(node: Node, machine: Machine) -> typed_values.Value:
-    """Return the value to compute at the hit; raise ``NotKnownError`` if that is impossible."""
+    """
+    Return the value of a location expression, to compute at the hit; raise ``NotKnownError`` if that is impossible.
+    """
     word = machine.word
     match node:
         case Number(number):

@@ -81,11 +81,19 @@ class BtfTypes:
     # By names
 
     def named(self, name: str, near: Collection[int] = ()) -> CType | None:
-        """Return the type that ``typedef`` gives a name; among several, the one whose number is in ``near``."""
+        """
+        Return the ``typedef`` or integer of this name, preferably one with a number in ``near``; None without one.
+
+        Raise ``TargetError`` if several types with different layouts have the name.
+        """
         return self._found(name, (Kind.TYPEDEF, Kind.INT), near, name)
 
     def tagged(self, kind: str, tag: str, near: Collection[int] = ()) -> CType | None:
-        """Return a structure, union or enumeration by its tag; among several, the one whose number is in ``near``."""
+        """
+        Return a structure, union or enumeration by its tag, preferably one with a number in ``near``; None without one.
+
+        Raise ``TargetError`` if several types with different layouts have the tag.
+        """
         return self._found(tag, _TAGGED[kind], near, f"{kind} {tag}")
 
     def enumerator(self, name: str) -> int | None:
@@ -209,7 +217,10 @@ class BtfTypes:
             record.define([each for each in members if each is not None], self._btf.target(number), 1)
 
     def _member(self, name: str, type_number: int, first: int, width: int) -> Member | None:
-        """Return a member that begins at bit ``first``; ``width`` is that of a bit field in bits, else 0."""
+        """
+        Return a member that begins at bit ``first``; ``width`` is the width of a bit field, else 0. None if it fits no
+        unit.
+        """
         type_ = self._of(type_number, 0)
         if not width and first % 8 == 0:
             return Member(name, type_, first // 8)
@@ -221,7 +232,7 @@ class BtfTypes:
 
 _LONG = Integer("unsigned long", _WORD, is_signed=False, rank=4)
 _ARGUMENTS = 6
-"""The number of words that are passed in registers."""
+"""Number of argument words that are passed in registers."""
 _MACHINE = Machine(_LONG, "little", {}, lambda _address: None, lambda _address: None)
 
 
@@ -232,7 +243,7 @@ class BtfModule:
         """Read the types with ``btf`` at the first request; it returns None if the kernel exposes none."""
         self._read = btf
         self.declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None
-        """The look-up of structures that the program itself declares, by kind and tag."""
+        """Look-up of structures that the program itself declares, by kind and tag; it returns None if there is none."""
 
     @cached_property
     def btf(self) -> Btf | None:
@@ -248,25 +259,25 @@ class BtfModule:
         return self.declared(kind, tag)
 
     def names_at(self, place: str | None, *, at_return: bool) -> BtfNames:
-        """Return the names at a function; after its first instruction, arguments may be elsewhere."""
+        """Return the names at the entry or return of a function; at other places, only the names of the kernel."""
         name = None if place is None else place.strip('"')
         function = name if name is not None and name.isidentifier() else None
         return BtfNames(self, function, at_return=at_return)
 
 
 class _TypesNear:
-    """The types of a kernel by name (``NamedTypes``); among several, the one whose number is in ``near``."""
+    """The types of a kernel by name (``NamedTypes``), preferably those whose number is in ``near``."""
 
     def __init__(self, types: BtfTypes, near: frozenset[int]) -> None:
         self._types = types
         self._near = near
 
     def named(self, name: str) -> CType | None:
-        """Return the type that ``typedef`` gives a name."""
+        """Return the ``typedef`` or integer of this name; None if there is none."""
         return self._types.named(name, self._near)
 
     def tagged(self, kind: str, tag: str) -> CType | None:
-        """Return a structure, union or enumeration by its tag."""
+        """Return a structure, union or enumeration by its tag; None if there is none."""
         return self._types.tagged(kind, tag, self._near)
 
 
@@ -309,18 +320,20 @@ class BtfNames:
         return found
 
     arguments = _ARGUMENTS
-    """The number of arguments with register names."""
+    """Number of arguments that have names of the form ``arg0``."""
 
     @cached_property
     def types(self) -> NamedTypes | None:
-        """The types; among several of one name, the one that a parameter uses. None if the kernel exposes none."""
+        """
+        The types, preferably those that the function's parameters and result use; None if the kernel exposes none.
+        """
         signature, types = self._signature, self._module.types
         if types is None or signature is None:
             return types
         return _TypesNear(types, types.reached_from([number for _, number in signature[0]] + [signature[1]]))
 
     def returned(self) -> ModuleVariable | None:
-        """Return the return value of the function; None if it is not known."""
+        """Return the function's return value, None if it is unknown; raise ``NotKnownError`` if it returns nothing."""
         signature, types = self._signature, self._module.types
         if signature is None or types is None:
             return None
@@ -345,7 +358,7 @@ class BtfNames:
         return type_ if argument is not None else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter read as the type; None unless it is alone in a register."""
+        """Return a parameter, read as ``type_``; None unless it is alone in a register."""
         if number >= len(self._parameters) or (argument := self._parameters[number][2]) is None:
             return None
         return self._argument(argument, type_)
@@ -395,7 +408,7 @@ class KernelModule:
         self._btf = types
         self._described = described
         self.declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None
-        """The look-up of structures that the program itself declares, by kind and tag."""
+        """Look-up of structures that the program itself declares, by kind and tag; it returns None if there is none."""
         types.declared = self._declared
 
     def _declared(self, kind: str, tag: str) -> Record | None:
@@ -459,7 +472,7 @@ class EventTypes:
         if ways[0].form is not Form.NUMBER:
             found = [match for way in ways if (match := _CHARACTERS.fullmatch(way.type_name)) is not None]
             counts = {int(match[1]) if match[1].isdecimal() else None for match in found}
-            # The record holds the place of such a string; its length is not known beforehand.
+            # The record contains the position of such a string, whose length is known only at the hit.
             return Array(CHAR, counts.pop()) if len(found) == len(ways) and len(counts) == 1 else None
         if all(way.type_name.replace("const ", "").replace(" ", "") == "char*" for way in ways):
             return Pointer(CHAR, ways[0].size)
@@ -467,7 +480,9 @@ class EventTypes:
 
 
 class KernelNames:
-    """The names of the kernel at a place (``PlaceNames``): first those of ``btf``, which has entries and returns."""
+    """
+    The names of the kernel at a place (``PlaceNames``); those of ``btf``, for entries and returns, take precedence.
+    """
 
     def __init__(self, module: KernelModule, btf: BtfNames, place: str | None, *, at_return: bool) -> None:
         self._module = module
@@ -492,7 +507,7 @@ class KernelNames:
 
     @property
     def arguments(self) -> int:
-        """The number of arguments with register names."""
+        """The number of arguments that have names of the form ``arg0``."""
         return self._btf.arguments
 
     @property
@@ -514,7 +529,7 @@ class KernelNames:
         return found if found is not None or self._debug is None else self._debug.parameter_type(number)
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter read as the type; None if it is not known."""
+        """Return a parameter, read as ``type_``; None if it is not known."""
         found = self._btf.parameter(number, type_)
         return found if found is not None or self._debug is None else self._debug.parameter(number, type_)
 

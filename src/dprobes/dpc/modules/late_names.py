@@ -1,7 +1,7 @@
 """
 Names from the debug information of a module, and arguments of its USDT probes, with lazy look-up.
 
-A program that looks no name up does not even import the reader of debug information.
+The reader of debug information is imported only for a program that looks up a name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DescribedModule", "LateNames", "UsdtTypes"]
 
 _LISTED = 6
-"""The largest number of names in a hint."""
+"""Maximum number of names in a hint."""
 
 
 class LateNames:
@@ -54,7 +54,7 @@ class LateNames:
 
     @cached_property
     def arguments(self) -> int:
-        """The number of arguments with register names at the place."""
+        """The number of arguments that have names of the form ``arg0`` at the place."""
         return self._module.arguments_at(self._place)
 
     @property
@@ -71,7 +71,7 @@ class LateNames:
         return None if self._names is None else self._names.parameter_type(number)
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter read as the type; None if it is not known."""
+        """Return a parameter, read as ``type_``; None if it is not known."""
         return None if self._names is None else self._names.parameter(number, type_)
 
     def find(self, name: str) -> ModuleVariable | None:
@@ -80,9 +80,10 @@ class LateNames:
 
     def cause(self, name: str) -> str | None:
         """
-        Return a hint for an unknown name: the reason, and a declaration to write.
+        Return a hint for an unknown name: the reason, and a declaration to write; None outside of code.
 
-        Without debug information, return that a debug file is of another build; None if there is no such file.
+        For a module without debug information, return that its debug file is of another build; None if there is no such
+        file.
         """
         from dprobes.dpc.modules.debug_names import ProbeNames
 
@@ -134,7 +135,7 @@ class DescribedModule(DebugModule):
 
 
 class UsdtTypes:
-    """The types of the arguments of a USDT probe by its notes, of which the probe has one for each site."""
+    """The types of a USDT probe's arguments, by its ELF notes; the probe has one note for each of its sites."""
 
     def __init__(self, elf: ElfFile, place: str) -> None:
         self._elf = elf
@@ -149,9 +150,9 @@ class UsdtTypes:
 
     def type_of(self, name: str) -> CType | None:
         """
-        Return a type that holds the argument of a number, from 0, at all sites.
+        Return a type that can represent the argument with a number, from 0, at all sites that have it.
 
-        It is None if there is no such type, and if a site has no value.
+        Return None if no site has the argument, or no type up to the word size can represent all of its values.
         """
         self.was_asked = True
         number = int(name)

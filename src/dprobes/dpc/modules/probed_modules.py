@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["KERNEL", "KERNEL_MODULE", "ModuleFiles", "ProbedModules"]
 
 KERNEL = "kernel"
-"""The name of the kernel before the colon of a place."""
+"""The name that stands for the kernel before the colon of a place."""
 
 KERNEL_MODULE = "kmod "
 """The prefix of a kernel module's name before the colon of a place."""
@@ -51,7 +51,9 @@ class ProbedModules:
 
     @property
     def first(self) -> ProbedModule | None:
-        """The module whose types a program may name: the first one probed, or the kernel if anything is probed."""
+        """
+        The module whose types a program may name: the first probed one, or the kernel if that is any code (``sample``).
+        """
         return self._of(self.names[0] or KERNEL) if self.names else None
 
     @property
@@ -65,7 +67,10 @@ class ProbedModules:
         return self._module_of(name) if name else None
 
     def kernel_at(self, point: Point | None) -> ProbedModule | None:
-        """Return the kernel if a point may be hit in it; None stands for functions, which several points may call."""
+        """
+        Return the kernel if a probepoint may be hit in it, else None; None as ``point`` stands for the program's
+        functions.
+        """
         name = self.name_at(point)
         return self._of(KERNEL) if name in ("", KERNEL) or name.startswith(KERNEL_MODULE) else None
 
@@ -84,7 +89,9 @@ class ProbedModules:
         return None if module is None else module.given_at(place, at_return=point.at_return)
 
     def names_of_all(self) -> PlaceNames | None:
-        """Return the names in the functions of a program; None if it probes several modules."""
+        """
+        Return the names in the functions of a program; None if it probes several modules, or one without a description.
+        """
         module = self.first if len(self.names) == 1 else None
         return None if module is None else module.names_at(None, at_return=False)
 
@@ -94,7 +101,7 @@ class ModuleFiles:
     The files of modules by their names.
 
     ``pid`` and ``command`` are searched for modules; ``symbols`` is a file with symbols (``--sym``). The files
-    ``named`` come first. ``kernel_types`` returns the types of a kernel other than the running one.
+    ``named`` take precedence. ``kernel_types`` returns the types of a kernel other than the running one.
     """
 
     def __init__(
@@ -115,7 +122,9 @@ class ModuleFiles:
         self._modules: dict[str, ProbedModule | None] = {}
 
     def tell_modules(self, names: Sequence[str]) -> None:
-        """Set the modules of the program: for a single module the first named file is used, whatever its name."""
+        """
+        Set the names of the program's modules; for a single one, the first file of ``named`` is used under any name.
+        """
         self._is_only = len(names) == 1
 
     def word_size_of(self, module: str) -> int:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cursor", "ExpressionParser", "TokenStream", "number_of", "scoped_parts", "string_value"]
 
-# A name may include its scopes, ``shop::Cart``, or be in backquotes, ``Box<int>::last``. Names of places are not
-# tokens.
+# A name may include its scopes, ``shop::Cart``, or be in backquotes, ``Box<int>::last``. Places of probepoints are not
+# tokens (``take_place_word``).
 
 _TOKEN = re.compile(
     r"""(?P<name>[A-Za-z_$][A-Za-z0-9_$]*(?:::[A-Za-z_$][A-Za-z0-9_$]*)*|`[^`\s][^`\n]*`)
@@ -57,7 +57,7 @@ class TokenStream(TextTokens):
 
 
 def scoped_parts(name: str) -> list[str]:
-    """Return the scopes of a name and the name itself; text in the brackets of a template is not split."""
+    """Return the scopes of a name, then the name itself; the arguments of a template are not split."""
     parts, start, depth = [], 0, 0
     for place, character in enumerate(name):
         if character in "<([{":
@@ -71,7 +71,7 @@ def scoped_parts(name: str) -> list[str]:
 
 
 _DEPTH_MAX = 100
-"""The largest depth of nested expressions, statements and types."""
+"""Maximum depth of nested expressions, statements and types."""
 
 
 class Cursor(TokenCursor[TokenStream]):
@@ -99,7 +99,7 @@ _PREFIXES = ("-", "+", "~", "!", "*", "&")
 _NUMBER = re.compile(r"(?P<digits>0[xX][0-9A-Fa-f]+|0[bB][01]+|[0-9]+)(?P<suffix>[A-Za-z]*)\Z")
 _C_SUFFIXES = frozenset({"", "u", "l", "ul", "lu", "ll", "ull", "llu"})
 UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-"""The factors of suffixes of numbers: times in nanoseconds, and amounts."""
+"""Factors of the suffixes of numbers: times, in nanoseconds, and binary multiples."""
 
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]+|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "e": "\x1b"}
@@ -109,7 +109,7 @@ _SURROGATES = range(0xD800, 0xE000)
 _SIMPLE = frozenset("ntrabfve\"'?\\\n")
 
 _DIGITS_MAX = 70
-"""More digits than a 64-bit number has in any base, without leading zeros."""
+"""Maximum number of digits without leading zeros: more than a 64-bit number has in any base."""
 
 
 def string_value(text: str) -> str:
@@ -351,7 +351,7 @@ class ExpressionParser:
         return syntax_tree.Name(f"::{name.text}", cursor.span_from(first), module)
 
     def arguments(self, end: str) -> tuple[syntax_tree.Expression, ...]:
-        """Parse expressions between commas, and the bracket after them."""
+        """Parse expressions that are separated by commas, and the closing bracket ``end``."""
         if self._cursor.accept(end):
             return ()
         found = self._cursor.listed(self.assignment)

@@ -1,5 +1,5 @@
 """
-Parser of programs: the ``module`` statement, declarations, functions, and points with their blocks.
+Parser of programs: the ``module`` statement, declarations, functions, and probepoints with their blocks.
 
 ::
 
@@ -41,7 +41,7 @@ __all__ = ["MODULE_ATTRIBUTES", "POINT_WORDS", "PROBE_ATTRIBUTES", "parse"]
 
 _MODULE_END = re.compile(r'(?P<module>"(?:[^"\\]|\\.)*"|[^":]*?):(?!:)(?P<place>.*)\Z')
 _QUOTED_WHOLE = re.compile(r'"(?P<module>\.{0,2}/[^":]*|[^\s":()\[\]{}<>]+):(?!:)(?P<place>(?:[^"\\]|\\.)+)"\Z')
-"""A module and a place in one pair of quotes; names of functions with a single colon have blanks before it."""
+"""A module and a place in one pair of quotes; a colon inside the name of a function comes after a blank."""
 _UNQUOTED = re.compile(r"[\w.:*?+@$/-]+\Z")
 """A place that needs no quotes."""
 _SOURCE_LINE = re.compile(
@@ -59,7 +59,7 @@ _RATE_DIGITS_MAX = 20
 _FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
-"""The name of a group or a type of probepoints."""
+"""Names of groups and types of probepoints."""
 
 _STRING_LIMIT = "max_strlen"
 _HEADER_WORDS = frozenset(("name", "modtype", "major", "minor", "offset", "address", "sampler", "opcode", "table"))
@@ -81,10 +81,10 @@ _CALLED = {
 
 _USDT = "a statically defined probe of a module"
 _TIME = "write every 1s"
-"""The shortest and the longest time between two executions of a block, in nanoseconds."""
+"""Hint for a block whose time between two executions is missing or has no unit."""
 
 POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
-"""The words with which points and blocks of the tool begin."""
+"""The words with which probepoints and blocks of the tool begin."""
 
 
 def parse(text: Preprocessed, diagnostics: Diagnostics) -> syntax_tree.ProgramTree:

@@ -44,7 +44,7 @@ STORAGES = {
 }
 
 _C_STORAGES = ("static", "extern", "typedef")
-"""The storage words of C, allowed anywhere among the words of a type; the others are names as well."""
+"""Storage words of C, allowed anywhere among the words of a type; the other storage words may also be names."""
 
 _NO_NAMES = BASIC_WORDS | _UNSUPPORTED | QUALIFIERS | {*TAGGED, *_C_STORAGES}
 
@@ -161,7 +161,9 @@ class DeclarationParser:
         return syntax_tree.Declaration(storage, specifier, tuple(declarators), span)
 
     def specifier(self, storages: list[Token] | None = None) -> syntax_tree.Specifier:
-        """Parse the beginning of a declaration; if ``storages`` is a list, it collects ``static`` and its like."""
+        """
+        Parse the beginning of a declaration; if ``storages`` is a list, it collects storage words such as ``static``.
+        """
         cursor = self._cursor
         while self._is_beside(storages):
             pass
@@ -193,7 +195,7 @@ class DeclarationParser:
         return syntax_tree.Specifier(tuple(words), cursor.span_from(first))
 
     def _is_beside(self, storages: list[Token] | None) -> bool:
-        """Take a qualifier or storage word among the words of a type, if one comes next."""
+        """Take a qualifier or storage word among the words of a type, and return whether there was one."""
         if self._cursor.accept(*QUALIFIERS):
             return True
         if storages is None or (token := self._cursor.accept(*_C_STORAGES)) is None:
@@ -276,7 +278,7 @@ class StatementParser:
         """The braces of the parsed blocks, in the order of their ends."""
 
     def block(self) -> syntax_tree.Block:
-        """Parse a block; report statements in error, and go on with the next."""
+        """Parse a block; report statements in error, and continue with the next one."""
         cursor = self._cursor
         first = cursor.expect("{", "at the start of a block")
         statements: list[syntax_tree.Statement] = []

@@ -241,7 +241,7 @@ class TypeName(Node):
 
 
 class Storage(Enum):
-    """The place of a variable."""
+    """The storage of a variable; ``extern`` and ``typedef`` declare none."""
 
     AUTO = "auto"
     STATIC = "static"
@@ -365,11 +365,11 @@ Statement = (
 # The program
 
 PERIOD_MIN, PERIOD_MAX = 10_000_000, 86_400_000_000_000
-"""The shortest and the longest period of a block in nanoseconds, 10ms and one day."""
+"""Minimum and maximum period of a block in nanoseconds: 10 ms and one day."""
 
 
 class PointKind(Enum):
-    """The kind of a point before a block."""
+    """The kind of a probepoint."""
 
     CODE = "code"
     INLINE = "inline"
@@ -390,10 +390,11 @@ class Parameter(Node):
 
 class Point(Node):
     """
-    A place before a block.
+    A probepoint: a place to probe.
 
     ``module`` is empty if the program or the command line sets it; ``place`` is the text after the module's colon.
-    ``number`` is a frequency, ``access`` that of a watchpoint, ``parameters`` is None without parentheses.
+    ``number`` is the frequency of a sampler in hertz, ``access`` the accesses that a watchpoint detects (x, w or rw).
+    ``parameters`` is None without parentheses.
     """
 
     kind: PointKind
@@ -408,7 +409,7 @@ class Point(Node):
 
 
 class Attribute(Node):
-    """An attribute in brackets before a point, with its value."""
+    """An attribute with its value, in brackets before a probepoint or in the ``module`` statement."""
 
     name: str
     value: int | str | None
@@ -417,9 +418,10 @@ class Attribute(Node):
 
 class Probe(Node):
     """
-    Points, their condition, and the block that is executed there.
+    Probepoints, their condition, and the block that is executed there.
 
-    ``line`` is the source line of the points, 0 for other points; ``order`` is the position of the probe in the source.
+    ``line`` is the source line of the probepoints, 0 for other places; ``order`` is the position of the probe in the
+    source.
     """
 
     points: tuple[Point, ...]
