@@ -68,8 +68,7 @@ class ProbedModules:
 
     def kernel_at(self, point: Point | None) -> ProbedModule | None:
         """
-        Return the kernel if a probepoint may be hit in it, else None; None as ``point`` stands for the program's
-        functions.
+        Return the kernel if a hit of ``point`` may be in it, else None; ``point`` is None for the program's functions.
         """
         name = self.name_at(point)
         return self._of(KERNEL) if name in ("", KERNEL) or name.startswith(KERNEL_MODULE) else None

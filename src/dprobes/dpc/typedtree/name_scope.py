@@ -44,7 +44,7 @@ class NotKnownError(Exception):
 
 
 class Part(NamedTuple):
-    """``size`` bytes of a variable from ``offset`` on, the low bytes of ``value``; None if they are nowhere."""
+    """``size`` bytes of a variable from ``offset`` on, the low bytes of ``value``; None if they are optimized out."""
 
     offset: int
     size: int
@@ -60,7 +60,7 @@ class Scattered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotName:
-    """A variable on the RPN stack, or with a negative slot a parameter of a function."""
+    """A variable in cells of the RPN stack, or, with a negative slot, a parameter of a function."""
 
     slot: int
     type: CType
@@ -72,8 +72,8 @@ class Named:
     """
     A parameter of a probe.
 
-    ``ordinal`` is its position in the function's parameters; ``argument`` is its position among the integer registers,
-    None if it is in none. With ``is_declared``, the program states its type.
+    ``ordinal`` is its position in the function's parameters; ``argument`` is its position among the registers for
+    integer arguments, None if it is in none. With ``is_declared``, the program states its type.
     """
 
     ordinal: int
@@ -132,16 +132,16 @@ class FunctionSignature:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """
-    The place of an expression.
+    The context of an expression.
 
     With ``at_return``, arguments are those of the entry. ``is_traced`` means a tracepoint or system call, which has
     named fields; ``is_usdt`` means a USDT probe, which has its own arguments. ``watched`` is the watched object of a
     watchpoint, and ``line`` the source line of the probe. ``allow_write`` allows assignments to the target.
 
-    In a function of the program, ``is_function``, and in a block of the tool, ``is_tool``, there is no hit. ``names``
+    In a function of the program (``is_function``) and in a block of the tool (``is_tool``), there is no hit. ``names``
     are the names of the place in ``module``, which is empty if it is not known; ``given`` has the types of the place's
     own fields or arguments; ``kernel`` is set if a hit may be in the kernel. With ``is_entry_known``, the entry of the
-    call was certainly seen.
+    call is known to have been seen.
     """
 
     at_return: bool = False
@@ -160,7 +160,7 @@ class Surroundings:
 
     @property
     def has_hit(self) -> bool:
-        """True if the place has a hit with its registers and memory."""
+        """True if the expression is evaluated at a hit, with registers and memory."""
         return not self.is_function and not self.is_tool
 
     def refusal(self, name: str) -> tuple[str, str]:
@@ -171,10 +171,12 @@ class Surroundings:
 
 
 class NamedTypes(Protocol):
-    """The types of a module by name; ``TargetError`` if a name is ambiguous, or the description is malformed."""
+    """
+    The types of a module by name; a look-up raises ``TargetError`` if a name is ambiguous, or a description malformed.
+    """
 
     def named(self, name: str) -> CType | None:
-        """Return the type with a name of its own: that of a ``typedef``, or in C++ a class; None if there is none."""
+        """Return the type with a plain name: a ``typedef``, or a class as in C++; None if there is none."""
 
     def tagged(self, kind: str, tag: str) -> CType | None:
         """Return a structure, union or enumeration by its tag; None if there is none."""
@@ -200,21 +202,23 @@ class GivenTypes(Protocol):
     """The types of the arguments of a USDT probe by number, or of the fields of a kernel event."""
 
     was_asked: bool
-    """True if any type was looked up: the same name may then have another type at another place."""
+    """True if any type was looked up: the name may then have another type at another place."""
 
     def type_of(self, name: str) -> CType | None:
-        """Return the type of a field or an argument; None if it is not known, or is that of a word."""
+        """Return the type of a field or an argument; None if it is not known, or is a word."""
 
 
 class TypeListener(Protocol):
     """A listener for the types of expressions and parameters, which editors show."""
 
     def __call__(self, span: Span, type_: CType) -> None:
-        """Note a type; code at several places may have several."""
+        """Note a type; a span that is typed for several places may have several types."""
 
 
 class PlaceNames(Protocol):
-    """The names that code at a place may use, from debug information; ``TargetError`` if that is malformed."""
+    """
+    The names that code at a place may use, from debug information; ``TargetError`` is raised if that is malformed.
+    """
 
     @property
     def was_asked(self) -> bool:
@@ -222,37 +226,39 @@ class PlaceNames(Protocol):
 
     @property
     def is_entry(self) -> bool:
-        """True if the place is written as a function: arguments are where the ABI passes them."""
+        """True if the place is the name of a function alone: arguments are where the ABI passes them."""
 
     @property
     def arguments(self) -> int:
-        """The number of arguments with register names at the place."""
+        """The number of arguments that have names of the form ``arg0`` at the place."""
 
     @property
     def types(self) -> NamedTypes | None:
         """The types by their names at the place; None without a description."""
 
     def returned(self) -> ModuleVariable | None:
-        """Return the return value; None if it is not known; ``NotKnownError`` if it is in no register."""
+        """Return the return value; None if it is not known. Raise ``NotKnownError`` if it is in no register."""
 
     def parameter_type(self, number: int) -> CType | None:
         """Return the type of a parameter of the function; None if it is not known."""
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter read as the type; None if there is none; ``NotKnownError`` if it has no value."""
+        """Return a parameter, read as ``type_``; None if there is none. Raise ``NotKnownError`` if it has no value."""
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return the variable or constant of a name; None if there is none; ``NotKnownError`` if it has no value."""
+        """
+        Return the variable or constant of a name; None if there is none. Raise ``NotKnownError`` if it has no value.
+        """
 
     def cause(self, name: str) -> str | None:
         """Return a hint for an unknown name; None if the module has no description."""
 
     def member_of(self, scattered: Scattered, member: Member) -> Value | Scattered:
-        """Return a member of a scattered structure; ``NotKnownError`` if it has no value."""
+        """Return a member of a scattered structure; raise ``NotKnownError`` if it has no value."""
 
 
 Declared = SlotName | Named | ProgramVariable | ModuleSymbol
-"""The meaning that a declaration can give to a name."""
+"""Meanings that a declaration can give to a name."""
 
 Meaning = Declared | TracedField | ModuleVariable
 

@@ -85,7 +85,7 @@ class Tally(Node):
 
 
 class Untally(Node):
-    """``delete``: the removal of keys from a table."""
+    """``delete``: the removal of the entry of the keys from a table."""
 
     table: str
     keys: tuple[Argument, ...]
@@ -274,13 +274,15 @@ class LogPaths:
 
     @property
     def is_known(self) -> bool:
-        """True if the sequence before each ``printf`` is fixed, and at each end whether something was logged."""
+        """True if the sequence before each ``printf`` is fixed, and no end is reached both with and without output."""
         ends = (self.last, *self.returns)
         return all(len(each) <= 1 for each in self.before.values()) and not any(map(is_mixed, ends))
 
 
 def is_mixed(sequences: frozenset[LogSequence]) -> bool:
-    """Return whether it depends on the hit if anything was printed."""
+    """
+    Return whether only the hit decides if anything was printed: one of the sequences is empty, another one is not.
+    """
     return () in sequences and len(sequences) > 1
 
 
@@ -364,7 +366,10 @@ def _has(statement: Statement, number: int) -> bool:
 
 
 def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogPaths:
-    """Return the sequences of ``printf`` that a handler may execute; report an error if there are too many."""
+    """
+    Return the sequences of ``printf`` that a handler may execute; report a ``printf`` in a loop, and too many
+    sequences.
+    """
     walk = _Walk(diagnostics)
     last: set[LogSequence] = set()
     try:

@@ -1,8 +1,8 @@
 """
 The typed tree: a program with resolved names and explicit conversions.
 
-Each value has a type and stands for one cell of the RPN stack with a number of that type. The number is extended to the
-word with its sign if the type is signed, else with zeros.
+Each value has a type and stands for one cell of the RPN stack with a number of that type. The number is sign-extended
+to the word if the type is signed, else zero-extended.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Symbol(Node):
 
 class Register(Node):
     """
-    A register at the hit, or with ``at_entry`` at the entry of the function whose return is probed.
+    A register at the hit, or, with ``at_entry``, at the entry of the function whose return is probed.
 
-    ``is_certain`` means that an earlier value has shown that the entry was seen.
+    ``is_certain`` means that the entry was seen, because the probe's condition already needed it.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Memory(Node):
 
 
 class BitField(Node):
-    """``bits`` bits of a unit in memory, above ``shift`` lower ones."""
+    """A bit field: ``bits`` bits of a unit in memory, from bit ``shift`` on."""
 
     unit: Memory
     bits: int
@@ -134,7 +134,7 @@ class BitField(Node):
 
 
 Place = Register | Local | Variable | Memory | BitField
-"""The nodes that an assignment can have as its target."""
+"""Nodes that an assignment can have as its target."""
 
 
 class Arithmetic(Node):
@@ -155,7 +155,7 @@ class Negation(Node):
 
 
 class Comparison(Node):
-    """A comparison of two values of one type, ``== < <=`` or with the operands exchanged; the result is 0 or 1."""
+    """A comparison of two values of one type by ``==``, ``<`` or ``<=``; the result is 0 or 1."""
 
     operator: str
     left: Value
@@ -238,7 +238,7 @@ class FunctionCall(Node):
 
 
 class TableValue(Node):
-    """The value of a keyed table for its keys."""
+    """The number in the entry of the keys in a keyed table."""
 
     table: str
     keys: tuple[Argument, ...]
@@ -263,7 +263,10 @@ class CommTest(Node):
 
 
 class KeptTest(Node):
-    """A test if the string in a table is ``text``, or begins with it; with "" also if there is no stack."""
+    """
+    A test if the string in a table is ``text``, or begins with it; with an empty ``text``, if there is no string or
+    stack.
+    """
 
     kept: Kept
     text: str
@@ -298,7 +301,7 @@ class Bytes(Node):
 
 
 class Literal(Node):
-    """A literal string; a table has room for ``limit`` bytes of it as a value or key."""
+    """A string literal; a table has room for ``limit`` bytes of it as a value or key field."""
 
     text: str
     limit: int
@@ -330,7 +333,7 @@ class StackTrace(Node):
 
 class Kept(Node):
     """
-    The string or call stack that a keyed table has for its keys; it takes ``cells`` on the RPN stack.
+    The string or call stack in the entry of the keys in a keyed table; it takes ``cells`` on the RPN stack.
 
     ``padding`` is the number of zero cells after it, if the destination is larger.
     """
@@ -343,7 +346,9 @@ class Kept(Node):
 
 
 class NetworkAddress(Node):
-    """An Internet address: ``size`` bytes of memory in network order, or a number as read from there."""
+    """
+    An IP address: ``size`` bytes of memory in network byte order, or a number as read from there if ``size`` is None.
+    """
 
     value: Value
     size: Value | None

@@ -59,7 +59,9 @@ def integer_of(type_: CType) -> Integer | None:
 
 
 def cut(value: int, type_: CType) -> int:
-    """Return a number as a type stores it."""
+    """
+    Return a number truncated to the width of a type, and sign- or zero-extended; unchanged if the type has no width.
+    """
     integer = integer_of(type_)
     return value if integer is None else integer.cut(value)
 
@@ -93,7 +95,7 @@ def folded(value: Value) -> Value:
 
 
 def _truth(value: Value, type_: CType) -> Value:
-    """Return the value as 1 if it is not 0."""
+    """Return 1 for a value other than 0, else 0."""
     match value:
         case Comparison() | Not() | Both() | Either():
             return value
@@ -101,7 +103,7 @@ def _truth(value: Value, type_: CType) -> Value:
 
 
 WHOLE_OPERATIONS = {"+": add, "-": sub, "*": mul, "&": and_, "|": or_, "^": xor}
-"""Operations with a result for all operands."""
+"""Operations that have a result for all operands."""
 
 _ADDITIVE = ("+", "|", "^")
 
@@ -174,12 +176,12 @@ def form_of(argument: typed_values.Argument) -> Form:
 
 
 def reads_memory(value: typed_values.Value) -> bool:
-    """Return whether the computation of a value may raise an exception for unmapped memory."""
+    """Return whether the computation of a value may raise an exception, such as for unmapped memory."""
     return reads_memory_itself(value) or any(map(reads_memory, operands_of(value)))
 
 
 def reads_memory_itself(value: typed_values.Value) -> bool:
-    """Return whether a value reads memory itself, apart from its operands."""
+    """Return whether the computation of a value, apart from its operands, may raise an exception."""
     match value:
         case typed_values.Memory() | typed_values.BitField() | typed_values.TextTest() | typed_values.FunctionCall():
             return True

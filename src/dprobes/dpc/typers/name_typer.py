@@ -66,10 +66,10 @@ __all__ = ["CallTyper", "NameTyper"]
 Answer = TypeVar("Answer")
 
 _ARGUMENTS = 6
-"""The number of arguments in registers that are accessible by number."""
+"""Number of arguments in registers that have names of the form ``arg0``."""
 
 _WIDE = 8
-"""The word size in bytes of processors that pass arguments in registers."""
+"""Word size in bytes of processors that pass arguments in registers."""
 
 _RETURNED = "ret"
 """The name of the field for a system call's return value."""
@@ -83,10 +83,10 @@ class NameTyper:
         self._functions = functions
         self._where = where
         self._undeclared: set[str] = set()
-        """Names to which something was assigned without a declaration."""
+        """Names that occur as the target of an assignment without a declaration."""
 
     def value(self, name: syntax_tree.Name) -> Value:
-        """Return the value of a name."""
+        """Return the value of a name; raise ``TypingError`` if it has none."""
         match meaning := self.meaning(name):
             case SlotName(slot, type_):
                 return typed_values.Local(slot, type_)
@@ -191,7 +191,7 @@ class NameTyper:
         return ModuleVariable(value, member.type)
 
     def _asked(self, span: Span, name: str, question: Callable[[], Answer]) -> Answer:
-        """Call ``question``, and report an error from the debug information at ``span``."""
+        """Call ``question``; report an error from the debug information at ``span``, and raise ``TypingError``."""
         try:
             return question()
         except NotKnownError as error:
@@ -200,7 +200,7 @@ class NameTyper:
             raise self._values.wrong(span, error.message, error.hint) from None
 
     def _parameter(self, meaning: Named, span: Span) -> ModuleVariable:
-        """Return a parameter from its place in debug information, else from its place in the ABI."""
+        """Return a parameter at its location from debug information, else at the place where the ABI passes it."""
         names = self._where.names
         if names is not None and not self._where.is_usdt:
             try:
@@ -222,7 +222,7 @@ class NameTyper:
 
     @property
     def _arguments(self) -> int:
-        """The number of arguments in registers that are accessible by number."""
+        """The number of arguments that have names of the form ``arg0``."""
         return _ARGUMENTS if self._where.names is None else self._where.names.arguments
 
     def symbol(self, name: str) -> typed_values.Symbol:
@@ -238,7 +238,7 @@ class NameTyper:
         return self._values.operators.argument(number, type_, at_entry=self._where.at_return, is_certain=is_certain)
 
     def meaning(self, name: syntax_tree.Name) -> Meaning | ProvidedName | int:
-        """Return the meaning of a name; for an enumerator it is a number."""
+        """Return the meaning of a name, a number for an enumerator; raise ``TypingError`` if it has none."""
         if (found := self._known(name)) is not None:
             return found
         if name.name in RESERVED_CALLS or name.name in self._functions:
@@ -273,7 +273,7 @@ class NameTyper:
         return self._of_module(name)
 
     def _unknown(self, name: syntax_tree.Name) -> TypingError:
-        """Report a name without a meaning."""
+        """Report a name without a meaning, and return the ``TypingError`` to raise."""
         plain = name.name.removeprefix("::")
         known = [*self._values.scope.names(), *self._values.types.enumerators, *PROVIDED]
         from dprobes.dpc.tracer_words import name_hint
@@ -379,25 +379,27 @@ def _reason(type_: CType) -> str:
 
 
 _STRING_MAX = 65530
-"""The largest size in bytes of a string in a record, which leaves room for its prefix."""
+"""Maximum size in bytes of a string in a record, which leaves room for its prefix."""
 
 _MEMORY_MAX = 1024
-"""The largest size in bytes of memory in a record whose length is known only at the hit."""
+"""Maximum size in bytes of memory in a record whose length is known only at the hit."""
 
 _NTOP_MAX, _AF_INET6, _IPV4, _IPV6 = 2, 10, 4, 16
-"""The largest number of arguments of ``ntop``, the family of IPv6 addresses, and the sizes of addresses in bytes."""
+"""
+Maximum number of arguments of ``ntop``, the address family of IPv6 (AF_INET6), and the sizes of addresses in bytes.
+"""
 
 _SWAPPED = {"s": 16, "l": 32}
-"""The widths in bits of ``ntohs`` and ``ntohl``."""
+"""Widths in bits of the operands of ``ntohs`` and ``ntohl``, by the last letter of the name."""
 
 _COMM_MAX = PROCESS_NAME_SIZE - 1
-"""The largest length of a process name in bytes, without its NUL."""
+"""Maximum length of a process name in bytes, without its NUL."""
 
 _COUNTS = {
     "str": (1, 2), "mem": (2,), "ustack": (0, 1), "kstack": (0, 1), "sym": (1,),
     **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), (1,)),
 }  # fmt: skip
-"""The numbers of arguments that calls take."""
+"""Numbers of arguments that calls take."""
 
 _STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
 
@@ -406,8 +408,8 @@ class CallTyper:
     """
     A typer of calls; ``values`` types their arguments.
 
-    With ``at_return``, the probed function is the one that began at the entry of the call. In a block of the tool,
-    ``is_tool``, a string literal is a string.
+    With ``at_return``, ``func`` and ``probe`` name the function that was entered. In a block of the tool, ``is_tool``,
+    a string literal is a string.
     """
 
     def __init__(
@@ -446,7 +448,9 @@ class CallTyper:
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
 
     def _misused(self, call: syntax_tree.Call) -> TypingError:
-        """Report a call to a function of the language with wrong arguments, or without a value where one is needed."""
+        """
+        Report a call to a function of the language that is wrong or has no value; return the ``TypingError`` to raise.
+        """
         name, form = call.function, CALL_FORMS[call.function]
         if name in _COUNTS and len(call.arguments) not in _COUNTS[name]:
             return self._values.wrong(call.span, f"'{name}' is not called with these arguments", f"write {form}")
@@ -534,7 +538,7 @@ class CallTyper:
         return typed_values.KeptTest(kept, text, is_prefix, INT)
 
     def text(self, expression: syntax_tree.Expression) -> typed_values.Argument | None:
-        """Return an argument that can only be printed or be a key; None for a value."""
+        """Return an argument that can only be printed or be a key field; None for an expression with a value."""
         limit = self._values.types.string_limit
         match expression:
             case syntax_tree.TableAccess():
@@ -571,7 +575,7 @@ class CallTyper:
         return None
 
     def _length(self, length: syntax_tree.Expression, hint: str) -> int:
-        """Return the largest length of a string, ``str(p, n)``; ``hint`` suggests an alternative."""
+        """Return the maximum length in bytes of a string, ``str(p, n)``; ``hint`` suggests an alternative."""
         try:
             value = self._values.value(length)
         except UnknownTypeError:
@@ -581,7 +585,7 @@ class CallTyper:
         return self._number(length, _STRING_MAX, "bytes of a string")
 
     def _limited(self, length: Value) -> Value:
-        """Return a length that is known only at the hit, limited to one byte more than is shown."""
+        """Return a length that is known only at the hit, limited to one byte more than is printed."""
         most = typed_values.Constant(_MEMORY_MAX + 1, UNSIGNED)
         first, kept = self._values.kept_once(length)
         is_more = typed_values.Comparison("<", most, kept, is_signed=False, type=INT)
@@ -589,7 +593,7 @@ class CallTyper:
         return limited if first is None else typed_values.Sequence(first, limited, UNSIGNED)
 
     def _characters(self, expression: syntax_tree.Expression) -> int | None:
-        """Return the number of characters in an array expression; None for other expressions."""
+        """Return the number of elements of a character array expression; None for other expressions."""
         if not isinstance(
             expression, syntax_tree.Name | syntax_tree.MemberAccess | syntax_tree.Index | syntax_tree.Unary
         ):
@@ -600,7 +604,10 @@ class CallTyper:
         return type_.count
 
     def array_text(self, address: Value, count: int | None) -> typed_values.Text:
-        """Return the string in an array of ``count`` characters, read no further, or at an address if it is None."""
+        """
+        Return the string at an address: at most the ``count`` characters of its array, or, if it is None, up to the
+        limit.
+        """
         limit = self._values.types.string_limit
         whole = folded(typed_values.Convert(address, self._values.types.word))
         if count is not None and count <= limit:
@@ -679,7 +686,7 @@ class CallTyper:
 
 
 def _is_string(expression: syntax_tree.Expression) -> bool:
-    """Return whether an expression is a string in any comparison."""
+    """Return whether an expression is a string in every comparison."""
     match expression:
         case syntax_tree.Name("comm") | syntax_tree.Call("str"):
             return True

@@ -40,7 +40,7 @@ _COMPARISONS = ("==", "!=", "<", ">", "<=", ">=")
 
 
 class TypingError(Exception):
-    """The exit from the current typing; the error is already reported."""
+    """Abort of the typing of a construct; the error is already reported."""
 
 
 class OperatorTyper:
@@ -56,7 +56,10 @@ class OperatorTyper:
         return TypingError()
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
-        """Return a value converted to a type, as an assignment converts it."""
+        """
+        Return a value converted to a type, as by an assignment; report types without conversion, and raise
+        ``TypingError``.
+        """
         source = value.type
         if source == type_:
             return value
@@ -171,7 +174,9 @@ class OperatorTyper:
         return typed_values.Convert(value, type_)
 
     def in_cells(self, value: Value) -> Value:
-        """Return a value for arithmetic: a bit field that takes two words, or lies in two, becomes shifts."""
+        """
+        Return a value for arithmetic: a bit field that takes two cells, or whose unit does, becomes shifts of its unit.
+        """
         if not isinstance(value, typed_values.BitField) or not self.is_wide_field(value):
             return value
         integer = integer_of(value.type)
@@ -196,7 +201,7 @@ class OperatorTyper:
         return 2 if self.is_wide(type_) else 1
 
     def argument(self, number: int, type_: CType, *, at_entry: bool, is_certain: bool) -> Value:
-        """Return the argument that begins with the word ``number``."""
+        """Return the argument that begins with the argument word ``number``; a wide one takes two words."""
         low, high = (typed_values.Register(f"arg{number + n}", self._types.word, at_entry, is_certain) for n in (0, 1))
         if not self.is_wide(type_):
             return folded(typed_values.Convert(low, type_))
@@ -225,7 +230,7 @@ class OperatorTyper:
         return size
 
     def stride(self, type_: CType, span: Span) -> int:
-        """Return the number that ``++`` adds."""
+        """Return the number that ``++`` adds: the size of the target for a pointer, else 1."""
         if isinstance(type_, Pointer):
             return self.size(type_.target, span)
         if not isinstance(type_, Integer | Enumeration):
@@ -234,13 +239,16 @@ class OperatorTyper:
 
 
 class TextTyper(Protocol):
-    """A typer of expressions that can only be printed or be a key."""
+    """A typer of expressions that can only be printed or be a key field."""
 
     def text(self, expression: syntax_tree.Expression) -> Argument | None:
-        """Return an argument that can only be printed or be a key; None for a value."""
+        """Return an argument that can only be printed or be a key field; None for an expression with a value."""
 
     def array_text(self, address: Value, count: int | None) -> Text:
-        """Return the string in an array of ``count`` characters, or at an address."""
+        """
+        Return the string at an address: at most the ``count`` characters of its array, or, if it is None, up to the
+        limit.
+        """
 
 
 class ExpressionTyper(Protocol):
@@ -256,19 +264,19 @@ class ExpressionTyper(Protocol):
         """Return the number of a constant expression; report any other expression, and return None."""
 
     def kept(self, access: syntax_tree.TableAccess) -> Kept | None:
-        """Return the string or call stack that a table has for the keys; None if the table keeps numbers."""
+        """Return the string or call stack in the entry of the keys; None if the table keeps numbers."""
 
     def type_of(self, expression: syntax_tree.Expression) -> CType:
         """Return the type of an expression, before an array becomes the address of its first element."""
 
     def condition(self, expression: syntax_tree.Expression) -> Value:
-        """Return a value that can be tested; for a string or call stack in a table, whether it exists."""
+        """Return a value that can be tested; for a string or call stack in a table, the test that it exists."""
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
         """Return a value to compute first, or None, and a value that may be used several times."""
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
-        """Return a value converted to a type, as an assignment converts it."""
+        """Return a value converted to a type, as by an assignment."""
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
         """Report an error, and return the ``TypingError`` to raise."""

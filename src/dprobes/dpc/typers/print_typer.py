@@ -54,7 +54,7 @@ __all__ = ["PrintTyper"]
 # A field has the name of its expression: the last member of a chain, or ``value`` for a computed value.
 
 NAME_MAX = 60
-"""The largest length of a name in characters, which leaves room for a number after it."""
+"""Maximum length of a name in characters, which leaves room for a number after it."""
 
 _UNNAMED = "value"
 
@@ -95,7 +95,7 @@ _ELEMENTS = "diuxXocCvh"
 """Conversions that print the elements of an array instead of its address."""
 
 _UNSIGNED = "uxXo"
-"""Conversions that show a negative number by its bits."""
+"""Conversions that print a negative number as its bits."""
 
 
 class PrintTyper:
@@ -161,7 +161,7 @@ class PrintTyper:
             return _list_of(written, elements.type, field_name(expression.array)), elements
         conversion = _as_people_take_it(written, expression)
         if conversion.letter == "e" and not self._values.may_return_errors:
-            conversion = replace(conversion, layout=f"#{conversion.layout}")  # -1 from a library means: see errno
+            conversion = replace(conversion, layout=f"#{conversion.layout}")  # -1 from a library function means that errno has the error
         item = self._printed(expression, conversion)
         is_string = conversion.letter in "sv"
         is_logged = False
@@ -270,7 +270,8 @@ class PrintTyper:
         if isinstance(value.type, Void | Record):
             raise self._values.wrong(expression.span, f"'{value.type}' cannot be printed")
         if letter == "e" and isinstance(value.type, Integer) and value.type.size == INT.size:
-            # The value is negative, whatever its type's sign; templates print errno of a word, not of 4 bytes.
+            # ``%e`` takes a negative number even of an unsigned type. Templates print an errno of a word, not of 4
+            # bytes.
             return folded(typed_values.Convert(typed_values.Convert(value, INT), self._values.types.long))
         if letter == "T" and isinstance(value.type, Integer) and value.type.size == INT.size:
             return folded(
@@ -299,7 +300,7 @@ def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
 
 
 def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expression) -> Conversion:
-    """Return a better conversion for an expression, if there is one: the time of a call has a unit."""
+    """Return the conversion that is printed for an expression: ``%v`` of the time of a call is printed with a unit."""
     match expression:
         case syntax_tree.Name("elapsed") if conversion.letter == "v":
             return replace(conversion, letter="T")
@@ -316,7 +317,7 @@ def _laid_out(text: str, conversion: Conversion) -> str:
 
 
 def _is_place(expression: syntax_tree.Expression) -> bool:
-    """Return whether an expression is an address that is shown by its name."""
+    """Return whether an expression is an address that is printed as a name."""
     match expression:
         case syntax_tree.Name("func" | "probe") | syntax_tree.Call("sym"):
             return True
@@ -331,7 +332,7 @@ def _list_of(conversion: Conversion, type_: CType, name: str) -> str:
 
 
 def _is_list(item: typed_values.Argument) -> bool:
-    """Return whether an item is the numbers of an array."""
+    """Return whether an item consists of the elements of an array."""
     return isinstance(item.type, Array) and item.type.count is not None
 
 

@@ -1,4 +1,4 @@
-"""Typing of the parts of a program: declarations, functions, and the blocks of points."""
+"""Typing of the parts of a program: declarations, functions, and the blocks of probes and of the tool."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VARIABLE_COUNTS = {
     typed_values.VariableKind.PER_CPU: "cvars",
     typed_values.VariableKind.THREAD: "tvars",
 }
-"""The statements of a file header with the numbers of variables, by kind."""
+"""Statements of a file header that declare the numbers of variables, by kind of variable."""
 
 _TRACED = (syntax_tree.PointKind.TRACEPOINT, syntax_tree.PointKind.SYSTEM_CALL)
 _VARIABLES_MAX = 65536
@@ -59,7 +59,10 @@ _PARAMETERS_MAX = 6
 
 
 class ProgramTyper:
-    """A typer of the parts of a program that probes ``modules``; ``tell`` receives the types."""
+    """
+    A typer of the parts of a program that probes ``modules``; ``tell`` receives the types of expressions and
+    parameters.
+    """
 
     def __init__(
         self,
@@ -174,7 +177,9 @@ class ProgramTyper:
         self.functions[function.name] = FunctionSignature(function.name, type_, parameters, span)
 
     def function(self, function: syntax_tree.Function) -> TypedFunction | None:
-        """Return a function with its types; None if its declaration was refused, as that of a second one is."""
+        """
+        Return a function with its types; None if its declaration was rejected, such as a second one of the same name.
+        """
         signature = self.functions.get(function.name)
         if signature is None or signature.span != function.type.declarator.span:
             return None
@@ -197,7 +202,9 @@ class ProgramTyper:
         return TypedFunction(signature, body, values.slots)
 
     def probes(self, probe: syntax_tree.Probe) -> list[TypedProbe]:
-        """Return a probe with its types, once for all points with equal results; nothing if it has errors."""
+        """
+        Return a probe with its types, once for all probepoints with equal results; an empty list if it has errors.
+        """
         at_return = any(point.at_return for point in probe.points)
         if at_return and not all(point.at_return for point in probe.points):
             self._diagnostics.error(probe.points[0].span, "entries and returns cannot share a block")
@@ -211,7 +218,7 @@ class ProgramTyper:
                 return []
             is_asked = names is None or names.was_asked or (given is not None and given.was_asked)
             if not is_asked or self._diagnostics.has_errors:
-                # No look-up depended on the point, so that all points have equal results.
+                # No look-up depended on the probepoint, so all probepoints have equal results.
                 return [replace(typed_probe, at=probe.points)]
             same = next((n for n, each in enumerate(found) if _is_same(each, typed_probe)), None)
             if same is None:
@@ -228,7 +235,7 @@ class ProgramTyper:
         """Report a watchpoint on an object without a size."""
         if point.type is None:
             return
-        with suppress(UnknownTypeError):  # which reports it
+        with suppress(UnknownTypeError):  # the error is already reported
             type_ = self.types_at(point).of(point.type)
             if not size_of(type_):
                 self._diagnostics.error(point.span, f"'{type_}' has no size that is known: it cannot be watched")
@@ -305,7 +312,7 @@ class ProgramTyper:
         return TypedProbe(probe, (point,), condition, body, values.slots, paths)
 
     def block(self, block: syntax_tree.ToolBlock) -> TypedBlock:
-        """Return a block of the tool with its types; all tables of probes are typed before."""
+        """Return a block of the tool with its types; the first use of a table, here or in a probe, decides its kind."""
         where = Surroundings(is_tool=True)
         scope = Scope(self._scope)
         values = self._values(scope, where)
@@ -348,7 +355,7 @@ class ProgramTyper:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
 
     def _words(self, type_: CType) -> int:
-        """Return the number of argument words of a parameter; in 32-bit programs all are on the stack."""
+        """Return the number of argument registers that a parameter takes; in 32-bit programs, of words on the stack."""
         word = self.types.word_size
         if word == 8:
             (place,) = argument_places([type_], VOID, word)
@@ -367,7 +374,7 @@ class ProgramTyper:
         """
         Return the written type of a parameter, else that of the USDT note or the debug information, else a word.
 
-        It is None for a parameter without a number that debug information does not describe.
+        Return None for a parameter without an argument number that debug information does not describe.
         """
         if parameter.type is None and noted is not None:
             return noted
@@ -385,5 +392,5 @@ class ProgramTyper:
 
 
 def _is_same(one: TypedProbe, other: TypedProbe) -> bool:
-    """Return whether the code for two points of one probe is equal."""
+    """Return whether the code for two probepoints of one probe is equal."""
     return (one.condition, one.body, one.slots) == (other.condition, other.body, other.slots)

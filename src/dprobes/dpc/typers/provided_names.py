@@ -70,13 +70,13 @@ PROVIDED = {
 }  # fmt: skip
 
 TOOL_ACTIONS = ("print", "clear", "cat", "exit")
-"""The actions that only blocks of the tool have."""
+"""Actions that only blocks of the tool have."""
 
 ACTIONS = ("printf", "debugger", "crash", "core", "remove", "delete", "skip", *TOOL_ACTIONS)
-"""The calls that are statements and have no value."""
+"""Calls that are statements and have no value."""
 
 KINDS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4, "last": 1}
-"""The functions for the values of tables, and the numbers of their arguments."""
+"""Functions for the values of tables, and the numbers of their arguments."""
 
 RESERVED_CALLS = {
     "str": "makes a string: print it, compare it, or use it as a key",
@@ -91,7 +91,7 @@ RESERVED_CALLS = {
     **dict.fromkeys(ACTIONS, "is a statement, and has no value"),
     **dict.fromkeys(KINDS, "is a value of tables: write @name[keys] = …"),
 }
-"""The functions that can be called, and the error message for a call in the place of a value."""
+"""Functions that can be called, and the error message for a call in the place of a value."""
 
 CALL_FORMS = {
     "str": "str(p), or str(p, n) for at most n bytes",
@@ -113,11 +113,13 @@ CALL_FORMS = {
     **{name: f"{name}(x)" for name in ("sum", "min", "max", "avg", "stats", "hist", "last")},
     "lhist": "lhist(x, min, max, step)",
 }
-"""The syntax of each call, for hints."""
+"""Syntax of each call, for hints."""
 
 
 def numbered_argument(name: str, most: int) -> ProvidedName | None:
-    """Return the name ``arg0`` and so on at a place with ``most`` arguments: a USDT probe, or a function of Go."""
+    """
+    Return the name ``arg0`` and so on at a place with ``most`` arguments (USDT, functions of Go); None for other names.
+    """
     number = name.removeprefix("arg")
     if number == name or not number.isdecimal() or str(int(number)) != number or int(number) >= most:
         return None

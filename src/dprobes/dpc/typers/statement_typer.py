@@ -35,7 +35,9 @@ _ENDS = {
 
 
 class StatementTyper:
-    """A typer of statements, of a function if ``result`` is its type; ``logs`` counts the printf statements."""
+    """
+    A typer of statements; ``result`` is a function's return type, None in other blocks. ``logs`` counts the ``printf``.
+    """
 
     def __init__(
         self, values: ValueTyper, diagnostics: Diagnostics, *, result: CType | None = None, is_tool: bool = False
@@ -150,7 +152,7 @@ class StatementTyper:
             self._loops -= 1
 
     def _while(self, loop: typed_program.Loop) -> typed_program.Statement:
-        """Return a loop without a condition that is always true; a condition that is never true gives no loop."""
+        """Return a loop, without its condition if that is always true; an empty sequence if it is never true."""
         if isinstance(loop.condition, typed_values.Constant):
             if not loop.condition.value:
                 return typed_program.Steps(())
@@ -363,7 +365,7 @@ class StatementTyper:
 
 
 def _leaves(statement: typed_program.Statement, *, is_inner: bool = False) -> bool:
-    """Return whether a loop has an exit; in an inner loop or switch, ``is_inner``, ``break`` is none."""
+    """Return whether a loop has an exit; ``is_inner`` means an inner loop or switch, where ``break`` is no exit."""
     match statement:
         case typed_program.Jump(kind):
             return kind is typed_program.Jumping.BREAK and not is_inner

@@ -1,4 +1,4 @@
-"""Typing of keyed tables: the kinds of their values and keys, which their first use decides."""
+"""Typing of keyed tables: the kinds of their values and key fields, which the first use of a table decides."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 __all__ = ["TableTyper", "Tables", "durations", "is_text_choice", "text_sizes", "values_written"]
 
 VALUE = -1
-"""The position of the kept value; positions of keys begin with 0."""
+"""Position of the kept value; positions of key fields begin with 0."""
 
 TEXT = "text"
-"""The kind of a string literal, and of a string without a stated length."""
+"""Kind of a string literal, and of a string without a stated length."""
 
 SIGNED, _UNSIGNED = "signed", "word"
-"""The kinds of a one-word key, signed and unsigned."""
+"""Kinds of a one-word key field, signed and unsigned."""
 
 _BOUNDS = "lhist"
-"""The kind with bounds, which only typing evaluates: such a table must be written before it is read."""
+"""Kind with bounds, which only typing evaluates: such a table must be written before it is read."""
 
 
 def values_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str]:
@@ -87,8 +87,8 @@ def durations(program: ProgramTree) -> frozenset[str]:
     """
     Return the variables, and the tables as ``@NAME``, all of whose values are durations in nanoseconds.
 
-    Durations are ``elapsed``, the difference of ``nsecs`` and another time, and what is computed of durations without
-    a change of the unit.
+    Durations are ``elapsed``, the difference of ``nsecs`` and another time, and sums, differences, choices and casts of
+    durations. Numbers are ignored.
     """
     assigned: dict[str, list[syntax_tree.Expression]] = {}
     for node in program.walk():
@@ -144,7 +144,7 @@ def _is_duration(value: syntax_tree.Expression, known: frozenset[str]) -> bool:
 
 
 def is_text_choice(value: syntax_tree.Expression) -> bool:
-    """Return whether a value is a string literal, or a choice between such."""
+    """Return whether a value is a string literal, or a choice between string literals."""
     match value:
         case syntax_tree.StringLiteral():
             return True
@@ -157,7 +157,8 @@ def text_sizes(program: ProgramTree, kept: int) -> dict[tuple[str, int], int]:
     """
     Return the room in bytes for strings at each place with a literal, by table and position.
 
-    A place into which the value of another table goes has the room of that table, by default ``kept`` bytes.
+    A place to which the value of another table is copied has at least the room of that value, by default ``kept``
+    bytes.
     """
     bodies = [each for probe in program.probes for each in (probe.condition, probe.body) if each is not None]
     bodies += [function.body for function in program.functions]
@@ -198,14 +199,14 @@ def _room_for(value: syntax_tree.Expression) -> int:
 
 
 def word_kind(type_: Integer | Enumeration, known: str) -> str:
-    """Return the kind of a one-word key: that of the table's first use, else by the sign of its type."""
+    """Return the kind of a one-word key field: that of the table's first use, else by the sign of its type."""
     if known in (_UNSIGNED, SIGNED):
         return known
     return SIGNED if (type_.base if isinstance(type_, Enumeration) else type_).is_signed else _UNSIGNED
 
 
 LONG, SIGNED_LONG = "long", "slong"
-"""The kinds of 64-bit keys in 32-bit programs, and of values, which are always signed."""
+"""Kinds of 64-bit key fields in 32-bit programs, and of values, which are always signed."""
 
 _WIDE = (LONG, SIGNED_LONG)
 
@@ -225,7 +226,7 @@ _MIXED = (
     (frozenset(("ustack", "uframes")), _KEPT_STACK_HINT),
     (frozenset(("kstack", "frames")), _KEPT_STACK_HINT.replace("ustack", "kstack")),
 )
-"""Kinds of strings and call stacks that cannot share a place of a table, with hints."""
+"""Pairs of kinds of strings and call stacks that cannot share a place of a table, with hints."""
 
 _SUMS = {"+": 1, "-": -1}
 
@@ -233,7 +234,7 @@ _SUMS = {"+": 1, "-": -1}
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
     """
-    A table: its name in RPN, the kind of its values, and its keys, as in the statement ``table =``.
+    A table: its name in RPN, the kind of its values, and its key fields, as in the statement ``table =``.
 
     ``value`` is the kind of value unless it is a word: a 64-bit number, a string, a call stack.
     """
@@ -287,7 +288,7 @@ class Tables:
         self._durations = durations
         self._tables: dict[str, KeyedTable] = {}
         self.named: list[tuple[str, Span]] = []
-        """The tables that are printed or cleared."""
+        """Names of the tables that are printed or cleared, with their places in the source."""
 
     def __iter__(self) -> Iterator[KeyedTable]:
         return iter(self._tables.values())
@@ -297,7 +298,7 @@ class Tables:
         return self._tables.get(name or UNNAMED)
 
     def written(self, name: str) -> Kept | None:
-        """Return the value that a later statement puts into a table; None if it is not known."""
+        """Return the kind of value that a later statement stores in a table; None if it is not known."""
         kind = self._written().get(name)
         if kind == TEXT:
             size = self.text_size(name, VALUE)
@@ -305,16 +306,20 @@ class Tables:
         return None if kind is None else Kept(kind)
 
     def text_kind(self, size: int) -> str:
-        """Return the kind of a place with room for string literals of ``size`` bytes, and for other strings."""
+        """
+        Return the kind of a key field or value with room for string literals of ``size`` bytes, and for other strings.
+        """
         return f"cuttext[{size}]" if size > self.string_limit else f"text[{size}]"
 
     def written_key(self, name: str) -> Key | None:
-        """Return the kind of string that a later statement puts into a table; None for numbers, or if not known."""
+        """
+        Return the kind of string that a later statement stores in a table; None for numbers, or if it is not known.
+        """
         written = self.written(name)
         return Key.parsed(written.value) if written is not None and written.value else None
 
     def text_size(self, name: str, position: int) -> int | None:
-        """Return the room in bytes for string literals at a place; None if handlers put none there."""
+        """Return the room in bytes for string literals at a place; None if handlers store none there."""
         return self._quoted().get((name, position))
 
     def check(self) -> None:
@@ -355,7 +360,7 @@ def _hint_about(one: KeyedTable, other: KeyedTable) -> str | None:
 def _with_room(
     text: typed_values.Literal | typed_values.TextChoice, size: int
 ) -> typed_values.Literal | typed_values.TextChoice:
-    """Return a string literal, or a choice between such, with the size in bytes of its place."""
+    """Return a string literal, or a choice between string literals, with the size in bytes of its place."""
     if isinstance(text, typed_values.Literal):
         return replace(text, limit=size, type=String(size))
     return replace(text, yes=_with_room(text.yes, size), no=_with_room(text.no, size), type=String(size))
@@ -417,7 +422,7 @@ class TableTyper:
         return typed_program.Untally(target.name or UNNAMED, keys, target.span)
 
     def value(self, access: syntax_tree.TableAccess) -> Value:
-        """Return the number that a table has for the keys."""
+        """Return the number in the entry of the keys."""
         if (kept := self.kept(access)) is not None:
             raise self._values.wrong(
                 access.span,
@@ -429,7 +434,7 @@ class TableTyper:
         return typed_values.TableValue(access.name or UNNAMED, keys, self._number_type(known.value))
 
     def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
-        """Return the string or call stack that a table has for the keys; None if it keeps numbers."""
+        """Return the string or call stack in the entry of the keys; None if the table keeps numbers."""
         known = self._tables.find(access.name)
         key = known.kept if known is not None else self._tables.written_key(access.name)
         if key is None:
@@ -457,7 +462,9 @@ class TableTyper:
         return self._tables.used(access.name, Kept(known.kind, known.value), kinds, access.span)
 
     def _kept(self, operator: str, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument | None]:
-        """Return the kept value of a table, and the argument to put in."""
+        """
+        Return the kind of value that an assignment stores in a table, and the argument to store; None for ``count``.
+        """
         known = self._tables.find(name)
         if operator in _SUMS:
             number, kind = self._number(value, known)
@@ -498,7 +505,7 @@ class TableTyper:
         return Kept("last", value=kind), text
 
     def _number(self, expression: syntax_tree.Expression, known: KeyedTable | None) -> tuple[Value, str]:
-        """Return a number to put in, and its kind unless it is a word."""
+        """Return a number to store, and its kind, which is empty for a word."""
         value = self._values.value(expression)
         kind = LONG if self._values.operators.is_wide(value.type) or (known is not None and known.value == LONG) else ""
         return self._values.converted(value, self._number_type(kind), expression.span), kind
@@ -515,7 +522,7 @@ class TableTyper:
         return tuple(kind for kind, _ in found), tuple(value for _, value in found)
 
     def _key(self, key: syntax_tree.Expression, known: str, size: int | None) -> tuple[str, Argument]:
-        """Return the kind of a key, and its value; ``known`` and ``size`` as in ``_fitting``."""
+        """Return the kind of a key field, and its value; ``known`` and ``size`` are as in ``_fitting``."""
         text = self._strings.text(key)
         if isinstance(text, typed_values.NetworkAddress):
             raise self._values.wrong(key.span, "a network address is not a key", "use its number")
@@ -563,7 +570,7 @@ class TableTyper:
         return typed_values.Bytes(whole, typed_values.Constant(size_of(type_) or 0, UNSIGNED), Array(CHAR, None))
 
     def _byte_count(self, value: typed_values.Bytes, span: Span) -> int:
-        """Return the size in bytes of a key, which has to be constant."""
+        """Return the size in bytes of a key field; report one that is not constant, or out of range."""
         match value.size:
             case typed_values.Constant(count) if 1 <= count <= STRING_SIZE_MAX:
                 return count
@@ -575,10 +582,10 @@ class TableTyper:
 
     def _fitting(self, text: Argument, known: str, size: int | None, span: Span) -> tuple[str, Argument]:
         """
-        Return the kind of a key or kept value that is not a number, and the value.
+        Return the kind of a key field or kept value that is not a number, and the value.
 
-        The tool uses strings of the ``known`` kind. ``size`` is the room in bytes if handlers put string literals
-        there.
+        In blocks of the tool, strings have the ``known`` kind. ``size`` is the room in bytes if handlers store string
+        literals there.
         """
         if size is not None:
             match text:
@@ -604,7 +611,7 @@ class TableTyper:
         return known, typed_values.Literal(text.text, limit, String(limit))
 
     def _part(self, text: Argument, span: Span) -> str:
-        """Return the kind of a key or kept value that is not a number."""
+        """Return the kind of a key field or kept value that is not a number."""
         match text:
             case typed_values.CommName():
                 return "comm"

@@ -1,4 +1,4 @@
-"""The types that a program's text means: words, tags, names of ``typedef``, pointers and arrays."""
+"""The types that a program's text denotes: words, tags, names of ``typedef``, pointers and arrays."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 __all__ = ["STRING_LIMIT", "TypeTable", "UnknownTypeError"]
 
 STRING_LIMIT = 200
-"""The default limit of a string in bytes (``max_strlen``)."""
+"""Default limit of a string in bytes (``max_strlen``)."""
 
 _ELEMENTS_MAX = 1 << 32
 
 
 class UnknownTypeError(Exception):
-    """The exit from constructs that depend on an unknown type; the error is already reported."""
+    """Abort of the typing of constructs that depend on an unknown type; the error is already reported."""
 
 
 class TypeTable:
@@ -68,7 +68,7 @@ class TypeTable:
         self._module = module
         self._names: PlaceNames | None = None
         self._of_program: dict[tuple[str, str], Record] = {}
-        """The structures and unions that the program defines."""
+        """The structures and unions whose members the program defines."""
         self._diagnostics = diagnostics
         self._constant = constant
         self._records: dict[tuple[str, str], Record] = {}
@@ -77,7 +77,7 @@ class TypeTable:
         self.enumerators: dict[str, int] = {}
         """The values of all enumerators by their names."""
         self.string_limit = STRING_LIMIT
-        """The default size in bytes of a string that is shown or is a key."""
+        """The default limit in bytes of a string that is printed or is a key field."""
 
     def seen_from(self, names: PlaceNames | None) -> TypeTable:
         """Return a table for the place that ``names`` describes, with the program's declarations so far."""
@@ -109,7 +109,7 @@ class TypeTable:
         return self.declared(self.base(name.specifier), name.declarator)
 
     def declared(self, base: CType, declarator: syntax_tree.Declarator) -> CType:
-        """Return the type of a declarator."""
+        """Return the type of a declarator; raise ``UnknownTypeError`` for an invalid array, after reporting it."""
         type_ = base
         for _ in range(declarator.pointers):
             type_ = self.pointer_to(type_)
@@ -191,7 +191,7 @@ class TypeTable:
         raise UnknownTypeError
 
     def kernel_task(self, kernel: ProbedModule | None, span: Span) -> CType | None:
-        """Return the type of pointers to the kernel's threads; None if it is not known."""
+        """Return the type of pointers to the kernel's ``task_struct``; None if it is not known."""
         known: CType | None = self._declared_record("struct", "task_struct")
         try:
             if known is None and kernel is not None and (types := kernel.types) is not None:
@@ -202,7 +202,7 @@ class TypeTable:
         return None if known is None else self.pointer_to(known)
 
     def _declared_record(self, kind: str, tag: str) -> Record | None:
-        """Return a structure or union whose members the program has declared."""
+        """Return a structure or union whose members the program has defined; None if it has not."""
         found = self._of_program.get((kind, tag))
         return found if found is not None and found.is_defined else None
 
@@ -211,7 +211,9 @@ class TypeTable:
         return self._named(name) or self._of_module("", name, span)
 
     def _of_module(self, kind: str, name: str, span: Span) -> CType | None:
-        """Return a type of the module by its name, or by ``struct``, ``union`` or ``enum`` and its tag."""
+        """
+        Return a type of the module by its name, or by ``struct``, ``union`` or ``enum`` and its tag; None without one.
+        """
         try:
             return self._looked_up(kind, name)
         except TargetError as error:
@@ -219,7 +221,9 @@ class TypeTable:
             raise UnknownTypeError from None
 
     def _looked_up(self, kind: str, name: str) -> CType | None:
-        """Return a type by its name in the scope of the place, else in the module that the program probes first."""
+        """
+        Return a type in the scope of the place, else in the module that the program probes first; None without one.
+        """
         for described in (self._names, self._module):
             types = None if described is None else described.types
             found = None if types is None else types.tagged(kind, name) if kind else types.named(name)
