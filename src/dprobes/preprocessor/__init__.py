@@ -42,7 +42,7 @@ _LATE = {
     "external_preprocessor": ("ExternalPreprocessor", "ExternalRequest", "ExternalResult"),
     "source_reader": ("FILE_LIMIT", "read_source"),
 }
-"""The names that are imported from these modules on first access: text on a command line needs none."""
+"""Names that are imported from these modules on first access: a program on the command line needs none."""
 
 
 def __getattr__(name: str) -> object:

@@ -185,7 +185,7 @@ _INCLUDE_DEPTH = 64
 
 
 class Includes:
-    """The include files in ``directories``, and those that are open."""
+    """A finder of include files in ``directories``, and the stack of the files that are open."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = [str(directory) for directory in directories]
@@ -198,7 +198,10 @@ class Includes:
         return self._open[-1][1] if self._open else None
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
-        """Return the file after ``#include``, None after ``#pragma once``; raise ``DirectiveError`` if not found."""
+        """
+        Return the file that ``#include`` names, None if ``#pragma once`` excludes it; raise ``DirectiveError`` without
+        one.
+        """
         strings = [token.text for token in arguments]
         directories = self._directories
         name = ""
@@ -241,7 +244,7 @@ class Includes:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a path can be read, such as a file or a pipe."""
+    """Return whether a path exists and is not a directory, such as a file or a pipe."""
     try:
         return path.exists() and not path.is_dir()
     except (OSError, ValueError):  # such as a directory without search permission
@@ -249,7 +252,7 @@ def _is_file(path: Path) -> bool:
 
 
 TEXT_LIMIT = 2 << 20
-"""The largest number of characters of text, include files included."""
+"""Maximum number of characters of text, include files included."""
 
 _DIRECTIVE = re.compile(r"[ \t\f\v]*#")
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -11,7 +11,7 @@ statements (not in the original): a macro expands to one line, and so can contai
 
 Omitted on purpose:
 
-* IA-64 registers and a Java-like language: the processor is gone, and people who probe know C.
+* IA-64 registers and a Java-like language: such processors are out of use, and users of probes know C.
 * Rules for emulated FPUs: no kernel on which dprobes runs emulates one.
 * ``suspend``, ``resume``, ``alloc gv`` and ``free gv``: reserved numbers that no version ever executed.
 """

@@ -39,14 +39,14 @@ class StackEffect:
 
 
 _EFFECTS = 4096
-"""The number of cached effects; the table has some hundreds of rows, and operands vary."""
+"""Maximum number of cached effects: the table has hundreds of rows, and operands vary."""
 
-# Instructions that move TSP to a place that the program computes or an extension chooses.
+# Instructions that set TSP to a value that the program computes or an extension chooses.
 _MOVES_TSP = frozenset({"restore tsp", "callk", "callk <name>"})
 
 
 def stack_effect(instruction: Instruction, architecture: Architecture, tables: Sequence[Table] = ()) -> StackEffect:
-    """Return the effect of ``instruction`` on a processor; ``tables`` are those of the program."""
+    """Return the effect of ``instruction`` on the RPN stack of a processor; ``tables`` are those of the program."""
     row, operand = instruction.row, instruction.operand
     if row.group is Group.TABLE:
         return _effect_on_table(instruction, architecture.word_size, tables)
@@ -128,7 +128,7 @@ class Underflow:
 
 
 def successors(code: Code, index: int) -> Iterator[int]:
-    """Iterate over the instructions to which control may go from the one at ``index``, exception handlers excluded."""
+    """Iterate over the instructions that control may reach from the one at ``index``, exception handlers excluded."""
     instruction = code.instructions[index]
     flow = instruction.row.flow
     if flow in (Flow.JUMP, Flow.BRANCH):
@@ -175,7 +175,7 @@ def depths(
     code: Code, architecture: Architecture, gains: Mapping[str, int], entry: int = 0, tables: Sequence[Table] = ()
 ) -> tuple[dict[int, int], list[Underflow]]:
     """
-    Return the stack depth before each reachable instruction, and the certain underflows.
+    Return an upper bound of the stack depth before each reachable instruction, and the certain underflows.
 
     ``gains`` maps a procedure to the number of cells that a call adds to the stack; ``entry`` is the depth at the
     start, and ``tables`` are those of the program.
@@ -221,7 +221,7 @@ def procedure_gains(program: Program, architecture: Architecture) -> dict[str, i
     procedures = {procedure.name: procedure.code for procedure in program.procedures}
     gains: dict[str, int] = {}
 
-    # A procedure is measured from a base so high that its pops never reach 0.
+    # A procedure is analysed with an initial depth so high that its pops never reach 0.
     base = UNKNOWN // 2
 
     def measure(name: str, pending: tuple[str, ...]) -> int:

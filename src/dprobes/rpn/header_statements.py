@@ -207,7 +207,7 @@ def _number(tokens: Words, part: Words) -> int:
 HeaderValue = int | bool | str | tuple[str, ...] | tuple[Table, ...] | ModuleType | Access | Location
 
 _NAME_MAX = 4095
-"""The length in bytes of the longest path, without its NUL (PATH_MAX)."""
+"""Maximum length of a path, without its NUL (PATH_MAX)."""
 
 _TRACEPOINT = re.compile(r"([A-Za-z_]\w*):([A-Za-z_]\w*)", re.ASCII)
 

@@ -40,40 +40,40 @@ __all__ = [
 ]
 
 ELAPSED, ENTRY = "push elapsed", "push entry, <register>"
-"""The instructions that read the entry of the returning call."""
+"""Instructions that read the entry of the returning call."""
 
 USER_STACKS = ("log ustack", "log ustack, <frames>")
-"""The instructions that log call stacks of the program."""
+"""Instructions that log call stacks of the program."""
 
 CORE_DUMP = 3
-"""The operand of ``exit`` that requests a core of the process."""
+"""Operand of ``exit`` that requests a core dump of the process."""
 
 _ACCESSES = frozenset({ExceptionCode.INVALID_ADDR, ExceptionCode.SEG_FAULT})
 _TARGETS = (
     *("skip", "remove", "exit <code>", "callk", "push usdt", "push tp", "push task"),
     *("log str", "log mrf", "log kstack", "match str", "vfyr", "seg2lin", "vsa"),
 )
-"""The first words of instructions that use the target, in addition to instructions that may fault."""
+"""First words of instructions that use the target, in addition to instructions that may fault."""
 
 
 def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
     """
     Return whether an instruction stops the target for a debugger or a crash dump.
 
-    A user program has no crash dump, so that ``exit 2`` does not count there.
+    A user program cannot request a crash dump, so ``exit 2`` does not count in one.
     """
     codes = (1,) if modtype is ModuleType.USER else (1, 2)
     return instruction.row.syntax == "exit <code>" and instruction.operand in codes
 
 
 def dumps_core(program: Program) -> bool:
-    """Return whether a handler requests a core of the process (``exit 3``)."""
+    """Return whether a handler requests a core dump of the process (``exit 3``)."""
     instructions = (instruction for code in program.bodies() for instruction in code.instructions)
     return any(each.row.syntax == "exit <code>" and each.operand == CORE_DUMP for each in instructions)
 
 
 def takes_user_stacks(program: Program) -> bool:
-    """Return whether handlers log call stacks of the program or use them as keys."""
+    """Return whether handlers log call stacks of the program or store them in tables."""
     if any(table.has_user_stack for table in program.tables):
         return True
     return any(i.row.syntax in USER_STACKS for code in program.bodies() for i in code.instructions)
@@ -90,7 +90,7 @@ def writing_instructions(program: Program) -> tuple[Instruction, ...]:
 
 
 def makes_records(program: Program) -> bool:
-    """Return whether a hit may leave a record, apart from the record of an exception without a handler."""
+    """Return whether a hit may write a record, apart from the record of an exception without a handler."""
     ending = rows_by_syntax()["exit"]
     handlers = (closed(definition.handler, ending) for definition in program.definitions)
     codes = (*handlers, *(procedure.code for procedure in program.procedures))
@@ -98,7 +98,7 @@ def makes_records(program: Program) -> bool:
 
 
 def logs_user_stacks(program: Program) -> bool:
-    """Return whether a hit may leave the call stack of the process, in a record or as the key of a table."""
+    """Return whether a hit may write the call stack of the process to a record or a table."""
     instructions = (i for code in program.bodies() for i in code.instructions)
     return any(table.has_user_stack for table in program.tables) or any(
         i.row.syntax.startswith("log ustack") for i in instructions
@@ -145,7 +145,7 @@ def entry_instructions(program: Program, definition: ProbeDefinition) -> tuple[I
 def entry_registers(
     program: Program, definition: ProbeDefinition, architecture: Architecture
 ) -> tuple[Register, ...] | None:
-    """Return the registers to keep from the entry of a call to its return; None if no instruction reads the entry."""
+    """Return the registers to store from the entry of a call to its return; None if no instruction reads the entry."""
     if not definition.at_return or not (asking := entry_instructions(program, definition)):
         return None
     names = (each.operand for each in asking if each.row.syntax == ENTRY)
@@ -189,7 +189,7 @@ def executed_instructions(program: Program, definition: ProbeDefinition) -> Iter
 
 
 _KERNEL_HALF = 1 << 63
-"""The lowest address of the kernel's half of the address space."""
+"""Lowest address of the kernel's half of the address space."""
 
 
 def watches_user_addresses(program: Program) -> bool:
@@ -212,7 +212,7 @@ def watches_user_addresses(program: Program) -> bool:
 
 
 def shared_tables(program: Program) -> frozenset[int]:
-    """Return the numbers of the tables that CPUs share: those of kind ``last``, and those that a handler reads."""
+    """Return the numbers of the tables that CPUs share: those of kind ``last``, and those with a read or ``delete``."""
     if not program.tables:
         return frozenset()
     looked_at = {

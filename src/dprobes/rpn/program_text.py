@@ -38,10 +38,10 @@ __all__ = [
 ]
 
 LOGMAX_MAX = 0xFFFF
-"""The size of the largest log buffer in bytes."""
+"""Maximum size of a log buffer in bytes."""
 
 TVARS_MAX = 1024
-"""The largest number of variables of a thread: an engine has room for some thousands of threads at once."""
+"""Maximum number of variables of a thread: an engine has room for some thousands of threads at once."""
 
 U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
 
@@ -156,10 +156,10 @@ KEYWORD_ALIASES = {
     "exlogmax": "ex_logmax",
     "log_on_fault": "logonfault",
 }
-"""Spellings of other versions, keyed by the old one; the printer writes the value."""
+"""Spellings of other versions, keyed by the old one; the printer writes the current one."""
 
 LOCATION_KEYWORDS = ("offset", "address", "sampler")
-"""The keywords that start a probe definition."""
+"""Keywords that start a probe definition."""
 
 
 @cache

@@ -88,11 +88,11 @@ _TOKEN = re.compile(
 _KINDS = {kind.value: kind for kind in TokenKind}
 
 MAX_WORDS = 10_000
-"""The largest number of tokens in a statement: a line of megabytes is not a probe program."""
+"""Maximum number of tokens in a statement: a line of megabytes is not a probe program."""
 
 
 class Lexer:
-    """The statements of a preprocessed text; ``report`` receives characters that start no token."""
+    """A splitter of a preprocessed text into statements; ``report`` receives the place and the message of an error."""
 
     def __init__(self, text: Preprocessed, report: Callable[[Span, str], None]) -> None:
         self._preprocessed = text
@@ -199,7 +199,11 @@ def parse_readable(text: str) -> Expression | None:
 
 
 def parse_number(token: WordToken) -> int:
-    """Return the value of a number or character token in C's notations; a leading 0 means octal."""
+    """
+    Return the value of a number or character token in C notation (a leading 0 means octal).
+
+    Raise ``ExpressionError`` if it is no number, or does not fit in 64 bits.
+    """
     if token.kind is TokenKind.CHARACTER:
         body = token.text[1:-1]
         return ord(body) if len(body) == 1 else _ESCAPES.get(body[1], ord(body[1]))

@@ -39,11 +39,11 @@ __all__ = ["parse"]
 COMMENT_HINT = "a comment is written '// ...' or '/* ... */'"
 
 MAX_ERRORS = 20
-"""The number of errors after which the parser stops: the text is most likely not a probe program."""
+"""Number of errors after which the parser stops: the text is most likely not a probe program."""
 
 
 def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
-    """Return the program in a preprocessed text, meaningless after errors; None if it has no module name."""
+    """Return the program in a preprocessed text, not to be used after errors; None if it has no module name."""
     return _Parser(text, diagnostics).program()
 
 
@@ -71,7 +71,7 @@ class _Section:
 
 
 class _TooManyErrorsError(Exception):
-    """The end of parsing after too many errors; more messages would not help."""
+    """The end of parsing after too many errors; further messages would not help."""
 
 
 class _Parser:
@@ -80,7 +80,7 @@ class _Parser:
         self._diagnostics = diagnostics
         self._errors = 0
         self._instructions = 0
-        self._tried_name = False  # a statement for the name exists, right or wrong
+        self._tried_name = False  # there is a statement for the name, valid or not
         self._file = _Section(Header.FILE)
         self._section = self._file
         self._definitions: list[_Section] = []
@@ -113,7 +113,7 @@ class _Parser:
             if len(statement) > 1 and statement[1].is_punctuation("="):
                 self._header(statement)
             elif self._is_header_with_colon(statement):
-                # The value is used all the same: without the definition that it begins, every following line would be
+                # The value is used nevertheless: without the definition that it begins, every following line would be
                 # an error.
                 message = f"expected '=' after '{statement[0].text}', found ':'"
                 self._error(self._lexer.span(statement[1]), message)

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 MAX_INSTRUCTIONS = 100_000
-"""The largest number of instructions in a program; no person or compiler writes more for a probe."""
+"""Maximum number of instructions in a program; no person or compiler writes more for a probe."""
 
 
 class ModuleType(Enum):
@@ -117,7 +117,7 @@ class Sampler:
 
 
 SYSTEM_CALLS = "syscall"
-"""The subsystem of a ``Tracepoint`` that stands for a system call."""
+"""Subsystem of a ``Tracepoint`` that stands for a system call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Usdt:
 Location = Offset | Glob | Address | Sampler | Tracepoint | Usdt
 
 MANY_PLACES = (Glob, Usdt)
-"""The kinds of location that stand for any number of places, each a separate probepoint."""
+"""Kinds of location that stand for any number of places, each a separate probepoint."""
 
 Operand = None | int | str | Expression
 """None, a number, a name (label, procedure, register, extension), or the value of ``push``."""
@@ -291,7 +291,7 @@ def quoted(text: str) -> str:
 
 
 def calls_extensions(program: Program) -> bool:
-    """Return whether an instruction of the program calls an extension; those of most programs do not."""
+    """Return whether an instruction of the program calls an extension."""
     return any(i.row.operator == "callk" for code in program.bodies() for i in code.instructions)
 
 
@@ -303,7 +303,7 @@ def joined_program(programs: Sequence[Program]) -> Program:
     return replace(first, definitions=tuple(each for program in programs for each in program.definitions))
 
 
-# A group binds more strongly than a type (man page, "--group", "--type").
+# With both, a definition must be in one of the groups and have one of the types (man page, "--group", "--type").
 
 
 def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = ()) -> Program:
@@ -321,7 +321,8 @@ def select_all(
     """
     Return companions with only the definitions of these groups and types, as ``select`` does.
 
-    The programs were written as one. Some of the programs may end up without definitions, but not all.
+    The programs were written as one source. Some of them may be left without definitions; raise ``SourceError`` if all
+    are.
     """
     wanted_groups = tuple(dict.fromkeys(name.lower() for name in groups))
     wanted_types = tuple(dict.fromkeys(name.lower() for name in types))
@@ -387,7 +388,7 @@ def without_opcodes(program: Program) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The facts about a probepoint that an RPN machine needs; ``offset`` is the offset in the module."""
+    """Properties of a probepoint that an RPN machine needs; ``offset`` is the offset in the module."""
 
     module: str = ""
     offset: int = 0

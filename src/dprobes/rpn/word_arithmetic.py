@@ -11,7 +11,7 @@ lowering to eBPF folds constants with them. Parameters are named by their meanin
 ``SHIFTS``     (value, count, bits)   counts are unsigned; a count of the width or more shifts all bits out, and
                                       rotates by its remainder modulo the width
 ``FILLS``      (value, n, bits)       n is from 1 to the width; bit n-1 or zeros fill one side
-``DIVISIONS``  (dividend, divisor)    quotient and remainder; the divisor is not 0. A signed quotient is cut towards
+``DIVISIONS``  (dividend, divisor)    quotient and remainder; the divisor is not 0. A signed quotient is rounded towards
                                       zero, so that the remainder has the sign of the dividend
 =============  =====================  =======================================================================
 """
@@ -60,7 +60,7 @@ def signed(value: int, bits: int) -> int:
 
 
 MIN_VALUE, MAX_VALUE = limits(8, is_signed=True)[0], limits(8)[1]
-"""The smallest and the largest number that may be written for a word, signed or unsigned, for any word size."""
+"""Minimum and maximum number that may be written for a word, signed or unsigned, for any word size."""
 
 
 def complement(value: int) -> int:
@@ -69,7 +69,7 @@ def complement(value: int) -> int:
 
 
 class Binary(NamedTuple):
-    """An operation on two words; ``wraps``: its result may exceed a word; ``symbol`` is C's and Python's operator."""
+    """An operation on two words; ``wraps`` if its result may exceed a word; ``symbol`` is C's and Python's operator."""
 
     symbol: str
     function: Callable[[int, int], int]
@@ -88,7 +88,7 @@ BINARY = {
 
 
 class Comparison(NamedTuple):
-    """A comparison of two words; ``is_signed``: it reads them as two's complement numbers."""
+    """A comparison of two words; ``is_signed`` if it interprets them as two's complement numbers."""
 
     symbol: str
     is_signed: bool
@@ -109,7 +109,7 @@ COMPARISONS = {
 
 
 def divided(dividend: int, divisor: int) -> tuple[int, int]:
-    """Return the quotient, cut towards zero, and the remainder of two signed numbers of any size, as in C."""
+    """Return the quotient, truncated towards zero, and the remainder of two signed numbers of any size, as in C."""
     quotient, remainder = divmod(dividend, divisor)
     if remainder and (dividend < 0) != (divisor < 0):  # Python rounds the quotient down
         return quotient + 1, remainder - divisor
@@ -117,7 +117,7 @@ def divided(dividend: int, divisor: int) -> tuple[int, int]:
 
 
 class Division(NamedTuple):
-    """A division of numbers; ``is_signed``: it reads words as two's complement numbers."""
+    """A division of numbers; ``is_signed`` if it interprets words as two's complement numbers."""
 
     function: Callable[[int, int], tuple[int, int]]
     is_signed: bool

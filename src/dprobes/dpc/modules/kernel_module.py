@@ -218,8 +218,7 @@ class BtfTypes:
 
     def _member(self, name: str, type_number: int, first: int, width: int) -> Member | None:
         """
-        Return a member that begins at bit ``first``; ``width`` is the width of a bit field, else 0. None if it is
-        unusual.
+        Return a member that begins at bit ``first``; ``width`` is a bit field's width, else 0. None if no unit fits.
         """
         type_ = self._of(type_number, 0)
         if not width and first % 8 == 0:

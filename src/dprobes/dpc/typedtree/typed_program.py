@@ -366,10 +366,7 @@ def _has(statement: Statement, number: int) -> bool:
 
 
 def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogPaths:
-    """
-    Return the sequences of ``printf`` that a handler may execute; report a ``printf`` in a loop, and too many
-    sequences.
-    """
+    """Return the sequences of ``printf`` that a handler may execute; report too many, and a ``printf`` in a loop."""
     walk = _Walk(diagnostics)
     last: set[LogSequence] = set()
     try:

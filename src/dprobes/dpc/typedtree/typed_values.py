@@ -263,10 +263,7 @@ class CommTest(Node):
 
 
 class KeptTest(Node):
-    """
-    A test if the string in a table is ``text``, or begins with it; with an empty ``text``, if there is no string or
-    stack.
-    """
+    """A test if the string in a table is ``text``, or begins with it; with an empty ``text``, if nothing is kept."""
 
     kept: Kept
     text: str

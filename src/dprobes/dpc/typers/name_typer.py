@@ -605,8 +605,7 @@ class CallTyper:
 
     def array_text(self, address: Value, count: int | None) -> typed_values.Text:
         """
-        Return the string at an address: at most the ``count`` characters of its array, or, if it is None, up to the
-        limit.
+        Return the string at an address, limited to ``count`` characters, the size of its array, unless that is None.
         """
         limit = self._values.types.string_limit
         whole = folded(typed_values.Convert(address, self._values.types.word))

@@ -56,10 +56,7 @@ class OperatorTyper:
         return TypingError()
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
-        """
-        Return a value converted to a type, as by an assignment; report types without conversion, and raise
-        ``TypingError``.
-        """
+        """Return a value converted to a type, as by an assignment; raise ``TypingError`` if that is impossible."""
         source = value.type
         if source == type_:
             return value
@@ -246,8 +243,7 @@ class TextTyper(Protocol):
 
     def array_text(self, address: Value, count: int | None) -> Text:
         """
-        Return the string at an address: at most the ``count`` characters of its array, or, if it is None, up to the
-        limit.
+        Return the string at an address, limited to ``count`` characters, the size of its array, unless it is None.
         """
 
 

@@ -161,7 +161,7 @@ class PrintTyper:
             return _list_of(written, elements.type, field_name(expression.array)), elements
         conversion = _as_people_take_it(written, expression)
         if conversion.letter == "e" and not self._values.may_return_errors:
-            conversion = replace(conversion, layout=f"#{conversion.layout}")  # -1 from a library function means that errno has the error
+            conversion = replace(conversion, layout=f"#{conversion.layout}")  # -1 from a library means: see errno
         item = self._printed(expression, conversion)
         is_string = conversion.letter in "sv"
         is_logged = False

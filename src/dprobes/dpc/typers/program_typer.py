@@ -59,10 +59,7 @@ _PARAMETERS_MAX = 6
 
 
 class ProgramTyper:
-    """
-    A typer of the parts of a program that probes ``modules``; ``tell`` receives the types of expressions and
-    parameters.
-    """
+    """A typer of the parts of a program that probes ``modules``; ``tell`` receives types for editors."""
 
     def __init__(
         self,

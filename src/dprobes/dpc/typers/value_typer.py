@@ -34,7 +34,7 @@ __all__ = ["TypingError", "ValueTyper"]
 
 
 class ValueTyper:
-    """A typer of expressions at the place ``where``; ``tell`` is called with the type of each."""
+    """A typer of expressions in the context ``where``; ``tell`` receives the type of each expression."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class ValueTyper:
         self.names = NameTyper(self, functions, where)
         self._where = where
         self.slots = 0
-        """The number of variables on the RPN stack."""
+        """The number of cells of the variables on the RPN stack."""
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
         """Report an error, and return the ``TypingError`` to raise."""
         return self.operators.wrong(span, message, hint)
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
-        """Return a value converted to a type, as an assignment converts it."""
+        """Return a value converted to a type, as by an assignment."""
         return self.operators.converted(value, type_, span)
 
     # Values
@@ -82,11 +82,11 @@ class ValueTyper:
         return self.operators.in_cells(value)
 
     def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
-        """Return the string or call stack that a table has for the keys; None if it keeps numbers."""
+        """Return the string or call stack in the entry of the keys; None if the table keeps numbers."""
         return self.tables.kept(access)
 
     def condition(self, expression: syntax_tree.Expression) -> Value:
-        """Return a value that can be tested; for a string or call stack in a table, whether it exists."""
+        """Return a value that can be tested; for a string or call stack in a table, the test that it exists."""
         if isinstance(expression, syntax_tree.TableAccess) and (kept := self.kept(expression)) is not None:
             return typed_values.Not(typed_values.KeptTest(kept, "", is_prefix=False, type=INT), INT)
         value = self.value(expression)
@@ -190,7 +190,7 @@ class ValueTyper:
     # Places
 
     def place(self, expression: syntax_tree.Expression) -> Place:
-        """Return the place that an expression names."""
+        """Return the place that an expression denotes; raise ``TypingError`` if it denotes none."""
         try:
             place = self._place(expression)
         except TargetError as error:
@@ -256,7 +256,7 @@ class ValueTyper:
         return typed_values.Variable(array.kind, array.first, array.type, self.converted(index, self.types.word, span))
 
     def _lack_of_types(self) -> str | None:
-        """Return the message that the kernel has no types, if that explains an unknown type."""
+        """Return the message that the kernel has no types, if that explains an unknown type; else None."""
         kernel = self._where.kernel
         with suppress(TargetError):  # the error is reported where a type is named
             if kernel is not None and kernel.types is None:
@@ -311,7 +311,7 @@ class ValueTyper:
         return place
 
     def check_write(self, span: Span) -> None:
-        """Report a change of the target if it is not allowed."""
+        """Report a change of the target, and raise ``TypingError``, unless it is allowed."""
         if not self._where.allow_write:
             raise self.wrong(span, "this changes the target, which is not allowed", "allow it with --allow-write")
 
@@ -354,7 +354,7 @@ class ValueTyper:
         return _behind(first, typed_values.Step(target, amount * stride, is_postfix, target.type))
 
     def _step_of_bits(self, target: typed_values.BitField, amount: int, span: Span, *, is_postfix: bool) -> Value:
-        """Return ``++`` or ``--`` of a bit field that takes two words."""
+        """Return ``++`` or ``--`` of a bit field that takes two cells."""
         value = self.operators.in_cells(target)
         before = self._kept(value)
         after = self.operators.binary("+", before, typed_values.Constant(amount, INT), span)
@@ -394,7 +394,7 @@ class ValueTyper:
         return typed_values.Constant(offset, self.types.word)
 
     def _type_named(self, name: syntax_tree.Name) -> CType | None:
-        """Return the type of the module that a name means if it has no other meaning."""
+        """Return the type of the module that a name means; None if the name has another meaning or none."""
         if self.scope.find(name.name) is not None or name.name in PROVIDED:
             return None
         try:

@@ -34,7 +34,7 @@ __all__ = ["ArgumentPlace", "ResultPart", "argument_places", "go_results", "is_r
 _REGISTERS = 6
 _VECTORS = 8
 _WIDE_MAX = 16
-"""The size in bytes of the largest structure that is passed in registers."""
+"""Maximum size in bytes of a structure that is passed in registers."""
 _DEPTH_MAX = 16
 _LEAVES_MAX = 64
 _GO_REGISTERS = ("rax", "rbx", "rcx", "rdi", "rsi", "r8", "r9", "r10", "r11")
@@ -102,9 +102,10 @@ def is_returned_in_memory(type_: CType) -> bool:
 
 def result_parts(type_: CType, word_size: int) -> tuple[ResultPart, ...] | None:
     """
-    Return the registers of a result; None if ``retval`` is the address of it.
+    Return the registers of a result; None if ``retval`` is the address of the result.
 
-    The tuple is empty if no readable register holds the result: a ``long double`` is on the stack of the FPU.
+    The tuple is empty if no readable register contains the result: a ``long double`` is on the register stack of the
+    x87 FPU.
     """
     size = size_of(type_) or word_size
     if word_size != 8:
@@ -144,7 +145,7 @@ def go_results(types: Sequence[CType]) -> list[tuple[ResultPart, ...]]:
 
 
 def _is_for_go(type_: CType, depth: int) -> bool:
-    """Return whether Go passes a type in registers: no arrays of several elements, no complex numbers."""
+    """Return whether Go passes a type in registers: arrays of several elements and complex numbers are on the stack."""
     match type_:
         case Array(element, count):
             return count in (0, 1) and _is_for_go(element, depth)
@@ -180,7 +181,9 @@ def _is_aligned_wide(type_: CType) -> bool:
 
 
 def _classes(type_: CType) -> list[bool]:
-    """Return for each register of a type whether it is an integer register; empty if the type is in memory."""
+    """
+    Return for each register that passes a type if it is a general, not a vector register; empty for types in memory.
+    """
     match type_:
         case Integer() | Enumeration() | Pointer():
             return [True]
@@ -213,7 +216,9 @@ def _classes(type_: CType) -> list[bool]:
 
 
 def _leaves(type_: CType, offset: int, depth: int) -> Iterator[tuple[int, CType]]:
-    """Iterate over the scalar parts of a structure with their offsets."""
+    """
+    Iterate over the scalar parts of a type, with their offsets in bytes; a bit field gives its first and last byte.
+    """
     if depth > _DEPTH_MAX:
         return
     match type_:

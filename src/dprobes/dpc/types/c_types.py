@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 _PAIRS_MAX = 1 << 14
-"""The number of compared pairs of structures after which two types count as equal."""
+"""Maximum number of pairs of structures that are compared; two types that need more count as equal."""
 
 _UNNAMED_MAX = 16
-"""The largest depth of nested unnamed structures that is searched."""
+"""Maximum depth of nested unnamed structures that is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,13 @@ class Integer:
 
     @property
     def bits_of_64(self) -> int:
-        """The width in bits in 64-bit programs; handlers that come out the same for 32 bits suit both."""
+        """
+        The width in bits in 64-bit programs; handlers that compile to the same code for 32 bits suit both word sizes.
+        """
         return UNSIGNED_LONG_LONG.bits if self.is_long else self.bits
 
     def cut(self, value: int) -> int:
-        """Return a number of any size as this type stores it."""
+        """Return a number truncated to the width of this type, and sign- or zero-extended; for ``_Bool``, 0 or 1."""
         if self.is_bool:
             return int(value != 0)
         value &= (1 << self.bits) - 1
@@ -123,7 +125,7 @@ class Floating:
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """An enumerated type: values by their names, held as ``base``."""
+    """An enumerated type: its values by their names; ``base`` is the integer type that stores them."""
 
     tag: str
     base: Integer
@@ -149,7 +151,8 @@ class Array:
     """
     An array; ``count`` is None if the type does not state the number of elements.
 
-    For memory whose length is known only at the hit, ``shown`` is the number of bytes to show; it is 0 otherwise.
+    For memory whose length is known only at the hit, ``shown`` is the maximum number of bytes to print; it is 0
+    otherwise.
     """
 
     element: CType
@@ -265,9 +268,9 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class String:
     """
-    The type of ``str(p)`` and ``comm``: a string that is logged, compared or a key. C has no such type.
+    The type of ``str(p)`` and ``comm``: a string that is logged, compared or a key field. C has no such type.
 
-    At most ``limit`` bytes are read. With ``marks``, the last byte only marks that the string is cut.
+    At most ``limit`` bytes are read. With ``marks``, the last byte only marks that the string is truncated.
     """
 
     limit: int
@@ -275,7 +278,7 @@ class String:
 
     @property
     def shown(self) -> int:
-        """The number of bytes that are shown."""
+        """The maximum number of bytes that are printed."""
         return self.limit - self.marks
 
     def __str__(self) -> str:
@@ -284,7 +287,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The type of ``ustack()`` and ``kstack()``: a call stack that is logged, or a key."""
+    """The type of ``ustack()`` and ``kstack()``: a call stack that is logged, or a key field."""
 
     is_kernel: bool
     frames: int | None
@@ -295,7 +298,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The type of ``ntop(x)``: an Internet address that is logged."""
+    """The type of ``ntop(x)``: an IP address that is logged."""
 
     def __str__(self) -> str:
         return "network address"
@@ -305,7 +308,7 @@ CType = Void | Integer | Floating | Enumeration | Pointer | Array | Record | Str
 
 VOID = Void()
 LONG_RANK = 4
-"""The rank of ``long``, which has the size of a word, as pointers have."""
+"""Rank of ``long``, which has the size of a word, as do pointers."""
 
 BOOL = Integer("_Bool", 1, is_signed=False, rank=0, is_bool=True)
 CHAR = Integer("char", 1, is_signed=True, rank=1)
@@ -371,7 +374,7 @@ def size_of(type_: CType) -> int | None:
 
 
 def alignment_of(type_: CType, word_size: int) -> int:
-    """Return the alignment of a type as a member (System V ABI for i386 and x86-64, "Scalar Types")."""
+    """Return the alignment in bytes of a type as a member (System V ABI for i386 and x86-64, "Scalar Types")."""
     match type_:
         case Integer(size=size) | Floating(size=size):
             return min(size, word_size)  # a long long of i386 is aligned to 4 bytes

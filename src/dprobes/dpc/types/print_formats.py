@@ -39,13 +39,13 @@ _CONVERSION = re.compile(r"%(?:(?P<percent>%)|(?P<flags>[-0+ #]*)(?P<width>[0-9]
 _SIZES = {1: "b", 2: "w", 4: "d", 8: "q"}
 _NUMBERS = "diuxXocCpaveT"
 _NAMES_MAX = 256
-"""The largest number of enumeration names in a record; other values are shown as numbers."""
+"""Maximum number of enumeration names in a record; other values are printed as numbers."""
 
 WIDTH_MAX = 4095
-"""The largest width and precision in templates."""
+"""Maximum width and precision in templates."""
 
 _CUT = {"h": 2, "hh": 1}
-"""The size in bytes to which length modifiers truncate a number."""
+"""Size in bytes to which length modifiers truncate a number."""
 
 _TEMPLATE_LETTERS = {"i": "d", "C": "c"}
 _FLAGGED = "diuxXo"
@@ -54,7 +54,7 @@ _FLAGGED = "diuxXo"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A conversion from ``start`` to ``end`` of a format; ``bytes_shown`` truncates a number, None shows all bytes."""
+    """A conversion from ``start`` to ``end`` of a format; ``bytes_shown`` truncates a number, None prints all bytes."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ class Conversion:
 
 
 def conversions(text: str) -> tuple[list[Conversion], int | None]:
-    """Return the conversions of a format, and the position of a percent sign that begins none."""
+    """Return the conversions of a format, and the position of a percent sign that begins none, or None."""
     found: list[Conversion] = []
     position = 0
     while (start := text.find("%", position)) >= 0:
@@ -82,7 +82,7 @@ def conversions(text: str) -> tuple[list[Conversion], int | None]:
 
 
 def widest(conversion: Conversion) -> int:
-    """Return the larger of width and precision; too many digits give a number that is too large."""
+    """Return the larger of width and precision; of a longer number, only the first 20 digits are evaluated."""
     numbers = re.findall(r"[0-9]+", conversion.layout)
     return max((int(number[:20]) for number in numbers), default=0)
 
@@ -164,7 +164,7 @@ def named(holder: str, name: str, *, is_list: bool = False, has_commas: bool = F
 
 
 def _named(conversion: Conversion, type_: Enumeration, form: Form) -> str:
-    """Return the place-holder that shows a number by its name in the enumeration."""
+    """Return the place-holder that prints a number by its name in the enumeration."""
     size = "n" if form is Form.WORD else _SIZES[type_.base.size]
     width = conversion.layout.partition(".")[0]
     first: dict[int, str] = {}  # the first name of each number
@@ -188,7 +188,7 @@ def lines_of(text: str, places: list[tuple[Conversion, str]]) -> list[str]:
 # ``%S``: a structure printed whole, ``{next=0x0, state=IDLE, name="x", values=[1, 2]}``.
 
 VALUES_MAX = 64
-"""The largest number of values of one structure; each is an item of the record."""
+"""Maximum number of values of one structure; each is an item of the record."""
 
 _ELEMENTS_MAX = 8
 _DEPTH_MAX = 4
@@ -284,7 +284,7 @@ class _Expander:
 
 
 def _conversion_of(type_: Integer | Enumeration | Pointer) -> str:
-    """Return the conversion that shows a number of a type."""
+    """Return the conversion that prints a number of a type."""
     match type_:
         case Integer(size=size):
             return "%d" if type_.is_signed or type_.is_bool or size < 4 else "%u"
