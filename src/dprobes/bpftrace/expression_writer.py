@@ -34,13 +34,13 @@ PRECEDENCE = {
     "||": 2, "&&": 3, "|": 4, "^": 5, "&": 6, "==": 7, "!=": 7, "<": 8, ">": 8, "<=": 8, ">=": 8, "<<": 9, ">>": 9,
     "+": 10, "-": 10, "*": 11, "/": 11, "%": 11,
 }  # fmt: skip
-"""The precedences of operators, as in C."""
+"""Precedences of operators, as in C."""
 
 CONDITIONAL, PREFIX, ATOM = 1, 12, 13
 
 
 class Form(enum.Enum):
-    """The form of a value; forms other than numbers can only be printed, compared, or be a key."""
+    """The form of a value; forms other than numbers can only be printed, compared, or be a key field."""
 
     NUMBER = "a number"
     TEXT = "a string"
@@ -66,17 +66,17 @@ class Value:
 
     @property
     def number(self) -> str:
-        """The text in the place of a number: for a symbol, its address."""
+        """The text for use as a number: for a symbol, its address."""
         return "pc" if self.form is Form.SYMBOL and self.text in ("func", "probe") else self.text
 
     @property
     def key(self) -> str:
-        """The text as a key of a table."""
+        """The text for use as a key field of a table."""
         return f"sym({self.text})" if self.form is Form.SYMBOL and self.text not in ("func", "probe") else self.text
 
 
 AGGREGATIONS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4}
-"""The aggregations that bpftrace can keep in a map, and the numbers of their arguments."""
+"""Aggregations that bpftrace can keep in a map, and the numbers of their arguments."""
 
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j|t)?([a-zA-Z%])")
 
@@ -85,7 +85,7 @@ _TEXTS = frozenset({"str", "strftime", "ntop", "buf", "path"})
 
 
 class Kept(enum.Enum):
-    """The kind of values in a map; ``NAMES`` are string literals, a dictionary."""
+    """The kind of values in a map; ``NAMES`` means that string literals are assigned to its keys."""
 
     NUMBER = "numbers"
     SYMBOL = "symbols"
@@ -204,7 +204,7 @@ def _kept_by(value: script_tree.Expression, strings: Mapping[str, Kept]) -> Kept
 
 _SAME = frozenset({"pid", "tid", "uid", "cpu", "nsecs"})
 _CAPTURED = _SAME | {"elapsed", "pc", "sp", "retval", "watched", "line", "comm", "func", "probe"}
-"""Names that every probe has, even if a parameter of its function has the same name."""
+"""Names that have a meaning in every probe, even if a parameter of its function has the same name."""
 
 _ARGUMENT = re.compile(r"arg([0-9]+)")
 _DIGITS_MAX = 24
@@ -220,7 +220,7 @@ _CONSTANTS = {
     "IPPROTO_TCP": 6, "IPPROTO_UDP": 17, "TCP_ESTABLISHED": 1, "TCP_SYN_SENT": 2, "TCP_SYN_RECV": 3, "TCP_FIN_WAIT1": 4,
     "TCP_FIN_WAIT2": 5, "TCP_TIME_WAIT": 6, "TCP_CLOSE": 7, "TCP_CLOSE_WAIT": 8, "TCP_LAST_ACK": 9, "TCP_LISTEN": 10,
 }  # fmt: skip
-"""Stable constants of headers with which programs are also compiled (include/uapi/linux, sched.h)."""
+"""Stable constants of kernel headers that user programs are also compiled with (include/uapi/linux, sched.h)."""
 
 _NAME_HINTS = {
     "curtask": "sample the kernel: sample 99hz kernel { … curtask->pid … }",
@@ -262,14 +262,14 @@ _NOTHING = Value("0")
 
 
 class Fields(NamedTuple):
-    """The known fields of a tracepoint: sizes of arrays in bytes, and types of pointers to structures."""
+    """Properties of a tracepoint's fields: sizes of arrays in bytes, and C types of pointers to structures."""
 
     arrays: Mapping[str, int] = {}
     pointers: Mapping[str, str] = {}
 
 
 class ExpressionWriter:
-    """A writer of the expressions of a probe at ``places``; ``variables`` holds those for strings and symbols."""
+    """A writer of the expressions of a probe at ``places``; ``variables`` has the variables of strings and symbols."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class ExpressionWriter:
         self._diagnostics = diagnostics
         self.variables: dict[str, Value] = {}
         self.fields: dict[str, str] = {}
-        """The fields that variables were assigned, as written there, because only a field's place has its type."""
+        """The fields that were assigned to variables, as text, by variable: only the field itself has its type."""
         self.options: list[str] = []
         """The command-line options that the program needs."""
 
@@ -345,7 +345,7 @@ class ExpressionWriter:
         return f"{name}_" if name in _RESERVED or name in self._parameters else name
 
     def number(self, expression: script_tree.Expression, precedence: int = 0) -> str:
-        """Return the text of a number, as an operand of an operator with this precedence."""
+        """Return the text of a number, as an operand of an operator with this precedence; report other values."""
         value = self.value(expression)
         if value.form not in (Form.NUMBER, Form.SYMBOL):
             return self.wrong(expression.span, f"{value.form.value} is not a number in DProbes C").text
@@ -355,7 +355,7 @@ class ExpressionWriter:
         return Value(value.number, value.precedence).within(precedence)
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> Value:
-        """Report a construct without an equivalent."""
+        """Report a construct without an equivalent, and return 0 in its place."""
         self._diagnostics.error(span, message, hint=hint)
         return _NOTHING
 
@@ -389,7 +389,7 @@ class ExpressionWriter:
             case "func" | "probe":
                 return self._own_name(name, span)
             case "retval" if self._has_names:
-                return Value("retval")  # of the function's type
+                return Value("retval")  # has the type of the function's result
             case "retval":
                 return Value("(long)retval", PREFIX)
             case "elapsed":

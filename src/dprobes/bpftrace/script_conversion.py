@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversion", "convert"]
 
-# Directives have the effect of a C compiler that has the kernel's types. Omitted lines are blanked to keep places.
+# Directives are evaluated as by a compiler that has the kernel's types. Omitted lines become blanks, so that places in
+# the script stay the same.
 
 _KNOWN = frozenset({"BPFTRACE_HAVE_BTF"})
 _CONDITION = re.compile(r"\s*#\s*(?P<word>ifdef|ifndef|if|elif|else|endif)\b\s*(?P<rest>.*)")
@@ -30,7 +31,7 @@ _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/\*.*?\*/|//[^\n]*', re.DOTALL)
 
 
 class Directives(NamedTuple):
-    """The text without ``#`` lines and comments, macros as written, and included headers with their places."""
+    """The text without ``#`` lines and comments, the macros as written, and the included headers with their places."""
 
     text: str
     macros: tuple[str, ...]
@@ -38,7 +39,7 @@ class Directives(NamedTuple):
 
 
 def read_directives(source: SourceFile, diagnostics: Diagnostics) -> Directives:
-    """Read the ``#`` lines of a script."""
+    """Return the text and the ``#`` lines of a script; report directives that are unknown or not converted."""
     plain = _COMMENT.sub(lambda match: match.group() if match.group()[0] == '"' else _blank(match.group()), source.text)
     kept: list[str] = []
     macros: list[str] = []
@@ -156,7 +157,7 @@ class _Converter:
         return [*self._variables(), *found, *self._answers()]
 
     def _variables(self) -> list[str]:
-        """Return the declarations of the variables by which hits request actions of the tool."""
+        """Return the declarations of the variables by which hits request actions from the tool."""
         return [f"static long {asked_variable(number)};" for number in range(len(self._asked))]
 
     def _answers(self) -> list[str]:
@@ -171,7 +172,9 @@ class _Converter:
         return ["\n".join([f"{word} {{", *lines, "}"]) for word, lines in blocks if lines]
 
     def _order(self) -> list[int]:
-        """Return the numbers of the probes in an order in which tables are known before they are read."""
+        """
+        Return the numbers of the probes in an order in which tables are written before they are read, if there is one.
+        """
         left = list(range(len(self._script.probes)))
         reads = {
             number: {
@@ -191,7 +194,10 @@ class _Converter:
         return all(not makers or makers & {number, *before} for makers in made)
 
     def _probes(self, probe: script_tree.Probe) -> list[str]:
-        """Return a probe, or one for each place if the body uses the name of the place and no address provides it."""
+        """
+        Return a probe, or one for each place if it uses the name of the place and no address can be printed as that
+        name.
+        """
         places = [place for point in probe.points for place in places_of(point, self._machine, self._diagnostics)]
         asks = any(
             isinstance(each, script_tree.Name) and each.name in ("func", "probe") for each in expressions_of(probe)

@@ -71,7 +71,7 @@ _NUMBER = re.compile(
 _UNITS = {"": 1, "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
 _SUFFIX = re.compile(r"(?i:u|l|ul|ll|ull)\Z")
 _DIGITS_MAX = 24
-"""The largest number of digits of a 64-bit number, octal ones included."""
+"""Maximum number of digits of a 64-bit number, octal ones included."""
 _EXPONENT_MAX = 18
 
 
@@ -170,7 +170,7 @@ class ExpressionParser:
             distance += 1
         if not cursor.sees(")", distance=distance):
             return 0
-        # (name *) is a type only if an operand follows.
+        # A name with a star in parentheses is taken for a type: as an expression, it would lack an operand.
         return distance + 1
 
     def _type(self, length: int) -> str:

@@ -57,7 +57,7 @@ LONG_NAMES = {
     "i": "interval", "s": "software", "h": "hardware", "w": "watchpoint", "f": "kfunc", "fr": "kretfunc",
     "fentry": "kfunc", "fexit": "kretfunc", "rt": "rawtracepoint", "it": "iter", "begin": "BEGIN", "end": "END",
 }  # fmt: skip
-"""Kinds of probes by their short and new names."""
+"""Long names of kinds of probes, by their short and new names."""
 
 _ABSENT = {
     "software": "events of the kernel are not probepoints, except page faults and context switches",
@@ -105,8 +105,8 @@ class Place:
     """
     A place: its text in DProbes C, and its name in bpftrace.
 
-    ``function`` is the name without the parts before it; ``subsystem`` is that of a tracepoint. ``has_names`` means
-    that the script uses the names of the function's parameters.
+    ``function`` is the last part of the name; ``subsystem`` is that of a tracepoint. ``has_names`` means that the
+    script uses the names of the function's parameters.
     """
 
     text: str
@@ -128,7 +128,7 @@ class Place:
 
 
 def places_of(point: script_tree.Point, machine: Machine, diagnostics: Diagnostics) -> list[Place]:
-    """Return the places of a point; report one without an equivalent."""
+    """Return the places of a script's probe point; report one without an equivalent."""
     return list(_Places(point, machine, diagnostics).found())
 
 

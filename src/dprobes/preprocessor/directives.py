@@ -199,8 +199,7 @@ class Includes:
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
         """
-        Return the file that ``#include`` names, None if ``#pragma once`` excludes it; raise ``DirectiveError`` without
-        one.
+        Return the file that ``#include`` names, None if ``#pragma once`` excludes it; raise ``DirectiveError`` if none.
         """
         strings = [token.text for token in arguments]
         directories = self._directories

@@ -46,12 +46,12 @@ class Use(NamedTuple):
 
 
 BODY = Use("", Span(SourceFile("", ""), 0, 0), None)
-"""The placeholder for the use of a macro in the tokens of its definition, which differ by it from arguments."""
+"""The placeholder for the use of a macro in the tokens of its definition, which distinguishes them from arguments."""
 
 
 @dataclass(slots=True, eq=False)
 class Token:
-    """A token of a ``kind`` of the pattern above; ``hide`` names the macros that must not expand it again."""
+    """A token; ``kind`` is a group of the pattern above; ``hide`` names the macros that must not expand it again."""
 
     kind: str
     text: str
@@ -109,7 +109,7 @@ def would_join(first: Token, second: Token) -> bool:
 
 
 DYNAMIC = frozenset({"__LINE__", "__FILE__", "__COUNTER__"})
-"""The macros whose text depends on the place or time of use; they cannot be defined."""
+"""Macros whose text depends on the place or time of use; they cannot be defined."""
 
 _PASTE_LIMIT = 1024  # characters, because a long chain of '##' takes quadratic time
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -131,7 +131,9 @@ class Macro:
     body: tuple[Token, ...]
 
     def same_as(self, other: Macro) -> bool:
-        """Return whether the definitions are equal in the sense of C11 6.10.3 (2): all blanks are equal."""
+        """
+        Return whether the definitions are equal in the sense of C11 6.10.3 (2): any blanks are equal to any others.
+        """
         mine, others = ([(t.kind, t.kind == "blank" or t.text) for t in m.body] for m in (self, other))
         return (self.parameters, self.variadic, mine) == (other.parameters, other.variadic, others)
 
@@ -353,7 +355,9 @@ class Macros:
         self._macros.pop(name, None)
 
     def expand(self, tokens: list[Token], more: Callable[[], list[Token]] | None = None) -> list[Token]:
-        """Return the tokens after expansion, or raise ``StopError``; ``more`` returns the tokens of the next line."""
+        """
+        Return the tokens after expansion; raise ``StopError`` at a limit. ``more`` returns the tokens of the next line.
+        """
         stack = tokens[::-1]
         out: list[Token] = []
         while stack:

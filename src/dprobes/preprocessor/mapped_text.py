@@ -29,7 +29,7 @@ class Problem(NamedTuple):
 
 
 class PreprocessError(Exception):
-    """The parts of a diagnostic on the way to the code that reports it."""
+    """An error in preprocessing that is not yet reported, with the parts of its diagnostic."""
 
     def __init__(
         self, message: str, span: Span | None = None, *, notes: tuple[Note, ...] = (), hint: str | None = None
@@ -49,7 +49,7 @@ class DirectiveError(PreprocessError):
 
 
 class StopError(PreprocessError):
-    """The reason why preprocessing ends."""
+    """An error that ends preprocessing, such as an exceeded limit."""
 
 
 class Piece(NamedTuple):

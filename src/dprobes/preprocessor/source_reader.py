@@ -1,4 +1,4 @@
-"""Reader of source files, the only module of the package that opens files."""
+"""Reader of source files; no other module of the package opens files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["FILE_LIMIT", "STANDARD_INPUT", "read_source"]
 
 FILE_LIMIT = 16 << 20
-"""The largest accepted size of a file in bytes."""
+"""Maximum accepted size of a file in bytes."""
 
 STANDARD_INPUT = "-"
 """The path that stands for standard input."""
 
 _PLACE = re.compile(r"[\w./+-]+:[\w.*+]+")
-"""A module and a place in it."""
+"""Pattern of a module and a place in it, which a user may have given instead of a file."""
 _PIECE = 1 << 16
 _SHOWN = 60
-"""The number of characters shown of a path that is not a file's."""
+"""Maximum number of characters that are shown of a path that cannot be read."""
 
 
 def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:

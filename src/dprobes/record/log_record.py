@@ -83,7 +83,7 @@ class Item(IntFlag):
 
 
 ABOUT_RECORDS = Item.WIDE | Item.STACK_TRACE | Item.CUT
-"""The flags that describe the record; users cannot request them."""
+"""Flags that describe the record; users cannot request them."""
 
 FIXED_ITEMS = (
     (Item.MAJOR, "major"),
@@ -97,7 +97,7 @@ FIXED_ITEMS = (
     (Item.SP, "sp"),
     (Item.TIME, "time"),
 )
-"""The items before the process name, in the order of the record, with their fields of ``LogRecord``."""
+"""Items before the process name, in the order of the record, with their fields of ``LogRecord``."""
 
 _CODES = {Item.IP: "Q", Item.SP: "Q", Item.TIME: "Q"}
 
@@ -182,8 +182,7 @@ class LogRecord(NamedTuple):
         """
         Return the items that ``log str``, ``log mrf``, ``log lv`` and similar instructions logged.
 
-        Return nothing if the data contain anything else. The last item of a record that ``is_cut`` is the mark of the
-        cut.
+        Return an empty tuple if the data contain anything else. If ``is_cut``, the last item marks the truncation.
         """
         from dprobes.record.log_items import CUT_ITEM, LogItem, split_items
 

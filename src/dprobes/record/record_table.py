@@ -1,11 +1,11 @@
 """
-Tables of records: few shapes, the bytes that differ by planes, and the order in which the records came.
+Tables of records: a few shapes, planes with the bytes that differ between rows, and the order of the records.
 
 A *row* is a record with its probepoint, and has the same size in all records of a shape::
 
     u32 number of the probepoint, little-endian | the record (``log_record``), in which a process name takes 16 bytes
 
-Of a million hits in a row, most bytes of the header are the same; so the bytes at one place of all rows, a *plane*, are
+Of a million consecutive hits, most bytes of the header are the same; so the bytes at one place of all rows, a *plane*, are
 stored only where they differ. Slices with a stride split and join rows, at a nanosecond per byte. The column of an item
 is available without reading the others.
 
@@ -67,7 +67,7 @@ ITEM_COLUMNS = {name: item for item, name in FIXED_ITEMS} | {
     "stack_trace": Item.STACK_TRACE,
     "word_size": Item.WIDE,
 }
-"""The columns of numbers by name, with the flags of their items."""
+"""Columns of numbers by name, with the flags of their items."""
 
 _FLAGS = 4
 _KNOWN = sum(Item)
@@ -394,7 +394,7 @@ class PackedRows(Rows):
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the concatenation of several, which have one shape and size."""
+        """Return the concatenation of packed rows, which must have one shape and row size."""
         if len(parts) == 1:
             return parts[0]
         size, same = len(parts[0].first), int.from_bytes(parts[0].first, "little")
@@ -547,7 +547,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @classmethod
     def joined(cls, several: Iterable[Self]) -> Iterator[Self]:
-        """Join successive tables, as far as one table has room for their shapes."""
+        """Iterate over tables that join successive ones, as far as one table has room for their shapes."""
         known: dict[tuple[RowShape, int], int] = {}
         groups: list[list[PackedRows]] = []
         order: list[bytes] = []
@@ -627,7 +627,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
 
 def in_order(order: bytes, columns: Sequence[Iterable[_T]]) -> Iterator[_T]:
-    """Merge columns of a table's parts into the order of the records."""
+    """Iterate over the values of columns, one for each part of a table, in the order of the records."""
     if len(columns) == 1:
         return iter(columns[0])
     return map(next, map([iter(column) for column in columns].__getitem__, order))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameFile", "older_part"]
 
-# The state of an existing trace file for a writer that continues it, and the size of the torn end to cut off.
+# The intact part of an existing trace file, which a writer continues; an incomplete end is cut off.
 
 _PIECE = 1 << 20
 
@@ -42,10 +42,10 @@ class Sound:
 
 def sound_part(file: int, name: str) -> Sound:
     """
-    Return the part of a trace file that can be kept; the rest is torn.
+    Return the part of a trace file that can be kept; the rest is a torn end.
 
-    Torn is what a killed writer leaves, the beginning of a frame, and what a power failure leaves: zeros, or a last
-    frame with a wrong check sum. Raise ``SinkError`` for any other contents, so that valuable data is not lost.
+    A torn end is the beginning of a frame, which a killed writer leaves, or what a power failure leaves: zeros, or a
+    last frame with a wrong check sum. Raise ``SinkError`` for any other contents, so that valuable data is not lost.
     """
     frames = FrameSplitter()
     part = at = 0
@@ -80,7 +80,7 @@ def _refusal(name: str, what: str) -> SinkError:
 
 
 def _is_torn(file: int, position: int, size: int) -> bool:
-    """Return whether ``position``, where no intact frame begins, is the start of a file's torn end."""
+    """Return whether the bytes from ``position`` on, where no intact frame begins, are a file's torn end."""
     return torn_head(os.pread(file, _PIECE, position), size - position) is not None or _are_zeros(file, position)
 
 
@@ -102,9 +102,9 @@ class FrameFile:
     An open trace file, mode 0600, positioned after its contents.
 
     The constructor raises ``SinkError`` if the file cannot be written or continued. ``problem`` is the last failure
-    until writing succeeds again. ``size`` is that of all whole frames, ``part`` the file's part number in its trace. If
-    ``can_replace`` is true, a file that cannot be continued is renamed to the older part. A pipe has no contents to
-    continue, and gets the same bytes as a new file.
+    until writing succeeds again, then None. ``size`` is the size of all whole frames in bytes, ``part`` the file's part
+    number in its trace. If ``can_replace`` is true, a file that cannot be continued is renamed to the older part. A
+    pipe has no contents to continue, and receives the same bytes as a new file.
     """
 
     def __init__(self, path: Path, *, can_replace: bool) -> None:
@@ -135,7 +135,7 @@ class FrameFile:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            # On a file system without locks the file is not locked.
+            # Any other error means that the file system has no locks: the file is used without a lock.
             if error.errno == errno.EWOULDBLOCK:
                 os.close(file)
                 raise SinkError(
@@ -144,7 +144,9 @@ class FrameFile:
         return file
 
     def _go_on(self, *, can_replace: bool) -> None:
-        """Continue after the contents of the file, without the incomplete frames of a killed writer."""
+        """
+        Continue after the contents of the file, without a torn end; raise ``SinkError`` for a file to be left alone.
+        """
         if self._is_stream:
             return
         try:

@@ -32,7 +32,7 @@ __all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "BlockRows", "RaggedRows", "ragged_ro
 
 TEXT_COLUMNS = ("name", "module", "program", "host", "symbol", "function")
 """
-The columns of strings: the process name, then the file's attributes of the program and the probepoint.
+Columns of strings: the process name, then the file's attributes of the program and the probepoint.
 
 All output formats print these items like this, with the same escapes.
 """
@@ -219,14 +219,17 @@ class RaggedRows(Rows):
 
 
 def rows_of(block: Block) -> Iterator[BlockRows]:
-    """Cut a block into rows, in order, but tables by their shapes; raise ``FormatError`` at an invalid record."""
+    """
+    Iterate over the rows of a block: adjacent records in order, or a table's parts; raise ``FormatError`` if one is
+    invalid.
+    """
     if isinstance(block, RecordBlock):
         return (BlockRows(block, rows) for rows in ragged_rows_of(block))
     return (BlockRows(block, part) for part in block.records.parts if part)
 
 
 def ragged_rows_of(block: RecordBlock) -> Iterator[RaggedRows]:
-    """Cut adjacent records into rows, in order; raise ``FormatError`` at an invalid record."""
+    """Iterate over adjacent records with one flag word each, in order; raise ``FormatError`` at an invalid record."""
     body, at, last = block.body, block.start, len(block.body) - _ROW.size
     while at < len(body):
         _, begin, end = block.bounds(at)
@@ -239,7 +242,7 @@ def ragged_rows_of(block: RecordBlock) -> Iterator[RaggedRows]:
             size, word = _ROW.unpack_from(body, at)
             end = at + _HEAD + size
             if word != first or size < _FLAGS or end > len(body):
-                break  # the next rows find the damage
+                break  # the next rows report the damage
             joints.append(at := end)
         yield RaggedRows(block, joints[:-1], joints[1:], flags, byte_order)
 

@@ -217,7 +217,7 @@ class RecordBlock:
 # Traces of several files or hosts, merged in the order of time.
 
 _DELAY = 1_000_000_000
-"""Nanoseconds between hit and writing, beyond which a record may come out of order in a merge."""
+"""Maximum nanoseconds between hit and writing for which a merge restores the order of time."""
 
 
 def merged(traces: Iterable[Iterable[TraceRecord | LostRecords]]) -> Iterator[TraceRecord | LostRecords]:
@@ -228,7 +228,7 @@ def merged(traces: Iterable[Iterable[TraceRecord | LostRecords]]) -> Iterator[Tr
 
 def _in_order(trace: Iterable[TraceRecord | LostRecords]) -> Iterator[tuple[int, TraceRecord | LostRecords]]:
     """
-    Sort the records of a trace by time, within a window of ``_DELAY``.
+    Iterate over the records of a trace in the order of time, sorted within a window of ``_DELAY``.
 
     Several engines and programs that write to one file do not keep the order of time.
     """
