@@ -23,7 +23,7 @@ _CONVERSION = re.compile(
 _NUMBERS = "diuxXocp"
 _JOINED_MAX = 6
 _WIDTH_MAX = 4095
-"""The largest width and precision in DProbes C."""
+"""Maximum width and precision in DProbes C."""
 
 
 def _number(digits: str) -> int:
@@ -43,7 +43,7 @@ class PrintWriter:
         self._joins = 0
 
     def add(self, call: script_tree.Call) -> str | None:
-        """Add a ``printf``; return the statement if it ends a line."""
+        """Add a ``printf``; return the statement if the output ends a line, else None."""
         if not call.arguments or not isinstance(call.arguments[0], script_tree.String):
             self._values.wrong(call.span, "'printf' needs a format in quotes")
             return None
@@ -147,22 +147,22 @@ _ABSENT = {
     "signal": ("a hit cannot send signals", "hand the process to a debugger with debugger()"),
 }
 _ASKED = ("exit", "clear", "zero", "print", "cat")
-"""The actions that a hit can only request of the tool."""
+"""Actions that a hit can only request from the tool."""
 
 _UNROLLED_MAX = 20
 _WAYS_MAX = 16
-"""The largest number of copies of the statements after an ``if``."""
+"""Maximum number of copies of the statements after an ``if``."""
 
 
 def _assigned(statements: Iterable[script_tree.Statement]) -> Iterator[tuple[str, script_tree.Expression]]:
-    """Iterate over the variables that statements themselves assign, with the values."""
+    """Iterate over the variables that the statements assign, without those of inner blocks, with the values."""
     for each in statements:
         if isinstance(each, script_tree.Assignment) and isinstance(each.target, script_tree.Variable):
             yield each.target.name, each.value
 
 
 class StatementWriter:
-    """A writer of the statements of a block; ``asked`` collects the actions that hits request by a variable each."""
+    """A writer of the statements of a block; ``asked`` collects the actions that hits request from the tool."""
 
     def __init__(
         self, values: ExpressionWriter, maps: MapUses, asked: list[str] | None = None, *, in_tool: bool = False
@@ -299,7 +299,10 @@ class StatementWriter:
         otherwise: Sequence[script_tree.Statement],
         rest: Sequence[script_tree.Statement],
     ) -> list[str]:
-        """Return an ``if`` with all following statements in both branches, where a variable stands for one string."""
+        """
+        Return an ``if`` with all following statements in both branches, in each of which a variable stands for one
+        string.
+        """
         lines = [f"if ({self._values.number(condition)}) {{"]
         self._ways *= 2
         if self._ways > _WAYS_MAX:
@@ -403,7 +406,7 @@ class StatementWriter:
                 values.value(call)  # it reports the error
 
     def _ask(self, call: script_tree.Call) -> str:
-        """Return the statement by which a hit requests an action of the tool."""
+        """Return the statement by which a hit requests an action from the tool."""
         (text,) = StatementWriter(self._values, self._maps, in_tool=True).block([script_tree.Do(call, call.span)])
         if text not in self._asked:
             self._asked.append(text)
@@ -444,7 +447,7 @@ def _is_print(expression: script_tree.Expression) -> bool:
 
 
 def _pointers_in(body: Sequence[script_tree.Statement]) -> Iterator[str]:
-    """Iterate over the variables that are used as pointers by ``->``, and those among its operands."""
+    """Iterate over the variables that are used as pointers, by ``->``, in any expression of a block."""
     for expression in expressions_in(body):
         match expression:
             case script_tree.Field(script_tree.Variable(name), _, True):

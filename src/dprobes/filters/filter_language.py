@@ -94,7 +94,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The number of ``size`` bytes in memory at an address."""
+    """The number in ``size`` bytes of memory at an address."""
 
     address: Value
     size: int
@@ -126,7 +126,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A test whether a value is in a list of values, or is not."""
+    """A test whether a value is in a list of values, or, with ``is_negated``, is not."""
 
     value: Value
     choices: tuple[Value, ...]
@@ -410,7 +410,7 @@ def _number(token: _Token, sign: Span | None = None) -> Number:
         value = _scaled(token, int(scaled[1]), scaled[2] or "", _UNITS[scaled[3]])
     else:
         try:
-            # A number with more digits than any item has is refused without converting it.
+            # A number with more digits than any item has is rejected without conversion.
             is_short = len(digits) <= 80
             value = int(digits, 0 if digits[:1] == "0" and digits.strip("0") else 10) if is_short else _NUMBER_MAX + 1
         except ValueError:

@@ -121,7 +121,7 @@ class HandlerCode:
 
 _PROCESS_NAMES = ("comm", "name")
 WIDE_NAMES = ("elapsed",)
-"""Names of numbers that have 64 bits at any word size."""
+"""Names of numbers that have 64 bits for any word size."""
 
 _IDS = {"pid": "push pid", "tid": "push tid", "uid": "push uid", "cpu": "push procid", "elapsed": "push elapsed"}
 _CODES = ("major", "minor")
@@ -207,7 +207,7 @@ class HandlerValues:
             )
 
     def push(self, code: HandlerCode, value: Value) -> None:
-        """Append the push of a number, which is one cell."""
+        """Append the push of a number, which takes one cell; raise ``SourceError`` for other values."""
         match value:
             case Number(number, span):
                 code.push(number, span)
@@ -279,7 +279,7 @@ def _untyped(value: Value) -> str:
 
 
 def _narrow(code: HandlerCode, known: NumberType | None) -> None:
-    """Truncate a cell to the bits of its type and extend it; no word is wider than 64 bits."""
+    """Truncate a cell to the bits of its type, and sign- or zero-extend it; no word is wider than 64 bits."""
     if known is not None and known.bits < 64:
         code.add(known.extension, known.bits)
 
@@ -288,7 +288,7 @@ _WIDEST = 64
 """Width in bits of the widest number."""
 
 _IN_MEMORY_SOMEWHERE = "push r, <register>"
-"""The instruction that can fault only if arguments are on the stack, which is mapped in a running program."""
+"""The instruction that can fault only for arguments on the stack, which is mapped in a running program."""
 
 _PREFIX = "filter"
 _SEARCHED = 64
@@ -501,7 +501,7 @@ class _Conditions:
         code.decide("jz", yes, no, following)
 
     def _search(self, left: StringAt, text: str, places: int, yes: str, no: str, following: str) -> None:
-        """Append a search; the stack has an address and the number of remaining positions."""
+        """Append a search for a text; during it, the stack has an address and the number of remaining positions."""
         code = self._code
         head, found, ended, decided = (code.label() for _ in range(4))
         self._values.push(code, left.address)

@@ -1,4 +1,4 @@
-"""The parts of keys as displayed values: numbers, strings, names of addresses, frames of stacks."""
+"""Key fields as displayed values: numbers, strings, names of addresses, frames of stacks."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ STACK_ENDS = {
     StackEnd.GONE: "[cut: process gone]",
     StackEnd.NO_COPY: "[cut: no copy]",
 }
-"""The markers in a displayed stack that was not followed to its end."""
+"""Markers at the end of a displayed stack that could not be unwound to its end."""
 
 
 class Names(Protocol):
     """A provider of names for addresses."""
 
     def name_of(self, address: int, pid: int | None) -> str | None:
-        """Return the name of an address in a process, or, without a process, of the kernel or the probed module."""
+        """
+        Return the name of an address in a process, or, without a process, of the kernel or the probed module; else
+        None.
+        """
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
-        """Return the name of the call before a return address."""
+        """Return the name of the call before a return address; None if it is unknown."""
 
     def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
         """Return the names of the functions whose inlined code is at an address, the innermost first."""
@@ -56,11 +59,11 @@ class _NoNames:
 
 
 NO_NAMES: Names = _NoNames()
-"""The provider without any names."""
+"""A provider that knows no names."""
 
 
 def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, ...]:
-    """Return the parts of a key; the frames of a stack are the innermost first."""
+    """Return the fields of a key; the frames of a stack are the innermost first."""
     return _parts(table.keys, key, names)
 
 
@@ -93,7 +96,9 @@ def _parts(keys: Sequence[Key], key: bytes, names: Names) -> tuple[Part, ...]:
 
 
 def shown_bytes(data: bytes) -> str:
-    """Return bytes as text: printable ASCII but a backslash unchanged, others as numbers (``x00`` after one)."""
+    """
+    Return bytes as text: printable ASCII except a backslash unchanged, others as escapes such as ``x00`` after one.
+    """
     return "".join(chr(byte) if 0x20 <= byte < 0x7F and byte != _BACKSLASH else f"\\x{byte:02x}" for byte in data)
 
 

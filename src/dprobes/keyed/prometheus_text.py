@@ -7,8 +7,8 @@ Tables in the text format of Prometheus (https://prometheus.io/docs/instrumentin
     dprobes_hits_total{comm="bash",key1="3"} 42
 
 A count is a counter, other numbers are gauges, ``avg`` and ``stats`` are summaries without quantiles with gauges for
-least and largest, histograms are histograms, whose buckets count the values up to ``le``, inclusive. The labels are the
-parts of the key: ``comm``, ``stack`` and ``kernel_stack``, the others ``key0``, ``key1`` by their place. Times are in
+minimum and maximum, histograms are histograms, whose buckets count the values up to ``le``, inclusive. The labels are the
+fields of the key: ``comm``, ``stack`` and ``kernel_stack``, the others ``key0``, ``key1`` by their place. Times are in
 seconds, Prometheus's base unit. A stored string or call stack is a label, ``value``, of a gauge with the value 1.
 """
 
@@ -113,7 +113,7 @@ def _labels(table: Table, row: TableRow, names: Names) -> str:
 
 
 def labels_of(table: Table, row: TableRow, names: Names) -> dict[str, str]:
-    """Return the parts of a key by the names of their labels, including a value that is not a number."""
+    """Return the fields of a key by the names of their labels, including a value that is not a number."""
     found: dict[str, str] = {}
     for number, (key, part) in enumerate(zip(table.keys, parts_of(table, row.key, names), strict=True)):
         name = _LABELS.get(key.kind, f"key{number}")

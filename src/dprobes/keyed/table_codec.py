@@ -83,7 +83,7 @@ def _decoded(data: bytes) -> tuple[TableContents, ...]:
 
 
 def _swapped_value(value: bytes, table: Table) -> bytes:
-    """Return the cells of a value in file order if they contain a string in memory order."""
+    """Return the cells of a value, byte-swapped on a big-endian machine if they contain a string in memory order."""
     if sys.byteorder == "little" or table.value is None or not table.value.kind.is_in_memory_order:
         return value
     return b"".join(value[n : n + 8][::-1] for n in range(0, len(value), 8))

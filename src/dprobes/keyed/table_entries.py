@@ -39,22 +39,22 @@ class KeyedStore(Protocol):
     table: Table
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Add a signed number to the value of a key."""
+        """Tally a signed number in the entry of a key."""
 
     def value(self, key: bytes) -> int:
-        """Return the number of a key (``table_layout.shown_value``), 0 if it has none."""
+        """Return the number in the entry of a key (``table_layout.shown_value``), 0 if there is none."""
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Store the bytes of a string or a call stack for a key."""
+        """Store the bytes of a string or a call stack in the entry of a key."""
 
     def kept(self, key: bytes) -> bytes:
-        """Return the bytes stored for a key, zeros if there are none."""
+        """Return the bytes in the entry of a key, zeros if there is none."""
 
     def delete(self, key: bytes) -> None:
-        """Remove a key, if it exists."""
+        """Delete the entry of a key, if it exists."""
 
     def clear(self) -> None:
-        """Remove all keys, and reset the number of lost tallies."""
+        """Delete all entries, and reset the number of lost tallies."""
 
     def contents(self) -> TableContents:
         """Return the current contents."""
@@ -87,7 +87,7 @@ class TableReader:
 
 
 class TableStore(TableReader):
-    """A writer of a table, the only one of its memory, which it allocates by default."""
+    """The only writer of a table in memory, which it allocates unless ``cells`` is given."""
 
     def __init__(self, table: Table, cells: memoryview | None = None) -> None:
         if cells is None:
@@ -98,7 +98,7 @@ class TableStore(TableReader):
 
     @classmethod
     def taken_over(cls, table: Table, cells: memoryview) -> Self:
-        """Return the store of a memory whose earlier writer has stopped."""
+        """Return the store for memory whose previous writer has stopped."""
         store = cls(table, cells)
         for entry in range(cells[_USED]):
             start = _HEAD + entry * store._stride
@@ -110,7 +110,7 @@ class TableStore(TableReader):
         return store
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Add a signed number to the value of a key."""
+        """Tally a signed number in the entry of a key."""
         place = self._values.get(key)
         if place is None:
             place = self._enter(key)
@@ -132,7 +132,7 @@ class TableStore(TableReader):
                 assert_never(other)
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Store the bytes of a string or a call stack for a key."""
+        """Store the bytes of a string or a call stack in the entry of a key."""
         place = self._values.get(key)
         if place is None:
             place = self._enter(key)
@@ -142,7 +142,7 @@ class TableStore(TableReader):
         self._cells[place : place + self.table.value_cells] = memoryview(value).cast("Q")
 
     def kept(self, key: bytes) -> bytes:
-        """Return the bytes stored for a key, zeros if there are none."""
+        """Return the bytes in the entry of a key, zeros if there is none."""
         place, cells = self._values.get(key), self.table.value_cells
         return bytes(8 * cells) if place is None else self._cells[place : place + cells].tobytes()
 
@@ -158,14 +158,14 @@ class TableStore(TableReader):
                     cells[place + cell] = number
 
     def value(self, key: bytes) -> int:
-        """Return the number of a key (``table_layout.shown_value``), 0 if it has none."""
+        """Return the number in the entry of a key (``table_layout.shown_value``), 0 if there is none."""
         place = self._values.get(key)
         if place is None:
             return 0
         return shown_value(self.table, self._cells[place : place + self.table.value_cells])
 
     def delete(self, key: bytes) -> None:
-        """Remove a key, if it exists."""
+        """Delete the entry of a key, if it exists."""
         place = self._values.pop(key, None)
         if place is not None:
             start = place - self._key_cells - 1
@@ -173,13 +173,13 @@ class TableStore(TableReader):
             self._free.append(start)
 
     def clear(self) -> None:
-        """Remove all keys, and reset the number of lost tallies."""
+        """Delete all entries, and reset the number of lost tallies."""
         for key in list(self._values):
             self.delete(key)
         self._cells[_LOST] = 0
 
     def _enter(self, key: bytes) -> int | None:
-        """Return the position of the value of a new key; None if there is no room for it."""
+        """Return the position of the value in a new entry for a key; None if the table is full."""
         cells = self._cells
         if self._free:
             start = self._free.pop()

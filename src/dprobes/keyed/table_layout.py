@@ -1,15 +1,15 @@
 """
 The memory layout of a table's keys and values, and the effect of a new value: the definition for all engines.
 
-A key is the bytes of its parts, each a multiple of 8, numbers in the machine's byte order::
+A key is the bytes of its fields, each a multiple of 8, numbers in the machine's byte order::
 
-    word, address   the cell as 64 bits, without a sign
+    word, address   the cell as 64 bits, zero-extended
     str[N]          the string up to its NUL, at most N bytes, and zeros, at least one
     comm            16 bytes: the thread's name, and zeros
     ustack[N]       the process id, and N addresses, the innermost first, and zeros
     kstack[N]       N addresses, and zeros
-    long            64 bits, without a sign
-    slong           64 bits with a sign
+    long            64 bits, unsigned
+    slong           64 bits, signed
     cutstr[N]       as str[N]; one of N bytes is shown as N - 1 of them and a mark
     cuttext[N]      as text[N] and cutstr[N]
     text[N]         as str[N], the bytes of the cells unchanged
@@ -75,7 +75,7 @@ __all__ = [
 
 
 class TableRow(NamedTuple):
-    """A key, and the cells of its value."""
+    """An entry: its key, and the cells of its value."""
 
     key: bytes
     cells: tuple[int, ...]
@@ -94,11 +94,11 @@ BIAS = 1 << 63
 _MASK = (1 << 64) - 1
 
 HIST_ZERO = HIST_BUCKETS // 2
-"""The index of the cell that counts zeros in a histogram by powers of two."""
+"""Index of the cell that counts zeros in a histogram by powers of two."""
 
 
 RawPart = int | bytes | tuple[int, ...]
-"""A part of a key: a number, a string, or the addresses of a stack."""
+"""A field of a key: a number, a string, or the addresses of a stack."""
 
 
 class Change(Enum):
@@ -124,7 +124,7 @@ def bucket_of(number: int) -> int:
 
 
 def lhist_bucket(value: int, bounds: Range) -> int:
-    """Return the index of the bucket of a signed number in a linear histogram."""
+    """Return the index of the cell for a signed number in a linear histogram."""
     if value < bounds.low:
         return 0
     if value >= bounds.high:
@@ -172,7 +172,7 @@ def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
 
 
 def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
-    """Return the cells of a value after adding a number, which is signed or given as its bits."""
+    """Return the cells of a value after tallying a number, which is signed or given as its bits."""
     found = list(cells)
     for cell, change, number in changes(table, value):
         match change:
@@ -186,7 +186,7 @@ def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
 
 
 def merges_by_adding(table: Table, cell: int) -> bool:
-    """Return whether the cells of several CPUs are added; otherwise their maximum is the result."""
+    """Return whether the cells of several CPUs are merged by addition; otherwise their maximum is the result."""
     match table.kind:
         case TableKind.MIN | TableKind.MAX:
             return False
@@ -233,7 +233,7 @@ def shown_value(table: Table, cells: Sequence[int]) -> int:
 
 
 class Bucket(NamedTuple):
-    """A bucket of a histogram, from ``low`` to ``high``, exclusive; None if it is unbounded."""
+    """A bucket of a histogram, from ``low`` up to, but not including, ``high``; None if it is unbounded there."""
 
     low: int | None
     high: int | None
@@ -256,7 +256,7 @@ def buckets_of(table: Table) -> tuple[Bucket, ...]:
 
 
 def row_parts(table: Table, key: bytes, cells: Sequence[int]) -> tuple[RawPart, ...]:
-    """Return the parts of a key, followed by the stored value if it is not a number."""
+    """Return the fields of a key, followed by the stored value if it is not a number."""
     found = key_parts(table.keys, key)
     if table.value is None or not table.keeps_bytes:
         return found
@@ -268,7 +268,7 @@ _SIGNED = (KeyKind.SIGNED, KeyKind.SIGNED_LONG)
 
 def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
     """
-    Return the parts of a key: numbers, bytes, or the addresses of a stack.
+    Return the fields of a key: numbers, bytes, or the addresses of a stack.
 
     The first element of a ``ustack`` or ``uframes`` is its process id.
     """

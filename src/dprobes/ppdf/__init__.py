@@ -5,11 +5,11 @@ The PPDF: a compiled probe program as a file, complete for a machine without its
 
     Program + files of its module ─► resolve.portable_program ─► Ppdf ─► bytes ─► Ppdf
 
-``docs/reference/ppdf.md`` draws the bytes. A file is untrusted input: for any bytes, the reader returns a ``Ppdf`` or
+``docs/reference/ppdf.md`` describes the bytes. A file is untrusted input: for any bytes, the reader returns a ``Ppdf`` or
 raises ``FormatError``. The package is independent of processes and engines.
 
-The answers that resolution needs are stored when a program is built, and read from the file on a machine without the
-symbols, so that the same code finds places on both. Answers about kernels use the addresses of the running kernel. Code
+The facts that resolution needs are stored when a program is built, and read from the file on a machine without the
+symbols, so that the same code finds places on both. Facts about kernels use the addresses of the running kernel. Code
 is stored as the encoded bytes only: a reader decodes the program from them, encodes it again, and compares. Companions
 are files in the file of their principal. Blocks of the tool are stored as their typed tree, which a reader builds only
 if it can be executed.

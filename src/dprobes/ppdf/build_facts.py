@@ -29,7 +29,7 @@ __all__ = [
 
 KINDS = ("func", "object", "ifunc", "tls", "common", "notype")
 BINDINGS = ("local", "global", "weak")
-"""The kinds and bindings of symbols by their numbers."""
+"""Kinds and bindings of symbols; their indices are their numbers in the file."""
 
 _BUILD_SIZE, _SYMBOL_SIZE, _PLACE_SIZE = 20, 23, 18
 
@@ -49,7 +49,9 @@ def write_builds(out: Writer, builds: Sequence[CarriedBuild]) -> None:
 
 
 def read_builds(reader: Reader, definitions: int) -> tuple[CarriedBuild, ...]:
-    """Return all builds; ``definitions`` is the number of definitions in the program."""
+    """
+    Return all builds; ``definitions`` is the number of definitions in the program. Raise ``FormatError`` for bad bytes.
+    """
     builds: dict[str, CarriedBuild] = {}
     for _ in range(reader.count(_BUILD_SIZE, "builds of the module")):
         at = reader.offset
@@ -113,7 +115,10 @@ def write_kernels(out: Writer, kernels: Sequence[CarriedKernel]) -> None:
 
 
 def read_kernels(reader: Reader, definitions: int) -> tuple[CarriedKernel, ...]:
-    """Return all kernels; ``definitions`` is the number of definitions in the program."""
+    """
+    Return all kernels; ``definitions`` is the number of definitions in the program. Raise ``FormatError`` for bad
+    bytes.
+    """
     kernels: dict[str, CarriedKernel] = {}
     for _ in range(reader.count(_KERNEL_SIZE, "kernels")):
         at = reader.offset
@@ -159,7 +164,7 @@ def _kernel_place(reader: Reader, definitions: int) -> KernelPlace:
 
 
 _INSN_SIZE = 8
-"""The size in bytes of an instruction slot (``linux/bpf.h``, ``struct bpf_insn``)."""
+"""Size in bytes of an instruction slot (``linux/bpf.h``, ``struct bpf_insn``)."""
 
 _CODE_SIZE, _MAP_SIZE = 29, 9
 

@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 HOSTS = ("x86_64", "i386")
-"""The processors for which every program is encoded on any machine, if it suits them."""
+"""Processors for which every program is encoded on any machine, if it suits them."""
 MACHINES = (*HOSTS, "aarch64", "riscv64", "s390", "s390x", "ppc", "ppc64")
-"""All processors for which programs are encoded; the first one that can encode a program is decoded."""
+"""All processors for which programs are encoded; of a program's encodings, the first in this order is decoded."""
 
 _RELOCATION_SIZE = 24
 
@@ -59,14 +59,14 @@ class NoteKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact about an operand that its bytes lack."""
+    """A fact about an operand that is not in its encoded bytes."""
 
     kind: NoteKind
     text: str | None = None
 
 
 Notes = dict[int, Note]
-"""The notes on a block's instructions, by their index."""
+"""Notes on a block's instructions, by the index of the instruction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,9 @@ def write_images(out: Writer, images: Mapping[str, CodeImage]) -> None:
 
 
 def read_images(reader: Reader) -> tuple[StoredImage, ...]:
-    """Return the encodings, each processor's once."""
+    """
+    Return the encodings, at most one for each processor; raise ``FormatError`` if there is none, or one is invalid.
+    """
     images: dict[str, StoredImage] = {}
     for _ in range(reader.count(4, "encodings", len(MACHINES))):
         at = reader.offset
@@ -156,7 +158,7 @@ def _note_on(operand: Operand, encoded: EncodedInstruction, stored: _Encoded) ->
 
 
 class _Encoded:
-    """The instructions of one block in an encoding, as many as in the source, and their labels."""
+    """The instructions of one block in an encoding, at most as many as in the source, and their labels."""
 
     def __init__(self, data: bytes, target: Architecture, start: int, count: int, labels: Mapping[str, int]) -> None:
         self._bits = target.word_bits

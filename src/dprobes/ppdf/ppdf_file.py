@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["IS_JOINED", "NEEDS_WRITE", "STRING_MAX", "decode", "encode"]
 
 NEEDS_WRITE = 1
-"""The flag of a program that changes or stops its target."""
+"""Flag of a program that changes or stops its target."""
 
 IS_JOINED = 2
-"""The flag of a program with companions or blocks; a reader that does not know them has to refuse the file."""
+"""Flag of a program with companions or blocks; a reader that does not support them must reject the file."""
 
 STRING_MAX = 1 << 20
-"""The largest size of a string in bytes."""
+"""Maximum size of a string in bytes."""
 
 
 def encode(ppdf: Ppdf) -> bytes:
-    """Return the bytes of a PPDF, equal for equal values; raise ``FormatError`` for values beyond the format."""
+    """
+    Return the bytes of a PPDF, equal for equal values; raise ``FormatError`` for values that the format cannot hold.
+    """
     program, strings = ppdf.program, Strings()
     spans = Spans(strings)
     machines = [name for name in MACHINES if name in ppdf.machines]
@@ -83,7 +85,10 @@ def encode(ppdf: Ppdf) -> bytes:
 
 
 def _string_table(strings: Strings) -> bytearray:
-    """Return the section of strings, to which all other sections refer by number."""
+    """
+    Return the section of strings, to which all other sections refer by number; raise ``FormatError`` for an invalid
+    one.
+    """
     out = Writer(strings)
     out.u32(len(strings.all))
     for text in strings.all:
@@ -115,7 +120,7 @@ _SECTIONS = {
 """All sections of this version and their contents; each is required, in any order."""
 
 _SINCE = {"ISET": 1, "KERN": 2, "COMP": 3, "TOOL": 3}
-"""The minor version that introduced a section, unless it was the first one."""
+"""Minor version that introduced a section; sections that are not listed are in all versions."""
 
 _TEMPLATE_SIZE, _COMPANION_SIZE = 8, 24
 
@@ -127,7 +132,7 @@ _SHARED = {
     "tvars": "number of thread variables",
     "tables": "tables",
 }
-"""The properties that are equal in the headers of companions."""
+"""Properties that companions must have in common, by attribute, with their names in messages."""
 
 
 def decode(data: bytes) -> Ppdf:
@@ -215,7 +220,9 @@ def _reader(sections: dict[str, Section], name: str, strings: Sequence[str] = ()
 
 
 def _check_instruction_set(reader: Reader) -> None:
-    """Refuse code with instructions of a newer dprobes; a file of version 1.0 has version 1 of the instruction set."""
+    """
+    Raise ``FormatError`` for instructions of a newer dprobes; version 1.0 implies version 1 of the instruction set.
+    """
     at, version = reader.offset, reader.u32("the version of the instruction set")
     if version > instruction_set.VERSION:
         raise FormatError(

@@ -18,7 +18,7 @@ __all__ = ["EbpfCode", "EbpfMap", "Ppdf"]
 
 @dataclass(frozen=True, slots=True)
 class EbpfMap:
-    """A load, at instruction ``index``, of a map's descriptor, or with ``is_value`` of its address."""
+    """A load, at instruction ``index``, of a map's file descriptor, or, with ``is_value``, of an address in the map."""
 
     index: int
     name: str
@@ -28,9 +28,9 @@ class EbpfMap:
 @dataclass(frozen=True, slots=True)
 class EbpfCode:
     """
-    The eBPF of one handler for one processor and one form of loops; it is for people, and never loaded.
+    The eBPF of one handler for one processor and one form of loops; it is for inspection, and never loaded.
 
-    ``code`` has instructions of 8 bytes; ``origins`` has the byte offset in the encoded program for each of them, -1
+    ``code`` has instructions of 8 bytes; ``origins`` has, for each of them, its byte offset in the encoded program, -1
     for none. ``scratch`` is in bytes. ``problem`` is the reason why there is no code.
     """
 

@@ -53,11 +53,11 @@ MAGIC = b"\x89PPDF\r\n\x1a"
 MAJOR, MINOR = 1, 3
 
 NEWER_HINT = "update dprobes here, or build the file with an older one"
-"""The hint for a file that this version cannot read."""
+"""Hint for a file that this version cannot read."""
 
 SIZE_MAX = 64 << 20
 SECTION_MAX = 64
-"""The largest size of a file in bytes, and the largest number of its sections."""
+"""Maximum size of a file in bytes, and maximum number of its sections."""
 
 _START = struct.Struct("<8sHHII")
 _CHECKSUM = struct.Struct("<I")
@@ -159,12 +159,12 @@ NONE = 0xFFFFFFFF
 """The number that stands for no string, no span, no value."""
 
 NO_TEXT = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Characters that no string has: control characters, which terminals obey, and surrogates."""
+"""Characters that no string has: control characters, which terminals interpret, and surrogates."""
 
 _U8, _U16, _U32, _U64 = (struct.Struct(f"<{code}") for code in "BHIQ")
 
 _WIDE_BYTES = 16
-"""The size in bytes of a number with 64 bits, signed or unsigned."""
+"""Size in bytes of a stored number of 64 bits, signed or unsigned."""
 
 
 class Strings:
@@ -243,7 +243,11 @@ class Writer:
 
 
 class Reader:
-    """A reader of the fields of a section that begins at ``base`` in the file; ``what`` is its name in errors."""
+    """
+    A reader of the fields of a section that begins at ``base`` in the file; ``what`` is its name in errors.
+
+    Its methods raise ``FormatError`` for fields that are invalid, or beyond the end of the section.
+    """
 
     def __init__(self, data: memoryview, base: int, what: str, strings: Sequence[str] = ()) -> None:
         self._data = data
@@ -291,7 +295,7 @@ class Reader:
         return int.from_bytes(self.take(8, what), "little")
 
     def wide(self, what: str) -> int:
-        """Return a number of sixteen bytes in two's complement; raise for a magnitude of more than 64 bits."""
+        """Return a number of sixteen bytes in two's complement, whose magnitude has at most 64 bits."""
         at = self.offset
         value = int.from_bytes(self.take(_WIDE_BYTES, what), "little", signed=True)
         if abs(value) > MAX_VALUE:
@@ -361,7 +365,7 @@ class Reader:
             self.fail(f"expected UTF-8 for {what}, found something else", self.offset - len(data) + error.start)
 
     def count(self, size: int, what: str, limit: int = NONE) -> int:
-        """Return a count of items of at least ``size`` bytes each, which have to fit; at most ``limit`` are allowed."""
+        """Return a count of items of at least ``size`` bytes each, limited by the remaining bytes and ``limit``."""
         at = self.offset
         value = self.u32(f"the number of {what}")
         most = min(limit, (len(self._data) - self._position) // size)

@@ -58,10 +58,10 @@ __all__ = ["LOCATIONS", "Spans", "read_program", "read_sources", "write_program"
 # Only those lines of source files are stored to which a span refers; the others are empty.
 
 LINE_MAX = 1 << 22
-"""The largest total number of lines in all files, a limit of memory."""
+"""Maximum total number of lines in all files, which limits memory."""
 
 DEPTH_MAX = 64
-"""The largest number of nested macros in one span."""
+"""Maximum number of nested macros in one span."""
 
 SPAN_SIZE = 24
 _FILE_SIZE, _LINE_SIZE = 8, 8
@@ -79,7 +79,7 @@ class Spans:
         self._rows: dict[_Row, int] = {}
 
     def number(self, span: Span | None, depth: int = 0) -> int:
-        """Return the number of a span, or NONE."""
+        """Return the number of a span; NONE for None, and for the body of a macro that is nested too deeply."""
         if span is None or depth >= DEPTH_MAX:
             return NONE
         line, column = span.file.line_and_column(span.start)
@@ -199,7 +199,7 @@ def write_tables(out: Writer, tables: Sequence[Table], spans: Spans) -> None:
 
 
 def read_tables(reader: Reader, spans: Sequence[Span]) -> tuple[Table, ...]:
-    """Return the tables of a program, each one valid as a statement."""
+    """Return the tables of a program, each one valid as a statement; raise ``FormatError`` for others."""
     tables: dict[str, Table] = {}
     for _ in range(reader.count(_TABLE_SIZE, "tables", TABLES_MAX)):
         at = reader.offset
@@ -270,7 +270,7 @@ def _known(reader: Reader, words: type[WordT], text: str, what: str, at: int) ->
 
 
 LOCATIONS = {"offset": 1, "pattern": 2, "address": 3, "range": 4, "sampler": 5, "tracepoint": 6, "usdt": 7}
-"""The first byte of a location, by its form."""
+"""First byte of a location, by its form."""
 
 _STATEMENT_SIZE, _DEFINITION_SIZE, _PROCEDURE_SIZE, _LABEL_SIZE, _NOTE_SIZE = 9, 20, 20, 8, 9
 
@@ -281,7 +281,7 @@ def write_program(out: Writer, program: Program, notes: Sequence[Notes], spans: 
 
 
 def read_program(reader: Reader, spans: Sequence[Span], images: Sequence[StoredImage]) -> Program:
-    """Return the program whose code is in ``images``."""
+    """Return the program whose code is in ``images``; raise ``FormatError`` if it is invalid, or its code differs."""
     return _Reader(reader, spans).program(images)
 
 

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_KINDS", "OF_STATEMENTS", "OF_VALUES", "StatementKind", "ValueKind", "read_blocks", "write_blocks"]
 
 DEPTH_MAX = 250
-"""The largest depth of nested statements and values."""
+"""Maximum depth of nested statements and values."""
 
 SLOTS_MAX = 1 << 12
-"""The largest number of variables in a block or function."""
+"""Maximum number of cells for variables in a block or function."""
 
 BLOCK_KINDS = tuple(BlockKind)
-"""The kinds of blocks by their numbers."""
+"""Kinds of blocks; their indices are their numbers in the file."""
 
 _OPERATORS = ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>")
 _COMPARISONS = ("==", "<", "<=")
@@ -57,11 +57,11 @@ _WORD_SIZES = (4, 8)
 _JMPMAX = 0xFFFF
 
 _VALUE_SIZE, _STATEMENT_SIZE, _TEST_SIZE, _FUNCTION_SIZE, _BLOCK_SIZE = 1, 5, 21, 17, 22
-"""The smallest sizes in bytes of repeated items."""
+"""Minimum sizes in bytes of repeated items."""
 
 
 class StatementKind(enum.IntEnum):
-    """The number before a statement."""
+    """The kind of a statement, stored in the byte before its fields."""
 
     STEPS = 1
     EVALUATE = 2
@@ -83,7 +83,7 @@ class StatementKind(enum.IntEnum):
 
 
 class ValueKind(enum.IntEnum):
-    """The number before a value; NONE stands for an omitted optional value."""
+    """The kind of a value, stored in the byte before its fields; NONE stands for an omitted optional value."""
 
     NONE = 0
     CONSTANT = 1
@@ -127,7 +127,7 @@ _TYPES: dict[int, CType] = {
 
 
 def _byte_of(type_: CType) -> int:
-    """Return the byte of a type; 0 if it has no numbers."""
+    """Return the byte that describes a type, 0 for one without numbers; raise ``FormatError`` for more than 8 bytes."""
     integer = integer_of(type_)
     if integer is None:
         return 0
@@ -180,7 +180,7 @@ class _TreeWriter:
         self._depth -= 1
 
     def value(self, value: Argument | None) -> None:
-        """Write a value; ``tool_block.check_block`` refuses values that need a hit."""
+        """Write a value; ``tool_block.check_block`` has rejected values that need a hit."""
         self._deeper()
         if value is None:
             self.out.u8(ValueKind.NONE)
@@ -251,7 +251,7 @@ class _Surroundings(NamedTuple):
 
 
 class _Partial(NamedTuple):
-    """A node that is being read: its offset and that of its fields, the fields ``found`` so far, and allowed jumps."""
+    """A node that is being read: its offset and that of its fields, the fields read so far, and the allowed jumps."""
 
     kind: StatementKind | ValueKind
     at: int
@@ -415,7 +415,9 @@ class _TreeReader:
         return key.kind in _NUMBERS
 
     def tallied(self, _: str, partial: _Partial) -> Argument | None:
-        """Read the argument of a tally: a string or call stack if the table keeps these, a number if it takes one."""
+        """
+        Read the value of a tally: a string or call stack if the table keeps these, a number if it takes one, or None.
+        """
         at, table = self.reader.offset, self._around.tables[partial.found["table"]]
         if table.keeps_bytes:
             kept = self._argument()
@@ -540,7 +542,7 @@ class _Layout(NamedTuple):
 
 
 def _plain(kind: str, what: str = "") -> _Field:
-    """Return a field with a form of sections."""
+    """Return a field that the methods called ``kind`` of ``Writer`` and ``Reader`` write and read."""
     writes = {"flag": "u8", "text": "block"}.get(kind, kind)
 
     def write(trees: _TreeWriter, value: Any) -> None:
@@ -566,7 +568,7 @@ _FIRST = _SLOT.read_by(_TreeReader.first)
 _BY_NAME = {
     "table": _TABLE, "keys": _KEYS, "operator": _OPERATOR, "is_prefix": _IS_PREFIX, "slot": _SLOT, "first": _FIRST,
 }  # fmt: skip
-"""The forms of fields that have the same form in all nodes."""
+"""Forms of the fields that have the same form in all nodes, by name."""
 
 _BY_TYPE = {
     "Value": _VALUE,
@@ -581,7 +583,7 @@ _BY_TYPE = {
     "tuple[Test, ...]": _Field(_TreeWriter.tests, _TreeReader.tests),
     "int": _WIDE,
 }
-"""The forms of other fields by their declared types."""
+"""Forms of other fields, by their declared types."""
 
 
 def _of(node: type[Any], stored: str = "", /, given: dict[str, Any] | None = None, **own: _Field) -> _Layout:
@@ -705,7 +707,7 @@ def _kind_of_value(value: Argument) -> ValueKind:
 
 
 def read_blocks(reader: Reader, program: Program, spans: Sequence[Span]) -> ToolProgram | None:
-    """Return the program of the tool; None if there are no blocks."""
+    """Return the program of the tool, None if there are no blocks; raise ``FormatError`` if it cannot be executed."""
     count = reader.count(_BLOCK_SIZE, "blocks")
     if not count:
         reader.end()

@@ -6,8 +6,9 @@ imported. A directive, a definition or a name like ``__LINE__`` requires ``direc
 package implements the rules of C11 5.1.1.2 and 6.10, but depends on neither RPN nor any other language of the result.
 It starts no program: another preprocessor is a callable from the caller.
 
-DProbes has its own: the library that was used first evaluates ``#if`` in floating point, expands macros recursively without
-limit, loses columns, and ends in an IndexError on a malformed directive. ``--cpp "gcc -E"`` uses the C compiler's.
+DProbes has its own: the library that was used first evaluates ``#if`` in floating point, expands macros recursively
+without limit, loses columns, and ends in an IndexError on a malformed directive. ``--cpp "gcc -E"`` uses the C
+compiler's.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ A *row* is a record with its probepoint, and has the same size in all records of
 
     u32 number of the probepoint, little-endian | the record (``log_record``), in which a process name takes 16 bytes
 
-Of a million consecutive hits, most bytes of the header are the same; so the bytes at one place of all rows, a *plane*, are
-stored only where they differ. Slices with a stride split and join rows, at a nanosecond per byte. The column of an item
-is available without reading the others.
+Of a million consecutive hits, most bytes of the header are the same; so the bytes at one place of all rows, a *plane*,
+are stored only where they differ. Slices with a stride split and join rows, at a nanosecond per byte. The column of an
+item is available without reading the others.
 
 Several probes log records of different sizes, and so does one that logs strings. Records of one shape are packed
 together as a *part*, and a byte for each record is the number of its part. Counting needs only the parts; printing also

@@ -113,10 +113,7 @@ class CarriedNames:
         return any(len(images) > 1 for images in self._images.values())
 
     def code_at(self, address: int) -> list[tuple[int, int]]:
-        """
-        Return, for each place of a module that is mapped at ``address``, a process and the start of its mapping's
-        validity.
-        """
+        """Return a process id and ``since`` for each place of a module that is mapped at ``address`` in a process."""
         found: dict[tuple[Any, int], tuple[int, int]] = {}
         for pid, images in self._images.items():
             for since, image in images.items():
@@ -151,10 +148,7 @@ class CarriedNames:
         return self._size <= _KNOWN_MAX
 
     def name_of(self, address: int, pid: int | None, time: int | None) -> CodeName | None:
-        """
-        Return the name of an address in process ``pid`` (None: the kernel) at ``time`` (None: any); None if it is
-        unknown.
-        """
+        """Return the name of an address in process ``pid`` (None: kernel) at ``time`` (None: any); None if unknown."""
         images = self._images.get(pid)
         if images is None:
             return None

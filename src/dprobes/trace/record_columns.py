@@ -220,8 +220,7 @@ class RaggedRows(Rows):
 
 def rows_of(block: Block) -> Iterator[BlockRows]:
     """
-    Iterate over the rows of a block: adjacent records in order, or a table's parts; raise ``FormatError`` if one is
-    invalid.
+    Iterate over a block's adjacent records of one shape, or a table's parts; raise ``FormatError`` for an invalid one.
     """
     if isinstance(block, RecordBlock):
         return (BlockRows(block, rows) for rows in ragged_rows_of(block))
