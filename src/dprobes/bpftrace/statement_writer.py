@@ -300,8 +300,7 @@ class StatementWriter:
         rest: Sequence[script_tree.Statement],
     ) -> list[str]:
         """
-        Return an ``if`` with all following statements in both branches, in each of which a variable stands for one
-        string.
+        Return an ``if`` with all following statements in both branches: in each, a variable stands for one string.
         """
         lines = [f"if ({self._values.number(condition)}) {{"]
         self._ways *= 2

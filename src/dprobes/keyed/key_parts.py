@@ -36,8 +36,8 @@ class Names(Protocol):
 
     def name_of(self, address: int, pid: int | None) -> str | None:
         """
-        Return the name of an address in a process, or, without a process, of the kernel or the probed module; else
-        None.
+        Return the name of an address in a process, or, without one, of the kernel or the probed module; None if
+        unknown.
         """
 
     def caller_name(self, address: int, pid: int | None) -> str | None:

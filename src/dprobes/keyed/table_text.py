@@ -44,7 +44,7 @@ __all__ = [
 # Numbers of tables as displayed: with units, labels of histogram buckets, and quantiles estimated from buckets.
 
 QUANTILES = (50, 90, 99)
-"""The quantiles displayed for a histogram, in percent."""
+"""Quantiles displayed for a histogram, in percent."""
 
 _BINARY = ("", "K", "M", "G", "T", "P", "E")
 _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
@@ -274,7 +274,7 @@ def bar_lines(buckets: Sequence[tuple[str, int]]) -> Iterator[str]:
 
 
 def table_json_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
-    """Iterate over the lines of a table."""
+    """Iterate over the JSON lines of a table; ``rows`` limits the number of rows, ``names`` names addresses."""
     for each in table_objects(contents, rows, names):
         yield json.dumps(each, ensure_ascii=False)
 
@@ -282,7 +282,7 @@ def table_json_lines(contents: TableContents, rows: int | None = None, names: Na
 def table_objects(
     contents: TableContents, rows: int | None = None, names: Names = NO_NAMES
 ) -> Iterator[dict[str, Any]]:
-    """Iterate over the objects of the rows, the greatest value last."""
+    """Iterate over the objects of the rows, the greatest value last, and of the lost tallies."""
     table = contents.table
     head: dict[str, Any] = {"table": table.name, "kind": table.kind.value}
     if table.unit is not Unit.NONE:
@@ -330,8 +330,8 @@ class ShownRow(NamedTuple):
     """
     A row as text and as data.
 
-    ``title`` is the table with the key, ``text`` the value, ``keys`` are the parts of the key. ``value`` has the
-    value's fields as in JSON; for lost tallies it is a last row with ``lost``.
+    ``title`` is the table with the key, ``text`` the value, ``keys`` are the fields of the key as text. ``value`` has
+    the value's fields as in JSON; for lost tallies it is a last row with ``lost``.
     """
 
     title: str
@@ -341,7 +341,7 @@ class ShownRow(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Title and value."""
+        """The title and the value."""
         return f"{self.title}: {self.text}"
 
 
@@ -374,11 +374,11 @@ def shown_rows(contents: TableContents, names: Names = NO_NAMES, limit: int | No
 
 class KeyedTable:
     """
-    A snapshot of a table: a mapping from keys, tuples of the keys' parts, to values.
+    A snapshot of a table: a mapping from keys, which are tuples of key fields, to values.
 
-    ``lost`` counts the values whose keys had no room. A part of a key is a number, a string, or a tuple of the frames
-    of a stack. The value is the number that ``push table`` yields, or, for a table that stores these, a string or the
-    frames of a stack; ``details`` returns all fields of a key's value.
+    ``lost`` counts the values whose keys had no room. A key field is a number, a string, or a tuple of the frames of a
+    stack. The value is the number that ``push table`` yields, or, for a table that stores these, a string or the frames
+    of a stack; ``details`` returns all fields of a key's value.
     """
 
     def __init__(self, contents: TableContents, names: Names = NO_NAMES) -> None:

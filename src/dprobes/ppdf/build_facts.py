@@ -49,9 +49,7 @@ def write_builds(out: Writer, builds: Sequence[CarriedBuild]) -> None:
 
 
 def read_builds(reader: Reader, definitions: int) -> tuple[CarriedBuild, ...]:
-    """
-    Return all builds; ``definitions`` is the number of definitions in the program. Raise ``FormatError`` for bad bytes.
-    """
+    """Return all builds; ``definitions`` is the number of definitions in the program."""
     builds: dict[str, CarriedBuild] = {}
     for _ in range(reader.count(_BUILD_SIZE, "builds of the module")):
         at = reader.offset
@@ -115,10 +113,7 @@ def write_kernels(out: Writer, kernels: Sequence[CarriedKernel]) -> None:
 
 
 def read_kernels(reader: Reader, definitions: int) -> tuple[CarriedKernel, ...]:
-    """
-    Return all kernels; ``definitions`` is the number of definitions in the program. Raise ``FormatError`` for bad
-    bytes.
-    """
+    """Return all kernels; ``definitions`` is the number of definitions in the program."""
     kernels: dict[str, CarriedKernel] = {}
     for _ in range(reader.count(_KERNEL_SIZE, "kernels")):
         at = reader.offset

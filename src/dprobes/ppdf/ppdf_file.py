@@ -86,8 +86,7 @@ def encode(ppdf: Ppdf) -> bytes:
 
 def _string_table(strings: Strings) -> bytearray:
     """
-    Return the section of strings, to which all other sections refer by number; raise ``FormatError`` for an invalid
-    one.
+    Return the section of strings, to which other sections refer by number; raise ``FormatError`` if one is invalid.
     """
     out = Writer(strings)
     out.u32(len(strings.all))

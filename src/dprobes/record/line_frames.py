@@ -95,12 +95,12 @@ class FrameDecoder:
         self._garbage = 0
 
     def feed(self, data: bytes) -> Iterator[Frame | Lost | Garbage]:
-        """Yield the frames that ``data`` completes. The caller must exhaust the iterator."""
+        """Iterate over the frames that ``data`` completes. The caller must exhaust the iterator."""
         self._data += data
         return self._decode(is_end=False)
 
     def finish(self) -> Iterator[Frame | Lost | Garbage]:
-        """Yield the remainder at the end of the stream."""
+        """Iterate over the remainder at the end of the stream."""
         yield from self._decode(is_end=True)
         yield from self._passed_over()
 

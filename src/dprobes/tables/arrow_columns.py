@@ -186,7 +186,7 @@ class NameColumns:
     def of_fields(
         self, template: Template, rows: PackedRows, values: Sequence[Sequence[Value] | Value]
     ) -> dict[str, pa.Array]:
-        """Return the columns of names for those of a template's fields; ``values`` are the columns of the fields."""
+        """Return the columns of names for a template's address fields; ``values`` are the columns of all its fields."""
 
         def shown(record: LogRecord, place: Place, value: Value, *, is_stack: bool) -> str | list[str | None] | None:
             names = code_names(value, record, place, self._symboliser, is_stack=is_stack)

@@ -100,7 +100,7 @@ def write_tables(
     writers = _Writers(directory, stamp, lasting=lasting)
     reader = TraceReader(trace, on_damage)
     collects = gc.isenabled()
-    gc.disable()  # the collector would repeatedly scan all records in vain
+    gc.disable()  # the collector would scan all records repeatedly and free none
     try:
         for piece in pieces_of(reader.blocks(), on_lost):
             writers.write(piece)

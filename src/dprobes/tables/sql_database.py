@@ -309,7 +309,7 @@ def _grouped(files: Iterable[Path]) -> list[_Group]:
 
 
 def _reading(group: _Group) -> str:
-    """Return the SQL that reads a group's files; older ones have times in nanoseconds instead of the column."""
+    """Return the SQL that reads a group's files; files of older versions have ``time`` itself in nanoseconds."""
     partition = group.partition
     major, minor = ("null" if code is None else str(code) for code in (partition.major, partition.minor))
     exact = [file for file in group.files if _has_nanoseconds(file)]
@@ -329,7 +329,7 @@ def _reading(group: _Group) -> str:
 
 
 def _has_nanoseconds(file: Path) -> bool:
-    """Return whether a file has the column; an unreadable file causes an error later, when its rows are read."""
+    """Return whether a file has the column TIME_NS; False for an unreadable file, whose rows cause an error later."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

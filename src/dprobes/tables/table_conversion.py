@@ -230,7 +230,7 @@ class _Program:
         return self._templates.find(major or 0, minor or 0)
 
     def take(self) -> Iterator[Piece]:
-        """Yield the buffered rows, and remove them."""
+        """Iterate over the buffered rows of all tables, and remove them."""
         import pyarrow as pa
 
         if self._before is not None:

@@ -1,5 +1,5 @@
 """
-The tables of records: their columns, the types of these, and the directories of their files.
+The tables of records: their columns with types, and the directories of their files.
 
 There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``; one with a template additionally
 has a column for each of its fields, for the names of their addresses, ``PROBLEMS`` and ``REST``, one without has
@@ -106,7 +106,7 @@ class Partition:
 
     @classmethod
     def of_file(cls, path: Path) -> Self | None:
-        """Return the table that a file belongs to, None if its path does not contain that."""
+        """Return the table that a file belongs to; None if its path does not name one."""
         found = dict(part.split("=", 1) for part in path.parts[-4:-1] if "=" in part)
         if tuple(found) != PARTITION_COLUMNS:
             return None
