@@ -172,9 +172,7 @@ class _Converter:
         return ["\n".join([f"{word} {{", *lines, "}"]) for word, lines in blocks if lines]
 
     def _order(self) -> list[int]:
-        """
-        Return the numbers of the probes in an order in which tables are written before they are read, if there is one.
-        """
+        """Return the probes' numbers in an order in which tables are written before they are read, if possible."""
         left = list(range(len(self._script.probes)))
         reads = {
             number: {

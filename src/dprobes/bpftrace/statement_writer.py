@@ -299,9 +299,7 @@ class StatementWriter:
         otherwise: Sequence[script_tree.Statement],
         rest: Sequence[script_tree.Statement],
     ) -> list[str]:
-        """
-        Return an ``if`` with all following statements in both branches: in each, a variable stands for one string.
-        """
+        """Return an ``if`` with all following statements in both branches; in each, a variable is one string."""
         lines = [f"if ({self._values.number(condition)}) {{"]
         self._ways *= 2
         if self._ways > _WAYS_MAX:

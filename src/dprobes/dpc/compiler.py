@@ -75,9 +75,7 @@ def token_lines(text: Preprocessed, diagnostics: Diagnostics) -> Iterator[str]:
 
 
 def tree_lines(node: object, name: str = "", depth: int = 0) -> Iterator[str]:
-    """
-    Iterate over lines that show a tree of dataclasses: a line for each node and each other value that is not empty.
-    """
+    """Iterate over lines that show a tree of dataclasses: one for each node and each other value that is not empty."""
     indent = "  " * depth
     label = f"{name}: " if name else ""
     if isinstance(node, (list, tuple)):

@@ -35,10 +35,7 @@ class Names(Protocol):
     """A provider of names for addresses."""
 
     def name_of(self, address: int, pid: int | None) -> str | None:
-        """
-        Return the name of an address in a process, or, without one, of the kernel or the probed module; None if
-        unknown.
-        """
+        """Return the name of an address in a process, or, without one, of the kernel or the module; None if unknown."""
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
         """Return the name of the call before a return address; None if it is unknown."""
@@ -96,9 +93,7 @@ def _parts(keys: Sequence[Key], key: bytes, names: Names) -> tuple[Part, ...]:
 
 
 def shown_bytes(data: bytes) -> str:
-    """
-    Return bytes as text: printable ASCII except a backslash unchanged, others as escapes such as ``x00`` after one.
-    """
+    """Return bytes as text: printable ASCII except a backslash unchanged, others as escapes (``x00`` after one)."""
     return "".join(chr(byte) if 0x20 <= byte < 0x7F and byte != _BACKSLASH else f"\\x{byte:02x}" for byte in data)
 
 

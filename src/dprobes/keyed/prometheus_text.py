@@ -7,9 +7,9 @@ Tables in the text format of Prometheus (https://prometheus.io/docs/instrumentin
     dprobes_hits_total{comm="bash",key1="3"} 42
 
 A count is a counter, other numbers are gauges, ``avg`` and ``stats`` are summaries without quantiles with gauges for
-minimum and maximum, histograms are histograms, whose buckets count the values up to ``le``, inclusive. The labels are the
-fields of the key: ``comm``, ``stack`` and ``kernel_stack``, the others ``key0``, ``key1`` by their place. Times are in
-seconds, Prometheus's base unit. A stored string or call stack is a label, ``value``, of a gauge with the value 1.
+minimum and maximum, histograms are histograms, whose buckets count the values up to ``le``, inclusive. The labels are
+the fields of the key: ``comm``, ``stack`` and ``kernel_stack``, the others ``key0``, ``key1`` by their place. Times are
+in seconds, Prometheus's base unit. A stored string or call stack is a label, ``value``, of a gauge with the value 1.
 """
 
 from __future__ import annotations

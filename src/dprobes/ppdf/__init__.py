@@ -5,8 +5,8 @@ The PPDF: a compiled probe program as a file, complete for a machine without its
 
     Program + files of its module ─► resolve.portable_program ─► Ppdf ─► bytes ─► Ppdf
 
-``docs/reference/ppdf.md`` describes the bytes. A file is untrusted input: for any bytes, the reader returns a ``Ppdf`` or
-raises ``FormatError``. The package is independent of processes and engines.
+``docs/reference/ppdf.md`` describes the bytes. A file is untrusted input: for any bytes, the reader returns a ``Ppdf``
+or raises ``FormatError``. The package is independent of processes and engines.
 
 The facts that resolution needs are stored when a program is built, and read from the file on a machine without the
 symbols, so that the same code finds places on both. Facts about kernels use the addresses of the running kernel. Code

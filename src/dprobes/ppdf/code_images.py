@@ -103,9 +103,7 @@ def write_images(out: Writer, images: Mapping[str, CodeImage]) -> None:
 
 
 def read_images(reader: Reader) -> tuple[StoredImage, ...]:
-    """
-    Return the encodings, at most one for each processor; raise ``FormatError`` if there is none, or one is invalid.
-    """
+    """Return the encodings, at most one for each processor; raise ``FormatError`` if there is none or a bad one."""
     images: dict[str, StoredImage] = {}
     for _ in range(reader.count(4, "encodings", len(MACHINES))):
         at = reader.offset

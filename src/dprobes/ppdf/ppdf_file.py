@@ -33,9 +33,7 @@ STRING_MAX = 1 << 20
 
 
 def encode(ppdf: Ppdf) -> bytes:
-    """
-    Return the bytes of a PPDF, equal for equal values; raise ``FormatError`` for values that the format cannot hold.
-    """
+    """Return the bytes of a PPDF, equal for equal values; raise ``FormatError`` for values beyond the format."""
     program, strings = ppdf.program, Strings()
     spans = Spans(strings)
     machines = [name for name in MACHINES if name in ppdf.machines]
@@ -85,9 +83,7 @@ def encode(ppdf: Ppdf) -> bytes:
 
 
 def _string_table(strings: Strings) -> bytearray:
-    """
-    Return the section of strings, to which other sections refer by number; raise ``FormatError`` if one is invalid.
-    """
+    """Return the section of strings, to which others refer by number; raise ``FormatError`` if one is invalid."""
     out = Writer(strings)
     out.u32(len(strings.all))
     for text in strings.all:
@@ -219,9 +215,7 @@ def _reader(sections: dict[str, Section], name: str, strings: Sequence[str] = ()
 
 
 def _check_instruction_set(reader: Reader) -> None:
-    """
-    Raise ``FormatError`` for instructions of a newer dprobes; version 1.0 implies version 1 of the instruction set.
-    """
+    """Raise ``FormatError`` for instructions of a newer dprobes; format 1.0 implies instruction set 1."""
     at, version = reader.offset, reader.u32("the version of the instruction set")
     if version > instruction_set.VERSION:
         raise FormatError(

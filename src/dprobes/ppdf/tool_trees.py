@@ -415,9 +415,7 @@ class _TreeReader:
         return key.kind in _NUMBERS
 
     def tallied(self, _: str, partial: _Partial) -> Argument | None:
-        """
-        Read the value of a tally: a string or call stack if the table keeps these, a number if it takes one, or None.
-        """
+        """Read the value of a tally: a string or stack if the table keeps these, a number if it takes one, or None."""
         at, table = self.reader.offset, self._around.tables[partial.found["table"]]
         if table.keeps_bytes:
             kept = self._argument()

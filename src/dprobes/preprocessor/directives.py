@@ -199,7 +199,7 @@ class Includes:
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
         """
-        Return the file that ``#include`` names, None if ``#pragma once`` excludes it; raise ``DirectiveError`` if none.
+        Return the file that ``#include`` names, None after ``#pragma once``; raise ``DirectiveError`` without one.
         """
         strings = [token.text for token in arguments]
         directories = self._directories

@@ -131,9 +131,7 @@ class Macro:
     body: tuple[Token, ...]
 
     def same_as(self, other: Macro) -> bool:
-        """
-        Return whether the definitions are equal in the sense of C11 6.10.3 (2): any blanks are equal to any others.
-        """
+        """Return whether the definitions are equal in the sense of C11 6.10.3 (2): all blanks count as equal."""
         mine, others = ([(t.kind, t.kind == "blank" or t.text) for t in m.body] for m in (self, other))
         return (self.parameters, self.variadic, mine) == (other.parameters, other.variadic, others)
 
@@ -355,9 +353,7 @@ class Macros:
         self._macros.pop(name, None)
 
     def expand(self, tokens: list[Token], more: Callable[[], list[Token]] | None = None) -> list[Token]:
-        """
-        Return the tokens after expansion; raise ``StopError`` at a limit. ``more`` returns the tokens of the next line.
-        """
+        """Return the expanded tokens; raise ``StopError`` at a limit. ``more`` returns the tokens of the next line."""
         stack = tokens[::-1]
         out: list[Token] = []
         while stack:

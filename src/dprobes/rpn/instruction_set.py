@@ -280,9 +280,7 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """
-    A row of the table: an instruction and the exceptions it can raise; ``writes`` means it needs ``--allow-write``.
-    """
+    """A row of the table: an instruction and the exceptions it can raise; ``writes`` if it needs ``--allow-write``."""
 
     opcode: int
     syntax: str

@@ -113,9 +113,7 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
 
 
 def like_statement(operator: str, word: str) -> str | None:
-    """
-    Return a hint such as 'push pid', a statement of ``operator`` whose operand resembles ``word``; None without one.
-    """
+    """Return a hint such as 'push pid', a statement of ``operator`` whose operand resembles ``word``; else None."""
     words = [row.operands[0] for row in instruction_set.ROWS if row.operator == operator and len(row.operands) == 1]
     near = nearest(word, [word for word in words if isinstance(word, str)])
     return f"did you mean '{operator} {near}'?" if near is not None else None

@@ -30,9 +30,7 @@ __all__ = ["check", "check_flow"]
 
 
 def check_flow(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
-    """
-    Add warnings about the flow of control in a program to ``diagnostics``: code that is never reached, missing cells.
-    """
+    """Add warnings about the flow of control in a program to ``diagnostics``: unreachable code, missing cells."""
     gains = control_flow.procedure_gains(program, architecture)
     writes_below = any(_writes_below_top(i) for code in program.bodies() for i in code.instructions)
     for definition in program.definitions:

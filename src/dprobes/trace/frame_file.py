@@ -144,9 +144,7 @@ class FrameFile:
         return file
 
     def _go_on(self, *, can_replace: bool) -> None:
-        """
-        Continue after the contents of the file, without a torn end; raise ``SinkError`` for a file to be left alone.
-        """
+        """Continue after the contents of the file, without a torn end; raise ``SinkError`` if that is impossible."""
         if self._is_stream:
             return
         try:

@@ -219,9 +219,7 @@ class RaggedRows(Rows):
 
 
 def rows_of(block: Block) -> Iterator[BlockRows]:
-    """
-    Iterate over a block's adjacent records of one shape, or a table's parts; raise ``FormatError`` for an invalid one.
-    """
+    """Iterate over a block's adjacent records of one shape, or a table's parts; raise ``FormatError`` if invalid."""
     if isinstance(block, RecordBlock):
         return (BlockRows(block, rows) for rows in ragged_rows_of(block))
     return (BlockRows(block, part) for part in block.records.parts if part)

@@ -84,9 +84,7 @@ class DataColumns(Protocol):
         """Register the program of the records, so that ``column`` need not search for fields that the program lacks."""
 
     def column(self, rows: BlockRows, name: Name, *, as_text: bool) -> DataColumn:
-        """
-        Return a field's values: numbers and strings unchanged, or, with ``as_text``, the strings that are displayed.
-        """
+        """Return a field's values: numbers and strings unchanged, or, with ``as_text``, the displayed strings."""
 
 
 def compile_filter(text: str, *, called: str = "filter", data: DataColumns | None = None) -> RowFilter:
@@ -190,9 +188,7 @@ def _kind(name: Name, data: DataColumns | None) -> type[int | str] | None:
 
 
 def _joined(parts: Sequence[RowFilter], *, stops_at: bool) -> RowFilter:
-    """
-    Return the "and" of parts, or the "or" if ``stops_at`` is True; it stops once all rows have the value ``stops_at``.
-    """
+    """Return the "and" of parts, or the "or" if ``stops_at`` is True; it stops once all rows are ``stops_at``."""
     join = operator.or_ if stops_at else operator.and_
     goes_on = not stops_at
 
@@ -293,9 +289,7 @@ def _of_numbers(source: Source, compare: Callable[[Any, Any], bool], number: int
 
 
 def _string_test(condition: Comparison, data: DataColumns | None) -> tuple[Name, Callable[[str], bool]]:
-    """
-    Return the item or field that a string operator tests, and the test; raise ``SourceError`` if it has no strings.
-    """
+    """Return the item or field that a string operator tests, and the test; raise ``SourceError`` for numbers."""
     left, right, sign = condition.left, condition.right, str(condition.operator)
     if not isinstance(left, Name) or not isinstance(right, Text):
         example = f'name {sign} "py{"*" if "~" in sign else ""}"'
@@ -400,9 +394,7 @@ class Selection:
         return count
 
     def masked(self, block: Block) -> Iterator[tuple[BlockRows, list[bool] | None]]:
-        """
-        Iterate over groups of a block's rows that have selected records, each with its mask; None if all are selected.
-        """
+        """Iterate over groups of a block's rows with selected records, each with its mask; None if all are selected."""
         for rows in rows_of(block):
             mask = self._wants(rows)
             if not isinstance(mask, list):

@@ -321,9 +321,7 @@ class FrameSplitter:
 
 
 def torn_head(data: bytes, size: int) -> int | None:
-    """
-    Return the kind of the frame that begins in the last ``size`` bytes of a file and is cut off; None if none does.
-    """
+    """Return the kind of the frame that begins in the last ``size`` bytes of a file and is cut off; else None."""
     if len(data) < FRAME_HEAD.size:
         return None
     body, kind, mark, _ = FRAME_HEAD.unpack_from(data)
@@ -331,9 +329,7 @@ def torn_head(data: bytes, size: int) -> int | None:
 
 
 def split_json(frame: Frame, name: str) -> dict[str, Any]:
-    """
-    Return the content of a JSON frame of the file ``name``; raise ``FormatError`` if it is no object, or too large.
-    """
+    """Return the content of a JSON frame of the file ``name``; raise ``FormatError`` if it is invalid or too large."""
     if len(frame.body) > JSON_MAX:
         raise FormatError(
             f"a frame of '{name}' holds {len(frame.body)} bytes of JSON, at most {JSON_MAX} are allowed",
@@ -383,9 +379,7 @@ def compressor(method: str) -> Compressor:
 
 
 def decompressed(outer: Frame, name: str) -> bytes:
-    """
-    Return the frames in a COMPRESSED frame of the file ``name``; raise ``FormatError`` if they cannot be decompressed.
-    """
+    """Return the frames in a COMPRESSED frame of the file ``name``; raise ``FormatError`` if that is impossible."""
     zstandard = _zstandard(name)
     if len(outer.body) < _SIZE.size:
         raise FormatError(f"a compressed frame of '{name}' does not say its size", offset=outer.position)

@@ -350,9 +350,7 @@ class TraceReader:
 
     @property
     def was_replaced(self) -> bool:
-        """
-        True if the path leads to another file now, or to none, as after a size-limited writer has begun a new file.
-        """
+        """True if the path leads to another file now, or to none, as after a size-limited writer began a new file."""
         try:
             return not os.path.samestat(self.status, self.path.stat())
         except OSError:

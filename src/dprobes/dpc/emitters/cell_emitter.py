@@ -130,9 +130,7 @@ class TableEmitter:
 
 
 class WideProcedure(NamedTuple):
-    """
-    A procedure: the numbers of cells it takes and leaves, its instructions separated by semicolons, and its callees.
-    """
+    """A procedure: the numbers of cells it takes and leaves, its instructions separated by semicolons, its callees."""
 
     takes: int
     leaves: int
@@ -428,9 +426,7 @@ class WideEmitter:
                 assert_never(target)
 
     def store_bits(self, unit: typed_values.Memory, bits: int, shift: int) -> None:
-        """
-        Store the low bits of the number on top, which stays, in a 64-bit unit in memory; the unit keeps its other bits.
-        """
+        """Store the low bits of the number on top, which stays, in a 64-bit unit in memory; the other bits stay."""
         w, mask = self._w, ((1 << bits) - 1) << shift
         self._cells.exact(unit.address)
         w.op("dup 1", 1)

@@ -231,7 +231,9 @@ class ProgramEmitter:
 
     def _logmax(self, module: str) -> int:
         """
-        Return the maximum size in bytes of a module's records, for the longest output; report one above LOGMAX_MAX.
+        Return the maximum size in bytes of a module's records, for the longest output; report a size over LOGMAX_MAX.
+
+        Each probe's longest sequence of ``printf`` counts.
         """
         largest = 0
         for each in self._probes:
@@ -249,9 +251,7 @@ class ProgramEmitter:
         return largest
 
     def _names_of(self, name: str) -> tuple[str, Span] | None:
-        """
-        Return the groups or types of all probes in all modules, and the place of the first ones; None without any.
-        """
+        """Return the groups or types of all probes in all modules, and the place of the first ones; else None."""
         found = [each for probe in self._probes for each in probe.probe.attributes if each.name == name]
         names = dict.fromkeys(word for each in found for word in str(each.value).split())
         return (" ".join(names), found[0].span) if found else None
@@ -343,9 +343,7 @@ def _placed(point: syntax_tree.Point, typer: ProgramTyper) -> list[str]:
 
 
 def _symbol(place: str) -> str:
-    """
-    Return a place in a module in RPN syntax; a name with a slash, as in Go, or with a source file is put in quotes.
-    """
+    """Return a place in a module in RPN syntax; a name with a slash, as in Go, or with a source file is quoted."""
     match = _SLASHED.match(place)
     return place if match is None else f'"{match["name"]}"{match["offset"]}'
 

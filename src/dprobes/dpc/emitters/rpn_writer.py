@@ -155,9 +155,7 @@ class Writer:
         self.op(f"sx {self._handlers[-1]}" if self._handlers else "ux")
 
     def drop_needless_handlers(self, first: int) -> None:
-        """
-        Remove, from line ``first`` on, instructions that clear the exception handler where no exception can occur.
-        """
+        """Remove, from line ``first`` on, instructions that clear the exception handler if no exception can occur."""
         self.lines[first:] = [
             line
             for number, line in enumerate(self.lines[first:], first)

@@ -109,7 +109,9 @@ class PlaceEmitter:
 
     def _store_field(self, target: BitField, *, is_wanted: bool) -> None:
         """
-        Store the number on top in a bit field; ``is_wanted`` replaces it by the field's value, otherwise it is dropped.
+        Store the number on top in a bit field; if ``is_wanted``, the field's value replaces it, else it is dropped.
+
+        A wide field or unit takes two cells.
         """
         wide = self._values.wide
         if wide.is_wide(target.unit.type):

@@ -92,9 +92,7 @@ class DebugModule:
         return found[0].address if len(found) == 1 else None
 
     def is_chooser(self, place: str) -> bool:
-        """
-        Return whether a place names an ifunc symbol: its code is a resolver, which chooses the function at run time.
-        """
+        """Return whether a place names an ifunc symbol: its code, a resolver, chooses the function at run time."""
         match = _PLACE.match(place)
         name = "" if match is None else match["name"].strip('"')
         return any(symbol.kind == "ifunc" for symbol in self._module.symbols.lookup(name))
@@ -109,9 +107,7 @@ class DebugModule:
         return None if found is None else found.name
 
     def prologue_end(self, function: Entry, entry: int) -> int:
-        """
-        Return the link address after a function's prologue, which stores its arguments; ``entry`` if it is unknown.
-        """
+        """Return the link address after a function's prologue, which stores its arguments; ``entry`` if unknown."""
         from dprobes.dwarf.address_lists import ranges_of
         from dprobes.dwarf.dwarf_numbers import At
         from dprobes.dwarf.line_table import LineProgram, LineSections
@@ -139,9 +135,7 @@ class DebugModule:
         return entry if second is None else second
 
     def are_untouched(self, registers: Sequence[str], start: int, end: int) -> bool:
-        """
-        Return whether the code between two link addresses keeps these argument registers unchanged; False if unknown.
-        """
+        """Return whether the code between two link addresses keeps these argument registers; False if unknown."""
         if start == end:
             return True
         if self.elf.machine != "x86_64":
@@ -158,9 +152,7 @@ class DebugModule:
         return passes_in_registers(self.elf)
 
     def arguments_at(self, place: str | None) -> int:
-        """
-        Return the number of arguments that have names (``arg0`` and so on) at a place: 9 in functions of Go, else 6.
-        """
+        """Return the number of arguments with names (``arg0`` and so on) at a place: 9 in functions of Go, else 6."""
         if place is None or not self.is_go or (address := self.address_of(place)) is None:
             return _C_ARGUMENTS
         return _GO_ARGUMENTS if convention_of(self.function_symbol(address)) is Convention.GO else _C_ARGUMENTS
@@ -168,9 +160,7 @@ class DebugModule:
     # For values
 
     def machine(self, *, at_entry: bool = False, at_return: bool = False) -> Machine:
-        """
-        Return the machine that computes values in code, ``at_entry`` of a function, or ``at_return`` from entry values.
-        """
+        """Return the machine that computes values in code, ``at_entry``, or ``at_return`` from values of the entry."""
         from dprobes.dpc.modules.debug_values import Machine
 
         word = Integer("unsigned long", self.elf.word_size, is_signed=False, rank=4)
@@ -210,9 +200,7 @@ class DebugModule:
         return row.frame.register, row.frame.offset
 
     def _symbol_near(self, address: int) -> tuple[str, int] | None:
-        """
-        Return a symbol with a unique name near an address, and the distance of the address from it; None without one.
-        """
+        """Return a symbol with a unique name near an address, and the distance of the address from it; else None."""
         files = [self.elf] if self.file is None or self.file.elf is self.elf else [self.elf, self.file.elf]
         for elf in files:
             for table in elf_symbols(elf):

@@ -83,9 +83,7 @@ class ModuleNames:
         return None
 
     def find(self, name: str) -> ModuleVariable | None:
-        """
-        Return the module's variable or enumerator of this name; None without one. Raise ``TargetError`` for several.
-        """
+        """Return the module's variable or enumerator of this name, else None; raise ``TargetError`` for several."""
         plain = name.removeprefix("::")
         has_symbol = self._module.symbol_address(plain) is not None
         scope = self._scope if plain == name else self._scope.outermost()
@@ -297,9 +295,7 @@ class ProbeNames:
         return None if isinstance(found, Void) else found
 
     def returned(self) -> ModuleVariable | None:
-        """
-        Return the return value of the function, for Go its first result; raise ``NotKnownError`` if it returns nothing.
-        """
+        """Return the function's return value, for Go its first result; raise ``NotKnownError`` if there is none."""
         if self._is_go:
             first = next((n for n, each in enumerate(self._parameters) if each.flag(At.VARIABLE_PARAMETER)), None)
             if first is None:
@@ -322,9 +318,7 @@ class ProbeNames:
         return self._types.of_variable(self._parameters[number]) if number < len(self._parameters) else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """
-        Return a parameter, read as ``type_``; None for a variadic argument. Raise ``NotKnownError`` if it is unknown.
-        """
+        """Return a parameter, read as ``type_``; None for a variadic one. Raise ``NotKnownError`` if it is unknown."""
         if number < len(self._parameters):
             return ModuleVariable(self._parameter(number, type_), type_)
         if any(child.tag == Tag.UNSPECIFIED_PARAMETERS for child in self._function.origin.children()):
@@ -356,9 +350,7 @@ class ProbeNames:
         return list(dict.fromkeys(name for name in names if name))
 
     def _in_block(self, block: Entry, name: str) -> ModuleVariable | None:
-        """
-        Return the variable of a block, or of its abstract origin, which has more variables; None if there is none.
-        """
+        """Return the variable of a block, or of its abstract origin, which has more variables; None without one."""
         for entry in block.children():
             if entry.tag in _VARIABLES and entry.name == name and not entry.flag(At.DECLARATION):
                 if block is self._function and entry in self._parameters:
@@ -393,9 +385,7 @@ class ProbeNames:
         return found
 
     def _named_parameter(self, name: str) -> ModuleVariable | None:
-        """
-        Return a parameter by its name, even if only the function's abstract origin describes it; None without one.
-        """
+        """Return a parameter by its name, even if only the function's abstract origin describes it; else None."""
         for number, parameter in enumerate(self._parameters):
             if parameter.name == name:
                 return self.parameter(number, self._types.of_variable(parameter))
@@ -465,9 +455,7 @@ class ProbeNames:
         return in_registers(type_, _parts_of(place), self._machine).value
 
     def _argument_at_entry(self, place: ArgumentPlace, type_: CType) -> typed_values.Value | Scattered:
-        """
-        Return an argument's value at the entry of the call that has returned; raise ``NotKnownError`` if it is gone.
-        """
+        """Return an argument's value at the entry of the call that has returned; raise ``NotKnownError`` if gone."""
         registers = place.registers
         if place.offset is not None and self._module.elf.word_size == 4 and not place.is_address:
             registers = (f"arg{place.offset // 4 - 1}",)  # 32-bit arguments are numbered by their place on the stack
@@ -492,9 +480,7 @@ class ProbeNames:
         return typed_values.Register(f"arg{number}", self._machine.word, at_entry=True)
 
     def _is_before_it_is_kept(self, entry: Entry, location: Location) -> bool:
-        """
-        Return whether a parameter's only location is in the frame, but is not yet written at the probed instruction.
-        """
+        """Return whether a parameter's only location is in the frame, but not yet written at the probed instruction."""
         if is_listed(entry) or self._entry is None or not isinstance(location, InMemory):
             return False
         address = location.address.address if isinstance(location.address, Loaded) else location.address
@@ -549,9 +535,7 @@ def _parts_of(place: ArgumentPlace) -> tuple[ResultPart, ...]:
 
 
 def _variable_below(block: Entry, name: str, depth: int) -> Entry | None:
-    """
-    Return the variable of this name in a block or its inner blocks, but not in inlined functions; None without one.
-    """
+    """Return the variable of this name in a block or its inner blocks, but not in inlined functions; else None."""
     for entry in block.children():
         if entry.tag == Tag.VARIABLE and entry.name == name and not entry.flag(At.DECLARATION):
             return entry

@@ -34,9 +34,7 @@ class PlaceFinder(Protocol):
     """Look-up of a module's instructions for probepoints at source lines and inlined calls."""
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
-        """
-        Return the places of the instructions that begin the lines, by line; raise ``TargetError`` if there are none.
-        """
+        """Return the places of the instructions that begin the lines, by line; raise ``TargetError`` without any."""
 
     def of_inlined(self, module: str, function: str) -> Sequence[str]:
         """Return the places of the first instructions of inlined calls; raise ``TargetError`` if there are none."""
@@ -69,9 +67,7 @@ def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, di
 def _instructions(
     point: Point, module: str, finder: PlaceFinder, diagnostics: Diagnostics
 ) -> Iterable[tuple[int, str]]:
-    """
-    Return the source lines and places of a probepoint's instructions, none on an error; an inlined call has line 0.
-    """
+    """Return the source lines and places of a probepoint's instructions, none on an error; line 0 if inlined."""
     lines = SOURCE_LINES.fullmatch(point.place) if point.kind is PointKind.CODE else None
     what = "a call that was inlined" if lines is None else f"a line of '{lines['path']}'"
     if point.at_return:
@@ -137,9 +133,7 @@ class DebugPlaces:
         return (self._symbols or OWN_SYMBOLS).module_of(elf), debug
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
-        """
-        Return the places of the instructions that begin the lines, by line; raise ``TargetError`` if there are none.
-        """
+        """Return the places of the instructions that begin the lines, by line; raise ``TargetError`` without any."""
         found, by_line = self.addresses_of_lines(module, path, first, last)
         return {line: [place_of(found, address) for address in addresses] for line, addresses in by_line.items()}
 

@@ -1,6 +1,4 @@
-"""
-Conversion of variables' locations to C values that are computed at the hit: registers, memory, arithmetic with them.
-"""
+"""Conversion of variables' locations to C values, computed at the hit: registers, memory, arithmetic with them."""
 
 from __future__ import annotations
 
@@ -322,9 +320,7 @@ def _is_passed_by_address(entry: Entry, depth: int) -> bool:
 
 
 def _makes_non_trivial(function: Entry, name: str, whole: Entry) -> bool:
-    """
-    Return whether a member function is virtual, or a user-provided destructor, copy constructor or move constructor.
-    """
+    """Return whether a member function is virtual, or a user-provided destructor or copy or move constructor."""
     if function.number(At.VIRTUALITY):
         return True
     own = function.text(At.NAME) or ""
@@ -450,9 +446,7 @@ def part_of(scattered: Scattered, member: Member, machine: Machine) -> typed_val
 
 
 def _bits(unit: typed_values.Value, member: Member, machine: Machine) -> typed_values.Value:
-    """
-    Return the value of a bit field: shift its unit left to drop higher bits, then right to sign- or zero-extend it.
-    """
+    """Return the value of a bit field: shift its unit left to drop higher bits, then right to extend the field."""
     assert member.bits is not None
     integer = member.type.base if hasattr(member.type, "base") else member.type
     is_signed = isinstance(integer, Integer) and integer.is_signed
@@ -553,9 +547,7 @@ def _register(number: int, machine: Machine) -> typed_values.Value:
 
 
 def value_of(node: Node, machine: Machine) -> typed_values.Value:
-    """
-    Return the value of a location expression, to compute at the hit; raise ``NotKnownError`` if that is impossible.
-    """
+    """Return the value of a location expression, for the hit; raise ``NotKnownError`` if that is impossible."""
     word = machine.word
     match node:
         case Number(number):

@@ -217,9 +217,7 @@ class BtfTypes:
             record.define([each for each in members if each is not None], self._btf.target(number), 1)
 
     def _member(self, name: str, type_number: int, first: int, width: int) -> Member | None:
-        """
-        Return a member that begins at bit ``first``; ``width`` is a bit field's width, else 0. None if no unit fits.
-        """
+        """Return a member that begins at bit ``first``; ``width`` is a bit field's width or 0. None if no unit fits."""
         type_ = self._of(type_number, 0)
         if not width and first % 8 == 0:
             return Member(name, type_, first // 8)
@@ -323,9 +321,7 @@ class BtfNames:
 
     @cached_property
     def types(self) -> NamedTypes | None:
-        """
-        The types, preferably those that the function's parameters and result use; None if the kernel exposes none.
-        """
+        """The types, preferably those that the function's parameters and result use; None if there are none."""
         signature, types = self._signature, self._module.types
         if types is None or signature is None:
             return types
@@ -479,9 +475,7 @@ class EventTypes:
 
 
 class KernelNames:
-    """
-    The names of the kernel at a place (``PlaceNames``); those of ``btf``, for entries and returns, take precedence.
-    """
+    """The names of the kernel at a place (``PlaceNames``); those of ``btf``, for entries and returns, come first."""
 
     def __init__(self, module: KernelModule, btf: BtfNames, place: str | None, *, at_return: bool) -> None:
         self._module = module

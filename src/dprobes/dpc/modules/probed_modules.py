@@ -51,9 +51,7 @@ class ProbedModules:
 
     @property
     def first(self) -> ProbedModule | None:
-        """
-        The module whose types a program may name: the first probed one, or the kernel if that is any code (``sample``).
-        """
+        """The module whose types a program may name: the first probed one, or the kernel for samplers of all code."""
         return self._of(self.names[0] or KERNEL) if self.names else None
 
     @property
@@ -67,9 +65,7 @@ class ProbedModules:
         return self._module_of(name) if name else None
 
     def kernel_at(self, point: Point | None) -> ProbedModule | None:
-        """
-        Return the kernel if a hit of ``point`` may be in it, else None; ``point`` is None for the program's functions.
-        """
+        """Return the kernel if a hit of ``point`` may be in it, else None; ``point`` is None for functions."""
         name = self.name_at(point)
         return self._of(KERNEL) if name in ("", KERNEL) or name.startswith(KERNEL_MODULE) else None
 
@@ -88,9 +84,7 @@ class ProbedModules:
         return None if module is None else module.given_at(place, at_return=point.at_return)
 
     def names_of_all(self) -> PlaceNames | None:
-        """
-        Return the names in the functions of a program; None if it probes several modules, or one without a description.
-        """
+        """Return the names in the functions of a program; None for several modules, or one without description."""
         module = self.first if len(self.names) == 1 else None
         return None if module is None else module.names_at(None, at_return=False)
 
@@ -122,7 +116,9 @@ class ModuleFiles:
 
     def tell_modules(self, names: Sequence[str]) -> None:
         """
-        Set the names of the program's modules; for a single one, the first file of ``named`` is used under any name.
+        Set the names of the program's modules.
+
+        If there is only one, the first file of ``named`` is used for it, whatever the name of the file.
         """
         self._is_only = len(names) == 1
 

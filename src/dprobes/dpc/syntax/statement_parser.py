@@ -161,9 +161,7 @@ class DeclarationParser:
         return syntax_tree.Declaration(storage, specifier, tuple(declarators), span)
 
     def specifier(self, storages: list[Token] | None = None) -> syntax_tree.Specifier:
-        """
-        Parse the beginning of a declaration; if ``storages`` is a list, it collects storage words such as ``static``.
-        """
+        """Parse the beginning of a declaration; a list ``storages`` collects storage words such as ``static``."""
         cursor = self._cursor
         while self._is_beside(storages):
             pass

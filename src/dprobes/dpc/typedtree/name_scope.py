@@ -171,9 +171,7 @@ class Surroundings:
 
 
 class NamedTypes(Protocol):
-    """
-    The types of a module by name; a look-up raises ``TargetError`` if a name is ambiguous, or a description malformed.
-    """
+    """The types of a module by name; ``TargetError`` is raised for an ambiguous name or malformed description."""
 
     def named(self, name: str) -> CType | None:
         """Return the type with a plain name: a ``typedef``, or a class as in C++; None if there is none."""
@@ -216,9 +214,7 @@ class TypeListener(Protocol):
 
 
 class PlaceNames(Protocol):
-    """
-    The names that code at a place may use, from debug information; ``TargetError`` is raised if that is malformed.
-    """
+    """The names that code at a place may use, from debug information; ``TargetError`` is raised if it is malformed."""
 
     @property
     def was_asked(self) -> bool:
@@ -246,9 +242,7 @@ class PlaceNames(Protocol):
         """Return a parameter, read as ``type_``; None if there is none. Raise ``NotKnownError`` if it has no value."""
 
     def find(self, name: str) -> ModuleVariable | None:
-        """
-        Return the variable or constant of a name; None if there is none. Raise ``NotKnownError`` if it has no value.
-        """
+        """Return the variable or constant of a name, None without one; raise ``NotKnownError`` without a value."""
 
     def cause(self, name: str) -> str | None:
         """Return a hint for an unknown name; None if the module has no description."""

@@ -280,9 +280,7 @@ class LogPaths:
 
 
 def is_mixed(sequences: frozenset[LogSequence]) -> bool:
-    """
-    Return whether only the hit decides if anything was printed: one of the sequences is empty, another one is not.
-    """
+    """Return whether only the hit decides if anything was printed: one of the sequences is empty, another not."""
     return () in sequences and len(sequences) > 1
 
 

@@ -343,9 +343,7 @@ class Kept(Node):
 
 
 class NetworkAddress(Node):
-    """
-    An IP address: ``size`` bytes of memory in network byte order, or a number as read from there if ``size`` is None.
-    """
+    """An IP address: ``size`` bytes of memory in network byte order, or, if that is None, a number read there."""
 
     value: Value
     size: Value | None

@@ -59,9 +59,7 @@ def integer_of(type_: CType) -> Integer | None:
 
 
 def cut(value: int, type_: CType) -> int:
-    """
-    Return a number truncated to the width of a type, and sign- or zero-extended; unchanged if the type has no width.
-    """
+    """Return a number truncated to the width of a type, and sign- or zero-extended; unchanged without a width."""
     integer = integer_of(type_)
     return value if integer is None else integer.cut(value)
 

@@ -448,9 +448,7 @@ class CallTyper:
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
 
     def _misused(self, call: syntax_tree.Call) -> TypingError:
-        """
-        Report a call to a function of the language that is wrong or has no value; return the ``TypingError`` to raise.
-        """
+        """Report a call to a function of the language that is wrong or has no value; return the ``TypingError``."""
         name, form = call.function, CALL_FORMS[call.function]
         if name in _COUNTS and len(call.arguments) not in _COUNTS[name]:
             return self._values.wrong(call.span, f"'{name}' is not called with these arguments", f"write {form}")
@@ -604,9 +602,7 @@ class CallTyper:
         return type_.count
 
     def array_text(self, address: Value, count: int | None) -> typed_values.Text:
-        """
-        Return the string at an address, limited to ``count`` characters, the size of its array, unless that is None.
-        """
+        """Return the string at an address: at most ``count`` characters of an array, or, for None, up to the limit."""
         limit = self._values.types.string_limit
         whole = folded(typed_values.Convert(address, self._values.types.word))
         if count is not None and count <= limit:

@@ -171,9 +171,7 @@ class OperatorTyper:
         return typed_values.Convert(value, type_)
 
     def in_cells(self, value: Value) -> Value:
-        """
-        Return a value for arithmetic: a bit field that takes two cells, or whose unit does, becomes shifts of its unit.
-        """
+        """Return a value for arithmetic: a bit field that takes two cells, or whose unit does, becomes shifts."""
         if not isinstance(value, typed_values.BitField) or not self.is_wide_field(value):
             return value
         integer = integer_of(value.type)
@@ -242,9 +240,7 @@ class TextTyper(Protocol):
         """Return an argument that can only be printed or be a key field; None for an expression with a value."""
 
     def array_text(self, address: Value, count: int | None) -> Text:
-        """
-        Return the string at an address, limited to ``count`` characters, the size of its array, unless it is None.
-        """
+        """Return the string at an address: at most ``count`` characters of an array, or, for None, up to the limit."""
 
 
 class ExpressionTyper(Protocol):

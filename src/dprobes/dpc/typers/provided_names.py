@@ -117,9 +117,7 @@ CALL_FORMS = {
 
 
 def numbered_argument(name: str, most: int) -> ProvidedName | None:
-    """
-    Return the name ``arg0`` and so on at a place with ``most`` arguments (USDT, functions of Go); None for other names.
-    """
+    """Return the name ``arg0`` and so on at a place with ``most`` arguments (USDT, functions of Go), else None."""
     number = name.removeprefix("arg")
     if number == name or not number.isdecimal() or str(int(number)) != number or int(number) >= most:
         return None

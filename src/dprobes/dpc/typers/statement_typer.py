@@ -35,9 +35,7 @@ _ENDS = {
 
 
 class StatementTyper:
-    """
-    A typer of statements; ``result`` is a function's return type, None in other blocks. ``logs`` counts the ``printf``.
-    """
+    """A typer of statements; ``result`` is a function's return type, else None. ``logs`` counts ``printf``."""
 
     def __init__(
         self, values: ValueTyper, diagnostics: Diagnostics, *, result: CType | None = None, is_tool: bool = False

@@ -306,15 +306,11 @@ class Tables:
         return None if kind is None else Kept(kind)
 
     def text_kind(self, size: int) -> str:
-        """
-        Return the kind of a key field or value with room for string literals of ``size`` bytes, and for other strings.
-        """
+        """Return the kind of a key field or value with room for literals of ``size`` bytes, and for other strings."""
         return f"cuttext[{size}]" if size > self.string_limit else f"text[{size}]"
 
     def written_key(self, name: str) -> Key | None:
-        """
-        Return the kind of string that a later statement stores in a table; None for numbers, or if it is not known.
-        """
+        """Return the kind of string that a later statement stores in a table; None for numbers, or if unknown."""
         written = self.written(name)
         return Key.parsed(written.value) if written is not None and written.value else None
 
@@ -462,9 +458,7 @@ class TableTyper:
         return self._tables.used(access.name, Kept(known.kind, known.value), kinds, access.span)
 
     def _kept(self, operator: str, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument | None]:
-        """
-        Return the kind of value that an assignment stores in a table, and the argument to store; None for ``count``.
-        """
+        """Return the kind of value that an assignment stores in a table, and the argument; None for ``count``."""
         known = self._tables.find(name)
         if operator in _SUMS:
             number, kind = self._number(value, known)

@@ -211,9 +211,7 @@ class TypeTable:
         return self._named(name) or self._of_module("", name, span)
 
     def _of_module(self, kind: str, name: str, span: Span) -> CType | None:
-        """
-        Return a type of the module by its name, or by ``struct``, ``union`` or ``enum`` and its tag; None without one.
-        """
+        """Return a type of the module by its name, or by ``struct``, ``union`` or ``enum`` and its tag; else None."""
         try:
             return self._looked_up(kind, name)
         except TargetError as error:
@@ -221,9 +219,7 @@ class TypeTable:
             raise UnknownTypeError from None
 
     def _looked_up(self, kind: str, name: str) -> CType | None:
-        """
-        Return a type in the scope of the place, else in the module that the program probes first; None without one.
-        """
+        """Return a type in the scope of the place, else in the module that the program probes first; else None."""
         for described in (self._names, self._module):
             types = None if described is None else described.types
             found = None if types is None else types.tagged(kind, name) if kind else types.named(name)

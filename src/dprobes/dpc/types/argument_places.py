@@ -181,9 +181,7 @@ def _is_aligned_wide(type_: CType) -> bool:
 
 
 def _classes(type_: CType) -> list[bool]:
-    """
-    Return for each register that passes a type if it is a general, not a vector register; empty for types in memory.
-    """
+    """Return whether each register of a type is a general, not a vector register; empty for types in memory."""
     match type_:
         case Integer() | Enumeration() | Pointer():
             return [True]
@@ -216,9 +214,7 @@ def _classes(type_: CType) -> list[bool]:
 
 
 def _leaves(type_: CType, offset: int, depth: int) -> Iterator[tuple[int, CType]]:
-    """
-    Iterate over the scalar parts of a type, with their offsets in bytes; a bit field gives its first and last byte.
-    """
+    """Iterate over the scalar parts of a type, with offsets in bytes; a bit field gives its first and last byte."""
     if depth > _DEPTH_MAX:
         return
     match type_:

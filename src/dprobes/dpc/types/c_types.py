@@ -85,9 +85,7 @@ class Integer:
 
     @property
     def bits_of_64(self) -> int:
-        """
-        The width in bits in 64-bit programs; handlers that compile to the same code for 32 bits suit both word sizes.
-        """
+        """The width in bits in 64-bit programs; handlers with the same code for 32 bits suit both word sizes."""
         return UNSIGNED_LONG_LONG.bits if self.is_long else self.bits
 
     def cut(self, value: int) -> int:
