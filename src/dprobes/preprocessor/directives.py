@@ -198,9 +198,7 @@ class Includes:
         return self._open[-1][1] if self._open else None
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
-        """
-        Return the file that ``#include`` names, None after ``#pragma once``; raise ``DirectiveError`` without one.
-        """
+        """Return the file that ``#include`` names, None after ``#pragma once``; raise ``DirectiveError`` if absent."""
         strings = [token.text for token in arguments]
         directories = self._directories
         name = ""
