@@ -308,7 +308,7 @@ class _Frame:
                 typed_values.Symbol() | typed_values.Register() | typed_values.Memory() | typed_values.BitField()
                 | typed_values.TextTest()
             ):  # fmt: skip
-                raise AssertionError(value)  # ``check_block`` refuses them
+                raise AssertionError(value)  # ``check_block`` rejects them
             case _:
                 assert_never(value)
 
@@ -366,7 +366,7 @@ class _Frame:
                 value = cut(value, type_)
                 self._host.set_variable(kind, self._index(target), value & _MASK)
             case typed_values.Register() | typed_values.Memory() | typed_values.BitField():
-                raise AssertionError(target)  # ``check_block`` refuses them
+                raise AssertionError(target)  # ``check_block`` rejects them
             case _:
                 assert_never(target)
         return value

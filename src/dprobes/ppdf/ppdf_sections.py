@@ -40,7 +40,7 @@ __all__ = [
 #
 #     offset  size
 #          0     8  magic  89 50 50 44 46 0d 0a 1a  (".PPDF" and line ends, as PNG has them: a text transfer shows)
-#          8     2  major version: a reader refuses a newer one
+#          8     2  major version: a reader rejects a newer one
 #         10     2  minor version: a reader skips sections of a newer one that it does not know
 #         12     4  size of the file in bytes
 #         16     4  number of sections

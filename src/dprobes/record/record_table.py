@@ -547,7 +547,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @classmethod
     def joined(cls, several: Iterable[Self]) -> Iterator[Self]:
-        """Iterate over tables that join successive ones, as far as one table has room for their shapes."""
+        """Iterate over joined tables: successive tables are joined as far as one has room for their shapes."""
         known: dict[tuple[RowShape, int], int] = {}
         groups: list[list[PackedRows]] = []
         order: list[bytes] = []

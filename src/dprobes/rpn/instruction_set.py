@@ -657,7 +657,7 @@ REJECTED: tuple[tuple[str, str], ...] = (
     ("alloc gv", "'alloc gv' was reserved and never executed; write gvars = <n> in the file header"),
     ("free gv", "'free gv' was reserved and never executed; global variables outlive the programs"),
 )
-"""Statements of some version of the original that are refused, each with the error message."""
+"""Statements of versions of the original that are rejected, each with the error message."""
 
 
 def text_problem(text: str) -> str | None:

@@ -182,7 +182,7 @@ VALUE_KINDS = (
 
 
 class Unit(Enum):
-    """The unit of a table's values in output for people."""
+    """The unit of a table's values, which text output shows."""
 
     NONE = ""
     NANOSECONDS = "ns"

@@ -198,7 +198,7 @@ class NameColumns:
         }
 
     def functions(self, rows: PackedRows) -> dict[str, pa.Array]:
-        """Return the column of functions if the function may differ by hit; otherwise nothing."""
+        """Return the column of functions by its name if the function may differ by hit; otherwise an empty mapping."""
         import pyarrow as pa
 
         addresses = rows.item(Item.IP)
@@ -254,7 +254,7 @@ def _offsets(count: int, size: int) -> array[int]:
 
 
 def _item_columns(rows: Rows) -> dict[str, pa.Array]:
-    """Return the column of items of self-describing data; nothing if there are none."""
+    """Return the column of items of self-describing data by its name; an empty mapping if there are none."""
     import pyarrow as pa
 
     shape = rows.shape

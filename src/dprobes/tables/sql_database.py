@@ -135,8 +135,8 @@ class Database:
     A database with views of trace files, Parquet files, and directories that ``parquet:DIR`` has written.
 
     Trace files are converted to temporary Parquet files, so that memory use does not depend on their length.
-    ``on_damage`` and ``on_lost``, which gets a program's name and a number of records, are called for damaged and lost
-    records.
+    ``on_damage`` and ``on_lost``, which receives a program's name and a number of records, are called for damaged and
+    lost records.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """
-Trace files: records with the descriptions needed to show them elsewhere (``docs/reference/trace-file.md``).
+Trace files: records with the descriptions needed to print them elsewhere (``docs/reference/trace-file.md``).
 
 ::
 

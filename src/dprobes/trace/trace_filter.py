@@ -1,5 +1,5 @@
 """
-Filters of records: the selection of those that a user wants to see. ``filters.filter_language`` has the language.
+Filters of records, which select the records that a user wants to see. ``filters.filter_language`` has the language.
 
 A filter is compiled into functions of ``record_columns.BlockRows``, so that it processes many records at once, and
 reads only the items that it names. A comparison with an item that a record lacks is false, also with ``!=`` and ``not

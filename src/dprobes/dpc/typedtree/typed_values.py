@@ -263,7 +263,7 @@ class CommTest(Node):
 
 
 class KeptTest(Node):
-    """A test if the string in a table is ``text``, or begins with it; with an empty ``text``, if nothing is kept."""
+    """A test if the string in a table is ``text``, or begins with it; an empty ``text`` tests for a missing value."""
 
     kept: Kept
     text: str

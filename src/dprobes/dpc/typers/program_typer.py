@@ -59,7 +59,7 @@ _PARAMETERS_MAX = 6
 
 
 class ProgramTyper:
-    """A typer of the parts of a program that probes ``modules``; ``tell`` receives types for editors."""
+    """A typer of the parts of a program that probes ``modules``; ``tell`` receives the types that editors show."""
 
     def __init__(
         self,

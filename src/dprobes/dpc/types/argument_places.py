@@ -94,7 +94,7 @@ def argument_places(parameters: Sequence[CType], result: CType, word_size: int) 
 
 
 def is_returned_in_memory(type_: CType) -> bool:
-    """Return whether a 64-bit function gets the address for its result as a hidden first argument."""
+    """Return whether a 64-bit function receives the address for its result as a hidden first argument."""
     if not isinstance(type_, Record):
         return False
     return type_.is_passed_by_address or not (_classes(type_) or _is_long_double(type_))

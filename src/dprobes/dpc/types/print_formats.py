@@ -150,7 +150,7 @@ def _number(layout: str, letter: str, type_: Integer | Enumeration | Pointer, fo
 
 
 def _string(layout: str, type_: String) -> str:
-    """Return the place-holder of a string, with a truncation mark unless the program's precision cuts it."""
+    """Return the place-holder of a string, with a truncation mark unless the program's precision truncates it."""
     width, _, precision = layout.partition(".")
     if not type_.marks or (precision and int(precision) <= type_.shown):
         return f"%*{layout}s"
