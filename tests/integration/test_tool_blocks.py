@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,15 @@ def test_end_comes_after_a_signal_and_after_the_duration(engine: str) -> None:
         )
         assert done.stdout.splitlines()[:2] == ["ready", "hits 1"], done.stderr
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            # Where these tests run under nohup(1), SIGHUP is ignored.
+            plain = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+            child = subprocess.Popen(
+                words,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=plain,  # noqa: PLW1509
+            )
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
             time.sleep(0.5)

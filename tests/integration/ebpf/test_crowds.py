@@ -10,7 +10,16 @@ import pytest
 
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.ebpf.objects import await_attached, is_attached
-from integration.support import I386_LIBRARIES, TIMEOUT, await_line, await_true, command_line, read_result, running
+from integration.support import (
+    I386_LIBRARIES,
+    TIMEOUT,
+    await_line,
+    await_message,
+    await_true,
+    command_line,
+    read_result,
+    running,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +112,7 @@ def test_each_place_of_a_pattern_has_limits_of_its_own(build: Builder, run: Runn
     program = build("many.c")
     names = sorted(f"many_{n}" for n in range(10000) if str(n).startswith("1"))
     client, output = run.start(LIMITED.format(path=program), [], ENGINE)
-    await_attached(client)
+    await_message(client, f"{len(names)} probepoints are active")  # the first of them are attached before
     at_once(8, program, 5)
     await_true(lambda: not is_attached(client.pid), "the end of the last probepoint")
     result = run.end(client, output)
