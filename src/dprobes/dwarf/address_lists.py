@@ -186,9 +186,10 @@ def _entries(
     size_of: Callable[[Unit, FileBytes, int], tuple[int, int]] | None = None,
 ) -> Iterator[ListedExpression]:
     """
-    Iterate over the entries of a list, with their expressions if ``size_of`` reads the size of these.
+    Iterate over the entries of a DWARF range list or location list.
 
-    ``bounds_of`` reads the rest of an entry; it returns None at the end of the list.
+    A location list needs ``size_of``, which reads the size of an entry's expression. ``bounds_of`` reads what precedes
+    the expression; it returns None at the end of the list.
     """
     data, position, base = section.data, section.start + place, unit.low_pc
     while True:

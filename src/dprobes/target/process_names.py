@@ -409,7 +409,7 @@ def _shows(look: _Look, image: ProcessImage) -> bool:
 
 
 def _memory_of(pid: int, mapping: Mapping) -> bytes:
-    """Return the bytes of a mapping that the kernel made; raise OSError if the process is gone."""
+    """Return the vDSO image that a process maps; raise OSError if the process is gone."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), min(mapping.end - mapping.start, _VDSO_MAX), mapping.start)
 

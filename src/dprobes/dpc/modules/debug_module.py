@@ -160,7 +160,7 @@ class DebugModule:
     # For values
 
     def machine(self, *, at_entry: bool = False, at_return: bool = False) -> Machine:
-        """Return the machine that computes values in code, ``at_entry``, or ``at_return`` from values of the entry."""
+        """Return the facts for computing values; with ``at_return``, only the registers at the entry are known."""
         from dprobes.dpc.modules.debug_values import Machine
 
         word = Integer("unsigned long", self.elf.word_size, is_signed=False, rank=4)

@@ -363,7 +363,7 @@ def _with_room(
 
 
 class Kept(NamedTuple):
-    """The kept value in a use of a table; the fields are those of ``KeyedTable``."""
+    """Requirement of a use of a table for its values: kind and type, as in ``KeyedTable``."""
 
     kind: str
     value: str = ""

@@ -44,7 +44,7 @@ class _SharedMaps:
         self._region = region
 
     def array(self, size: int, name: str) -> SharedArray:  # noqa: ARG002 - what is shared has no names
-        """Return an array of one element."""
+        """Return an array of one element of ``size`` bytes."""
         return SharedArray(self._region, size)
 
     def hash(

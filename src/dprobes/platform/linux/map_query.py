@@ -1,11 +1,11 @@
 """
-ioctl(2) on ``/proc/PID/maps``: the files that a process executes, without the text of all its mappings.
+The ioctl PROCMAP_QUERY on ``/proc/PID/maps``: the files that a process executes, without the text of all mappings.
 
-The kernel takes at least a third of a microsecond to print the line of a mapping, and most mappings are not code of
-a file. A query for the next mapping of code takes as long, and there are a quarter as many of them.
+The kernel takes at least a third of a microsecond to print the line of a mapping. A query of one mapping takes as long,
+but only a quarter of the mappings are code of a file, and only these are queried.
 
-Since Linux kernel commit ed5d583a88a9 ("fs/procfs: implement efficient VMA querying API for /proc/<pid>/maps") (in
-v6.11).
+The ioctl exists since Linux 6.11, kernel commit ed5d583a88a9 ("fs/procfs: implement efficient VMA querying API for
+/proc/<pid>/maps").
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Identities:
         self._asm.call(Helper.GET_SMP_PROCESSOR_ID)
 
     def task(self) -> None:
-        """Load the address of the kernel's task structure."""
+        """Load the address of the current thread's ``task_struct`` to R0."""
         self._asm.call(Helper.GET_CURRENT_TASK)
 
     def time(self) -> None:

@@ -64,7 +64,7 @@ class SnapshotHost(Protocol):
         """Read memory of the program."""
 
     def task(self) -> None:
-        """Load the address of the kernel's task structure."""
+        """Load the address of the current thread's ``task_struct`` to R0."""
 
     def output(self) -> None:
         """Put an entry into the ring."""
