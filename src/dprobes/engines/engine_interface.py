@@ -560,7 +560,7 @@ class Engine(ABC):
         """The capabilities on this machine, besides those of the engine's row in the registry."""
         return ()
 
-    def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - as above
+    def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - overridden
         """Return a context manager that stops the kernel of a program and yields it; None for this machine's."""
         return None
 

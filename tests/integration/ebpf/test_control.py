@@ -119,7 +119,7 @@ def test_what_ended_a_probepoint_just_before_the_end_is_said(path: Path, ending:
         job = job_for(path, f"offset = both\nminor = 1\n{ending}\n", Scope(pid=target.process.pid))
         with attached(EbpfEngine(), job) as session:
             target.say("call 5")
-            session.change([Stop()])  # nobody has read yet that the probepoint is over
+            session.change([Stop()])  # before an event has reported the end of the probepoint
             events = list(session.poll())
         said = [event for event in events if isinstance(event, StateEvent)]
         assert said[-1] == StateEvent((0,), target.process.pid, state)

@@ -1,4 +1,4 @@
-"""What docs/reference/manager.md says of the arguments and results of verbs is what the manager takes and answers."""
+"""The manager accepts the arguments and returns the results that docs/reference/manager.md documents."""
 
 from __future__ import annotations
 

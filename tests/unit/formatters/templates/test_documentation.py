@@ -1,4 +1,4 @@
-"""What docs/reference/templates.md says is so."""
+"""The statements of docs/reference/templates.md are true."""
 
 from __future__ import annotations
 

@@ -206,6 +206,8 @@ class ProgramRun:
         """True if no more items will be queued."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.bell)
+        self._arrived: deque[_Record] = deque()
+        """Records of the tracer that the follower has not looked at; the thread that reads messages adds to them."""
         self._held: list[_Record] = []
         """Records of the tracer that wait for older ones of handlers in processes."""
         self._mixed_until = 0.0
@@ -243,12 +245,13 @@ class ProgramRun:
 
     def _due(self, until: int | None) -> list[_Record]:
         """Remove and return the held records before a time, in the order of their times; all with None."""
-        if not self._held:
-            return []
-        due = [record for record in self._held if until is None or _time(record) < until]
-        self._held = [] if len(due) == len(self._held) else [each for each in self._held if _time(each) >= (until or 0)]
+        while self._arrived:
+            self._held.append(self._arrived.popleft())
+        self._held.sort(key=_time)
+        count = len(self._held) if until is None else bisect_left(self._held, until, key=_time)
+        due, self._held = self._held[:count], self._held[count:]
         self._backlog -= sum(len(record.data) for record in due)
-        return sorted(due, key=_time)
+        return due
 
     def release(self) -> None:
         """Queue the held records, because no older ones will arrive."""
@@ -267,7 +270,7 @@ class ProgramRun:
         self._received[probe] = self._received.get(probe, 0) + 1
         self._backlog += len(record)
         if self.native is not None and time_of(record) is not None:
-            self._held.append(_Record(probe, record))
+            self._arrived.append(_Record(probe, record))
             self._mixed_until = time.monotonic() + _MIXED
         else:
             self.items.append(_Record(probe, record))

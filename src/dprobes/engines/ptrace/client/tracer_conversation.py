@@ -143,8 +143,9 @@ class Conversation:
         """True if no guard may be created any more."""
         self._with_memory: set[int] = set()
         """Processes that have had memory for handlers."""
-        self.heard = time.monotonic_ns()
-        """Time (monotonic, in nanoseconds) before which all messages of the tracer have been read."""
+        self._heard = time.monotonic_ns()
+        self._is_listening = False
+        """True while a thread waits for a message, and handles none."""
         self.outbox = Outbox(to_tracer)
         self.outbox.send(start)
 
@@ -318,6 +319,13 @@ class Conversation:
 
     # Messages from the tracer
 
+    @property
+    def heard(self) -> int:
+        """Time (monotonic, in nanoseconds) before which all messages of the tracer have been handled."""
+        now = time.monotonic_ns()
+        # Another thread may wait for a message for as long as there is none.
+        return now if self._is_listening and not readable([self._inbox.descriptor], 0) else self._heard
+
     def await_messages(self, run: ProgramRun) -> None:
         """Wait until something may have arrived for ``run``, and handle all messages that have."""
         seconds = None if run.debuggers.is_idle else LOOK
@@ -328,14 +336,16 @@ class Conversation:
         try:
             if self._reading.acquire(blocking=False):
                 try:
+                    self._is_listening = True
                     ready = readable([self._inbox.descriptor, run.bell], seconds)
-                    now = time.monotonic_ns()
+                    now, self._is_listening = time.monotonic_ns(), False
                     if self._inbox.descriptor in ready:
                         with self._lock:
                             self._read(run)
                     if not self._inbox.has_more:
-                        self.heard = now
+                        self._heard = now
                 finally:
+                    self._is_listening = False
                     self._reading.release()
             else:
                 readable([run.bell], _LONG if seconds is None else seconds)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.engine_interface import Counts, RecordBatch
 from dprobes.engines.ptrace.client.program_run import ProgramRun, merged
+from dprobes.engines.ptrace.client.tracer_conversation import Conversation
+from dprobes.engines.ptrace.client.tracer_link import Inbox
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.record.log_record import Item, LogRecord, encode_record
 from dprobes.record.record_table import RecordTable
@@ -83,6 +89,34 @@ def test_records_of_the_tracer_wait_for_those_of_handlers_in_processes() -> None
     assert taken(None) == at(30)
 
 
+def test_no_record_is_lost_that_another_thread_adds_meanwhile() -> None:
+    answers: Any = SimpleNamespace(probes=[None])
+    debuggers: Any = None
+    native: Any = _Native()
+    native.settled = 10_000
+    run = ProgramRun(answers, SharedCounters.new(0, 0), debuggers)
+    run.native = native
+    records = at(*range(20_000))
+
+    def arrive() -> None:
+        for record in records:
+            run.take_record(*record)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reader = threading.Thread(target=arrive)
+        reader.start()
+        while reader.is_alive():
+            run.take_native(0)
+        reader.join()
+    finally:
+        sys.setswitchinterval(interval)
+    run.take_native(None)
+    taken = [each for item in run.take_all() if isinstance(item, RecordBatch) for each in item.records]
+    assert sorted(taken) == sorted(records)
+
+
 def test_no_record_is_left_behind_when_the_tracer_is_gone() -> None:
     answers: Any = SimpleNamespace(probes=[None])
     debuggers: Any = None
@@ -92,3 +126,20 @@ def test_no_record_is_left_behind_when_the_tracer_is_gone() -> None:
     run.take_record(*at(7)[0])
     run.release()
     assert [item.records for item in run.take_all() if isinstance(item, RecordBatch)] == [at(7)]
+
+
+def test_everything_is_heard_while_another_thread_waits_at_an_empty_pipe() -> None:
+    reader, writer = os.pipe()
+    conversation: Any = Conversation.__new__(Conversation)
+    conversation._inbox, conversation._heard = Inbox(reader), 0
+    try:
+        conversation._is_listening = False
+        assert conversation.heard == 0
+        conversation._is_listening = True
+        before = time.monotonic_ns()
+        assert conversation.heard >= before
+        os.write(writer, b"message")
+        assert conversation.heard == 0
+    finally:
+        os.close(reader)
+        os.close(writer)
