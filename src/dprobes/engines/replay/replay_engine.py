@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,6 +152,8 @@ class ReplaySession(engine_interface.Attachment):
         self._starts, self._translator = image.handlers, Translator(image, self._architecture)
         self._extensions = load_extensions(called_extensions(self._program))
         self._states = [probe.state for probe in self.probes]
+        self._removed: deque[int] = deque()
+        """The probepoints whose removal has not been reported yet."""
         self._counts = [Counts() for _ in self.probes]
         self._locals = [0] * self._program.vars
         self._of_cpus = [[0] * self._program.cvars]
@@ -205,10 +208,17 @@ class ReplaySession(engine_interface.Attachment):
         yield StateEvent(active, 0, ProbeState.ACTIVE)
         yield engine_interface.Begun()
         for probes, context, hit in self._hits:
+            yield from self._removals()
             for number in probes:
                 if self._states[number] is ProbeState.COMPILED and not self._is_stopping:
                     yield from self._on_hit(number, context, hit)
+        yield from self._removals()
         yield engine_interface.Finished(self.counts())
+
+    def _removals(self) -> Iterator[StateEvent]:
+        """Iterate over the events of removals that have not been reported yet."""
+        while self._removed:
+            yield StateEvent((self._removed.popleft(),), 0, ProbeState.REMOVED)
 
     def _on_hit(self, number: int, context: FakeContext, hit: RecordedHit) -> Iterator[engine_interface.Event]:
         probe, counts = self.probes[number], self._counts[number]
@@ -259,9 +269,11 @@ class ReplaySession(engine_interface.Attachment):
         return tuple(replace(each) for each in self._counts)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints."""
+        """Remove probepoints; ``poll`` reports those that were active."""
         for number in probes:
-            self._states[number] = ProbeState.REMOVED
+            if self._states[number] is ProbeState.COMPILED:
+                self._states[number] = ProbeState.REMOVED
+                self._removed.append(number)
 
     def local_variables(self) -> list[int]:
         """Return the local variables."""

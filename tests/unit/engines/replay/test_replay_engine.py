@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.engine_interface import Job, Scope
+from dprobes.engines.engine_interface import Job, ProbeRemoval, Scope, StateEvent
 from dprobes.engines.replay.replay_engine import ReplaySession
 from dprobes.resolve.local_module import resolve_here
+from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 
@@ -42,3 +43,14 @@ def test_functions_of_a_pattern_that_cannot_be_probed_are_left_out(tmp_path: Pat
     with contextlib.closing(session_of(tmp_path, text)) as session:
         assert session.probes
         assert session.left_out
+
+
+def test_a_removal_is_reported_once_and_ends_the_hits(tmp_path: Path) -> None:
+    text = "name = vmlinux\nmodtype = kernel\naddress = 0x1000\nwatchpoint = w\nexit\n"
+    with contextlib.closing(session_of(tmp_path, text, {"probe": 0}, {"probe": 0})) as session:
+        events = session.poll()
+        active = next(events)
+        session.change([ProbeRemoval([0]), ProbeRemoval([0])])
+        states = [event for event in (active, *events) if isinstance(event, StateEvent)]
+        assert states == [StateEvent((0,), 0, ProbeState.ACTIVE), StateEvent((0,), 0, ProbeState.REMOVED)]
+        assert [count.hits for count in session.counts()] == [0]
