@@ -191,12 +191,12 @@ UPROBING = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-kernels", action="store_true", help="run each test of tests/kernel on all of its kernels")
-    parser.addoption("--slices", action="store_true", help="show how long each slice of the suite took")
+    parser.addoption("--slices", action="store_true", help="show the CPU seconds of slices and files of the suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(DeselectionCount(config))
-    if config.getoption("--slices") and not hasattr(config, "workerinput"):
+    if config.getoption("--slices"):
         config.pluginmanager.register(SliceTimes())
 
 
