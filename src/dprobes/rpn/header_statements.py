@@ -207,7 +207,7 @@ def _number(tokens: Words, part: Words) -> int:
 HeaderValue = int | bool | str | tuple[str, ...] | tuple[Table, ...] | ModuleType | Access | Location
 
 _NAME_MAX = 4095
-"""Maximum length of a path, without its NUL (PATH_MAX)."""
+"""Maximum length of a path in bytes, without its NUL (PATH_MAX)."""
 
 _TRACEPOINT = re.compile(r"([A-Za-z_]\w*):([A-Za-z_]\w*)", re.ASCII)
 
@@ -218,7 +218,11 @@ _GLOB = re.compile(r"[A-Za-z0-9_$.@*?\[\]!:~<>,-]+")
 
 
 def find_keyword(token: WordToken, header: Header) -> Keyword:
-    """Return the keyword that ``token`` names in ``header``; raise ``StatementError`` for any other word."""
+    """
+    Return the keyword for ``token`` in ``header``, also for an old spelling.
+
+    Raise ``StatementError`` if there is none.
+    """
     word = KEYWORD_ALIASES.get(token.word, token.word)
     keyword = keywords_of(header).get(word)
     if keyword is not None:
@@ -296,8 +300,10 @@ def _header_word(keyword: Keyword, tokens: Sequence[WordToken], words: Mapping[s
 
 def _module_name(tokens: Sequence[WordToken]) -> str:
     if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING:
-        if len(name := unquote(tokens[0])) > _NAME_MAX:
-            raise StatementError(f"the name of the module has {len(name)} characters, more than {_NAME_MAX}", tokens)
+        name = unquote(tokens[0])
+        # "replace" counts a byte that is not valid UTF-8, which Python represents as a surrogate, as one byte.
+        if (size := len(name.encode(errors="replace"))) > _NAME_MAX:
+            raise StatementError(f"the name of the module has {size} bytes, more than {_NAME_MAX}", tokens)
         if name:
             return name
         raise StatementError("the name of the module is empty", tokens)
@@ -308,7 +314,7 @@ def _module_name(tokens: Sequence[WordToken]) -> str:
 
 
 def _adjacent(tokens: Sequence[WordToken]) -> str:
-    """Return the text of tokens, with one blank for any white space between two of them."""
+    """Return the tokens as one string, in which white space between two of them is one blank."""
     text = tokens[0].text
     for before, token in itertools.pairwise(tokens):
         text += (" " if token.start > before.end else "") + token.text
@@ -332,8 +338,8 @@ def _location(tokens: Sequence[WordToken]) -> Location:
         if (usdt := _USDT.fullmatch(text)) is None:
             raise StatementError(f"'{text[:40]}' is not a USDT probe", tokens, "write 'offset = usdt:PROVIDER:NAME'")
         return Usdt(*usdt.groups())
-    # A text that starts with a number is a number: "4*2" is not a pattern. In quotes, slashes are allowed for names of
-    # Go.
+    # A string that starts with a number is a number: "4*2" is not a pattern. Names of Go may contain slashes, but only
+    # in quotes.
     written = text.replace("/", "") if is_quoted else text
     if tokens[0].kind is not TokenKind.NUMBER and is_pattern(text) and _GLOB.fullmatch(written):
         return Glob(text)

@@ -197,7 +197,7 @@ def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
         return f"processes mapped {', '.join(repr(mapped[other]) for other in like)}: is one of them the intended one?"
     if "/" in name:
         return None
-    if Path(name).is_file():
+    if _is_file(Path(name)):
         return f"a name without '/' is not looked for in the current directory: write name = \"./{name}\""
     return None
 
@@ -220,12 +220,15 @@ def _named_by_path(name: str, pid: int | None) -> Path | None:
             return _held_file(code[0], pid)
         if path.is_absolute():
             path = Path(root_of(pid) + name)
+    return _resolved(path) if _is_file(path) else None
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a path leads to a regular file; False also for a path that is too long or not accessible."""
     try:
-        if not path.is_file():
-            return None
+        return path.is_file()
     except OSError:
-        return None
-    return _resolved(path)
+        return False
 
 
 def _mapped(name: str, pid: int) -> Path | None:

@@ -206,6 +206,7 @@ def test_a_name_that_nobody_maps_has_advice(tmp_path: Path, monkeypatch: pytest.
     assert advice_on_name("/opt/own", mapped) is None
     assert advice_on_name("/lib/libc", mapped) == "processes mapped '/lib/libc.so.6': is one of them the intended one?"
     assert advice_on_name("nothing", mapped) is None
+    assert advice_on_name("n" * 256, mapped) is None
 
 
 def test_near_modules_are_suggested(libc: Path) -> None:
