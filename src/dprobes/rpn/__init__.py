@@ -1,5 +1,5 @@
 """
-The RPN probe language: text to ``Program`` and back, static checks, and the byte encoding.
+The RPN language of probe programs: conversion between text and ``Program``, static checks, and the byte encoding.
 
 Only the language is here. ``vm`` defines the effects of instructions; ``target`` defines modules and symbols.
 
@@ -9,7 +9,7 @@ generated from it. A test fails if a row lacks a rule, a case, or a line of docu
 the results of operators on words of each size; interpreter, translation and lowering read it. ``;`` separates
 statements (not in the original): a macro expands to one line, and so can contain several statements.
 
-Omitted on purpose:
+The following are omitted on purpose:
 
 * IA-64 registers and a Java-like language: such processors are out of use, and users of probes know C.
 * Rules for emulated FPUs: no kernel on which dprobes runs emulates one.

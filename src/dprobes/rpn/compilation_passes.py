@@ -23,7 +23,12 @@ __all__ = ["CompileOptions", "check_program", "parse_file", "parse_source"]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """The compilation options of the command line; ``cpp`` replaces the built-in preprocessor."""
+    """
+    Options of a compilation, as on the command line.
+
+    ``defines`` are the names and values of ``-D``, ``include_dirs`` the directories of ``-I``. ``cpp`` is an external
+    preprocessor; None means the built-in one. ``allow_write`` permits instructions that change the target.
+    """
 
     defines: tuple[tuple[str, str], ...] = ()
     include_dirs: tuple[Path, ...] = field(default=())
@@ -32,14 +37,14 @@ class CompileOptions:
 
 
 def parse_file(path: Path, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()) -> Program:
-    """Return the program in a file; raise ``SourceError`` for syntax errors."""
+    """Return the program in a file; raise ``SourceError`` if the file cannot be read or has syntax errors."""
     from dprobes.preprocessor import read_source
 
     return parse_source(read_source(path), diagnostics, options)
 
 
 def parse_source(source: SourceFile, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()) -> Program:
-    """Return the program in a text; raise ``SourceError`` for syntax errors."""
+    """Return the program in a source text; raise ``SourceError`` if it has errors of preprocessing or syntax."""
     # Compiled programs need neither preprocessor nor parser.
     from dprobes.preprocessor import preprocess
     from dprobes.rpn.rpn_parser import parse
@@ -57,7 +62,11 @@ def parse_source(source: SourceFile, diagnostics: Diagnostics, options: CompileO
 def check_program(
     program: Program, architecture: Architecture, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()
 ) -> None:
-    """Check a parsed program for a processor; raise ``SourceError`` for semantic errors."""
+    """
+    Check a parsed program for a processor; raise ``SourceError`` for semantic errors.
+
+    Warnings are added to ``diagnostics``.
+    """
     from dprobes.rpn.program_checker import check
 
     check(program, architecture, diagnostics, allow_write=options.allow_write)

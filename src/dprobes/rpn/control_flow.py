@@ -27,10 +27,10 @@ __all__ = ["UNKNOWN", "StackEffect", "depths", "procedure_gains", "stack_effect"
 @dataclass(frozen=True, slots=True)
 class StackEffect:
     """
-    The numbers of cells that an instruction pops and pushes.
+    Numbers of cells that an instruction pops and pushes.
 
-    ``popped`` counts the cells that are certainly read. ``exact`` is False if the number of cells, or the place to
-    which the instruction moves TSP, is known only at run time.
+    ``popped`` is the number of cells that are certainly read. ``exact`` is False if the number of cells, or the new
+    value of TSP, is known only at run time.
     """
 
     popped: int
@@ -105,7 +105,11 @@ def _count(side: str, times: int, cells: int) -> tuple[int, bool]:
 
 @cache
 def _memory_cells(syntax: str, word_size: int) -> int:
-    """Return the number of cells of a value whose width is in ``syntax``; 64 bits if it has none."""
+    """
+    Return the number of cells of the value that an instruction pushes.
+
+    ``syntax`` contains its width as ``u8`` to ``u64``; without one, the value has 64 bits.
+    """
     if syntax == "push comm":
         return -(-PROCESS_NAME_SIZE // word_size)
     width = re.search(r"u(8|16|32|64)\b", syntax)
@@ -113,14 +117,14 @@ def _memory_cells(syntax: str, word_size: int) -> int:
 
 
 UNKNOWN = 1 << 30
-"""The depth of a stack without a known bound."""
+"""Marker for a stack depth that has no known bound."""
 
 _ENDS = (Flow.RETURN, Flow.RAISE, Flow.END)
 
 
 @dataclass(frozen=True, slots=True)
 class Underflow:
-    """An instruction, at ``index``, that pops ``needed`` cells after at most ``depth`` were pushed."""
+    """A certain underflow: the instruction at ``index`` pops ``needed`` cells, but there are at most ``depth``."""
 
     index: int
     needed: int
@@ -128,7 +132,7 @@ class Underflow:
 
 
 def successors(code: Code, index: int) -> Iterator[int]:
-    """Iterate over the instructions that control may reach from the one at ``index``, exception handlers excluded."""
+    """Iterate over the indices of the instructions that may follow the one at ``index``, without exception handlers."""
     instruction = code.instructions[index]
     flow = instruction.row.flow
     if flow in (Flow.JUMP, Flow.BRANCH):
@@ -140,7 +144,11 @@ def successors(code: Code, index: int) -> Iterator[int]:
 
 
 def _exception_handler(code: Code, index: int) -> int | None:
-    """Return the index of the instruction that an ``sx`` at ``index`` names; None for other instructions."""
+    """
+    Return the index of the exception handler that an ``sx`` at ``index`` sets.
+
+    Return None for other instructions, and for a label that does not exist.
+    """
     instruction = code.instructions[index]
     if instruction.row.syntax != "sx <label>":
         return None
@@ -149,7 +157,7 @@ def _exception_handler(code: Code, index: int) -> int | None:
 
 
 def unreachable(code: Code) -> list[range]:
-    """Return the runs of instructions that control never reaches."""
+    """Return the index ranges of consecutive instructions that control never reaches."""
     seen: set[int] = set()
     todo = [0] if code.instructions else []
     while todo:
@@ -177,8 +185,8 @@ def depths(
     """
     Return an upper bound of the stack depth before each reachable instruction, and the certain underflows.
 
-    ``gains`` maps a procedure to the number of cells that a call adds to the stack; ``entry`` is the depth at the
-    start, and ``tables`` are those of the program.
+    The first result is keyed by the index of the instruction. ``gains`` maps a procedure to the number of cells that a
+    call adds to the stack. ``entry`` is the depth in cells at the start. ``tables`` are those of the program.
     """
     before: dict[int, int] = {}
     rounds: dict[int, int] = {}
@@ -217,7 +225,7 @@ def _depth_after(
 
 
 def procedure_gains(program: Program, architecture: Architecture) -> dict[str, int]:
-    """Return for each procedure the number of cells that a call adds to the stack; UNKNOWN for recursive ones."""
+    """Return the number of cells that a call of each procedure adds to the stack; UNKNOWN for recursive procedures."""
     procedures = {procedure.name: procedure.code for procedure in program.procedures}
     gains: dict[str, int] = {}
 
@@ -251,7 +259,7 @@ def _runs_off(code: Code, index: int) -> bool:
 
 
 def runs_off_end(code: Code) -> bool:
-    """Return whether control can run off the end of the code."""
+    """Return whether execution can continue past the last instruction of the code."""
     if not code.instructions:
         return True
     last = len(code.instructions) - 1

@@ -8,8 +8,8 @@ operand, unaligned, in the target's byte order::
     push value (word of 8)     4c | u64
     push lv, i                 29 | u16
 
-If control can run off the end of a handler, an ``exit`` is added, and at the end of a procedure a ``ret``, so that back
-ends need no rule for this case. Stack traces and INVALID_OPCODE report offsets of this encoding.
+If execution can continue past the end of a handler, an ``exit`` is added, and at the end of a procedure a ``ret``. Back
+ends therefore need no rule for this case. Stack traces and INVALID_OPCODE report offsets in this encoding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["CodeImage", "EncodedInstruction", "Relocation", "closed", "decode_al
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A word at ``offset`` of the image that is replaced by the run-time address of ``symbol`` plus ``addend``."""
+    """A word at byte ``offset`` of the image that is replaced by the run-time address of ``symbol`` plus ``addend``."""
 
     offset: int
     symbol: str
@@ -63,7 +63,11 @@ class CodeImage:
     tables: tuple[Table, ...] = ()
 
     def span_of(self, offset: int | None) -> Span | None:
-        """Return the source place of the instruction at an offset; None if it is not known."""
+        """
+        Return the source span of the instruction at a byte offset.
+
+        None means that no instruction starts there, or that it has no span.
+        """
         return next((instruction.span for place, instruction in self.instructions if place == offset), None)
 
 
@@ -73,7 +77,8 @@ def encode(
     """
     Return the encoded form of a checked program for a processor.
 
-    ``handlers`` maps the index of a definition to the table of register names for its handler.
+    ``handlers`` maps the index of a definition to the processor whose register names its handler uses; by default
+    ``architecture``.
 
     Raise KeyError for a label, procedure, register or table that ``check`` would have reported.
     """
@@ -81,7 +86,7 @@ def encode(
 
 
 def closed(code: Code, ending: Row) -> Code:
-    """Return ``code`` with ``ending`` added if control could run off its end."""
+    """Return ``code`` with ``ending`` added if execution can continue past its last instruction, else unchanged."""
     ends = code.instructions and code.instructions[-1].row.flow in (Flow.JUMP, Flow.RETURN, Flow.RAISE, Flow.END)
     if ends and len(code.instructions) not in code.labels.values():
         return code
@@ -135,7 +140,7 @@ class _Encoder:
         )
 
     def _lay_out(self) -> list[list[int]]:
-        """Return the offset of every instruction, block by block."""
+        """Return the byte offset of every instruction, in one list for each block."""
         position = 0
         offsets: list[list[int]] = []
         for block in self._blocks:
@@ -205,7 +210,11 @@ class EncodedInstruction:
 
 
 def decode_one(data: bytes, offset: int, word_size: int, byte_order: Literal["little", "big"]) -> EncodedInstruction:
-    """Return the instruction at ``offset``; for an offset outside of ``data``, ``row`` is None."""
+    """
+    Return the instruction at a byte offset.
+
+    ``row`` is None for an unknown opcode, a truncated operand, or an offset outside of ``data``.
+    """
     if not 0 <= offset < len(data):
         return EncodedInstruction(offset, None, 0, offset + 1)
     opcode = data[offset]

@@ -73,10 +73,10 @@ KERNEL_FRAMES_MAX = 127
 """Maximum number of frames in a call stack from the kernel (PERF_MAX_STACK_DEPTH)."""
 
 USER_FRAMES_MAX = KERNEL_FRAMES_MAX
-"""Default maximum number of frames in a program's call stack."""
+"""Default maximum number of frames in a call stack of the probed process."""
 
 NAME_MAX = limits(1)[1]
-"""Maximum length of the name of an extension or a field: the encoding stores the length in one byte."""
+"""Maximum length in bytes of the name of an extension or a field: the encoding stores the length in one byte."""
 
 TEXT_MAX = 200
 """Maximum size in bytes of a string that memory is compared with."""
@@ -111,21 +111,25 @@ class ExceptionCode(IntEnum):
 
 DEFAULT_EXCEPTION_MASK = 0x0FFF
 NON_MASKABLE = 0x0FFF
-"""The codes that end the handler unless they are enabled; the other codes are ignored in that case."""
+"""
+Mask of the exception codes that end the handler if they are not enabled.
+
+Codes that are not enabled and not in the mask are ignored.
+"""
 
 UNSEEN_ENTRY = -4095
 """
-The address of INVALID_ADDR if the entry of a returning call was not seen, modulo the word.
+The address that INVALID_ADDR reports if only the return of a call was seen and not its entry.
 
-No mapping can have this address: it is the lowest of the numbers that the kernel returns as errors instead of addresses
-(-MAX_ERRNO).
+In a record it is truncated to the word. No mapping can have this address: it is -MAX_ERRNO, the lowest number that the
+kernel returns as an error instead of an address.
 """
 
 ITEM_PREFIX_SIZE = 3
 """The size in bytes of the prefix of a self-describing log item: its token, and its length in 16 bits."""
 
 LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "log <count>": 0}
-"""The size in bytes of each number that an instruction logs, by the instruction's syntax; 0 stands for a word."""
+"""The size in bytes of each number that an instruction logs, by the instruction's syntax; 0 means a word."""
 
 
 class Token(IntEnum):
@@ -149,13 +153,13 @@ class Token(IntEnum):
 
 class StackEnd(IntEnum):
     """
-    The reason why the call stack of a program ends where it does.
+    The reason why the call stack of a process ends.
 
     From NO_TABLE on, the codes follow the last address in a logged stack: no code has addresses that low.
     """
 
     OUTERMOST = 0
-    """Nothing called the last frame."""
+    """The last frame has no caller."""
     LIMIT = 1
     """The stack has more frames than were requested."""
     NO_TABLE = 2
@@ -163,13 +167,13 @@ class StackEnd(IntEnum):
     BAD_TABLE = 3
     """The unwind table of the last address is malformed or unsupported."""
     UNREADABLE = 4
-    """The stack cannot be read."""
+    """The memory of the stack cannot be read."""
     NOT_RISING = 5
-    """The caller's frame is not above that of the function it called."""
+    """The address of the caller's frame is not above that of the called function's frame."""
     GONE = 6
     """The process ended before its stack was unwound."""
     NO_COPY = 7
-    """The buffer had no room for a copy of the stack."""
+    """The kernel's buffer had no room for a copy of the stack."""
 
 
 class OperandKind(Enum):
@@ -211,7 +215,11 @@ class OperandKind(Enum):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The minimum and the maximum of an operand that can be encoded; only for kinds with a fixed width."""
+        """
+        The minimum and the maximum, both inclusive, of an operand that can be encoded.
+
+        Only kinds with a fixed width have limits.
+        """
         return limits(self.width, is_signed=self.is_signed)
 
 
@@ -243,7 +251,7 @@ _WIDTHS = {
 
 
 class Flow(Enum):
-    """The successor of an instruction in the flow of control, exceptions apart."""
+    """The next instruction in the flow of control, exceptions apart."""
 
     NEXT = "the next instruction"
     JUMP = "the label"
@@ -280,7 +288,12 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table: an instruction and the exceptions it can raise; ``writes`` if it needs ``--allow-write``."""
+    """
+    A row of the table: an instruction and the exceptions it can raise.
+
+    ``effect`` is in the notation of Forth. ``since`` is the version of the original that introduced the instruction.
+    ``writes`` is True if the instruction needs ``--allow-write``.
+    """
 
     opcode: int
     syntax: str
@@ -308,7 +321,11 @@ class Row:
         return _operand_kind(self.syntax)
 
     def encoded_size(self, word_size: int, operand: object = None) -> int:
-        """Return the length in bytes for a word of 4 or 8 bytes; ``operand`` matters only for names and strings."""
+        """
+        Return the length in bytes, opcode included, for a ``word_size`` of 4 or 8 bytes.
+
+        ``operand`` matters only for names and strings.
+        """
         kind = self.operand_kind
         if kind is None:
             return 1
@@ -319,7 +336,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An old spelling and the syntax of its row; ``since`` is the version that renamed it, empty if unknown."""
+    """
+    An old spelling of an instruction.
+
+    ``canonical`` is the syntax of its row, ``since`` the version that renamed it, empty if unknown.
+    """
 
     syntax: str
     canonical: str
@@ -661,7 +682,7 @@ REJECTED: tuple[tuple[str, str], ...] = (
 
 
 def text_problem(text: str) -> str | None:
-    """Return the error message for a string that memory cannot be compared with; None if the string is valid."""
+    """Return the error message for a string with which memory cannot be compared; None if the string is valid."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -674,7 +695,11 @@ def text_problem(text: str) -> str | None:
 
 
 def free_opcodes() -> list[int]:
-    """Return the unassigned opcodes in ascending order; 0xb0 to 0xdf are for instructions of certain machines only."""
+    """
+    Return the unassigned opcodes in ascending order.
+
+    0xb0 to 0xdf are excluded: they are for instructions of certain machines.
+    """
     taken = {row.opcode for row in ROWS}.union(*(opcodes for opcodes, _ in RESERVED))
     return [opcode for opcode in range(0x100) if opcode not in taken]
 

@@ -77,7 +77,7 @@ MEMORY_MAX = 64 << 20
 
 
 class TableKind(Enum):
-    """The kind of value in an entry of a table; the enum value is the word in the statement."""
+    """The kind of the value in an entry of a table; the enum value is the word in the statement."""
 
     COUNT = "count"
     SUM = "sum"
@@ -140,7 +140,7 @@ class KeyKind(Enum):
 
     @property
     def is_in_memory_order(self) -> bool:
-        """True if an entry stores the bytes in the order of memory, and not as numbers."""
+        """True if an entry stores the bytes in the order of memory. False if it stores numbers."""
         return self.is_string or self is KeyKind.BYTES
 
     @property
@@ -198,7 +198,11 @@ class Key:
 
     @classmethod
     def parsed(cls, text: str) -> Self:
-        """Return the key field whose ``str`` is ``text``; raise ``ValueError`` if the text describes none."""
+        """
+        Return the key field that a string describes, the inverse of ``str``.
+
+        Raise ``ValueError`` if it describes none.
+        """
         word, bracket, size = text.removesuffix("]").partition("[")
         kind = KeyKind(word)
         least, largest = (1, kind.sizes[1]) if kind.sizes is not None else (0, 0)
@@ -237,7 +241,7 @@ class Key:
         return kind is TableKind.LAST and self.kind in VALUE_KINDS
 
     def popped(self, word_size: int) -> int:
-        """Return the number of cells that an instruction pops for the field."""
+        """Return the number of cells that ``tally`` pops for the field."""
         match self.kind:
             case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES | KeyKind.CUT_STRING:
                 return 1
@@ -298,7 +302,7 @@ class Table:
         return self.value.bytes if self.value is not None and self.keeps_bytes else 0
 
     def key_cells(self, word_size: int) -> int:
-        """Return the number of cells that the key fields take on the RPN stack."""
+        """Return the number of cells of the RPN stack that the key fields occupy."""
         return sum(key.popped(word_size) for key in self.keys)
 
     def tallied_cells(self, word_size: int) -> int:
@@ -318,7 +322,7 @@ class Table:
 
     @property
     def has_user_stack(self) -> bool:
-        """True if a key field or the kept value is the call stack of a program."""
+        """True if a key field or the kept value is a user call stack."""
         return any(part.kind is KeyKind.USER_STACK for part in self.parts)
 
     @property
@@ -328,7 +332,7 @@ class Table:
 
     @property
     def value_cells(self) -> int:
-        """The number of 64-bit words that the value takes in an entry."""
+        """The number of 64-bit words of the value in an entry."""
         match self.kind:
             case TableKind.LAST:
                 return max(self.kept_bytes // 8, 1)
@@ -352,7 +356,7 @@ class Table:
         return self.capacity * (8 + self.key_size + 8 * self.value_cells)
 
     def __str__(self) -> str:
-        """Return the text after ``table =``."""
+        """Return the operand of ``table =``, from which the parser makes an equal table."""
         kind = self.kind.value
         if self.range is not None:
             kind += f"({self.range.low}, {self.range.high}, {self.range.step})"
@@ -367,7 +371,7 @@ class Table:
 
 
 def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
-    """Return the numbers of the tables whose names match a glob pattern; raise ``EngineError`` if none does."""
+    """Return the numbers of the tables whose names match a glob pattern; raise ``EngineError`` if none matches."""
     matches = compile_glob(pattern).match
     found = [number for number, table in enumerate(tables) if matches(table.name)]
     if not found:
@@ -379,7 +383,7 @@ def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
 
 
 def table_of(operand: object, tables: Sequence[Table]) -> Table | None:
-    """Return the table that an operand specifies by its name or number; None if there is none."""
+    """Return the table whose name or number is ``operand``; None if there is none."""
     match operand:
         case int():
             return tables[operand] if 0 <= operand < len(tables) else None

@@ -1,5 +1,5 @@
 """
-Parsing of a statement: find its row in the instruction table, and the value of its operand.
+Parsing of a statement: the search for its row in the instruction table, and the value of its operand.
 
 ``instruction_set`` has the spellings; ``program_checker`` decides which values are valid (indices, registers).
 """
@@ -73,7 +73,11 @@ class StatementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The instruction and the operand of a statement; ``alias`` is its old spelling, None if it has none."""
+    """
+    The instruction and the operand of a statement.
+
+    ``alias`` is the old spelling that the statement uses, None if it uses the current one.
+    """
 
     row: Row
     operand: Operand
@@ -82,7 +86,11 @@ class Match:
 
 
 def match_statement(tokens: Sequence[WordToken]) -> Match:
-    """Return the row and the operand of the tokens of one instruction; raise ``StatementError`` if no row matches."""
+    """
+    Return the instruction and the operand of ``tokens``, which are one statement.
+
+    Raise ``StatementError`` if no row matches.
+    """
     operator, operands = tokens[0], _split_at_commas(tokens[1:])
     forms = _forms().get(operator.word) if operator.kind is TokenKind.NAME else None
     if forms is None:
@@ -113,7 +121,11 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
 
 
 def like_statement(operator: str, word: str) -> str | None:
-    """Return a hint such as 'push pid', a statement of ``operator`` whose operand resembles ``word``; else None."""
+    """
+    Return a hint with an instruction of ``operator`` whose only word resembles ``word``, such as 'push pid'.
+
+    Return None if no such word is similar.
+    """
     words = [row.operands[0] for row in instruction_set.ROWS if row.operator == operator and len(row.operands) == 1]
     near = nearest(word, [word for word in words if isinstance(word, str)])
     return f"did you mean '{operator} {near}'?" if near is not None else None
@@ -160,7 +172,7 @@ def _split_at_commas(tokens: Sequence[WordToken]) -> list[list[WordToken]]:
 
 @lru_cache(_SIGNATURES)
 def _form(operator: str, signature: tuple[str, ...]) -> Row | Alias | None:
-    """Return the form of an instruction for a signature of its operands; None if there is none."""
+    """Return the row or the old spelling with this operator and these kinds of operands; None if there is none."""
     # The form with the most literal words takes precedence: "push lv" is the instruction on variables, not a symbol
     # called lv. Among equals, the old spelling does: "push eax" is the register, not a symbol called eax.
     return max(
@@ -183,7 +195,11 @@ def _fits(pattern: Sequence[str | OperandKind], signature: Sequence[str]) -> boo
 
 
 def _meaning(tokens: Sequence[WordToken]) -> str:
-    """Return the signature of an operand: a lone literal word or register, else ANY; NOTHING if it is empty."""
+    """
+    Return the signature of an operand: its word, if it is a lone literal word or register; otherwise ANY.
+
+    The signature of an empty operand is NOTHING.
+    """
     if not tokens:
         return _NOTHING
     if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME and _is_telling(word := tokens[0].word):
@@ -260,7 +276,11 @@ def _no_form(
 
 
 def _refuse_half_an_instruction(operator: WordToken, operand: Sequence[WordToken]) -> None:
-    """Raise if the only operand is the start of a longer form: otherwise "push mem" would push a symbol called mem."""
+    """
+    Raise ``StatementError`` if the only operand is the start of a longer form, such as the ``mem`` of "push mem".
+
+    Without this check such an operand would be a symbol.
+    """
     if (first := _meaning(operand[:1])) == _ANY:
         return
     rows = [form for form in _forms()[operator.word] if isinstance(form, Row)]
@@ -354,7 +374,7 @@ class NumberType:
 
     @property
     def extension(self) -> str:
-        """The syntax of the instruction that extends the low bits of a cell; its operand is the number of bits."""
+        """The syntax of the instruction that extends the low ``bits`` of a cell by zeros or by the sign."""
         return "pbl <bits>" if self.is_signed else "pzl <bits>"
 
 
@@ -368,7 +388,11 @@ _TYPED = (OperandKind.REGISTER, OperandKind.FIELD, OperandKind.ARGUMENT)
 
 
 def split_type(tokens: Sequence[WordToken]) -> tuple[Sequence[WordToken], NumberType | None]:
-    """Return an instruction without the type of its value, and the type; raise ``StatementError`` if it is unknown."""
+    """
+    Return an instruction's tokens without the type of its value, and the type, None if it has none.
+
+    Raise ``StatementError`` for an unknown type.
+    """
     if tokens[0].word != "push" or len(tokens) < 3:
         return tokens, None
     *before, sign, last = tokens

@@ -65,7 +65,7 @@ def check_flow(program: Program, architecture: Architecture, diagnostics: Diagno
 
 
 def _writes_below_top(instruction: Instruction) -> bool:
-    """Return whether an instruction may write to a cell that was not pushed, or change SBP or TSP."""
+    """Return whether an instruction may write to a cell below the top of the stack, or change SBP or TSP."""
     return instruction.row.operator in ("copy", "restore") or instruction.row.syntax.startswith(
         ("pop sbp", "pop tsp", "callk")
     )
@@ -295,7 +295,12 @@ _VARIABLES = {
 
 
 def check(program: Program, architecture: Architecture, diagnostics: Diagnostics, *, allow_write: bool = False) -> None:
-    """Add errors and warnings about ``program`` on ``architecture`` to ``diagnostics``."""
+    """
+    Add errors and warnings about ``program`` on ``architecture`` to ``diagnostics``.
+
+    Without ``allow_write``, instructions that change the target are errors. Control flow is checked only if there are
+    no errors.
+    """
     if not _is_for_words_of(program, architecture, diagnostics):
         return
     for table in program.tables:
@@ -331,7 +336,11 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
 
 
 def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> bool:
-    """Return whether the program suits the processor's word size; if not, report only this error."""
+    """
+    Return whether the program suits the processor's word size.
+
+    If it does not, add an error, after which no other check makes sense.
+    """
     compiled, found = program.word_size, architecture.word_size
     if compiled in (None, found):
         return True
@@ -342,7 +351,7 @@ def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: 
 
 
 def _handler_titles(program: Program) -> list[str]:
-    """Return the names of handlers for messages: the minor code, with the line if the code is not unique."""
+    """Return the names of handlers for messages: the minor code, and the line if several handlers have it."""
     minors = Counter(definition.minor for definition in program.definitions)
     titles = []
     for definition in program.definitions:

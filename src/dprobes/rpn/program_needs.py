@@ -1,4 +1,4 @@
-"""Requirements of a program: the instructions that need ``--allow-write``, the codes of its records."""
+"""Requirements of a program: ``--allow-write``, call stacks, the entries of calls, and the codes of its records."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 ELAPSED, ENTRY = "push elapsed", "push entry, <register>"
-"""Instructions that read the entry of the returning call."""
+"""Instructions whose value was stored at the entry of the call that now returns."""
 
 USER_STACKS = ("log ustack", "log ustack, <frames>")
-"""Instructions that log call stacks of the program."""
+"""Instructions that log user call stacks."""
 
 CORE_DUMP = 3
 """Operand of ``exit`` that requests a core dump of the process."""
@@ -58,9 +58,9 @@ _TARGETS = (
 
 def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
     """
-    Return whether an instruction stops the target for a debugger or a crash dump.
+    Return whether an instruction stops the target for a debugger (``exit 1``) or a crash dump (``exit 2``).
 
-    A user program cannot request a crash dump, so ``exit 2`` does not count in one.
+    In programs for user modules ``exit 2`` does not count: there it cannot cause a crash dump.
     """
     codes = (1,) if modtype is ModuleType.USER else (1, 2)
     return instruction.row.syntax == "exit <code>" and instruction.operand in codes
@@ -73,7 +73,7 @@ def dumps_core(program: Program) -> bool:
 
 
 def takes_user_stacks(program: Program) -> bool:
-    """Return whether handlers log call stacks of the program or store them in tables."""
+    """Return whether handlers log user call stacks or store them in tables."""
     if any(table.has_user_stack for table in program.tables):
         return True
     return any(i.row.syntax in USER_STACKS for code in program.bodies() for i in code.instructions)
@@ -90,7 +90,7 @@ def writing_instructions(program: Program) -> tuple[Instruction, ...]:
 
 
 def makes_records(program: Program) -> bool:
-    """Return whether a hit may write a record, apart from the record of an exception without a handler."""
+    """Return whether a hit may write a record; records of exceptions without a handler do not count."""
     ending = rows_by_syntax()["exit"]
     handlers = (closed(definition.handler, ending) for definition in program.definitions)
     codes = (*handlers, *(procedure.code for procedure in program.procedures))
@@ -98,7 +98,7 @@ def makes_records(program: Program) -> bool:
 
 
 def logs_user_stacks(program: Program) -> bool:
-    """Return whether a hit may write the call stack of the process to a record or a table."""
+    """Return whether a hit may write a user call stack to a record or a table."""
     instructions = (i for code in program.bodies() for i in code.instructions)
     return any(table.has_user_stack for table in program.tables) or any(
         i.row.syntax.startswith("log ustack") for i in instructions
@@ -106,7 +106,11 @@ def logs_user_stacks(program: Program) -> bool:
 
 
 def record_majors(program: Program) -> frozenset[int] | None:
-    """Return the major codes that a program's records may have; None if the program computes them."""
+    """
+    Return the major codes that the records of a program may have.
+
+    None means that the program computes a code at run time.
+    """
     majors = {program.major}
     for code in program.bodies():
         for instruction in code.instructions:
@@ -119,7 +123,7 @@ def record_majors(program: Program) -> frozenset[int] | None:
 
 
 def sets_codes(program: Program) -> bool:
-    """Return whether records may have codes other than those in the headers."""
+    """Return whether handlers contain ``setmaj`` or ``setmin``, which replace the codes of the headers in records."""
     return any(
         instruction.row.syntax.startswith(("setmaj", "setmin"))
         for code in program.bodies()
@@ -128,24 +132,28 @@ def sets_codes(program: Program) -> bool:
 
 
 def traced_fields(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
-    """Return the instructions with tracepoint fields that a handler, or a procedure that it calls, executes."""
+    """Return the instructions that read tracepoint fields in a handler and in the procedures that it calls."""
     return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.FIELD)
 
 
 def usdt_arguments(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
-    """Return the instructions with USDT arguments that a handler, or a procedure that it calls, executes."""
+    """Return the instructions that read USDT arguments in a handler and in the procedures that it calls."""
     return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.ARGUMENT)
 
 
 def entry_instructions(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
-    """Return the instructions of a handler, or of a procedure that it calls, that read the entry of a call."""
+    """Return the instructions that read values of a call's entry in a handler and in the procedures that it calls."""
     return tuple(i for i in executed_instructions(program, definition) if i.row.syntax in (ELAPSED, ENTRY))
 
 
 def entry_registers(
     program: Program, definition: ProbeDefinition, architecture: Architecture
 ) -> tuple[Register, ...] | None:
-    """Return the registers to store from the entry of a call to its return; None if no instruction reads the entry."""
+    """
+    Return the registers to store at the entry of a call for its return.
+
+    None means that no instruction reads values of the entry.
+    """
     if not definition.at_return or not (asking := entry_instructions(program, definition)):
         return None
     names = (each.operand for each in asking if each.row.syntax == ENTRY)
@@ -159,7 +167,7 @@ def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instr
 
 
 def needs_target(program: Program, definition: ProbeDefinition, architecture: Architecture) -> bool:
-    """Return whether a handler reads more of the target than general registers, or changes it."""
+    """Return whether a handler changes the target or reads more of it than general registers."""
     if takes_user_stacks(program):
         return True
     for instruction in executed_instructions(program, definition):
@@ -194,7 +202,7 @@ _KERNEL_HALF = 1 << 63
 
 def watches_user_addresses(program: Program) -> bool:
     """
-    Return whether a kernel program watches only addresses of user programs and names nothing in the kernel.
+    Return whether a kernel program has only watchpoints at user addresses, and names no symbol of the kernel.
 
     Such a program applies to every process, whatever the process maps.
     """

@@ -54,7 +54,7 @@ class Header(Enum):
 
 
 class ValueKind(Enum):
-    """The forms of a value; the enum value is the expectation in an error message."""
+    """The form of a header statement's value; the enum value describes it in an error message."""
 
     MODULE = "a module name, in double quotes unless it is made of letters and digits only"
     MODTYPE = "user, kernel, kmod or tracepoint"
@@ -75,8 +75,8 @@ class Keyword:
     """
     A statement of headers.
 
-    ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that holds the value; ``default`` is the value
-    without the statement. ``minimum`` and ``maximum`` bound a number.
+    ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that stores the value; ``default`` is the value
+    without the statement. ``minimum`` and ``maximum``, both inclusive, bound a number.
     """
 
     name: str
@@ -156,7 +156,7 @@ KEYWORD_ALIASES = {
     "exlogmax": "ex_logmax",
     "log_on_fault": "logonfault",
 }
-"""Spellings of other versions, keyed by the old one; the printer writes the current one."""
+"""Old spellings of keywords, each with the current one, which the printer writes."""
 
 LOCATION_KEYWORDS = ("offset", "address", "sampler")
 """Keywords that start a probe definition."""

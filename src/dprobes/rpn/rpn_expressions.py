@@ -88,35 +88,43 @@ _TOKEN = re.compile(
 _KINDS = {kind.value: kind for kind in TokenKind}
 
 MAX_WORDS = 10_000
-"""Maximum number of tokens in a statement: a line of megabytes is not a probe program."""
+"""Maximum number of tokens in a statement: a statement of megabytes is not a probe program."""
 
 
 class Lexer:
-    """A splitter of a preprocessed text into statements; ``report`` receives the place and the message of an error."""
+    """
+    A splitter of a preprocessed source text into statements.
+
+    ``report`` is called with the span and the message of each error.
+    """
 
     def __init__(self, text: Preprocessed, report: Callable[[Span, str], None]) -> None:
         self._preprocessed = text
         self._report = report
 
     def span(self, first: WordToken, last: WordToken | None = None) -> Span:
-        """Return the place in the user's files of the tokens ``first`` to ``last``."""
+        """
+        Return the span in the user's files of the tokens ``first`` to ``last``, inclusive.
+
+        Without ``last``, return the span of ``first``.
+        """
         return self._preprocessed.span(first.start, (last or first).end)
 
     def written(self, first: WordToken, last: WordToken) -> str:
-        """Return the tokens ``first`` to ``last`` as written, macros expanded, with white space reduced to a blank."""
+        """Return the text of the tokens ``first`` to ``last``, inclusive: macros expanded, white space as one blank."""
         return " ".join(self._preprocessed.text[first.start : last.end].split())
 
     def start_span(self) -> Span:
-        """Return the place of the first character."""
+        """Return the span of the start of the source, which is empty."""
         return self._preprocessed.span(0, 0)
 
     def end_span(self) -> Span:
-        """Return the place after the last character."""
+        """Return the span of the end of the source, which is empty."""
         end = len(self._preprocessed.text)
         return self._preprocessed.span(end, end)
 
     def statements(self) -> Iterator[Statement]:
-        """Iterate over the statements, without empty ones and those with lexical errors."""
+        """Iterate over the statements; empty statements and those with lexical errors are omitted."""
         statement: Statement = []
         bad = False
         for match in _TOKEN.finditer(self._preprocessed.text):
@@ -179,7 +187,7 @@ class ExpressionError(Exception):
 
 
 def parse_expression(tokens: Sequence[WordToken]) -> Expression:
-    """Return the value of ``tokens``; raise ``ExpressionError`` if they are not exactly one expression."""
+    """Return the value of ``tokens``; raise ``ExpressionError`` unless all of them are one expression."""
     reader = _Reader(tokens)
     value = reader.expression(0)
     if (extra := reader.peek()) is not None:
@@ -191,7 +199,11 @@ _READABLE = re.compile(r"([A-Za-z_(<~].*?)(?: ?([+-]) ?(0[xX][0-9a-fA-F]+|[0-9]+
 
 
 def parse_readable(text: str) -> Expression | None:
-    """Return the value of a name with scopes (``::``), plus or minus a number; None for any other text."""
+    """
+    Return the value of a symbol with ``::`` in its name, plus or minus an optional number.
+
+    Return None for any other text.
+    """
     if "::" not in text or (match := _READABLE.fullmatch(text)) is None:
         return None
     name, sign, number = match.groups()
@@ -202,7 +214,7 @@ def parse_number(token: WordToken) -> int:
     """
     Return the value of a number or character token in C notation (a leading 0 means octal).
 
-    Raise ``ExpressionError`` if it is no number, or does not fit in 64 bits.
+    Raise ``ExpressionError`` for another token, and for a number that does not fit in 64 bits.
     """
     if token.kind is TokenKind.CHARACTER:
         body = token.text[1:-1]

@@ -1,14 +1,14 @@
 """
-Parser from the text of a probe program to ``Program``: recursive descent over statements, at most one error each.
+Parser from the text of a probe program to ``Program``, by recursive descent.
 
-::
+It reports at most one error for each statement. The grammar is::
 
     file        = { header | procedure } { definition }
     definition  = location-header { header } { procedure | [ label ":" ] [ instruction ] }
     procedure   = "proc" name  { [ label ":" ] [ instruction ] }  "endproc"
     header      = keyword "=" value
 
-``check`` resolves names and judges values.
+``check`` resolves names and checks the ranges of values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ MAX_ERRORS = 20
 
 
 def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
-    """Return the program in a preprocessed text, not to be used after errors; None if it has no module name."""
+    """
+    Return the program in a preprocessed text; None if it has no module name.
+
+    If ``diagnostics`` has errors afterwards, the program is incomplete and must not be used.
+    """
     return _Parser(text, diagnostics).program()
 
 
@@ -61,7 +65,7 @@ class _Block:
 
 
 class _Section:
-    """One header under construction, with the code that follows it."""
+    """A header under construction, with the code that follows it."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -140,7 +144,7 @@ class _Parser:
     # Headers
 
     def _is_header_with_colon(self, statement: Statement) -> bool:
-        """Return whether a statement is a header written with ':', and not a label with an instruction."""
+        """Return whether a statement is a header written with ':' for '=', and not a label with an instruction."""
         if len(statement) < 3 or not statement[1].is_punctuation(":") or not is_keyword(statement[0].word):
             return False
         if self._section.header is Header.POINT and statement[2].word in operators():
@@ -197,7 +201,11 @@ class _Parser:
         self._section.spans[keyword.name] = span
 
     def _repeated(self, keyword: Keyword, value: HeaderValue, span: Span) -> None:
-        """Add a repeated statement's value to those of the previous statements."""
+        """
+        Add the table of a repeated ``table =`` to those of the previous statements.
+
+        Report a second table of one name.
+        """
         before, (table,) = self._section.values.get(keyword.attribute, ()), value if isinstance(value, tuple) else ()
         tables = [each for each in before if isinstance(each, Table)] if isinstance(before, tuple) else []
         assert isinstance(table, Table)

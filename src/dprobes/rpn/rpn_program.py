@@ -103,7 +103,11 @@ class Glob:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An absolute address of a probepoint; ``high`` is the last byte of the range of a watchpoint."""
+    """
+    An absolute address of a probepoint.
+
+    ``high`` is the last byte of the range of a watchpoint, None if it has no range.
+    """
 
     low: Expression
     high: Expression | None = None
@@ -117,7 +121,7 @@ class Sampler:
 
 
 SYSTEM_CALLS = "syscall"
-"""Subsystem of a ``Tracepoint`` that stands for a system call."""
+"""Subsystem of a ``Tracepoint`` that is a system call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class Tracepoint:
 
     @property
     def is_system_call(self) -> bool:
-        """True if it stands for the entry of a system call, or for its exit with 'return = yes'."""
+        """True if the tracepoint is the entry of a system call, or its exit with 'return = yes'."""
         return self.subsystem == SYSTEM_CALLS
 
 
@@ -155,7 +159,7 @@ class Usdt:
 Location = Offset | Glob | Address | Sampler | Tracepoint | Usdt
 
 MANY_PLACES = (Glob, Usdt)
-"""Kinds of location that stand for any number of places, each a separate probepoint."""
+"""Kinds of location that may match several places, each a separate probepoint."""
 
 Operand = None | int | str | Expression
 """None, a number, a name (label, procedure, register, extension), or the value of ``push``."""
@@ -172,7 +176,11 @@ class Instruction:
 
     @property
     def operand_place(self) -> Span | None:
-        """The place to underline if the operand is wrong: the operand, else the whole instruction."""
+        """
+        The span to underline if the operand is wrong: that of the operand, else that of the whole instruction.
+
+        None means that the instruction has no place in a source.
+        """
         return self.operand_span or self.span
 
     def __str__(self) -> str:
@@ -188,7 +196,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Code:
-    """A sequence of instructions, and its labels as indices into the sequence."""
+    """A sequence of instructions. ``labels`` maps a name to the index of an instruction."""
 
     instructions: tuple[Instruction, ...] = ()
     labels: Mapping[str, int] = field(default_factory=dict)
@@ -208,8 +216,9 @@ class ProbeDefinition:
     """
     A header of probepoints with its handler.
 
-    ``maxhits`` 0 means no limit. ``logonfault`` and ``heap`` are None if the file header decides. ``spans`` maps a
-    keyword to the place of its statement.
+    ``maxhits`` 0 means no limit. ``logonfault`` and ``heap`` (bytes) are None if the file header decides. ``opcode`` is
+    the expected first byte of the probed instruction, None if any is accepted. ``spans`` maps a keyword to the span of
+    its statement.
     """
 
     location: Location
@@ -229,11 +238,19 @@ class ProbeDefinition:
 
     @property
     def is_in_code(self) -> bool:
-        """True if hits happen at the named instruction, unlike those of samplers, watchpoints and tracepoints."""
+        """
+        True if a hit is the execution of the instruction at ``location``.
+
+        Hits of samplers, watchpoints and tracepoints are not.
+        """
         return self.watchpoint is None and not isinstance(self.location, Sampler | Tracepoint)
 
     def span(self, keyword: str) -> Span | None:
-        """Return the place of a header statement, else of the first statement of the definition."""
+        """
+        Return the span of a header statement, else of the first statement of the definition.
+
+        Return None for a definition without a source.
+        """
         return self.spans.get(keyword) or next(iter(self.spans.values()), None)
 
 
@@ -286,7 +303,7 @@ class Program:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a quoted string of the language."""
+    """Return a string as a quoted string of the language."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -296,7 +313,7 @@ def calls_extensions(program: Program) -> bool:
 
 
 def joined_program(programs: Sequence[Program]) -> Program:
-    """Return the first program with the definitions of all, for probepoints in several modules."""
+    """Return the first program with the definitions of all programs added, for probepoints in several modules."""
     first, *others = programs
     if not others:
         return first
@@ -308,9 +325,10 @@ def joined_program(programs: Sequence[Program]) -> Program:
 
 def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = ()) -> Program:
     """
-    Return the program with only the definitions of these groups and types; without names all remain.
+    Return the program with only the definitions in one of ``groups`` and with one of ``types``.
 
-    Names are case-insensitive. Raise ``SourceError`` for an unknown name, and if no definition remains.
+    An empty argument selects all. Names are case-insensitive. Raise ``SourceError`` for an unknown name, and if no
+    definition remains.
     """
     return select_all((program,), groups, types)[0]
 
@@ -319,10 +337,10 @@ def select_all(
     programs: Sequence[Program], groups: Iterable[str] = (), types: Iterable[str] = ()
 ) -> tuple[Program, ...]:
     """
-    Return companions with only the definitions of these groups and types, as ``select`` does.
+    Return companions with only the definitions that ``select`` would keep.
 
-    The programs were written as one source. Some of them may be left without definitions; raise ``SourceError`` if all
-    are.
+    The programs come from one source, so all declare the same names. Some may be left without definitions; raise
+    ``SourceError`` if all are.
     """
     wanted_groups = tuple(dict.fromkeys(name.lower() for name in groups))
     wanted_types = tuple(dict.fromkeys(name.lower() for name in types))
@@ -376,7 +394,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def without_opcodes(program: Program) -> Program:
-    """Return the program without ``opcode =``, except where it chooses among the matches of a pattern."""
+    """
+    Return the program without ``opcode =``, except in definitions with a pattern.
+
+    There the opcode chooses among the matches.
+    """
     return replace(
         program,
         definitions=tuple(
@@ -388,7 +410,12 @@ def without_opcodes(program: Program) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Properties of a probepoint that an RPN machine needs; ``offset`` is the offset in the module."""
+    """
+    Properties of a probepoint that an RPN machine needs.
+
+    ``offset`` is the byte offset in the module's file. ``jmpmax`` counts jumps; ``logmax``, ``ex_logmax`` and ``heap``
+    count bytes.
+    """
 
     module: str = ""
     offset: int = 0

@@ -55,16 +55,16 @@ def limits(size: int, *, is_signed: bool = False) -> tuple[int, int]:
 
 
 def signed(value: int, bits: int) -> int:
-    """Return a word as a two's complement number."""
+    """Return the value of a word of ``bits`` bits interpreted as a two's complement number."""
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
 MIN_VALUE, MAX_VALUE = limits(8, is_signed=True)[0], limits(8)[1]
-"""Minimum and maximum number that may be written for a word, signed or unsigned, for any word size."""
+"""Minimum and maximum number that may be written for a word, signed or unsigned, of any size."""
 
 
 def complement(value: int) -> int:
-    """Return the one's complement (``neg``)."""
+    """Return the one's complement (``neg``) as a negative Python number; the caller truncates it to a word."""
     return ~value
 
 
