@@ -1,13 +1,13 @@
 """
 The nodes of languages' trees: traversal and comparison need only the declared fields.
 
-A node is a frozen dataclass. Its children are the nodes in its fields, alone or in tuples, in the order of the fields.
+A node's children are the nodes in its fields, alone or in tuples, in the order of the fields. As in Python's own
+``ast.AST``, one constructor serves all nodes: code generated for each of a hundred classes would delay every start.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,20 +15,50 @@ if TYPE_CHECKING:
 __all__ = ["Node"]
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass_transform(frozen_default=True)
 class Node:
-    """A node of a tree; each derived class is a frozen dataclass of the fields that it declares."""
+    """A node of a tree; each derived class declares the fields of its nodes, which cannot be changed."""
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
-    """The names of the fields, as in every dataclass."""
+    """The names of the fields, in the order of the constructor's arguments."""
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True)(cls)
+        cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[misc]  # not assigned to elsewhere
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        fields = dict(zip(self.__match_args__, values, strict=False))
+        if len(fields) < len(values) or not named.keys().isdisjoint(fields):
+            raise TypeError(f"{type(self).__name__}() has too many arguments")
+        fields.update(named)
+        if missing := [name for name in self.__match_args__ if name not in fields and not hasattr(type(self), name)]:
+            raise TypeError(f"{type(self).__name__}() needs {', '.join(missing)}")
+        if unknown := fields.keys() - set(self.__match_args__):
+            raise TypeError(f"{type(self).__name__}() has no {', '.join(sorted(unknown))}")
+        self.__dict__.update(fields)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"cannot assign to '{name}': a node is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        values = zip(self.__match_args__, self._values(), strict=True)
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values)})"
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__match_args__)
+
+    def replaced(self, **changes: Any) -> Self:
+        """Return a node with other values in some fields."""
+        return type(self)(**{**self.__dict__, **changes})
 
     def children(self) -> Iterator[Node]:
         """Iterate over the nodes in this node's fields."""
-        for name in self.__match_args__:
-            value = getattr(self, name)
+        for value in self._values():
             yield from (inner for inner in (value if isinstance(value, tuple) else (value,)) if isinstance(inner, Node))
 
     def walk(self) -> Iterator[Node]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 
 import pytest
@@ -36,8 +35,37 @@ def test_nodes_are_frozen_and_equal_by_their_fields() -> None:
     assert Branch("a", Leaf(1)) == Branch("a", Leaf(1))
     assert Branch("a", Leaf(1)) != Branch("a", Leaf(2))
     assert hash(Leaf(1)) == hash(Leaf(1))
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    assert repr(Branch("a", Leaf(1))) == "Branch(name='a', first=Leaf(value=1), others=())"
+    with pytest.raises(AttributeError, match="cannot assign to 'value': a node is immutable"):
         Leaf(1).value = 2  # type: ignore[misc]
+
+
+class Other(Node):
+    """A node with the fields of a leaf."""
+
+    value: int
+
+
+def test_nodes_of_different_kinds_are_different() -> None:
+    assert Leaf(1) != Other(1)
+
+
+def test_a_constructor_accepts_just_the_declared_fields() -> None:
+    assert Branch("a", others=(Leaf(1),)) == Branch(name="a", first=None, others=(Leaf(1),))
+    with pytest.raises(TypeError, match=r"Branch\(\) needs name"):
+        Branch()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Leaf\(\) has too many arguments"):
+        Leaf(1, 2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Leaf\(\) has too many arguments"):
+        Leaf(1, value=2)  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"Leaf\(\) has no other"):
+        Leaf(1, other=2)  # type: ignore[call-arg]
+
+
+def test_a_node_is_replaced_by_one_with_other_values() -> None:
+    node = Branch("a", Leaf(1))
+    assert node.replaced(name="b") == Branch("b", Leaf(1))
+    assert node == Branch("a", Leaf(1))
 
 
 def test_children_are_the_nodes_in_the_fields_in_their_order() -> None:
@@ -64,4 +92,4 @@ def test_all_of_a_tree_are_nodes(union: object) -> None:
     assert members
     for member in members:
         assert issubclass(member, Node)
-        assert member.__match_args__ == tuple(field.name for field in dataclasses.fields(member))
+        assert member.__match_args__ == tuple(member.__annotations__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.c_tokens import TokenKind
@@ -75,10 +74,10 @@ def token_lines(text: Preprocessed, diagnostics: Diagnostics) -> Iterator[str]:
 
 
 def tree_lines(node: object, name: str = "", depth: int = 0) -> Iterator[str]:
-    """Iterate over lines that show a tree of dataclasses: one for each node and each other value that is not empty."""
+    """Iterate over lines that show a tree: one for each node or record, and for each other value that is not empty."""
     indent = "  " * depth
     label = f"{name}: " if name else ""
-    if isinstance(node, (list, tuple)):
+    if isinstance(node, (list, tuple)) and not _fields_of(node):
         for number, each in enumerate(node):
             yield from tree_lines(each, f"{name}[{number}]" if name else "", depth)
         return
@@ -86,31 +85,36 @@ def tree_lines(node: object, name: str = "", depth: int = 0) -> Iterator[str]:
         for key, each in node.items():
             yield from tree_lines(each, f"{name}[{key}]", depth)
         return
-    if not is_dataclass(node) or isinstance(node, _TYPES):
+    if not _fields_of(node) or isinstance(node, _TYPES):
         yield f"{indent}{label}{_shown(node)}"
         return
     plain, inner, place = [], [], ""
-    for field in fields(node):
-        value = getattr(node, field.name)
+    for field in _fields_of(node):
+        value = getattr(node, field)
         if isinstance(value, Span):
             place = f" @{value}"
-        elif field.name in _WRITTEN:
+        elif field in _WRITTEN:
             place = f" @{value.span}"
-        elif field.name == "at" or value in (None, (), [], {}, ""):  # ``at`` is keyed by the ids of statements
+        elif field == "at" or value in (None, (), [], {}, ""):  # ``at`` is keyed by the ids of statements
             continue
         elif _is_plain(value):
-            plain.append(f" {field.name}={_shown(value)}")
+            plain.append(f" {field}={_shown(value)}")
         else:
-            inner.append((field.name, value))
+            inner.append((field, value))
     yield f"{indent}{label}{type(node).__name__}{place}{''.join(plain)}"
     for field_name, value in inner:
         yield from tree_lines(value, field_name, depth + 1)
 
 
+def _fields_of(value: object) -> tuple[str, ...]:
+    """Return the names of the fields of a node, dataclass or named tuple; none for another value."""
+    return getattr(value, "__match_args__", ())
+
+
 def _is_plain(value: object) -> bool:
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and not _fields_of(value):
         return all(isinstance(each, (str, int)) for each in value)
-    return isinstance(value, _TYPES) or not (is_dataclass(value) or isinstance(value, dict))
+    return isinstance(value, _TYPES) or not (_fields_of(value) or isinstance(value, dict))
 
 
 def _shown(value: object) -> str:

@@ -11,7 +11,6 @@ enclosing statement, and numbers refer to existing items.
 from __future__ import annotations
 
 import enum
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.dpc.syntax import syntax_tree
@@ -590,7 +589,7 @@ def _of(node: type[Any], stored: str = "", /, given: dict[str, Any] | None = Non
 
     ``stored`` are the names of the others if their order is not the declared one, ``own`` those with another form.
     """
-    given, types = given or {}, {each.name: str(each.type) for each in fields(node)}
+    given, types = given or {}, node.__annotations__
     names = stored.split() or [name for name in types if name not in {"span", "type", *given} - own.keys()]
     return _Layout(node, {name: own.get(name) or _BY_NAME.get(name) or _BY_TYPE[types[name]] for name in names}, given)
 

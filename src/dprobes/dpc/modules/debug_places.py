@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc.syntax.syntax_tree import PointKind
@@ -54,14 +53,14 @@ def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, di
         for point in probe.points:
             if point.kind is PointKind.INLINE or (point.kind is PointKind.CODE and SOURCE_LINES.fullmatch(point.place)):
                 for line, place in _instructions(point, point.module or module, finder, diagnostics):
-                    found = replace(point, kind=PointKind.CODE, place=place)
+                    found = point.replaced(kind=PointKind.CODE, place=place)
                     by_line.setdefault(line, {}).setdefault((point.module, place), found)
             else:
                 others.append(point)
         if others:
-            probes.append(replace(probe, points=tuple(others)))
-        probes += (replace(probe, points=tuple(found.values()), line=line) for line, found in by_line.items())
-    return replace(program, probes=tuple(probes))
+            probes.append(probe.replaced(points=tuple(others)))
+        probes += (probe.replaced(points=tuple(found.values()), line=line) for line, found in by_line.items())
+    return program.replaced(probes=tuple(probes))
 
 
 def _instructions(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -467,10 +466,10 @@ class ProgramTree(Node):
 
     module: str = ""
     attributes: tuple[Attribute, ...] = ()
-    declarations: Sequence[Declaration] = field(default=())
-    functions: Sequence[Function] = field(default=())
-    probes: Sequence[Probe] = field(default=())
-    blocks: Sequence[ToolBlock] = field(default=())
+    declarations: Sequence[Declaration] = ()
+    functions: Sequence[Function] = ()
+    probes: Sequence[Probe] = ()
+    blocks: Sequence[ToolBlock] = ()
 
     @property
     def parts(self) -> list[Probe | ToolBlock]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from dprobes.dpc.syntax import syntax_tree
@@ -154,7 +153,7 @@ class StatementTyper:
         if isinstance(loop.condition, typed_values.Constant):
             if not loop.condition.value:
                 return typed_program.Steps(())
-            loop = replace(loop, condition=None)
+            loop = loop.replaced(condition=None)
         if loop.condition is None:
             self._check_end(loop.body, loop.span)
         return loop

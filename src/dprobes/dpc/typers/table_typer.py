@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import is_of_system
@@ -358,8 +358,8 @@ def _with_room(
 ) -> typed_values.Literal | typed_values.TextChoice:
     """Return a string literal, or a choice between string literals, with the size in bytes of its place."""
     if isinstance(text, typed_values.Literal):
-        return replace(text, limit=size, type=String(size))
-    return replace(text, yes=_with_room(text.yes, size), no=_with_room(text.no, size), type=String(size))
+        return text.replaced(limit=size, type=String(size))
+    return text.replaced(yes=_with_room(text.yes, size), no=_with_room(text.no, size), type=String(size))
 
 
 class Kept(NamedTuple):
@@ -587,7 +587,7 @@ class TableTyper:
                     return self._tables.text_kind(size), _with_room(text, size)
                 case typed_values.Kept(_, _, cells, String(limit)) if limit < size and not self._is_tool:
                     whole = Key(KeyKind.TEXT, size).bytes // self._values.types.word_size
-                    return self._tables.text_kind(size), replace(text, padding=whole - cells)
+                    return self._tables.text_kind(size), text.replaced(padding=whole - cells)
         if (
             not self._is_tool
             or not isinstance(text, typed_values.Literal | typed_values.Kept)
