@@ -1,4 +1,4 @@
-"""Compilation of a DProbes C source into ordinary programs, one for each module, and their templates."""
+"""Compilation of a DProbes C source to RPN programs, one for each module, and their templates."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["CompiledSource", "compile_source", "dump_lines", "in_c"]
 
 _ENDINGS = {"1": "debugger()", "2": "crash()", "3": "core()"}
 _NAMES = {"procid": "cpu", "time": "nsecs"}
-"""The C names of system variables that RPN names differently."""
+"""DProbes C names of system variables, by their RPN names, where the two differ."""
 _VARIABLES = {"vars": "static", "gvars": "global", "cvars": "percpu", "tvars": "thread"}
 
 _OF_SIZE = {1: "char", 2: "short", 4: "int", 8: "long"}
-"""Types by the number of watched bytes."""
+"""C types by the size in bytes of the watched object."""
 
 
 def _watched(match: re.Match[str]) -> str:
-    """Return the watched object in a range of addresses in C syntax."""
+    """Return the C type and symbol of a matched RPN address range, in hexadecimal, of a watchpoint."""
     name, first, last = match[1], match[2] or "", match[3] or match[2] or ""
     size = int(last or "0", 16) - int(first or "0", 16) + 1
     return f"'({_OF_SIZE.get(size, 'char')}){name}{first and '+'}{first}' as what is watched"

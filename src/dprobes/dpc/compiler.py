@@ -46,10 +46,10 @@ PASSES = {
     "typed": "names resolved, conversions written out, constants worked out",
     "rpn": "the RPN source, with the lines of C as comments",
 }
-"""The passes by their names, in their order."""
+"""Descriptions of the results of the passes, by pass name, in the order of the passes."""
 
 _WRITTEN = ("probe", "block")
-"""Fields of typed trees that refer to the syntax tree; only their place in the source is shown."""
+"""Fields of typed trees that refer to the syntax tree; ``tree_lines`` prints only their span in the source."""
 
 _TYPES = (Array, Enumeration, Integer, Pointer, Record, Stack, String, Void)
 
@@ -61,12 +61,16 @@ class Passes:
         self.found: dict[str, object] = {}
 
     def note(self, name: str, made: object) -> None:
-        """Keep the result of a pass."""
+        """Store ``made``, the result of the pass ``name``; the last one stored for a name counts."""
         self.found[name] = made
 
 
 def token_lines(text: Preprocessed, diagnostics: Diagnostics) -> Iterator[str]:
-    """Iterate over lines with the tokens of a text and their places; the place of a probe is several tokens."""
+    """
+    Iterate over lines, one for each token, with the token's span.
+
+    The place of a probepoint is several tokens here; the parser reads it as one word.
+    """
     stream = TokenStream(text, diagnostics)
     while (token := stream.take()).kind is not TokenKind.END:
         span = stream.span(token)
@@ -130,7 +134,11 @@ def _shown(value: object) -> str:
 
 
 class CompiledText(NamedTuple):
-    """The RPN programs of a source, one for each module, and the program that the tool executes, None without one."""
+    """
+    The RPN programs of a source, one for each module, and its blocks of the tool.
+
+    ``tool`` is None without such blocks.
+    """
 
     compilations: list[Compilation]
     tool: ToolProgram | None
@@ -258,7 +266,7 @@ def _limited(span: Span, diagnostics: Diagnostics) -> Iterator[None]:
 
 
 def _outline(program: ProgramTree, typer: ProgramTyper, word_size: int, module: str) -> list[Compilation]:
-    """Return programs with the places of one with errors and empty handlers, so that the places can be resolved."""
+    """Return the programs of a source with errors, with empty handlers; their probepoints can be resolved."""
     empty = Steps(())
     paths = find_log_paths(empty, 0, Diagnostics())
     probes = [TypedProbe(probe, probe.points, None, empty, 0, paths) for probe in program.probes]

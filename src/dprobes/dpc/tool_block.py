@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SYSTEM", "ToolProgram", "check_block"]
 
 SYSTEM = ("pid", "tid", "uid", "procid", "time")
-"""The system variables that the tool has without a hit."""
+"""The system variables that blocks of the tool can use."""
 
 _ELSEWHERE = {
     typed_values.VariableKind.PER_CPU: "a variable of each CPU",
@@ -32,7 +32,12 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class ToolProgram:
-    """The whole program of the tool; ``tables`` are in the order of their numbers, ``word_size`` is in bytes."""
+    """
+    The blocks of the tool with their functions.
+
+    ``tables`` has the names of tables by number, ``word_size`` is in bytes, ``jmpmax`` is the maximum number of jumps
+    of one execution.
+    """
 
     blocks: tuple[TypedBlock, ...]
     functions: Mapping[str, TypedFunction]

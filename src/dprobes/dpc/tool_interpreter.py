@@ -32,7 +32,7 @@ class ToolHost(Protocol):
     """The environment of the tool's blocks; variables and tables are those of the probes."""
 
     def variable(self, kind: typed_values.VariableKind, index: int) -> int:
-        """Return the 64 bits of a variable."""
+        """Return the 64 bits of a variable; ``index`` is its number in the RPN program."""
 
     def set_variable(self, kind: typed_values.VariableKind, index: int, value: int) -> None:
         """Set a variable."""
@@ -44,7 +44,7 @@ class ToolHost(Protocol):
         """Return the string or call stack in the entry of a key, in memory layout; zeros if there is no entry."""
 
     def tally(self, table: int, key: bytes, value: int) -> None:
-        """Tally a signed number in the entry of a key."""
+        """Update the entry of a key with a signed number by the table's kind of value; create a missing entry."""
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
         """Store a string or call stack, in memory layout, in the entry of a key."""
@@ -347,7 +347,7 @@ class _Frame:
         return variable.first + self.value(variable.index) * (2 if self._is_wide(variable.type) else 1)
 
     def _is_wide(self, type_: CType) -> bool:
-        """Return whether a number takes two cells, the low word first."""
+        """Return whether a number takes two cells; the first of them has the low word."""
         return (size_of(type_) or 0) > self._program.word_size
 
     def _store(self, target: typed_values.Place, value: int) -> int:

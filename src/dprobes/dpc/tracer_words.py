@@ -1,8 +1,8 @@
 """
 Hints for users of bpftrace, SystemTap, DTrace, GDB and C: terms of those tools, and their equivalents in DProbes C.
 
-The terms are not part of the language: a hint answers a rejected program, and its suggestion is valid. Terms without an
-equivalent get a hint as well.
+The terms are not part of the language: hints appear in the errors of rejected programs. A suggestion is valid DProbes
+C. Terms without an equivalent in DProbes C have a hint, too.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From the typed tree to RPN source, and the minor codes and templates of its records."""
+"""Emitters of RPN source from the typed tree, with the minor codes and templates of its records."""

@@ -2,7 +2,7 @@
 RPN for numbers wider than a word: 64 bits in programs with 32-bit words.
 
 Such a number takes two cells, the high word below the low one, as with ``push mem, u64`` and ``push time``. RPN
-procedures compute with them (``cell_emitter``).
+procedures compute with such numbers.
 """
 
 from __future__ import annotations
@@ -39,16 +39,20 @@ class CellEmitter(Protocol):
         """Truncate the top cell to the width of a type, and sign- or zero-extend it to the word."""
 
     def index(self, variable: typed_values.Variable) -> None:
-        """Push the variable number of an array's element."""
+        """Push the number of the RPN variable that contains an element of an array."""
 
     def displacement(self, slot: int) -> int:
-        """Return the displacement of a block's variable from SBP."""
+        """Return the displacement of a block's variable from SBP, in cells."""
 
     def branch(self, condition: typed_values.Value, label: str, *, when: bool) -> None:
-        """Jump to a label if the truth value of a condition is ``when``."""
+        """
+        Write a jump to a label, taken if the truth value of a condition is ``when``.
+
+        Write the label itself with ``landing``.
+        """
 
     def landing(self, label: str) -> None:
-        """Write the label of a branch here."""
+        """Write the label to which ``branch`` jumps, and drop the cell that it leaves."""
 
 
 class TableEmitter:
@@ -101,7 +105,7 @@ class TableEmitter:
         return cells
 
     def differs(self, test: typed_values.KeptTest) -> None:
-        """Push 0 if the kept value of a table equals the string of a test, or begins with it, else another number."""
+        """Push 0 if the kept value of a table equals a test's string, or begins with it; else push another number."""
         w, size, text = self._w, self._word_size, test.text.encode()
         if not test.is_prefix:
             text += b"\0"  # the kept value ends with zeros
@@ -130,7 +134,11 @@ class TableEmitter:
 
 
 class WideProcedure(NamedTuple):
-    """A procedure: the numbers of cells it takes and leaves, its instructions separated by semicolons, its callees."""
+    """
+    A procedure: the number of cells of its operands and results, its instructions, and its callees.
+
+    ``code`` has the instructions separated by semicolons.
+    """
 
     takes: int
     leaves: int
@@ -144,7 +152,11 @@ def _bitwise(operation: str) -> WideProcedure:
 
 
 def _negated(high: int, low: int, mask: int) -> str:
-    """Return code that negates the number in two cells if the mask is all ones, and keeps it if the mask is 0."""
+    """
+    Return code that negates a number of two cells if the cell ``mask`` has all bits set, and keeps it if that is 0.
+
+    The arguments are displacements of cells from SBP.
+    """
     return (
         f"push sbp, {low}; push sbp, {mask}; xor; push sbp, {mask}; push 1; and; add; copy sbp, {low};"
         f"push 0; eq; push sbp, {mask}; and; push 1; and;"
@@ -241,7 +253,7 @@ _PROCEDURES = {
 
 
 def wide_procedure(name: str) -> WideProcedure:
-    """Return a procedure by its name."""
+    """Return a procedure by its name; raise ``KeyError`` if there is none."""
     return _PROCEDURES[name]
 
 
@@ -287,7 +299,7 @@ class WideEmitter:
         return 2 if self.is_wide(type_) else 1
 
     def push(self, value: typed_values.Value) -> None:
-        """Push a value of two cells; an assignment, a step, a choice, a sequence or a call is not accepted."""
+        """Push a value of two cells, except an assignment, a step, a choice, a sequence or a call."""
         w = self._w
         match value:
             case typed_values.Constant(number):
@@ -357,7 +369,7 @@ class WideEmitter:
         return found
 
     def _widened(self, operand: typed_values.Value) -> None:
-        """Push a number, sign- or zero-extended to two cells if it has one."""
+        """Push a number as two cells; a number of one cell is sign- or zero-extended, by its type."""
         w, source = self._w, integer_of(operand.type)
         if self.is_wide(operand.type):
             self._cells.exact(operand)

@@ -34,7 +34,7 @@ __all__ = ["FaultExits", "LogEmitter", "MinorCodes", "logged_size", "minor_codes
 
 
 def may_raise(statement: typed_program.Statement) -> bool:
-    """Return whether a statement itself, without inner statements, may raise an exception because of the program."""
+    """Return whether a statement, without inner ones, may raise an exception; False for ``printf`` and ``return``."""
     if isinstance(statement, typed_program.Log | typed_program.Result):
         return False
     values = (each for each in statement.children() if isinstance(each, typed_values.Argument))
@@ -86,7 +86,11 @@ def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
 
 
 class FaultExits:
-    """A writer of the code that handles exceptions; ``push_trail`` pushes the number of the printed sequence."""
+    """
+    A writer of the code that handles exceptions.
+
+    ``push_trail`` writes code that pushes the number of the sequence of ``printf`` that the hit has executed.
+    """
 
     def __init__(self, writer: Writer, paths: LogPaths, push_trail: Callable[[], None]) -> None:
         self._w = writer
@@ -97,12 +101,12 @@ class FaultExits:
         """True if exceptions are counted."""
 
     def guard(self, statement: typed_program.Statement, span: Span) -> None:
-        """Direct exceptions of a statement to the end of the hit, unless a ``try`` catches them."""
+        """Write code that makes exceptions of a statement end the hit, unless a ``try`` catches them."""
         if may_raise(statement):
             self._guard(self._paths.at.get(id(statement), frozenset({()})), span)
 
     def guard_condition(self, condition: typed_values.Value, span: Span) -> None:
-        """Direct exceptions of a probe's condition to the end of the hit."""
+        """Write code that makes exceptions of a probe's condition end the hit."""
         if _raises(condition):
             self._guard(frozenset({()}), span)
 
@@ -115,7 +119,11 @@ class FaultExits:
         self._w.guard(label)
 
     def count(self, line: int) -> None:
-        """Count an exception, unless it is INVALID_ADDR, which the record shows as a fault; the handler continues."""
+        """
+        Write code that counts an exception and continues.
+
+        INVALID_ADDR is not counted, because the record shows it as a fault.
+        """
         w = self._w
         is_told, rest = w.new_label(), w.new_label()
         self._push_code()
@@ -306,7 +314,11 @@ class LogEmitter:
             self._log_read(item.value, lambda: self._values.exact(size), "log mrf")
 
     def _log_read(self, address: typed_values.Value, size: Callable[[], None], instruction: str) -> None:
-        """Log memory at an address, or a fault if the memory or the address expression cannot be read."""
+        """
+        Log memory at an address, or a fault if the memory or the address expression cannot be read.
+
+        ``size`` writes code that pushes the size in bytes; ``instruction`` pops address and size, and logs.
+        """
         w = self._w
         fault, end = w.new_label(), w.new_label()
         depth, may_fail = w.depth, is_item(address)
@@ -323,7 +335,7 @@ class LogEmitter:
         w.restore_handler()
 
     def _log_caught(self, value: typed_values.Value | typed_values.Kept | typed_values.TextChoice) -> None:
-        """Log a value that may fault: in full as words after their count, or as a fault if an exception is raised."""
+        """Log a value that may fault: its cells as words after their count, or a fault if an exception is raised."""
         w = self._w
         fault, end = w.new_label(), w.new_label()
         depth = w.depth
@@ -342,7 +354,12 @@ class LogEmitter:
         w.restore_handler()
 
     def _log_fault(self, label: str, end: str, depth: int, value: typed_values.Argument) -> None:
-        """Log the address of an exception as a fault, by another read of that address."""
+        """
+        Write ``label``, to which exceptions jump, and code that logs the address of the exception as a fault.
+
+        The code reads the address again, which logs the fault, then continues at ``end``. ``depth`` is the stack depth
+        before the value was computed.
+        """
         w = self._w
         w.label(label)
         w.settle(depth)

@@ -68,7 +68,7 @@ class Compilation:
         return "".join(f"{line.text}\n" for line in self.lines)
 
     def preprocessed(self) -> Preprocessed:
-        """Return the RPN source with the places in C from which its lines were made."""
+        """Return the RPN source, in which each line has the span of C source that it was compiled from."""
         from dprobes.preprocessor.mapped_text import TextBuilder
         from dprobes.source_text import SourceFile
         from dprobes.source_text import Span as SourceSpan
@@ -146,7 +146,7 @@ class ProgramEmitter:
         return [self._with_faults(each) for each in found] if self._has_faults else found
 
     def _with_faults(self, compilation: Compilation) -> Compilation:
-        """Return a program with the table of exceptions as the last table in its header."""
+        """Return a program whose header declares the table of exceptions, after all other tables."""
         lines = list(compilation.lines)
         place = next(number for number, line in enumerate(lines) if line.text.startswith("jmpmax"))
         lines.insert(place, Line(f"table = {FAULTS}, count, word, word", None))
@@ -251,7 +251,11 @@ class ProgramEmitter:
         return largest
 
     def _names_of(self, name: str) -> tuple[str, Span] | None:
-        """Return the groups or types of all probes in all modules, and the place of the first ones; else None."""
+        """
+        Return the words of the attribute ``name``, such as "group", of all probes, and its first span.
+
+        Return None if no probe has the attribute.
+        """
         found = [each for probe in self._probes for each in probe.probe.attributes if each.name == name]
         names = dict.fromkeys(word for each in found for word in str(each.value).split())
         return (" ".join(names), found[0].span) if found else None
@@ -326,7 +330,7 @@ def _templates(each: TypedProbe, codes: MinorCodes) -> dict[int, str]:
 
 
 def _placed(point: syntax_tree.Point, typer: ProgramTyper) -> list[str]:
-    """Return the statements of a probepoint's header that set its location."""
+    """Return the statements of a probepoint's header that say where it is placed."""
     match point.kind:
         case syntax_tree.PointKind.SAMPLE:
             return [f"sampler = {point.number}hz"]

@@ -1,4 +1,4 @@
-"""Writer of RPN source: lines with the places in C from which they were made, and the depth of the RPN stack."""
+"""Writer of RPN source: lines with the spans of C source they were compiled from, and the depth of the RPN stack."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _effect(word: str, operand: str) -> int:
 
 
 class Line(NamedTuple):
-    """A line of RPN source; ``span`` is the place in C from which it was made, None if it has none."""
+    """A line of RPN source; ``span`` is the C source that it was compiled from, None if there is none."""
 
     text: str
     span: Span | None
@@ -72,7 +72,7 @@ class Writer:
 
     @contextmanager
     def at(self, span: Span) -> Iterator[None]:
-        """Set the place in C of the lines written in the block."""
+        """Set the span of C source for the lines that are written in the ``with`` block."""
         outer, self._span = self._span, span
         try:
             yield
@@ -97,7 +97,11 @@ class Writer:
         return bool(self._handlers)
 
     def guard(self, label: str) -> None:
-        """Direct exceptions to a label until the next change, unless they already jump there."""
+        """
+        Write code that directs exceptions to a label until the next change.
+
+        Write none if they already jump there.
+        """
         if self._guard != label:
             self.op(f"sx {label}")
             self._guard = label

@@ -56,7 +56,11 @@ class StatementEmitter:
         self._continues: list[str] = []
 
     def handler(self, condition: typed_values.Value | None, body: typed_program.Statement, place: Span) -> None:
-        """Write a handler with its end; ``place`` is the place of the condition, without one that of the probepoint."""
+        """
+        Write a handler with its end.
+
+        ``place`` is the span of the condition, or of the probepoint if there is none.
+        """
         w, paths, codes, first = self._w, self._paths, self._codes, len(self._w.lines)
         assert self.faults is not None
         assert paths is not None
@@ -179,7 +183,11 @@ class StatementEmitter:
                 assert_never(statement)
 
     def _end(self, instruction: str, given: frozenset[tuple[int, ...]]) -> None:
-        """End the hit after one of the sequences ``given`` was printed: ``exit`` writes a record unless it is empty."""
+        """
+        End the hit with ``instruction`` after one of the sequences ``given``.
+
+        ``exit`` becomes ``abort`` for the empty sequence, so that no record is written.
+        """
         w = self._w
         if instruction != "exit" or () not in given:
             w.op(instruction)
@@ -348,7 +356,7 @@ class StatementEmitter:
 
 
 def _shown(text: str) -> str:
-    """Return a piece of C as one line, for a comment."""
+    """Return a piece of C source as one line, for a comment."""
     return " ".join(text.split()).replace("*/", "* /")
 
 

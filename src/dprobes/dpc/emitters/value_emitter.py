@@ -545,7 +545,11 @@ class ValueEmitter:
     # Conditions
 
     def branch(self, condition: Value, label: str, *, when: bool) -> None:
-        """Jump to a label if the truth value of a condition is ``when``; the label, a *landing*, has one more cell."""
+        """
+        Write a jump to ``label``, taken if the truth value of a condition is ``when``.
+
+        After the jump the stack has one more cell, which ``landing`` drops.
+        """
         w = self._w
         match condition:
             case Not(operand):

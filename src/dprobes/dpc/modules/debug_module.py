@@ -55,14 +55,14 @@ class DebugModule:
 
     @cached_property
     def file(self) -> DebugFile | None:
-        """The debug information; None if the module has none."""
+        """The debug information, in the module's file or a separate debug file; None if there is none."""
         from dprobes.dwarf.debug_file import debug_file_of
 
         return debug_file_of(self.elf)
 
     @cached_property
     def entry_types(self) -> DebugTypes | None:
-        """The types, each made from its debugging information entry; None if there is no debug information."""
+        """The types, each read from its debugging information entry (DIE); None if there is no debug information."""
         if self.file is None:
             return None
         from dprobes.dpc.modules.debug_values import DebugTypes

@@ -49,7 +49,7 @@ _BLOCKS = frozenset((Tag.LEXICAL_BLOCK, Tag.INLINED_SUBROUTINE))
 _VARIABLES = frozenset((Tag.FORMAL_PARAMETER, Tag.VARIABLE))
 _NAMED = frozenset((Tag.VARIABLE, Tag.ENUMERATOR, Tag.MEMBER))
 _NOWHERE = frame_at(None, 0, None)
-"""The frame of a location that is the same at all instructions."""
+"""The frame for locations that are the same at all instructions: no instruction and no frame base."""
 _DEPTH_MAX = 64
 _NUMBERED = 6
 """Number of arguments that have names of the form ``arg0``."""
@@ -318,7 +318,11 @@ class ProbeNames:
         return self._types.of_variable(self._parameters[number]) if number < len(self._parameters) else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, read as ``type_``; None for a variadic one. Raise ``NotKnownError`` if it is unknown."""
+        """
+        Return a parameter, read as ``type_``; None for a variadic one.
+
+        Raise ``NotKnownError`` if its place is unknown.
+        """
         if number < len(self._parameters):
             return ModuleVariable(self._parameter(number, type_), type_)
         if any(child.tag == Tag.UNSPECIFIED_PARAMETERS for child in self._function.origin.children()):
@@ -327,7 +331,11 @@ class ProbeNames:
         raise NotKnownError(f"the function has {count or 'no'} parameter{'s' * (count != 1)}")
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return the variable or parameter of this name, None without one; raise ``NotKnownError`` without a value."""
+        """
+        Return the variable or parameter of this name, None without one.
+
+        Raise ``NotKnownError`` if it has no value at the probed instruction.
+        """
         if self._at_return or name.startswith("::"):
             return self._named_parameter(name) or self._names.find(name)
         blocks = self._blocks()
@@ -455,7 +463,11 @@ class ProbeNames:
         return in_registers(type_, _parts_of(place), self._machine).value
 
     def _argument_at_entry(self, place: ArgumentPlace, type_: CType) -> typed_values.Value | Scattered:
-        """Return an argument's value at the entry of the call that has returned; raise ``NotKnownError`` if gone."""
+        """
+        Return an argument's value at the entry of the call that has returned.
+
+        Raise ``NotKnownError`` if no register or stack word at the entry contained it.
+        """
         registers = place.registers
         if place.offset is not None and self._module.elf.word_size == 4 and not place.is_address:
             registers = (f"arg{place.offset // 4 - 1}",)  # 32-bit arguments are numbered by their place on the stack
@@ -480,7 +492,7 @@ class ProbeNames:
         return typed_values.Register(f"arg{number}", self._machine.word, at_entry=True)
 
     def _is_before_it_is_kept(self, entry: Entry, location: Location) -> bool:
-        """Return whether a parameter's only location is in the frame, but not yet written at the probed instruction."""
+        """Return whether a parameter's only location is in the frame, where the prologue has not yet stored it."""
         if is_listed(entry) or self._entry is None or not isinstance(location, InMemory):
             return False
         address = location.address.address if isinstance(location.address, Loaded) else location.address
@@ -507,7 +519,11 @@ class ProbeNames:
         return value_at(location, type_, self._machine)
 
     def _where_known(self, entry: Entry, *, is_at_entry: bool) -> str | None:
-        """Return a hint with the ranges where a variable has a location, or to probe the entry; None for neither."""
+        """
+        Return a hint for a variable without a location here: its ranges, or the function's entry.
+
+        Return None if neither helps.
+        """
         if self._entry is None:
             return None
         name = self._module.function_symbol(self._entry) or "the function"

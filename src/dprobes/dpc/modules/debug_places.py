@@ -1,4 +1,4 @@
-"""Replacement of points at source lines and inlined calls by points at instructions, the first step of compilation."""
+"""Replacement of points at source lines and inlined calls by points at instructions, the first pass after parsing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ class PlaceFinder(Protocol):
     """Look-up of a module's instructions for probepoints at source lines and inlined calls."""
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
-        """Return the places of the instructions that begin the lines, by line; raise ``TargetError`` without any."""
+        """
+        Return the places of the instructions that begin each line from ``first`` to ``last``.
+
+        Raise ``TargetError`` if no line in the range has an instruction.
+        """
 
     def of_inlined(self, module: str, function: str) -> Sequence[str]:
         """Return the places of the first instructions of inlined calls; raise ``TargetError`` if there are none."""
@@ -66,7 +70,11 @@ def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, di
 def _instructions(
     point: Point, module: str, finder: PlaceFinder, diagnostics: Diagnostics
 ) -> Iterable[tuple[int, str]]:
-    """Return the source lines and places of a probepoint's instructions, none on an error; line 0 if inlined."""
+    """
+    Return the source line and place of each instruction of a probepoint; the line is 0 for an inlined call.
+
+    The result is empty after a reported error.
+    """
     lines = SOURCE_LINES.fullmatch(point.place) if point.kind is PointKind.CODE else None
     what = "a call that was inlined" if lines is None else f"a line of '{lines['path']}'"
     if point.at_return:
@@ -132,14 +140,18 @@ class DebugPlaces:
         return (self._symbols or OWN_SYMBOLS).module_of(elf), debug
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
-        """Return the places of the instructions that begin the lines, by line; raise ``TargetError`` without any."""
+        """
+        Return the places of the instructions that begin each line from ``first`` to ``last``.
+
+        Raise ``TargetError`` if no line in the range has an instruction.
+        """
         found, by_line = self.addresses_of_lines(module, path, first, last)
         return {line: [place_of(found, address) for address in addresses] for line, addresses in by_line.items()}
 
     def addresses_of_lines(
         self, module: str, path: str, first: int, last: int
     ) -> tuple[Module, Mapping[int, Sequence[int]]]:
-        """Return a module, and the link addresses of the instructions that begin lines, by line."""
+        """Return a module, and the link addresses of the instructions that begin the lines ``first`` to ``last``."""
         from dprobes.dwarf.line_table import LineSections, addresses_of_lines
 
         found, debug = self._open(module)

@@ -162,7 +162,11 @@ def _integer_name(words: Sequence[str]) -> str:
 
 
 def _is_in(found: Scoped, scopes: Sequence[str], *, is_end: bool = False) -> bool:
-    """Return whether an entry's scopes are ``scopes``, or ``is_end``, end in them; open scopes may be left out."""
+    """
+    Return whether an entry's scopes are ``scopes`` or, with ``is_end``, end in them.
+
+    Unnamed and inline namespaces may be omitted.
+    """
     wanted = [each for each in scopes if each and each != "(anonymous namespace)"]
     for its in (found.scopes, [each for each in found.scopes if not each.is_open]):
         names = [each.name for each in its if each.name]
@@ -205,7 +209,7 @@ class ScopedTypes:
         return None
 
     def _one(self, entries: Sequence[Scoped], written: str) -> CType:
-        """Return the type that all of the entries describe; raise ``TargetError`` if they are several."""
+        """Return the type that all of the entries describe; raise ``TargetError`` if they describe several."""
         different: list[tuple[Scoped, CType]] = []
         for each in entries:
             type_ = self._type_of(each.entry)

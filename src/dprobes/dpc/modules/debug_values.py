@@ -1,4 +1,4 @@
-"""Conversion of variables' locations to C values, computed at the hit: registers, memory, arithmetic with them."""
+"""Conversion of variables' locations to C values that the hit computes from registers and memory."""
 
 from __future__ import annotations
 
@@ -383,7 +383,11 @@ class Machine(NamedTuple):
 
 
 def value_at(location: Location, type_: CType, machine: Machine) -> typed_values.Value | Scattered:
-    """Return a variable's value, number or memory, or its parts; raise ``NotKnownError`` if it has none here."""
+    """
+    Return the value at a location: a number, memory, or several parts.
+
+    Raise ``NotKnownError`` if it is unavailable.
+    """
     match location:
         case Unavailable(reason):
             raise NotKnownError(reason)
@@ -547,7 +551,11 @@ def _register(number: int, machine: Machine) -> typed_values.Value:
 
 
 def value_of(node: Node, machine: Machine) -> typed_values.Value:
-    """Return the value of a location expression, for the hit; raise ``NotKnownError`` if that is impossible."""
+    """
+    Return the value that a location expression computes at the hit.
+
+    Raise ``NotKnownError`` if RPN cannot compute it.
+    """
     word = machine.word
     match node:
         case Number(number):

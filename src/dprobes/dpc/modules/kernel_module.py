@@ -119,7 +119,11 @@ class BtfTypes:
         return different[0] if different else None
 
     def reached_from(self, numbers: Iterable[int]) -> frozenset[int]:
-        """Return the numbers of the types reachable from others by pointers, qualifiers and type names."""
+        """
+        Return ``numbers`` and the numbers of the types that they lead to by pointers, qualifiers and type names.
+
+        Members of structures are not followed.
+        """
         found: set[int] = set()
         with damage_reported():
             for number in numbers:
@@ -256,7 +260,7 @@ class BtfModule:
         return self.declared(kind, tag)
 
     def names_at(self, place: str | None, *, at_return: bool) -> BtfNames:
-        """Return the names at the entry or return of a function; at other places, only the names of the kernel."""
+        """Return the names at the entry or return of a function; elsewhere, only names of the whole kernel."""
         name = None if place is None else place.strip('"')
         function = name if name is not None and name.isidentifier() else None
         return BtfNames(self, function, at_return=at_return)

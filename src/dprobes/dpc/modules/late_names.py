@@ -82,7 +82,7 @@ class LateNames:
         """
         Return a hint for an unknown name: the reason, and a declaration to write; None outside of code.
 
-        For a module without debug information, return that its debug file is of another build; None if there is no such
+        For a module without debug information, the hint is that its debug file is of another build; None without such a
         file.
         """
         from dprobes.dpc.modules.debug_names import ProbeNames

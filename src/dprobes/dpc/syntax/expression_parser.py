@@ -44,7 +44,7 @@ class TokenStream(TextTokens):
         return token
 
     def take_place_word(self) -> Token:
-        """Take the text up to a blank, a bracket, a comma or a semicolon as one word, which may be empty."""
+        """Consume the text up to a blank, bracket, comma or semicolon, and return it as a word, which may be empty."""
         word = self.take_match(_PLACE_WORD)
         assert word is not None
         # In a place, backquotes act as quotes.
@@ -227,7 +227,7 @@ class ExpressionParser:
         return syntax_tree.Conditional(condition, yes, no, condition.span.to(no.span))
 
     def _binary(self, least: int) -> syntax_tree.Expression:
-        """Parse operators of a level and of those that bind more tightly."""
+        """Parse binary operators whose level, an index of ``_LEVELS``, is ``least`` or higher."""
         cursor = self._cursor
         left = self._unary()
         while cursor.peek().kind is TokenKind.PUNCTUATION and (level := _LEVEL_OF.get(cursor.peek().text, -1)) >= least:

@@ -53,7 +53,7 @@ _MORE_OF_PATH = re.compile(r"(?P<more>(?:[^\s\":]|::)+):(?!:)(?P<place>[^\"]*[A-
 """The rest of an unquoted path with a second colon, from its first colon on; not a line of a source file."""
 _SOURCE_FILE = re.compile(r".+\.[A-Za-z+]{1,4}")
 _POINT_OF_OTHERS = re.compile(r"[ \t]+(?P<point>begin|end|[^\s{;=,:.]*[:.][^\s{;=]*)\s*(?:\{|when\b|if\b|/|\Z)")
-"""A place of another tracer after a word, recognized by its punctuation, which the name after a type does not have."""
+"""A place of another tracer after a word; its punctuation distinguishes it from a declared name after a type."""
 _ATTRIBUTE = re.compile(r"(?P<name>\w+)\s*[=:]?\s*(?P<value>[0-9]\w*|\"[^\"]*\")?")
 _RATE_DIGITS_MAX = 20
 _FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
@@ -213,7 +213,7 @@ class _ProgramParser:
         return syntax_tree.ProgramTree(module, attributes, declarations, functions, probes, blocks)
 
     def _refuse_what_begins_no_item(self) -> None:
-        """Report a statement, or syntax of other tracers, where a probe or declaration may begin."""
+        """Raise an error for a statement, or syntax of other tracers, where a probe or declaration may begin."""
         cursor = self._cursor
         token, following = cursor.peek(), cursor.peek(1)
         if token.text == "}" and token.kind is TokenKind.PUNCTUATION:

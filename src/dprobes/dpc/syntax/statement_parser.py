@@ -114,7 +114,7 @@ class DeclarationParser:
         return syntax_tree.Parameter(declarator.name, type_, cursor.span_from(first))
 
     def _own_name(self) -> str:
-        """Take the name of a declaration, without scopes, because names with scopes are the module's."""
+        """Consume the name of a declaration; report a name with scopes, because only the module has such names."""
         name = self._cursor.take()
         if "::" in name.text:
             message = f"'{name.text}' is a name of the module, and cannot be declared"
@@ -193,7 +193,7 @@ class DeclarationParser:
         return syntax_tree.Specifier(tuple(words), cursor.span_from(first))
 
     def _is_beside(self, storages: list[Token] | None) -> bool:
-        """Take a qualifier or storage word among the words of a type, and return whether there was one."""
+        """Consume a qualifier or storage word among the words of a type; return whether there was one."""
         if self._cursor.accept(*QUALIFIERS):
             return True
         if storages is None or (token := self._cursor.accept(*_C_STORAGES)) is None:
@@ -338,7 +338,7 @@ class StatementParser:
         return statement
 
     def _end(self, what: str, statement: syntax_tree.Expression | None = None) -> None:
-        """Take the semicolon at the end of a statement; the last one of a block may omit it."""
+        """Consume the semicolon at the end of a statement; the last statement of a block may omit it."""
         if not self._cursor.sees("}", ";"):
             message = f"expected ';' after {what}, found {self._cursor.peek().described}"
             raise self._cursor.wrong(message, hint=self._hint_behind(statement))

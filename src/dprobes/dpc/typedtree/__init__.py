@@ -1,1 +1,1 @@
-"""The typed tree, with all names resolved, and the properties of it that do not depend on a machine."""
+"""The typed tree, with all names resolved, and those of its properties that do not depend on the target's processor."""

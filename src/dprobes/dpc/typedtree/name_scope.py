@@ -44,7 +44,7 @@ class NotKnownError(Exception):
 
 
 class Part(NamedTuple):
-    """``size`` bytes of a variable from ``offset`` on, the low bytes of ``value``; None if they are optimized out."""
+    """``size`` bytes of a variable from ``offset`` on: the low bytes of ``value``, None if they are optimized out."""
 
     offset: int
     size: int
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 class Scattered(NamedTuple):
-    """A structure whose bytes are not all in memory: its parts in order."""
+    """A structure that is not entirely in memory: its parts by ascending offset."""
 
     parts: tuple[Part, ...]
     type: CType
@@ -134,14 +134,13 @@ class Surroundings:
     """
     The context of an expression.
 
-    With ``at_return``, arguments are those of the entry. ``is_traced`` means a tracepoint or system call, which has
-    named fields; ``is_usdt`` means a USDT probe, which has its own arguments. ``watched`` is the watched object of a
-    watchpoint, and ``line`` the source line of the probe. ``allow_write`` allows assignments to the target.
-
-    In a function of the program (``is_function``) and in a block of the tool (``is_tool``), there is no hit. ``names``
-    are the names of the place in ``module``, which is empty if it is not known; ``given`` has the types of the place's
-    own fields or arguments; ``kernel`` is set if a hit may be in the kernel. With ``is_entry_known``, the entry of the
-    call is known to have been seen.
+    With ``at_return``, arguments have their values at the entry of the call. ``is_traced`` means a tracepoint or system
+    call, which has named fields; ``is_usdt`` means a USDT probe, which has its own arguments. ``watched`` is the
+    watched object of a watchpoint, and ``line`` the source line of the probe. ``allow_write`` allows assignments to the
+    target. In a function of the program (``is_function``) and in a block of the tool (``is_tool``), there is no hit.
+    ``names`` are the names of the place in ``module``, which is empty if it is not known; ``given`` has the types of
+    the place's own fields or arguments; ``kernel`` is set if a hit may be in the kernel. With ``is_entry_known``, the
+    probe's condition guarantees that the entry of the call was seen.
     """
 
     at_return: bool = False
@@ -210,7 +209,11 @@ class TypeListener(Protocol):
     """A listener for the types of expressions and parameters, which editors show."""
 
     def __call__(self, span: Span, type_: CType) -> None:
-        """Note a type; a span that is typed for several places may have several types."""
+        """
+        Receive the type of the expression or parameter at ``span``.
+
+        A span may have several types, one for each probepoint.
+        """
 
 
 class PlaceNames(Protocol):
@@ -242,7 +245,11 @@ class PlaceNames(Protocol):
         """Return a parameter, read as ``type_``; None if there is none. Raise ``NotKnownError`` if it has no value."""
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return the variable or constant of a name, None without one; raise ``NotKnownError`` without a value."""
+        """
+        Return the variable or constant of a name, None without one.
+
+        Raise ``NotKnownError`` if it has no value here.
+        """
 
     def cause(self, name: str) -> str | None:
         """Return a hint for an unknown name; None if the module has no description."""
@@ -265,7 +272,7 @@ class Scope:
         self._names: dict[str, Declared] = {}
 
     def add(self, name: str, meaning: Declared) -> Declared | None:
-        """Add a name; return its existing meaning in this block, which is kept, else None."""
+        """Add a name, unless this block has it; return its previous meaning in this block, None if it was added."""
         if (known := self._names.get(name)) is not None:
             return known
         self._names[name] = meaning

@@ -5,7 +5,7 @@ Each sequence is a kind of record with its own template. The number of a sequenc
 
     n * (logs + 1) + log
 
-So a handler whose path is not known beforehand keeps the number of the current sequence in a cell.
+If several sequences are possible, the handler keeps the number of the current one in a cell.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class End(Node):
 
 
 class Skip(Node):
-    """The end of the handler and of the function that begins at the probepoint, which returns the value."""
+    """``skip``: the end of the handler; the probed function returns the value at once, without executing its code."""
 
     value: Value
     span: Span
@@ -280,7 +280,7 @@ class LogPaths:
 
 
 def is_mixed(sequences: frozenset[LogSequence]) -> bool:
-    """Return whether only the hit decides if anything was printed: one of the sequences is empty, another not."""
+    """Return whether one of the sequences is empty and another one is not."""
     return () in sequences and len(sequences) > 1
 
 
@@ -289,7 +289,7 @@ class _TooManyError(Exception):
 
 
 class _Walk:
-    """A walk through a handler that maps the sequences before a statement to those after it and at its exits."""
+    """A walk through a handler: it computes the sequences after a statement and at its exits from those before it."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics

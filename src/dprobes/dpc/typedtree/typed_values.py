@@ -1,8 +1,8 @@
 """
 The typed tree: a program with resolved names and explicit conversions.
 
-Each value has a type and stands for one cell of the RPN stack with a number of that type. The number is sign-extended
-to the word if the type is signed, else zero-extended.
+Each value has a type and is one cell of the RPN stack with a number of that type. The number is sign-extended to the
+word if the type is signed, else zero-extended.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Register(Node):
 
 
 class System(Node):
-    """A value of the group "System variables", such as ``pid``, ``time``; ``is_certain`` as for registers."""
+    """A system variable, ``name`` as in RPN: ``pid``, ``time``; ``is_certain`` as for registers."""
 
     name: str
     type: CType
@@ -93,7 +93,7 @@ class System(Node):
 
 
 class Local(Node):
-    """A variable on the RPN stack, by its number in the handler or function; parameters have negative numbers."""
+    """A variable on the RPN stack; ``slot`` is its number in the handler or function, negative for parameters."""
 
     slot: int
     type: CType
@@ -321,7 +321,7 @@ class CommName(Node):
 
 
 class StackTrace(Node):
-    """The call stack of the program or of the kernel."""
+    """The call stack of the process or of the kernel, at most ``frames`` frames of it; None for the default."""
 
     is_kernel: bool
     frames: int | None
@@ -343,7 +343,11 @@ class Kept(Node):
 
 
 class NetworkAddress(Node):
-    """An IP address: ``size`` bytes of memory in network byte order, or, if that is None, a number read there."""
+    """
+    An IP address: ``size`` bytes of memory at ``value``, in network byte order.
+
+    If ``size`` is None, ``value`` is an IPv4 address, as the number that a load from memory gives.
+    """
 
     value: Value
     size: Value | None

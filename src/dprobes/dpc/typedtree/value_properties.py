@@ -273,7 +273,7 @@ def needs_entry(value: typed_values.Value) -> bool:
 
 
 def greatest(value: typed_values.Value) -> int | None:
-    """Return an upper bound of a value that is not negative; None if no bound is known."""
+    """Return an inclusive upper bound of a value that is never negative; None if none is known."""
     match value:
         case typed_values.Constant(number) if number >= 0:
             return number
@@ -289,7 +289,11 @@ def greatest(value: typed_values.Value) -> int | None:
 def steady(
     place: typed_values.Place, keep: Callable[[typed_values.Value], typed_values.Local]
 ) -> tuple[typed_values.Value | None, typed_values.Place]:
-    """Return a place that can be used twice, and the value to compute before: its address, if that has side effects."""
+    """
+    Return a value to compute first, or None, and a place that can be evaluated twice.
+
+    If the address or index of ``place`` has side effects, the first value stores it in a variable from ``keep``.
+    """
     match place:
         case typed_values.Memory(address, type_) if does_something(address):
             kept = keep(address)

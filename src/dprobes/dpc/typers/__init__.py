@@ -1,1 +1,1 @@
-"""From the source tree to the typed tree: names and types, and the errors of programs without a meaning."""
+"""Typers, which resolve the names and types of the syntax tree, report errors, and return the typed tree."""

@@ -399,7 +399,7 @@ _COUNTS = {
     "str": (1, 2), "mem": (2,), "ustack": (0, 1), "kstack": (0, 1), "sym": (1,),
     **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), (1,)),
 }  # fmt: skip
-"""Numbers of arguments that calls take."""
+"""The accepted numbers of arguments of each call."""
 
 _STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
 
@@ -583,7 +583,7 @@ class CallTyper:
         return self._number(length, _STRING_MAX, "bytes of a string")
 
     def _limited(self, length: Value) -> Value:
-        """Return a length that is known only at the hit, limited to one byte more than is printed."""
+        """Return a length that is known only at the hit, limited to the maximum number of printed bytes plus one."""
         most = typed_values.Constant(_MEMORY_MAX + 1, UNSIGNED)
         first, kept = self._values.kept_once(length)
         is_more = typed_values.Comparison("<", most, kept, is_signed=False, type=INT)
@@ -621,7 +621,11 @@ class CallTyper:
         )
 
     def _network_address(self, arguments: Sequence[syntax_tree.Expression], span: Span) -> typed_values.NetworkAddress:
-        """Return ``ntop(address)`` or ``ntop(family, address)``; the address is a number or a pointer to it."""
+        """
+        Return ``ntop(address)`` or ``ntop(family, address)``.
+
+        The address is an IPv4 address as a number, or a pointer.
+        """
         if not 1 <= len(arguments) <= _NTOP_MAX:
             raise self._values.wrong(span, "'ntop' takes an address, or the family and an address")
         address = self._values.value(arguments[-1])

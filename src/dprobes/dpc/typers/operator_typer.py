@@ -1,7 +1,7 @@
 """
 Operators and conversions with types (C17 6.3, 6.5), applied to typed values.
 
-Nothing here depends on names or on the place in a program.
+The results do not depend on names or on the probepoint.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class OperatorTyper:
         )
 
     def moved(self, pointer: Value, count: Value, target: CType, span: Span, *, back: bool = False) -> Value:
-        """Return an address moved by ``count`` elements, as a word."""
+        """Return an address plus ``count`` elements of the type ``target``, or with ``back`` minus, as a word."""
         word = self._types.word
         size = typed_values.Constant(self.size(target, span), word)
         distance = folded(typed_values.Arithmetic("*", folded(typed_values.Convert(count, word)), size, word))
@@ -265,7 +265,7 @@ class ExpressionTyper(Protocol):
         """Return a value that can be tested; for a string or call stack in a table, the test that it exists."""
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
-        """Return a value to compute first, or None, and a value that may be used several times."""
+        """Return a value to compute first, or None, and a value without side effects that may be evaluated twice."""
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
         """Return a value converted to a type, as by an assignment."""

@@ -155,7 +155,11 @@ class PrintTyper:
     def _place(
         self, written: Conversion, expression: syntax_tree.Expression | FirstElements
     ) -> tuple[str, typed_values.Argument | None]:
-        """Return the place-holder for a conversion, and the item of the record for it, None without one."""
+        """
+        Return the place-holder for a conversion, and the item to log.
+
+        The item is None for a literal or the process name.
+        """
         if isinstance(expression, FirstElements):
             elements = self._elements(expression)
             return _list_of(written, elements.type, field_name(expression.array)), elements
@@ -281,7 +285,7 @@ class PrintTyper:
 
 
 def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
-    """Return a number as the type that a conversion prints: truncated, or signed if it is no larger than ``int``."""
+    """Return a number converted to the printed type: truncated, or signed if it is no larger than ``int``."""
     if not isinstance(value.type, Integer | Enumeration):
         return value
     letter = conversion.letter

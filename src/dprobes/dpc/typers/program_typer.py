@@ -174,7 +174,11 @@ class ProgramTyper:
         self.functions[function.name] = FunctionSignature(function.name, type_, parameters, span)
 
     def function(self, function: syntax_tree.Function) -> TypedFunction | None:
-        """Return a function with its types; None if its declaration was rejected, as is a second one of a name."""
+        """
+        Return a function with its types.
+
+        Return None if its declaration was rejected, such as the second one with its name.
+        """
         signature = self.functions.get(function.name)
         if signature is None or signature.span != function.type.declarator.span:
             return None
@@ -197,7 +201,7 @@ class ProgramTyper:
         return TypedFunction(signature, body, values.slots)
 
     def probes(self, probe: syntax_tree.Probe) -> list[TypedProbe]:
-        """Return a probe with its types, once for all probepoints with equal results; an empty list on errors."""
+        """Return a probe with its types, once for all probepoints with equal results; an empty list after an error."""
         at_return = any(point.at_return for point in probe.points)
         if at_return and not all(point.at_return for point in probe.points):
             self._diagnostics.error(probe.points[0].span, "entries and returns cannot share a block")

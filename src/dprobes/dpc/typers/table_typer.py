@@ -52,7 +52,11 @@ _BOUNDS = "lhist"
 
 
 def values_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str]:
-    """Return the kinds of values of the tables whose first write has a number or a string literal, by name."""
+    """
+    Return the kind of each table whose first write shows it, by the table's name.
+
+    ``kinds`` are the names of the aggregations; a table with bounds (``lhist``) is not included.
+    """
     found: dict[str, str] = {}
     bodies = [probe.body for probe in program.probes]
     bodies += [function.body for function in program.functions]

@@ -1,4 +1,4 @@
-"""The types that a program's text denotes: words, tags, names of ``typedef``, pointers and arrays."""
+"""The types that a probe program names: words, tags, names of ``typedef``, pointers and arrays."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TypeTable:
         return table
 
     def tell_module(self, module: ProbedModule) -> None:
-        """Give a module the program's own structures, which take precedence over the module's."""
+        """Register the program's structures with a module; they take precedence over those of its debug information."""
         module.declared = self._declared_record
 
     @property
@@ -105,7 +105,7 @@ class TypeTable:
         return Pointer(target, self.word_size)
 
     def of(self, name: syntax_tree.TypeName) -> CType:
-        """Return the type that is written; raise ``UnknownTypeError`` if there is none."""
+        """Return the type that ``name`` denotes; raise ``UnknownTypeError`` if there is none, after reporting it."""
         return self.declared(self.base(name.specifier), name.declarator)
 
     def declared(self, base: CType, declarator: syntax_tree.Declarator) -> CType:

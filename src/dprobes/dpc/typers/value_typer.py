@@ -363,7 +363,7 @@ class ValueTyper:
         return typed_values.Sequence(typed_values.Assign(before, value, value.type), result, target.type)
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
-        """Return a value to compute first, or None, and a value that may be used several times."""
+        """Return a value to compute first, or None, and a value without side effects that may be evaluated twice."""
         if isinstance(value, typed_values.Constant | typed_values.Local):
             return None, value
         kept = self._kept(value)
@@ -424,5 +424,5 @@ class ValueTyper:
 
 
 def _behind(first: Value | None, value: Value) -> Value:
-    """Return a value, with ``first`` computed before it unless that is None."""
+    """Return a value that computes ``first`` before ``value``; ``value`` itself if ``first`` is None."""
     return value if first is None else typed_values.Sequence(first, value, value.type)

@@ -181,7 +181,7 @@ def _is_aligned_wide(type_: CType) -> bool:
 
 
 def _classes(type_: CType) -> list[bool]:
-    """Return whether each register of a type is a general, not a vector register; empty for types in memory."""
+    """Return the registers of a type: True for a general one, False for a vector one. Types in memory have none."""
     match type_:
         case Integer() | Enumeration() | Pointer():
             return [True]

@@ -105,7 +105,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Floating:
-    """A type of floating-point or otherwise unsupported numbers: it has a size, but no operations."""
+    """A type with a size but without operations: floating-point numbers, and 128-bit integers."""
 
     name: str
     size: int
@@ -268,7 +268,8 @@ class String:
     """
     The type of ``str(p)`` and ``comm``: a string that is logged, compared or a key field. C has no such type.
 
-    At most ``limit`` bytes are read. With ``marks``, the last byte only marks that the string is truncated.
+    At most ``limit`` bytes are read. With ``marks``, the last byte is not printed: if it is present, the string is
+    printed as truncated.
     """
 
     limit: int

@@ -82,7 +82,7 @@ def conversions(text: str) -> tuple[list[Conversion], int | None]:
 
 
 def widest(conversion: Conversion) -> int:
-    """Return the larger of width and precision; of a longer number, only the first 20 digits are evaluated."""
+    """Return the larger of width and precision, computed from at most the first 20 digits of each."""
     numbers = re.findall(r"[0-9]+", conversion.layout)
     return max((int(number[:20]) for number in numbers), default=0)
 
