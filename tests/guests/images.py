@@ -41,7 +41,7 @@ BUILT = "6.12-override"
 """
 A kernel that ``make guest-kernel`` builds, because none of Debian's has CONFIG_BPF_KPROBE_OVERRIDE.
 
-It is small: it has no type information of itself (BTF), and no modules.
+It is small: it has no BTF type information, and no modules.
 """
 
 SOURCE_PACKAGE = "linux-source-6.12"

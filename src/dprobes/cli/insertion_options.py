@@ -26,8 +26,8 @@ scope_options = with_options(
         help="Start this command, without a shell, and insert the program into it.",
     ),
     click.option("-p", "--pid", type=PROCESS_ID, help="Insert the program into this running process."),
-    click.option("--cgroup", metavar="PATH", help="Only processes in this cgroup and those below it (ebpf)."),
-    click.option("--uid", "user", metavar="USER", help="Only processes of this user, a name or number (ebpf)."),
+    click.option("--cgroup", metavar="PATH", help="Probe only processes in this cgroup and those below it (ebpf)."),
+    click.option("--uid", "user", metavar="USER", help="Probe only processes of this user, a name or number (ebpf)."),
     click.option(
         "--follow/--no-follow", default=True, show_default=True,
         help="With -c and -p: also insert it into child processes.",

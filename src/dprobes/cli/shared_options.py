@@ -222,7 +222,7 @@ verification_options = with_options(
     click.option(
         "--dont-verify-opcodes",
         is_flag=True,
-        help="Insert probepoints whatever instructions are at their offsets.",
+        help="Insert probepoints without comparing the instructions at their offsets with the expected ones.",
     ),
 )
 """The options that disable checks of a module."""
@@ -254,13 +254,13 @@ stacks_options = with_options(
         "for pprof, .pftrace for Perfetto, .folded is text.",
     ),
     click.option(
-        "--weight", metavar="FIELD", help="The field that weighs each stack of --stacks; by default each weighs 1."
+        "--weight", metavar="FIELD", help="The field with the weight of each stack of --stacks; by default it is 1."
     ),
     click.option(
         "--baseline",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Compare the flame graph of --stacks with these folded stacks, or with a trace file.",
+        help="Compare the flame graph of --stacks with FILE: folded stacks or a trace file.",
     ),
 )
 """The options of profiles of call stacks."""
@@ -289,7 +289,7 @@ table_options = with_options(
         "--duration",
         type=_DURATION,
         metavar="TIME",
-        help="End the run after this time, such as 10s or 2m, and ask its command to end.",
+        help="End the run after this time, such as 10s or 2m, and send SIGTERM to its command.",
     ),
 )
 """The options of keyed tables, and of the duration of a run."""

@@ -251,7 +251,7 @@ class ScopeKind(Enum):
     TREE = "a command or process"
     CGROUP = "a cgroup"
     USER = "a user's processes"
-    ENDPOINT = "what an address or file names"
+    ENDPOINT = "the target of a stub, or recorded hits"
     MACHINE = "a virtual machine"
     KERNEL = "the kernel"
 

@@ -219,7 +219,7 @@ def test_the_stack_trace_names_the_place_of_the_sample(build: Builder, run: Runn
     ("feature", "name"),
     [
         (Feature.FIND_VMA, "bpf_find_vma"),
-        (Feature.BTF, "type information of itself (BTF)"),
+        (Feature.BTF, "BTF type information"),
         (Feature.PERF_EVENT, "BPF programs on perf events"),
     ],
 )

@@ -66,7 +66,7 @@ def test_every_scope_of_a_kind_that_no_engine_takes_is_refused() -> None:
         ScopeKind.USER,
     }
     assert refused[AUTO, ScopeKind.ENDPOINT] == (
-        "no engine that auto chooses from can probe what an address or file names; use --engine replay=FILE"
+        "no engine that auto chooses from can probe the target of a stub, or recorded hits; use --engine replay=FILE"
     )
     assert refused[AUTO, ScopeKind.KERNEL] == (
         "no engine that auto chooses from can probe the kernel; none of this version can"
@@ -75,7 +75,7 @@ def test_every_scope_of_a_kind_that_no_engine_takes_is_refused() -> None:
         "the ebpf engine cannot probe a virtual machine; none of this version can"
     )
     assert refused["ebpf", ScopeKind.ENDPOINT] == (
-        "the ebpf engine cannot probe what an address or file names; --engine replay=FILE can"
+        "the ebpf engine cannot probe the target of a stub, or recorded hits; --engine replay=FILE can"
     )
     assert refused["ptrace", ScopeKind.USER] == (
         "the ptrace engine needs a command (-c COMMAND) or a process (-p PID); other scopes need --engine ebpf"

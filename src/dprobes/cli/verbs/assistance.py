@@ -28,8 +28,8 @@ def examples_command(name: str | None) -> int:
     """
     List the example programs, or print the one called NAME.
 
-    'dprobes run NAME' runs it, with its template if it has one. For one of your own, begin with a copy: 'dprobes
-    examples NAME > my.rpn'.
+    'dprobes run NAME' runs it, with its template if it has one. To write a program of your own, begin with a copy:
+    'dprobes examples NAME > my.rpn'.
     """
     from dprobes.cli.option_values import all_examples, example_directory, find_example
     from dprobes.diagnostics import did_you_mean
@@ -57,9 +57,9 @@ def examples_command(name: str | None) -> int:
 )
 def doctor_command(engine: str | None) -> int:
     """
-    Print what works on this machine, with a reason and a remedy for each "no", and what you can do with it.
+    Test the features that engines need, and print those that work, with a reason and a remedy for each "no".
 
-    Each feature is tried; nothing is concluded from version numbers. Exit status 1 means that no probes work at all.
+    Each feature is tried; nothing is concluded from version numbers. The exit status is 1 if no engine can run probes.
     With --engine the target of the endpoint is stopped for the tests, and continues after them.
     """
     from dprobes.engines.engine_registry import rows
@@ -135,8 +135,8 @@ def lsp_command() -> int:
     """
     Serve editors as a language server on standard input and output, for DProbes C and RPN.
 
-    It says what is wrong while a program is written, completes modules, functions, fields and names, shows of a probe
-    its RPN and what a hit costs, and finds definitions. It needs the package pygls.
+    The server reports errors and warnings while you type, completes names, shows the RPN of a probe and the cost of a
+    hit, and finds definitions. It needs the package pygls.
     """
     try:
         from dprobes.cli.languageserver.language_server import create_server
@@ -163,8 +163,8 @@ def completion_command(shell: str) -> int:
     Print the script with which SHELL completes verbs, options, files, groups, types, modules, symbols and names.
 
     For bash put 'eval "$(dprobes completion bash)"' into ~/.bashrc; for zsh put the same with zsh into ~/.zshrc, after
-    compinit; for fish write the output to ~/.config/fish/completions/dprobes.fish. Where dprobes is installed below a
-    prefix that the shell looks in, as /usr/local, the scripts are there already.
+    compinit; for fish write the output to ~/.config/fish/completions/dprobes.fish. If dprobes is installed below a
+    prefix in which the shell looks for completions, such as /usr/local, the scripts are installed already.
     """
     from dprobes.cli import COMPLETE_VARIABLE
     from dprobes.cli.command_group import command_group

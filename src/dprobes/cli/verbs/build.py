@@ -98,8 +98,8 @@ def build_command(
     expected at its probepoints. 'dprobes apply' and 'dprobes run' accept it as FILE, and refuse other builds of the
     module. Without --for the program is compiled for the module on this machine.
 
-    Of the kernel --for names a vmlinux with symbols, or a vmlinuz beside its System.map; of a kernel module its .ko
-    file. In other kernels than these the places of the program are found by their names.
+    For the kernel, --for names a vmlinux with symbols, or a vmlinuz beside its System.map; for a kernel module, its .ko
+    file. In kernels that --for does not name, the places of the program are looked up by name at insertion.
     """
     from dprobes.formatters.templates.carried_templates import carried_templates
     from dprobes.ppdf.ppdf_file import encode

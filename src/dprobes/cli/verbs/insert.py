@@ -53,7 +53,7 @@ insertion_options = with_options(
     click.option("--as", "as_name", metavar="NAME", help="Insert FILE under this name, in addition to others."),
     click.option(
         "--log", "log_items", multiple=True, metavar="ITEMS",
-        help="Header items, separated by commas, or ALL; see 'dprobes run --help'.",
+        help="Log these header items with each record, separated by commas, or ALL; see 'dprobes run --help'.",
     ),
     click.option(
         "--log-target", "targets", multiple=True, metavar="TARGET",
@@ -70,7 +70,7 @@ insertion_options = with_options(
     click.option("--pid-namespace", is_flag=True, help="Log pid and tid of the PID namespace (ebpf)."),
     click.option(
         "--core-dir", "core_directory", type=click.Path(exists=True, file_okay=False), default=".",
-        metavar="DIR", help="Where 'exit 3' writes core.dprobes.PID.",
+        metavar="DIR", help="Directory in which 'exit 3' writes core.dprobes.PID.",
     ),
     click.option(
         "--ring-size", type=click.IntRange(min=1, max=1024), metavar="MIB",
@@ -248,10 +248,11 @@ def insert_command(
     **options: Any,
 ) -> int:
     """
-    Insert the probe program FILE, an .rpn source or a .ppdf, into all processes, or those of -p, -c, --cgroup, --uid.
+    Insert the probe program FILE into all processes, or into those that -p, -c, --cgroup or --uid selects.
 
-    The probe manager, which is started if necessary, keeps it inserted until 'dprobes remove'. Records go to the
-    manager's trace file ('dprobes log' prints it) and to log targets.
+    FILE is a source in DProbes C or RPN, or a compiled program. The probe manager, which is started if necessary, keeps
+    the program inserted until 'dprobes remove'. Records go to the manager's trace file ('dprobes log' prints it) and to
+    log targets.
     """
     if text is not None and file is not None:
         file, arguments = None, (word_of_program(), *arguments)

@@ -264,13 +264,16 @@ def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | Non
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
 def list_command(what: str | None, symbols: Path | None, pid: int | None) -> int:
     """
-    List what can be probed: the functions of MODULE that match the shell pattern PATTERN, or all of them.
+    List the functions of MODULE whose names match the shell pattern PATTERN, or all its functions and USDT probes.
 
-    MODULE is a path, a name as in 'name =', 'kernel', a loaded module of the kernel, 'tracepoint' or 'syscall', as in
-    'tracepoint sched:*'. With -p alone, the modules of the process are listed. Each function is in quotes, in the form
-    that a program uses. An ambiguous name is replaced by the linker's name, or has its source file or its offset. The
-    second column is the cost of a hit at the start of the function. The USDT probes of the module follow;
-    'MODULE:usdt:PROVIDER:NAME' lists those that match the patterns, and no functions.
+    MODULE is a path, a name as in 'name =', 'kernel', or a loaded module of the kernel. 'tracepoint [PATTERN]' and
+    'syscall [PATTERN]' list tracepoints and system calls, as in 'tracepoint sched:*'. With -p alone, the modules of the
+    process are listed.
+
+    A name is printed in the form that probe programs accept in quotes. If several functions have the same readable
+    name, each is listed by its linker name, its source file or its offset. The second column is the cost of a hit at
+    the start of the function. The USDT probes of the module follow the functions; 'MODULE:usdt:PROVIDER:NAME' lists
+    only the USDT probes that match the patterns PROVIDER and NAME.
     """
     from dprobes.cli.output import module_listing
     from dprobes.cli.output.kernel_listing import describe_traced, is_traced, kernel_module, split_traced

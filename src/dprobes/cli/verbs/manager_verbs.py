@@ -81,9 +81,9 @@ def query_command(name: str | None, everything: bool, extended: bool, as_json: b
     """
     Print the inserted programs with the states and counts of their probepoints.
 
-    States are COMPILED (known, but not inserted yet), ACTIVE, MISMATCH (other code is there), CONFLICT (another tool's
-    breakpoint is there), DISABLED (maxhits is reached), REMOVED, INVALID_OFFSET, EXCLUDED (would probe dprobes itself),
-    DEBUGREG_UNAVAIL, and WATCHPOINT_LEN_INVALID.
+    States are COMPILED (known, but not inserted yet), ACTIVE, MISMATCH (other code is there), CONFLICT (another
+    tool's breakpoint is there), DISABLED (by maxhits or --overhead), REMOVED, INVALID_OFFSET, EXCLUDED (would probe
+    dprobes itself), DEBUGREG_UNAVAIL, and WATCHPOINT_LEN_INVALID.
     """  # fmt: skip
     one_of(name, everything=everything)
     with client() as manager:
@@ -387,7 +387,7 @@ _PATIENCE = 10.0
 
 @click.command("stop")
 @click.option("--manager", "ends", is_flag=True, help="Also end the probe manager, and with it its global variables.")
-@click.option("--left", "is_about_left", is_flag=True, help="Only remove what killed runs left in processes.")
+@click.option("--left", "is_about_left", is_flag=True, help="Only remove jumps and memory of killed runs.")
 def stop_command(ends: bool, is_about_left: bool) -> int:
     """
     Remove all programs of the probe manager at once: the kill switch.
@@ -396,7 +396,7 @@ def stop_command(ends: bool, is_about_left: bool) -> int:
     remove its probepoints.
 
     If all processes of a run with --engine inline are killed at once, a probed process may keep jumps and memory. They
-    do no harm. The next run on that process removes them, or --left, which searches all processes.
+    do no harm. The next run on that process removes them; --left removes them from all processes.
     """
     if is_about_left:
         for row in rows():

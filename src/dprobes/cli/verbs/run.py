@@ -50,23 +50,23 @@ __all__ = ["run_command"]
     "log_items",
     multiple=True,
     metavar="ITEMS",
-    help=f"Header items, joined by commas: {', '.join(LOG_ITEMS)}, or ALL; by default text has PROCNAME,PID,TSC. "
-    "Without -p and -c, PROCNAME,PID are added.",
+    help=f"Log these header items with each record, separated by commas: {', '.join(LOG_ITEMS)}, or ALL. The default "
+    "for text is PROCNAME,PID,TSC. Without -p and -c, PROCNAME,PID are added.",
 )
 @click.option(
     "-o",
     "--output",
     type=PROGRAM_FILE,
     metavar="FILE",
-    help="Write records there instead of to standard output. A name in .dpt appends to a trace file, "
-    ".dptz to a compressed one.",
+    help="Write records to this file instead of to standard output. A file whose name ends in .dpt is a trace file, "
+    "in .dptz a compressed one; records are appended to it.",
 )
 @click.option(
     "--log-target",
     "targets",
     multiple=True,
     metavar="TARGET",
-    help="Send records there instead of to standard output; 'dprobes log-target kinds' lists the targets.",
+    help="Send records to this log target instead of to standard output; 'dprobes log-target kinds' lists the kinds.",
 )
 @log_format_option(None)
 @click.option("--top", is_flag=True, help="Show a live table of the probepoints instead of records.")
@@ -99,7 +99,7 @@ __all__ = ["run_command"]
     type=click.Path(exists=True, file_okay=False),
     default=".",
     metavar="DIR",
-    help="Where 'exit 3' writes core.dprobes.PID.",
+    help="Directory in which 'exit 3' writes core.dprobes.PID.",
 )
 @click.option(
     "--pid-namespace", is_flag=True, help="Log pid and tid as seen in the process's own PID namespace (ebpf)."

@@ -48,7 +48,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 @systemd_command.command("install")
 @_options
 def install(of_user: bool, directory: Path | None) -> int:
-    """Write the unit files and let systemd listen, now and after each boot."""
+    """Write the unit files, and make systemd listen for 'dprobes insert', now and after each boot."""
     for unit in _units(of_user, directory):
         print_line(f"{'wrote' if unit.write() else 'unchanged:'} {unit.path}")
     if directory is None and _has_systemd():

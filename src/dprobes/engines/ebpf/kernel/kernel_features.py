@@ -66,7 +66,7 @@ class Feature(Enum):
     ANCESTOR_CGROUP = "bpf_get_current_ancestor_cgroup_id"
     PERF_EVENT = "BPF programs on perf events"
     PERF_EVENT_COOKIE = "cookies of perf event programs"
-    BTF = "type information of itself (BTF)"
+    BTF = "BTF type information"
     RAW_TRACEPOINT = "BPF programs on raw tracepoints"
     TYPED_TRACEPOINT = "BPF programs on typed tracepoints (tp_btf)"
     KPROBE = "kprobes"
