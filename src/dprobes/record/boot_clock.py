@@ -1,4 +1,4 @@
-"""The offset from CLOCK_MONOTONIC, the clock of records, to the wall clock."""
+"""The offset between CLOCK_MONOTONIC, the clock of records, and the wall clock."""
 
 from __future__ import annotations
 
@@ -40,18 +40,22 @@ _STEP = 10_000_000
 
 
 def wall_offset() -> int:
-    """Return the nanoseconds to add to CLOCK_MONOTONIC to get nanoseconds since 1970."""
+    """Return the offset in nanoseconds that converts CLOCK_MONOTONIC to nanoseconds since 1970-01-01 UTC."""
     return time.time_ns() - time.monotonic_ns()
 
 
 class WallClock:
-    """The wall-clock offset, updated only if the clock was set or has drifted; between updates times stay in order."""
+    """
+    The offset from CLOCK_MONOTONIC to the wall clock, updated only if the clock was set or has drifted.
+
+    Between updates the offset is constant, and converted times stay in order.
+    """
 
     def __init__(self) -> None:
         self.offset = wall_offset()
 
     def look(self) -> int:
-        """Return the current offset."""
+        """Return the current offset in nanoseconds."""
         offset = wall_offset()
         if abs(offset - self.offset) > _STEP:
             self.offset = offset
@@ -65,7 +69,7 @@ _NANOSECONDS = 1_000_000_000
 
 def wall_time(time_: int | None, wall_offset: int) -> str | None:
     """
-    Return a record's time as ISO 8601 has it, in UTC: ``2026-11-22T04:30:00.123456789Z``.
+    Return a record's time in ISO 8601 format, in UTC: ``2026-11-22T04:30:00.123456789Z``.
 
     Return None if the record has no time, or if the offset is 0, which means unknown.
     """

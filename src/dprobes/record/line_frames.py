@@ -59,14 +59,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A count of records that were lost at this place."""
+    """A number of records that were lost at this position of the stream."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Skipped bytes that are no frame."""
+    """A number of skipped bytes that are not part of a frame."""
 
     count: int
 
@@ -79,7 +79,7 @@ def record_frame(record: bytes) -> bytes:
 
 
 def lost_frame(count: int) -> bytes:
-    """Return the frame that reports ``count`` lost records."""
+    """Return the frame that reports ``count`` lost records; the reported number is at most 2**32 - 1."""
     return _PREFIX["little"].pack(_FACILITY, 0, _LOST_SIZE) + min(count, 0xFFFF_FFFF).to_bytes(4, "little") + _END
 
 
@@ -87,7 +87,7 @@ class FrameDecoder:
     """
     A decoder of a stream that arrives in pieces of any size.
 
-    It buffers at most one frame. ``finish`` returns the remainder at the end.
+    It buffers at most one frame. ``finish`` decodes the rest when the stream ends.
     """
 
     def __init__(self) -> None:
@@ -95,12 +95,12 @@ class FrameDecoder:
         self._garbage = 0
 
     def feed(self, data: bytes) -> Iterator[Frame | Lost | Garbage]:
-        """Iterate over the frames that ``data`` completes. The caller must exhaust the iterator."""
+        """Iterate over the frames that ``data`` completes; the caller must exhaust the iterator."""
         self._data += data
         return self._decode(is_end=False)
 
     def finish(self) -> Iterator[Frame | Lost | Garbage]:
-        """Iterate over the remainder at the end of the stream."""
+        """Iterate over the items in the buffered bytes at the end of the stream; an incomplete frame is ``Garbage``."""
         yield from self._decode(is_end=True)
         yield from self._passed_over()
 
@@ -128,9 +128,9 @@ class FrameDecoder:
 
     def _frame_at(self, start: int) -> tuple[Frame | Lost | None, int] | None:
         """
-        Return the frame at ``start`` and its size, None if more bytes are needed to decide.
+        Return the frame at ``start`` and its size in bytes; None if more bytes are needed to decide.
 
-        If no frame begins there, return None and the number of bytes to skip.
+        If no frame begins there, return ``(None, size)`` with the number of bytes to skip.
         """
         data = self._data
         if len(data) - start < _PREFIX_SIZE:

@@ -1,8 +1,8 @@
 """
 The self-describing items of a log buffer: a token byte, a 16-bit length or count, and the data.
 
-Words that ``log <count>`` wrote have no prefix, so a buffer that holds any is taken to describe itself only if it can
-be cut into items without a remainder. This is a heuristic; a template describes the data exactly.
+Words that ``log <count>`` wrote have no prefix. A buffer is therefore assumed to describe itself only if it can be
+split into items without a remainder. This is a heuristic; a template describes the data exactly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KERNEL_STACK, USER_STACK = "kstack", "ustack"
 """The kinds of the items that are call stacks."""
 
 CUT_ITEM = "cut"
-"""The kind of the text item that marks where the log buffer had no room for more."""
+"""The kind of the item at the end of a truncated log buffer."""
 
 UNSEEN = "entry not seen"
 """The kind of the item that replaces a value captured at the entry of a call, if only the return was seen."""
@@ -66,7 +66,7 @@ class LogItem:
 
     @property
     def text(self) -> str:
-        """The item as readable text: a string as text, other bytes in hexadecimal, an address or words as numbers."""
+        """The item as text for users: a string as text, other bytes in hexadecimal, an address or words as numbers."""
         match self.value:
             case bytes() as value:
                 return value.decode("utf-8", "backslashreplace") if self.kind in (_TEXT, CUT_ITEM) else value.hex(" ")
@@ -89,12 +89,16 @@ class ItemHead(NamedTuple):
 
 
 def is_unseen_entry(address: int, word_size: int) -> bool:
-    """Return whether a fault's address is the marker for a return whose entry was not seen."""
+    """Return whether a fault's address is UNSEEN_ENTRY: the handler ran at a return whose entry was not seen."""
     return address == UNSEEN_ENTRY % (1 << 8 * word_size)
 
 
 def item_head(data: bytes, position: int, word_size: int, byte_order: ByteOrder) -> ItemHead | None:
-    """Return the prefix at ``position`` of a log buffer, or None if no item begins there."""
+    """
+    Return the prefix at byte ``position`` of a log buffer, or None if no item begins there.
+
+    The announced data may extend past the end of the buffer.
+    """
     start = position + ITEM_PREFIX_SIZE
     if start > len(data) or data[position] not in ITEM_TOKENS:
         return None
@@ -104,7 +108,7 @@ def item_head(data: bytes, position: int, word_size: int, byte_order: ByteOrder)
 
 
 def split_items(data: bytes, word_size: int, byte_order: ByteOrder) -> list[LogItem] | None:
-    """Return the items of a log buffer, or None if it is empty or has other contents."""
+    """Return the items of a log buffer; None if it is empty or does not consist of items."""
     items = []
     position = 0
     while position < len(data):

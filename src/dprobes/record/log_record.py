@@ -83,7 +83,7 @@ class Item(IntFlag):
 
 
 ABOUT_RECORDS = Item.WIDE | Item.STACK_TRACE | Item.CUT
-"""Flags that describe the record; users cannot request them."""
+"""Flags that describe the record; they are not items that users can request."""
 
 FIXED_ITEMS = (
     (Item.MAJOR, "major"),
@@ -151,10 +151,12 @@ class LogRecord(NamedTuple):
         Return the contents of the record by name: header items, the place, and the values of its data.
 
         Names are those of the columns of SQL tables, but ``time`` is CLOCK_MONOTONIC in nanoseconds. The name of a
-        value comes from a template, or from the logged expression: ``arg0``; a duplicate name gets a number. An address
-        that templates show by name gets a companion ``NAME_name``, a call stack ``NAME_names``. As in other outputs,
-        this needs the process, which the items ``pid`` and ``time`` identify. Data without a description appear as
-        ``data``, and as ``items`` if they describe themselves.
+        value comes from a template, or from the logged expression: ``arg0``; a duplicate name gets a number. Data
+        without a description appear as ``data``, and as ``items`` if they describe themselves.
+
+        If a template prints an address by name, there is also a value ``NAME_name``; for a call stack it is
+        ``NAME_names``. These names need the mappings of the process, so the record must have the items ``pid`` and
+        ``time``.
         """
         header: dict[str, object] = {
             name: value for name, value in zip(self._fields[:_DATA], self, strict=False) if value is not None
@@ -182,7 +184,8 @@ class LogRecord(NamedTuple):
         """
         Return the items that ``log str``, ``log mrf``, ``log lv`` and similar instructions logged.
 
-        Return an empty tuple if the data contain anything else. If ``is_cut``, the last item marks the truncation.
+        Return an empty tuple if the data do not consist of such items. If ``is_cut``, the last item marks the
+        truncation.
         """
         from dprobes.record.log_items import CUT_ITEM, LogItem, split_items
 
@@ -199,9 +202,10 @@ _DATA = LogRecord._fields.index("data")
 
 class LoggedItems:
     """
-    The header items of a record, with the types that they have if they were logged.
+    Header items of a record, with the types that they have if they were logged.
 
-    Access to an item that the record lacks raises ``FormatError``; the session decides which items records carry.
+    Access to an item that the record lacks raises ``FormatError``. The items of a record are chosen when a program is
+    inserted.
     """
 
     __slots__ = ("_record",)
@@ -236,7 +240,7 @@ class LoggedItems:
 
     @property
     def uid(self) -> int:
-        """The user id."""
+        """The real user id of the process."""
         return _there(self._record.uid, "uid")
 
     @property
@@ -281,7 +285,7 @@ def _there(value: _T | None, name: str) -> _T:
 
 @cache
 def header_struct(flags: int, byte_order: ByteOrder) -> struct.Struct:
-    """Return the structure of the flag word and of the items before the process name, for ``flags``."""
+    """Return the ``struct`` of the flag word and the items before the process name, for ``flags``."""
     wide = bool(flags & Item.WIDE)
     codes = "".join(
         _CODES.get(item, "I") if wide or item is Item.TIME else "I" for item, _ in FIXED_ITEMS if flags & item
@@ -351,7 +355,7 @@ _PROCESS_NAME, _TID, _RECORD_DATA, _PLACE = (
 
 
 def flag_word(data: bytes) -> tuple[int, ByteOrder]:
-    """Return the flag word of a record, and the byte order that it implies."""
+    """Return the flag word of a record, and the byte order that it implies; ``data`` has at least 4 bytes."""
     # Only 16 bits are used: the half of the word that is zero shows the byte order.
     byte_order: ByteOrder = "little" if data[2:4] == b"\0\0" else "big"
     return int.from_bytes(data[:4], byte_order), byte_order
@@ -364,7 +368,7 @@ _CODES_WORDS = {"little": struct.Struct("<4xII"), "big": struct.Struct(">4xII")}
 
 
 class BeginCodes(NamedTuple):
-    """The flag word and codes of records with the same first bytes."""
+    """The flag word and the codes that a group of records shares."""
 
     flags: int
     byte_order: ByteOrder
@@ -378,7 +382,7 @@ class BeginCodes(NamedTuple):
 
 
 def codes_in(begin: bytes) -> BeginCodes | None:
-    """Return the decoded first ``CODES_END`` bytes of a record; None if it does not have both codes."""
+    """Return the decoded first ``CODES_END`` bytes of a record; None if it lacks a code or is shorter."""
     flags, byte_order = flag_word(begin.ljust(CODES_END, b"\0"))
     if len(begin) < CODES_END or not flags & Item.MAJOR or not flags & Item.MINOR:
         return None
@@ -386,7 +390,11 @@ def codes_in(begin: bytes) -> BeginCodes | None:
 
 
 def time_of(data: bytes) -> int | None:
-    """Return the time of an encoded record without decoding the rest; None if it carries none, or is not a record."""
+    """
+    Return the time of an encoded record, in nanoseconds of CLOCK_MONOTONIC, without decoding the rest.
+
+    Return None if the record has no time, or if the bytes are not a record.
+    """
     flags, byte_order = flag_word(data)
     if not flags & Item.TIME or flags & ~_KNOWN:
         return None

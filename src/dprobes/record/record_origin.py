@@ -22,15 +22,19 @@ _DISTANCE = r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z"
 
 @lru_cache(4096)
 def routine_of(symbol: str) -> str:
-    """Return the function in ``function+0x4``; an empty string for an offset in a file."""
+    """Return the name before ``+`` in a place such as ``function+0x4``; an empty string for an offset in a file."""
     return "" if re.fullmatch(_NUMBER, symbol) else re.sub(_DISTANCE, "", symbol)
 
 
 class DataReader(Protocol):
-    """A reader of the data of a program's records (``LogRecord``, whose module imports this one)."""
+    """
+    A reader of the data of a program's records.
+
+    The parameters are ``LogRecord`` objects; the module that defines them imports this one.
+    """
 
     def values(self, record: Any, /) -> Mapping[str, object] | None:
-        """Return the values of a record's data by their names; None if the data have no description."""
+        """Return the values of a record's data by name; None if the data have no description."""
 
     def function(self, record: Any, /) -> str:
         """Return the function of a record that has a place; an empty string if it is unknown."""
@@ -39,13 +43,13 @@ class DataReader(Protocol):
 @dataclass(frozen=True, slots=True)
 class Place:
     """
-    The place of a probe, as shown to users: its module, and the function and offset.
+    The place of a probepoint, as shown to users: its module, and the function and offset.
 
-    ``function`` is not empty if the probe stands for many functions, so that each record must name its own. ``placed``
-    is the file offset of the breakpoint, if it differs from the place in the program. ``at_return`` is true for the
-    return of the probed function, ``is_paired`` if the program probes both entry and return. ``is_code`` is true if
-    hits are at ``symbol``; the ``99hz`` of a sampler and the variable of a watchpoint are not code. ``reader`` is set
-    if the fields of the records' data have names; it does not take part in comparisons.
+    ``function`` is not empty if the probe definition matches many functions, so that each record must name its own.
+    ``placed`` is the file offset of the breakpoint, if it differs from the place in the program. ``at_return`` is true
+    for the return of the probed function, ``is_paired`` if the program probes both entry and return. ``is_code`` is
+    true if ``symbol`` is a place in code, and false for the ``99hz`` of a sampler or the variable of a watchpoint.
+    ``reader`` is set if the fields of the records' data have names; it does not take part in comparisons.
     """
 
     module: str
@@ -64,7 +68,7 @@ class Place:
 
     @property
     def is_at_ip(self) -> bool:
-        """True if the ip of a record is the address of ``symbol``."""
+        """True if the item ``ip`` of a record is the address of ``symbol``."""
         return self.is_code and not self.at_return
 
 
@@ -99,12 +103,12 @@ class RecordSource:
 
     @property
     def may_show_addresses(self) -> bool:
-        """True if a template may print addresses by their names, or call stacks."""
+        """True if a template may print an address by name, or a call stack."""
         contents = (*self.templates.values(), *(text.encode() for text in self.derived.values()))
         return any(_NAMED.search(text) is not None for text in contents)
 
     def details(self) -> dict[str, Any]:
-        """Return all attributes but number, name and major as data for JSON."""
+        """Return all attributes except ``number``, ``name``, ``major``, ``images`` and ``kernel`` as data for JSON."""
         return {
             "module": self.module,
             "build_ids": list(self.build_ids),

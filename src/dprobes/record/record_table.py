@@ -67,7 +67,7 @@ ITEM_COLUMNS = {name: item for item, name in FIXED_ITEMS} | {
     "stack_trace": Item.STACK_TRACE,
     "word_size": Item.WIDE,
 }
-"""Columns of numbers by name, with the flags of their items."""
+"""The flags of the header items whose columns are numbers, keyed by the name of the column."""
 
 _FLAGS = 4
 _KNOWN = sum(Item)
@@ -82,7 +82,11 @@ Strings = list[str] | str
 
 
 class RowShape(NamedTuple):
-    """The offsets of the parts of a row; ``name`` is None if records carry no process name."""
+    """
+    The layout of a row: flag word, byte order, and the byte offsets of its parts.
+
+    ``name`` is None if records carry no process name.
+    """
 
     flags: int
     byte_order: ByteOrder
@@ -96,7 +100,7 @@ class RowShape(NamedTuple):
         return _shape(flags, byte_order)
 
     def place(self, item: Item) -> tuple[int, int] | None:
-        """Return offset and size in a row of a header item of fixed size; None if records lack it."""
+        """Return the byte offset in a row and the size of a header item of fixed size; None if records lack it."""
         return _place(self, item)
 
     @property
@@ -131,7 +135,7 @@ def _place(shape: RowShape, item: Item) -> tuple[int, int] | None:
 
 
 class Rows(ABC):
-    """Records with one flag word, each with its probepoint; ``len`` is their number."""
+    """Records with one flag word, each with the number of its probepoint."""
 
     __slots__ = ("shape",)
 
@@ -189,7 +193,7 @@ class Rows(ABC):
         return None if names is None else mapped(names, lambda name: name.decode("utf-8", "surrogateescape"))
 
     def probe_set(self) -> set[int]:
-        """Return the set of probepoints that occur."""
+        """Return the numbers of the probepoints that occur."""
         probes = self.probes()
         return {probes} if isinstance(probes, int) else set(probes)
 
@@ -219,7 +223,11 @@ class PackedRows(Rows):
 
     @classmethod
     def of_table(cls, table: bytes, stride: int, places: Sequence[int]) -> Self:
-        """Pack the rows of a table whose lines have ``stride`` bytes; ``places`` are the offsets of a row in a line."""
+        """
+        Pack rows that are part of the lines of a table.
+
+        A line of ``table`` has ``stride`` bytes. ``places`` are the offsets in a line of the bytes of a row, in order.
+        """
         count = len(table) // stride
         first = bytes([table[at] for at in places])
         planes = {}
@@ -231,7 +239,7 @@ class PackedRows(Rows):
 
     @classmethod
     def of_records(cls, records: Sequence[tuple[int, bytes]]) -> Self | None:
-        """Pack records, at least one; return None if they differ in shape."""
+        """Pack records, at least one; return None if they differ in shape, or if one is invalid."""
         head = records[0][1][:_FLAGS]
         if any(record[:_FLAGS] != head for _, record in records) or len(head) < _FLAGS:
             return None
@@ -317,7 +325,11 @@ class PackedRows(Rows):
         return self.planes.keys().isdisjoint(range(place, place + size))
 
     def raw(self, place: int, size: int, byte_order: ByteOrder = "little") -> bytearray:
-        """Return the bytes at ``place`` of all rows, concatenated, those of each row as a little-endian number."""
+        """
+        Return the ``size`` bytes at offset ``place`` of all rows, concatenated.
+
+        The bytes of a row are converted from ``byte_order`` to little-endian.
+        """
         step = 1 if byte_order == "little" else -1
         values = bytearray(self.first[place : place + size][::step] * self._count)
         for number in range(size):
@@ -326,7 +338,7 @@ class PackedRows(Rows):
         return values
 
     def numbers(self, place: int, size: int, byte_order: ByteOrder = "little") -> Column:
-        """Return the unsigned numbers of 1, 2, 4 or 8 bytes at ``place``."""
+        """Return the column of the unsigned numbers of ``size`` bytes (1, 2, 4 or 8) at offset ``place``."""
         if self.is_constant(place, size):
             return int.from_bytes(self.first[place : place + size], byte_order)
         return numbers_in(self.raw(place, size, byte_order), size)
@@ -386,7 +398,11 @@ class PackedRows(Rows):
         return [row for row, byte in enumerate(mask.to_bytes(self._count, "little")) if byte] if mask else []
 
     def _rows_with(self, place: int, table: bytes) -> int:
-        """Return the results of translating the bytes at ``place`` of all rows with ``table``, as one number."""
+        """
+        Translate the bytes at offset ``place`` of all rows with ``table``.
+
+        Return them as one little-endian number.
+        """
         plane = self.planes.get(place)
         if plane is None:
             plane = self.first[place : place + 1] * self._count
@@ -454,7 +470,7 @@ class PackedRows(Rows):
 
 _STACKS = bytes(byte in (Token.KERNEL_STACK, Token.USER_STACK) for byte in range(256))
 _ITEMS = bytes(byte in ITEM_TOKENS for byte in range(256))
-"""Translation tables: 1 for bytes that can begin a call stack, and for those that can begin an item."""
+"""Tables for ``bytes.translate``: 1 for bytes that can begin a call stack, and for those that can begin an item."""
 
 
 def _planes_of(values: bytes, size: int) -> dict[int, bytes]:
@@ -473,7 +489,7 @@ def numbers_in(values: bytearray, size: int) -> list[int]:
 
 
 def repeated(column: list[_T] | _T, count: int) -> list[_T]:
-    """Return one value per row, repeating a value that all rows share."""
+    """Return a list with the value of each of ``count`` rows, from a column that may be one value for all."""
     return column if isinstance(column, list) else [column] * count
 
 
@@ -486,7 +502,7 @@ def mapped(column: _T, function: Callable[[_T], _U]) -> list[_U] | _U: ...
 
 
 def mapped(column: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a column with a function applied to its values, once for each distinct one."""
+    """Return the column of a function's results; the function is called once for each distinct value."""
     if not isinstance(column, list):
         return function(column)
     known = {value: function(value) for value in set(column)}
@@ -494,7 +510,11 @@ def mapped(column: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _padded(record: bytes, name: int) -> bytes:
-    """Return a record with its process name, at offset ``name``, padded to ``NAME_SPACE``; unchanged without a NUL."""
+    """
+    Return a record with its process name, at byte ``name``, padded to ``NAME_SPACE``.
+
+    A record without a NUL in this space is invalid; it is returned unchanged.
+    """
     end = record.find(b"\0", name, name + NAME_SPACE)
     return record if end < 0 else record[:end] + bytes(name + NAME_SPACE - end) + record[end + 1 :]
 
@@ -508,7 +528,11 @@ PARTS_MAX = 256
 
 
 class RecordTable(Sequence[tuple[int, bytes]]):
-    """Records with their probepoints, in ``parts`` of one shape each; ``order`` has the part number of each record."""
+    """
+    Records with their probepoints.
+
+    Each of ``parts`` has records of one shape. ``order`` has the part number of each record, one byte for each.
+    """
 
     __slots__ = ("order", "parts")
 
@@ -529,7 +553,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @classmethod
     def of_records(cls, records: Sequence[tuple[int, bytes]]) -> Self | None:
-        """Pack records; return None if one of them is invalid, or if there are too many shapes."""
+        """Pack records; return None if one is invalid, or if they have none or more than ``PARTS_MAX`` shapes."""
         groups: dict[tuple[bytes, int], list[tuple[int, bytes]]] = {}
         keys = [_key(record) for _, record in records]
         for key, each in zip(keys, records, strict=True):
@@ -547,7 +571,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @classmethod
     def joined(cls, several: Iterable[Self]) -> Iterator[Self]:
-        """Iterate over joined tables: successive tables are joined as far as one has room for their shapes."""
+        """Iterate over the joined tables of successive tables; a new one begins when PARTS_MAX shapes are exceeded."""
         known: dict[tuple[RowShape, int], int] = {}
         groups: list[list[PackedRows]] = []
         order: list[bytes] = []
@@ -592,7 +616,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
         return self.parts[number].pair(self.order.count(number, 0, at))
 
     def _slice(self, start: int, stop: int) -> Self:
-        """Return the records from ``start`` to ``stop``; parts are not empty unless the whole slice is."""
+        """Return the records from ``start`` to ``stop``, exclusive. Parts without records are dropped."""
         order = self.order[start:stop]
         if len(self.parts) == 1:
             return type(self)((self.parts[0][start:stop],), order)
@@ -613,7 +637,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
         return in_order(self.order, [part.encoded() for part in self.parts])
 
     def probes(self) -> Column:
-        """Return the probepoints of all records, or the number that they share."""
+        """Return the column of probepoint numbers, in the order of the records."""
         columns = [part.probes() for part in self.parts]
         first = columns[0]
         if len(columns) == 1 or (isinstance(first, int) and all(column == first for column in columns)):
@@ -634,7 +658,7 @@ def in_order(order: bytes, columns: Sequence[Iterable[_T]]) -> Iterator[_T]:
 
 
 def _key(record: bytes) -> tuple[bytes, int]:
-    """Return the key that records of one shape share: the flag word, and the size without the process name."""
+    """Return the key of a record's shape: the flag word, and the size without the process name."""
     head = record[:_FLAGS]
     name = _name_place(head)
     return head, len(record) if name is None else len(record) - record.find(0, name)
@@ -642,7 +666,11 @@ def _key(record: bytes) -> tuple[bytes, int]:
 
 @lru_cache(64)
 def _name_place(head: bytes) -> int | None:
-    """Return the offset of the process name in records with this flag word; None if they have none, or are invalid."""
+    """
+    Return the byte offset of the process name in records that begin with the flag word ``head``.
+
+    Return None if the records have no process name, or if the flag word is invalid.
+    """
     flags, byte_order = flag_word(head)
     try:
         place = RowShape.of(flags, byte_order).name
