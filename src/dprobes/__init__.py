@@ -1,5 +1,5 @@
 """
-Dynamic Probes: safe handlers at any instruction of any running program, without source changes.
+Dynamic Probes: safe handlers at any instruction of running processes and of the kernel, without source changes.
 
 ::
 
@@ -13,10 +13,10 @@ Dynamic Probes: safe handlers at any instruction of any running program, without
         for record in session.records():
             print(record.pid, record.place.symbol, record.words())
 
-Write programs with ``ProgramBuilder``, or compile them with ``compile_file``, ``compile_source``, ``load_ppdf``. Insert
-them temporarily with ``attach``, ``launch`` and ``everywhere``, or permanently by the probe manager with
-``ManagerClient``. Test handlers without a process with ``dprobes.testing``. docs/how-to/python.md is the guide; the
-command ``dprobes`` does the same from a shell.
+Write programs with ``ProgramBuilder``, or compile them with ``compile_file`` or ``compile_source``. Read compiled
+programs with ``load_ppdf``. Insert them for the duration of a session with ``attach``, ``launch`` and ``everywhere``,
+or until they are removed with ``ManagerClient``. Test handlers without a process with ``dprobes.testing``.
+docs/how-to/python.md is the guide; the command ``dprobes`` does the same from a shell.
 """
 
 from __future__ import annotations
@@ -185,7 +185,11 @@ _HOMES = {
     "rpn.rpn_program": ("Program",),
     "sinks.sink_thread": ("TargetStatus",),
 }
-"""The modules of public names. A module is imported at the first use of a name, so that the command starts fast."""
+"""
+The modules that define the public names.
+
+A module is imported at the first use of a name, so that the command starts fast.
+"""
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,7 @@ import sys
 __all__ = ["main"]
 
 _INTERRUPTED = 130
-"""Exit status of shells for a command that SIGINT has ended."""
+"""Exit status that shells report for a command that SIGINT has ended: 128 + SIGINT."""
 
 
 def main() -> None:

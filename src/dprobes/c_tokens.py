@@ -1,8 +1,8 @@
 """
-The tokens of a text, scanned one at a time at the parser's request.
+The tokens of a source text, scanned one at a time as the parser requests them.
 
-A regular expression defines the tokens of a language. Names of places are not tokens of C: where one is allowed, a
-parser requests a word by a separate pattern.
+A regular expression defines the tokens of a language. Names of places in modules are not tokens of C: where one is
+allowed, the parser requests a word by a separate pattern.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ParseError", "TextTokens", "Token", "TokenCursor", "TokenKind"]
 
 
 class TokenKind(Enum):
-    """The kind of a token; the enum values are the names of groups in a language's expression."""
+    """The kind of a token; the enum values are the names of groups in a language's regular expression."""
 
     NAME = "name"
     NUMBER = "number"
@@ -38,7 +38,11 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token: its text as written and its place in the text; the text of END is its name in messages."""
+    """
+    A token: its text as written, and its character offsets in the source text.
+
+    The text of END is the name of the end in messages.
+    """
 
     kind: TokenKind
     text: str
@@ -61,11 +65,11 @@ _KINDS = {kind.value: kind for kind in TokenKind}
 
 class TextTokens:
     """
-    The tokens of a text.
+    The tokens of a source text.
 
-    ``pattern`` has a group for each kind of token. ``span_of`` returns the place in the user's files for two offsets,
-    and ``end`` is the name of the end of the text in messages. ``diagnostics`` receives errors about characters that
-    begin no token, which are skipped.
+    ``pattern`` has a group for each kind of token. ``span_of`` returns the span in the user's files for two offsets in
+    ``text``, and ``end`` is the name of the end of the text in messages. ``diagnostics`` receives errors about
+    characters that begin no token, which are skipped.
     """
 
     def __init__(
@@ -85,32 +89,44 @@ class TextTokens:
         self._ahead: list[Token] = []
 
     def peek(self, distance: int = 0) -> Token:
-        """Return the next token, or the one ``distance`` tokens after it, without taking it."""
+        """Return the next token, or the one ``distance`` tokens after it, without consuming it."""
         while len(self._ahead) <= distance:
             self._ahead.append(self._scan())
         return self._ahead[distance]
 
     def take(self) -> Token:
-        """Take the next token; at the end every call returns END."""
+        """Consume and return the next token; at the end every call returns END."""
         token = self.peek()
         if token.kind is not TokenKind.END:
             self._ahead.pop(0)
         return token
 
     def take_match(self, pattern: re.Pattern[str]) -> Token | None:
-        """Take the match of a pattern at the start of the next token as one word; None if it does not match."""
+        """
+        Consume the match of a pattern at the start of the next token, and return it as one PLACE token.
+
+        Return None, and consume nothing, if the pattern does not match.
+        """
         match = pattern.match(self.text, self.peek().start)
         return None if match is None else self.take_to(match.end())
 
     def take_to(self, end: int) -> Token:
-        """Take the text from the start of the next token to an offset, as one word."""
+        """
+        Consume the text from the start of the next token to the offset ``end``, exclusive.
+
+        Return it as one token of the kind PLACE.
+        """
         start = self.peek().start
         self._ahead.clear()
         self._position = end
         return Token(TokenKind.PLACE, self.text[start:end], start, end)
 
     def span(self, first: Token, last: Token | None = None) -> Span:
-        """Return the place in the user's files of the tokens from ``first`` to ``last``."""
+        """
+        Return the span in the user's files of the tokens from ``first`` to ``last``, inclusive.
+
+        Without ``last``, return the span of ``first``.
+        """
         return self._span_of(first.start, (last or first).end)
 
     def _scan(self) -> Token:
@@ -155,17 +171,17 @@ _ItemT = TypeVar("_ItemT")
 
 
 class ParseError(Exception):
-    """The exit from the current construct; the error is already reported."""
+    """The end of the parsing of the current construct; the error is already in the diagnostics."""
 
 
 class TokenCursor(Generic[Tokens]):
-    """A cursor on the tokens of a text; nesting deeper than ``depth_max`` is an error."""
+    """A cursor on the tokens of a source text; nesting deeper than ``depth_max`` is an error."""
 
     def __init__(self, tokens: Tokens, diagnostics: Diagnostics, depth_max: int) -> None:
         self.tokens = tokens
         self.diagnostics = diagnostics
         self.last = Token(TokenKind.END, "", 0, 0)
-        """The most recently taken token."""
+        """The most recently consumed token."""
         self._depth = 0
         self._depth_max = depth_max
 
@@ -174,50 +190,58 @@ class TokenCursor(Generic[Tokens]):
         return self.tokens.peek(distance)
 
     def take(self) -> Token:
-        """Take the next token."""
+        """Consume and return the next token."""
         self.last = self.tokens.take()
         return self.last
 
     def sees(self, *words: str, distance: int = 0) -> bool:
-        """Return whether the next token, or a later one, is one of these names or punctuation marks."""
+        """
+        Return whether the next token, or the one ``distance`` tokens after it, is one of ``words``.
+
+        Only names and punctuation marks are compared.
+        """
         token = self.peek(distance)
         return token.kind in (TokenKind.NAME, TokenKind.PUNCTUATION) and token.text in words
 
     def accept(self, *words: str) -> Token | None:
-        """Take the next token if it is one of these words, else return None."""
+        """Consume and return the next token if it is one of these words; otherwise return None."""
         return self.take() if self.sees(*words) else None
 
     def expect(self, text: str, where: str) -> Token:
-        """Take the next token; raise ``ParseError`` unless its text is ``text``."""
+        """
+        Consume and return the next token; raise ``ParseError`` unless its text is ``text``.
+
+        ``where`` completes the message.
+        """
         token = self.accept(text)
         if token is None:
             raise self.wrong(f"expected '{text}' {where}, found {self.peek().described}")
         return token
 
     def listed(self, parse: Callable[[], _ItemT]) -> list[_ItemT]:
-        """Parse items that are separated by commas."""
+        """Return at least one item, each parsed by ``parse``; commas separate the items."""
         found = [parse()]
         while self.accept(","):
             found.append(parse())
         return found
 
     def expect_name(self, what: str) -> Token:
-        """Take a name; raise ``ParseError`` for any other token."""
+        """Consume and return a name; raise ``ParseError`` for any other token, with ``what`` as the expectation."""
         if self.peek().kind is not TokenKind.NAME:
             raise self.wrong(f"expected {what}, found {self.peek().described}")
         return self.take()
 
     def wrong(self, message: str, span: Span | None = None, hint: str | None = None) -> ParseError:
-        """Report an error, by default at the next token, and return the ``ParseError`` to raise."""
+        """Report an error, at the next token if ``span`` is None, and return the ``ParseError`` to raise."""
         self.diagnostics.error(span or self.tokens.span(self.peek()), message, hint=hint)
         return ParseError()
 
     def span_from(self, first: Token) -> Span:
-        """Return the place of all tokens taken from ``first`` on."""
+        """Return the span of the tokens from ``first`` to the most recently consumed one."""
         return self.tokens.span(first, self.last)
 
     def span_of(self, span: Span) -> Span:
-        """Return the place of all tokens taken from a place on."""
+        """Return the span from the start of ``span`` to the end of the most recently consumed token."""
         return span.to(self.tokens.span(self.last))
 
     def __enter__(self) -> None:
@@ -227,7 +251,7 @@ class TokenCursor(Generic[Tokens]):
         self._depth += 1
 
     def check_depth(self, levels: int) -> None:
-        """Raise ``ParseError`` if a construct of so many levels is too deep here."""
+        """Raise ``ParseError`` if a construct with ``levels`` further levels of nesting would be too deep here."""
         if self._depth + levels > self._depth_max:
             raise self.wrong(f"this is nested more than {self._depth_max} levels deep")
 
@@ -235,7 +259,11 @@ class TokenCursor(Generic[Tokens]):
         self._depth -= 1
 
     def skip_statement(self) -> None:
-        """Skip past the ``;`` that ends a statement in error, or to the ``}`` of its block."""
+        """
+        Consume the tokens of a statement with an error.
+
+        Stop after its ``;``, or before the ``}`` of the block that contains it.
+        """
         depth = 0
         while (token := self.peek()).kind is not TokenKind.END:
             if token.kind is TokenKind.PUNCTUATION:
@@ -248,7 +276,7 @@ class TokenCursor(Generic[Tokens]):
             self.take()
 
     def skip_item(self) -> None:
-        """Skip past the ``;`` or the block that ends a part of the text in error."""
+        """Consume the tokens of a definition with an error, up to its ``;`` or the end of its block."""
         before = self.peek().start
         self.skip_statement()
         if self.sees("}") and self.peek().start == before:

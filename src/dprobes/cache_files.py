@@ -2,10 +2,11 @@
 Files in the user's cache directory (XDG Base Directory Specification), which make later starts faster.
 
 They are data, and never executed or unpickled. An unreadable file counts as missing, and a failed write is ignored.
-Other users cannot add files, or cause files of another directory to be read, written or removed. For that the directory
-is opened component by component from the root. Each component must belong to the user or to root, and no other user may
-be able to write it. If root's environment names another user's home directory (``sudo -E``), nothing is cached. All
-later operations are relative to the descriptor.
+
+Other users cannot add files, or cause files of another directory to be read, written or removed. The directory is
+therefore opened component by component from the root. Each component must belong to the user or to root, and no other
+user may be able to write it. All later operations are relative to the descriptor. If root's environment names another
+user's home directory (``sudo -E``), nothing is cached.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def cache_directory() -> str:
-    """Return the directory of DProbes's files in the cache directory."""
+    """Return the absolute path of the directory for files of DProbes, which need not exist."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return str(Path(base if base.startswith("/") else "~/.cache").expanduser() / "dprobes")
 
 
 def read_cached(directory: str, name: str) -> bytes | None:
-    """Return the contents of a file, None if it is missing or not acceptable."""
+    """Return the contents of a file; None if it is missing, too large, or writable by other users."""
     with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
         with os.fdopen(descriptor, "rb") as file:
@@ -51,7 +52,7 @@ def read_cached(directory: str, name: str) -> bytes | None:
 
 
 def write_cached(directory: str, name: str, content: bytes) -> bool:
-    """Write a file atomically, and create its directory; return whether that succeeded."""
+    """Write a file atomically, and create its directory if necessary; return whether that succeeded."""
     # Other processes may do the same at this moment; each writes its own temporary file, and the last rename wins.
     draft = f"{name}.{os.urandom(8).hex()}"
     with contextlib.suppress(OSError, ValueError), _opened(directory, is_made=True) as parent:
@@ -69,20 +70,24 @@ def write_cached(directory: str, name: str, content: bytes) -> bool:
 
 
 def cached_names(directory: str, prefix: str) -> list[str]:
-    """Return the names in a directory that begin with ``prefix``."""
+    """Return the names in a directory that begin with ``prefix``; none if the directory cannot be used."""
     with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
         return [name for name in os.listdir(parent) if name.startswith(prefix)]  # noqa: PTH208 - a descriptor
     return []
 
 
 def mark_used(directory: str, name: str) -> None:
-    """Set the time of last use of a file to now."""
+    """Set the modification time of a file to now, which marks it as used; failures are ignored."""
     with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
         os.utime(name, dir_fd=parent, follow_symlinks=False)
 
 
 def keep_newest(directory: str, prefix: str, most: int) -> None:
-    """Remove files whose names begin with ``prefix``, except for the ``most`` recently written or used ones."""
+    """
+    Remove files whose names begin with ``prefix``, except the ``most`` recently written or used.
+
+    Failures are ignored.
+    """
     with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
         found = [
             (os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns, name)
@@ -133,7 +138,11 @@ def _opened(path: str, *, is_made: bool = False) -> Iterator[int]:
 
 
 def _is_safe_directory(descriptor: int, *, is_last: bool) -> bool:
-    """Return whether an open directory can be changed by the user and root only."""
+    """
+    Return whether only the user and root can change an open directory.
+
+    A sticky directory such as /tmp is also safe unless it ``is_last``.
+    """
     status = os.fstat(descriptor)
     if not _is_owned(status):
         return False
@@ -145,7 +154,7 @@ def _is_safe_directory(descriptor: int, *, is_last: bool) -> bool:
 
 
 def _is_in_memory(descriptor: int) -> bool:
-    """Return whether a file system is a tmpfs, which is empty when it is mounted."""
+    """Return whether the file system of an open directory is a tmpfs, which is empty when it is mounted."""
     facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").split()
     number = facts[facts.index("mnt_id:") + 1]
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()

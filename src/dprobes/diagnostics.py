@@ -42,15 +42,15 @@ _KEPT = 50
 _WORD_LIMIT = 100
 _LONG, _SHORT = 9, 6
 _COMPARED = 300
-"""Maximum number of names compared letter by letter: those that share the most groups of three letters."""
+"""Maximum number of names whose similarity is computed: those that share the most groups of three letters."""
 
 
 class Diagnostics:
     """
     The diagnostics of one compilation.
 
-    Iteration is in the order of places in the text, whatever stage found them; those without a place come last. Only
-    the first fifty of each severity are kept, because further ones are rarely informative.
+    Iteration is in the order of places in the source text, for all stages together; diagnostics without a place come
+    last. Only the first fifty of each severity are kept, because further ones are rarely informative.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Diagnostics:
         return self._counts[Severity.ERROR]
 
     def since(self, count: int) -> tuple[Diagnostic, ...]:
-        """Return the diagnostics after the first ``count``, in the order in which they were added."""
+        """Return the kept diagnostics after the first ``count``, in the order in which they were added."""
         return tuple(self._items[count:])
 
     def extend(self, items: Iterable[Diagnostic]) -> None:
@@ -101,7 +101,7 @@ class Diagnostics:
         self._add(Diagnostic(Severity.WARNING, message, span, notes, hint))
 
     def note(self, span: Span | None, message: str, *, hint: str | None = None) -> None:
-        """Add a separate note."""
+        """Add a note that belongs to no error or warning."""
         self._add(Diagnostic(Severity.NOTE, message, span, (), hint))
 
     def _add(self, item: Diagnostic) -> None:
@@ -130,13 +130,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 
 def first_of(names: Sequence[str], most: int) -> str:
-    """Return the first ``most`` names of a list, and the number of further ones, as text."""
+    """Return the first ``most`` names as text, followed by the number of the others: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def either(names: Sequence[str]) -> str:
-    """Return alternatives as text, at least one: ``'a', 'b' or 'c'``."""
+    """Return at least one name as alternatives: ``'a', 'b' or 'c'``."""
     quoted = [f"'{name}'" for name in names]
     return f"{', '.join(quoted[:-1])} or {quoted[-1]}" if len(quoted) > 1 else quoted[0]
 
@@ -145,7 +145,8 @@ def near_names(name: str, known: Iterable[str], count: int, cutoff: float = 0.7)
     """
     Return up to ``count`` names of a long list that ``name`` may be a misspelling of, the most similar first.
 
-    Only names of similar length with a common part are compared: comparing all takes too long.
+    ``cutoff`` is the minimum similarity, as in ``difflib.get_close_matches``. Only names of similar length with a
+    common part are compared: comparing all takes too long.
     """
     from difflib import get_close_matches  # only after a mistake: the import takes 5 ms
 
@@ -161,7 +162,7 @@ def parts_of(name: str) -> tuple[str, ...]:
     """
     Return parts of a name, at least one of which a misspelling preserves: thirds, or halves of a shorter name.
 
-    Still shorter parts would be common to many names. Return nothing for a name that is too short for that.
+    Still shorter parts would be common to many names. Return an empty tuple for a name of less than 6 letters.
     """
     count = 3 if len(name) >= _LONG else 2 if len(name) >= _SHORT else 0
     cuts = [len(name) * number // count for number in range(count + 1)] if count else []
@@ -169,7 +170,7 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def near_lengths(length: int) -> range:
-    """Return the range of lengths of names similar to one of a length."""
+    """Return the range of the lengths of names that are similar to a name of ``length`` letters."""
     slack = max(2, length // 4)
     return range(length - slack, length + slack + 1)
 

@@ -66,7 +66,8 @@ class SourceError(DprobesError):
     """
     Errors in a probe program; ``diagnostics`` contains all of them, warnings included.
 
-    ``outline`` is the part without errors, for inspection: programs with their places, and empty handlers.
+    ``outline`` has the parts of the program without errors, for inspection: definitions with their places and empty
+    handlers.
     """
 
     def __init__(self, diagnostics: Sequence[Diagnostic], outline: Sequence[Any] = ()) -> None:
@@ -76,7 +77,7 @@ class SourceError(DprobesError):
 
     @classmethod
     def rendered(cls, text: str) -> SourceError:
-        """Return the error of a program that was compiled by another process, which has passed only the text."""
+        """Return the error of a program that another process has compiled; ``text`` is the rendered diagnostics."""
         error = cls(())
         error.message = error._shown(text)
         error.args = (error.message,)
@@ -87,7 +88,7 @@ class SourceError(DprobesError):
 
 
 class FormatError(DprobesError):
-    """Malformed binary data; ``offset`` is the byte position of the problem."""
+    """Malformed binary data; ``offset`` is the byte position of the problem, None if it is unknown."""
 
     def __init__(self, message: str, *, offset: int | None = None, hint: str | None = None) -> None:
         super().__init__(message if offset is None else f"{message} (at byte {offset})", hint=hint)
@@ -106,7 +107,8 @@ class NotSupportedError(EngineError):
     """
     A feature that this engine, kernel or processor does not have.
 
-    ``origin`` is the offset in the encoded program of the instruction that needs it, if there is one.
+    ``origin`` is the offset in the encoded program of the instruction that needs the feature; None if no single
+    instruction does.
     """
 
     origin: int | None = None
@@ -126,8 +128,8 @@ class SinkError(DprobesError):
     """
     A failure to open or write a sink.
 
-    ``taken`` is the number of records of a batch that the sink has taken before: the first ones, unless ``left`` has
-    the positions of all others. ``lost`` is the number of taken records, of this or of earlier batches, that are known
+    ``taken`` is the number of records of the batch that the sink has accepted: the first ones, unless ``left`` has the
+    positions of all others. ``lost`` is the number of accepted records, of this or of earlier batches, that are known
     to be lost. ``unmarked`` maps source numbers to numbers of lost records that are still to be reported in the output,
     before the next records. ``wait`` is the number of seconds for which the receiver asks not to be retried.
     """

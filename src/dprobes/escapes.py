@@ -30,14 +30,18 @@ CUT = "…"
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
 
 _CHARACTER_MAX, _FOLLOWING, _FIRST_OF_SEVERAL = 4, 0x80, 0xC0
-"""The UTF-8 encoding: maximum bytes of a character, the lowest continuation byte, the lowest first byte of several."""
+"""Constants of UTF-8: maximum bytes of a character, lowest continuation byte, lowest first byte of several."""
 
 _BYTES = range(0xDC80, 0xDD00)
 """The code points that the error handler ``surrogateescape`` uses for invalid bytes."""
 
 
 def cut_text(data: bytes, size: int) -> bytes:
-    """Return at most ``size`` bytes of a text, without an incomplete character, and a mark if it was truncated."""
+    """
+    Return at most ``size`` bytes of UTF-8 text, without an incomplete character.
+
+    Truncated text ends with ``CUT``.
+    """
     kept = data[:size]
     start = max(0, size - _CHARACTER_MAX)
     for place in range(len(kept) - 1, start - 1, -1):
@@ -51,7 +55,7 @@ def cut_text(data: bytes, size: int) -> bytes:
 
 def escaped(text: str, keep: str = "", *, blanks: bool = False) -> str:
     """
-    Return text in which all characters that disturb a line or a terminal are escaped, except those of ``keep``.
+    Return text in which all unprintable characters are escaped, except those in ``keep``.
 
     With ``blanks`` a blank is escaped as well, for lines whose parts are separated by blanks.
     """
@@ -61,12 +65,12 @@ def escaped(text: str, keep: str = "", *, blanks: bool = False) -> str:
 
 
 def escaped_lines(text: str) -> str:
-    """Return the result of ``escaped`` for text of several lines, whose line ends and tabs are kept."""
+    """Return text of several lines with all unprintable characters escaped except line ends and tabs."""
     return escaped(text, "\n\t")
 
 
 def replaced(text: str) -> str:
-    """Return text of the same length, with a replacement character for each unprintable one, tabs included."""
+    """Return text of the same length, in which U+FFFD replaces each unprintable character except tabs."""
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -92,7 +96,7 @@ def _encoder(indent: int | None) -> json.JSONEncoder:
 
 
 _UNPRINTABLE_IN_JSON = re.compile(r"[^\n -~]")
-"""All but ASCII, and except line ends between values: those in strings are already escaped."""
+"""Characters that JSON text must not contain unescaped; line ends may separate values."""
 
 
 def _json_escape(match: re.Match[str]) -> str:

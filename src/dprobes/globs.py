@@ -15,9 +15,9 @@ def is_pattern(text: str) -> bool:
 
 def compile_glob(pattern: str) -> re.Pattern[str]:
     """
-    Return an expression whose ``match`` implements ``pattern``: ``*``, ``?``, ``[abc]``, ``[!abc]``.
+    Return a regular expression whose ``match`` implements ``pattern``: ``*``, ``?``, ``[abc]``, ``[!abc]``.
 
-    The match is case-sensitive.
+    ``match`` accepts only whole strings, and is case-sensitive.
     """
     # fnmatch searches the rest of the pattern for the end of each bracket, and takes an unterminated one literally.
     # Here an unterminated bracket is replaced by a bracket expression that contains a bracket.

@@ -1,8 +1,8 @@
 """
 Cells of notebooks in DProbes C: ``%load_ext dprobes.notebook``, then ``%%dprobes -p 1234`` before a program.
 
-A cell runs ``dprobes run`` as a separate process, and its value is a ``Recording``, which notebooks show as tables. The
-contents are untrusted, so they are never rendered as HTML.
+A cell runs ``dprobes run`` as a separate process, and its value is a ``Recording``, which notebooks show as tables.
+Values of records come from other processes and are untrusted, so they are escaped and never rendered as HTML.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "RunError", "load_ipython_extension", "record"]
 
 RECORDS_MAX = 100_000
-"""Maximum number of records that are kept of a run; further ones are counted."""
+"""Maximum number of records of a run that are kept; further records are only counted."""
 
 _ROWS_SHOWN = 200
 _ITEMS = ("wall_time", "name", "pid")
@@ -42,7 +42,7 @@ class Recording:
     The results of a run: records and rows of tables as ``dprobes run --format json`` prints them.
 
     ``lines`` were printed by blocks of the tool, ``left_out`` is the number of records that are not kept, and
-    ``messages`` are those of the run. Notebooks show all of it as tables.
+    ``messages`` are the lines of standard error. Notebooks show everything as tables.
     """
 
     records: tuple[Mapping[str, Any], ...]
@@ -53,7 +53,7 @@ class Recording:
 
     @property
     def tables(self) -> dict[str, list[Mapping[str, Any]]]:
-        """The rows of the program's tables by table name; ``_`` is the table without a name."""
+        """The rows of the program's keyed tables by table name; ``_`` is the table without a name."""
         found: dict[str, list[Mapping[str, Any]]] = {}
         for row in self.rows:
             found.setdefault(str(row["table"]), []).append(row)
@@ -100,8 +100,8 @@ def record(program: str, arguments: Sequence[str]) -> Recording:
     """
     Run a program in DProbes C with the options of ``dprobes run``, and return its results.
 
-    The run ends as ``dprobes run`` does, or by an interrupt, with the results so far. Raise ``RunError`` if the program
-    could not be run.
+    The run ends as ``dprobes run`` does, or at an interrupt (Ctrl-C), with the results so far. Raise ``RunError`` if
+    the program could not be run.
     """
     command = [sys.executable, "-m", "dprobes", "run", "--format", "json", "-e", program, *arguments]
     with tempfile.TemporaryFile() as said:
@@ -127,7 +127,7 @@ def record(program: str, arguments: Sequence[str]) -> Recording:
 
 
 class _Reader:
-    """The objects that a run prints, sorted by kind."""
+    """The JSON objects that a run prints, sorted by kind."""
 
     def __init__(self) -> None:
         self.records: list[Mapping[str, Any]] = []
@@ -136,7 +136,7 @@ class _Reader:
         self.left_out = 0
 
     def take(self, line: bytes) -> None:
-        """Add an object from a line of output."""
+        """Add the JSON object in a line of output; a record above ``RECORDS_MAX`` is only counted."""
         found = json.loads(line)
         if "block" in found:
             self.lines.append(str(found["text"]))
@@ -149,7 +149,11 @@ class _Reader:
 
 
 def _read(output: IO[bytes], reader: _Reader, process: subprocess.Popen[bytes]) -> None:
-    """Read the output of a run to its end; an interrupt (Ctrl-C) ends the run, whose remaining output is read."""
+    """
+    Read the output of a run to its end. The first interrupt (Ctrl-C) ends the run, and reading continues.
+
+    A second interrupt is raised.
+    """
     is_interrupted = False
     while True:
         try:
@@ -165,12 +169,12 @@ def _read(output: IO[bytes], reader: _Reader, process: subprocess.Popen[bytes]) 
 
 
 def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a record: time and place of the hit, and its fields."""
+    """Return the columns of a record: time and place of the hit, and the fields of its data."""
     return {name: found[name] for name in _ITEMS if name in found} | dict(found.get("fields", {}))
 
 
 def _flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of a table with a column for each key."""
+    """Return a row of a keyed table with a column for each key field."""
     keys = {f"key {number}": key for number, key in enumerate(row.get("keys", ()), 1)}
     return keys | {name: value for name, value in row.items() if name not in ("table", "kind", "keys", "estimates")}
 

@@ -22,7 +22,7 @@ __all__ = ["Diagnostic", "Expansion", "Note", "Severity", "SourceFile", "Span"]
 
 _LINE_LIMIT = 160
 _BEFORE_CARET = 60
-"""Limits in characters: of a displayed source line, and of its part before the caret if the line is longer."""
+"""Limits in characters: of the displayed part of a source line, and of its part before the caret."""
 
 _MESSAGE_LIMIT = 600
 
@@ -55,12 +55,12 @@ class SourceFile:
         return SourceFile(name, self.text, line - bisect_right(self._line_starts, offset), self.wording)
 
     def line_and_column(self, offset: int) -> tuple[int, int]:
-        """Return the 1-based line and column, in characters, of ``offset``."""
+        """Return the 1-based line and column of a character ``offset``; the column is in characters."""
         line = bisect_right(self._line_starts, offset)
         return line + self.line_shift, offset - self._line_starts[line - 1] + 1
 
     def line_text(self, line: int) -> str:
-        """Return the text of a line, by its number in messages, without its line end."""
+        """Return the text of the line with the number ``line`` in messages, without its line end."""
         line -= self.line_shift
         start = self._line_starts[line - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
@@ -74,7 +74,11 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The origin of text in the macro ``name``; ``body`` is the span in its definition, if there is one."""
+    """
+    The origin of text in the macro ``name``.
+
+    ``body`` is the span in its definition, None for a macro without a definition in a file.
+    """
 
     name: str
     body: Span | None
@@ -85,7 +89,7 @@ class Span:
     """
     The characters from ``start`` (inclusive) to ``end`` (exclusive) of a file.
 
-    For text from a macro, the span is the place of use, and ``expansion`` refers to the definition.
+    For text from a macro, the span is the use of the macro, and ``expansion`` refers to the definition.
     """
 
     file: SourceFile
@@ -94,7 +98,11 @@ class Span:
     expansion: Expansion | None = None
 
     def to(self, other: Span) -> Span:
-        """Return the span from the start of this one to the end of ``other``, if both are in one file."""
+        """
+        Return the span from the start of this one to the end of ``other``.
+
+        Return this span if ``other`` is in another file, or ends before this one starts.
+        """
         if other.file is not self.file or other.end < self.start:
             return self
         return Span(self.file, self.start, other.end, self.expansion)
@@ -115,7 +123,7 @@ class Span:
 
 
 class Severity(Enum):
-    """The severity of a diagnostic; only an error prevents the insertion of the program."""
+    """The severity of a diagnostic; only an error prevents the insertion of a program."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -150,7 +158,7 @@ class Diagnostic:
         return Diagnostic(self.severity, wording(self.message), self.span, notes, hint)
 
     def render(self) -> str:
-        """Return the displayed text, without a final line end."""
+        """Return the diagnostic as displayed, with its source line and caret, without a final line end."""
         parts = [_render_place(self.severity.value, self.message, self.span)]
         expansion = self.span.expansion if self.span is not None else None
         while expansion is not None:

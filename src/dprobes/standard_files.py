@@ -1,14 +1,14 @@
 """
-Standard output and standard error of a DProbes process, whose end a slow reader cannot delay.
+Standard output and standard error of a DProbes process, whose termination a slow reader cannot delay.
 
 A write waits for the reader until a signal that ends the process arrives (SIGINT, SIGTERM, SIGHUP). From then on no
-write waits: data without room are buffered, and written when there is room. At the end ``settle`` waits as long as the
-reader makes progress; the remaining data are lost, and a message reports that.
+write waits: data without room are buffered, and written when there is room. Before the process exits, ``settle`` waits
+as long as the reader makes progress; the remaining data are lost, and a message reports that.
 
-A pipe or terminal is opened anew for that, as a nonblocking file: O_NONBLOCK on the original descriptor would affect
-all processes that share the open file. If that is not permitted, writes are limited to the room that there certainly is
-(pipe(7), PIPE_BUF). Signals are detected through a pipe (``signal.set_wakeup_fd``): a thread that waits here may hold a
-lock that the main thread waits for, and then no Python handler can run.
+For this, a pipe or terminal is opened anew as a nonblocking file: O_NONBLOCK on the original descriptor would affect
+all processes that share the open file description. If that is not permitted, writes are limited to the room that there
+certainly is (pipe(7), PIPE_BUF). Signals are detected through a pipe (``signal.set_wakeup_fd``): a thread that waits
+here may hold a lock that the main thread waits for, and then no Python handler can run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["PATIENCE", "EndingSignals", "WaitingFile", "give_up", "own_standard_
 
 
 PATIENCE = 10.0
-"""Seconds without progress of the reader at the end, after which the wait ends."""
+"""Seconds without progress of the reader after which ``settle`` gives up."""
 
 _GIVEN_UP = "its reader did not read in time"
 
@@ -49,7 +49,7 @@ _WRITING = select.POLLOUT | select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 class EndingSignals:
-    """The arrival of signals that end this process, for which Python has a handler; created in the main thread."""
+    """The arrival of signals that end this process and have a Python handler; created in the main thread."""
 
     def __init__(self) -> None:
         self.descriptor, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -67,9 +67,9 @@ class EndingSignals:
 
 class WaitingFile(io.RawIOBase):
     """
-    A file whose reader may be slow: a pipe, a terminal, a socket; any other file as well.
+    A file whose reader may be slow: a pipe, a terminal, a socket; also any other file.
 
-    With ``is_owned`` the descriptor is closed with it.
+    With ``is_owned``, ``close`` closes ``descriptor`` as well.
     """
 
     def __init__(self, descriptor: int, name: str, ending: EndingSignals, *, is_owned: bool = False) -> None:
@@ -85,7 +85,7 @@ class WaitingFile(io.RawIOBase):
         """True if some output was lost."""
         self.is_given_up = False
         self.problem: str | None = None
-        """The reason for the loss, if there is still a reader."""
+        """The reason for the loss; None if the reader has closed the file."""
         kind = os.fstat(descriptor).st_mode
         self._waits = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(descriptor)
         self._own = _opened_anew(descriptor) if self._waits and not stat.S_ISSOCK(kind) else -1
@@ -111,7 +111,11 @@ class WaitingFile(io.RawIOBase):
         return bool(self._held)
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write all, or buffer data without room when the process is to end; raise OSError on failure."""
+        """
+        Write all data.
+
+        When the process is to end, buffer data for which there is no room. Raise OSError on failure.
+        """
         view = memoryview(data).cast("B")
         place = 0
         while place < len(view):
@@ -141,14 +145,18 @@ class WaitingFile(io.RawIOBase):
         super().close()
 
     def end_wait(self) -> bool:
-        """Discard held output; return whether there was any. Signal handlers may call it."""
+        """Discard buffered output and end a wait; return whether there was any. Signal handlers may call it."""
         if not self._held:
             return False
         self.give_up(_GIVEN_UP)
         return True
 
     def settle(self, patience: float = PATIENCE) -> bool:
-        """Write buffered data; give up after ``patience`` seconds without progress, and return whether it succeeded."""
+        """
+        Write buffered data; return whether all were written.
+
+        Give up after ``patience`` seconds without progress.
+        """
         until = time.monotonic() + patience
         while self._held and not self.is_given_up:
             before = self.written
@@ -162,7 +170,7 @@ class WaitingFile(io.RawIOBase):
         return not self.is_given_up
 
     def give_up(self, problem: str | None = None) -> None:
-        """Stop writing: buffered and further data are lost. A signal handler may call it."""
+        """Stop writing: buffered and further data are lost, for the reason ``problem``. Signal handlers may call it."""
         self.is_given_up = True
         self.problem = self.problem or problem
         self.has_lost |= bool(self._held)
@@ -207,7 +215,7 @@ class WaitingFile(io.RawIOBase):
 
 
 _LOOK = 0.1
-"""Seconds between checks whether the wait was given up."""
+"""Maximum seconds of a wait before ``is_given_up`` is checked."""
 
 
 def _is_ready(descriptor: int, seconds: float) -> bool:
@@ -250,7 +258,7 @@ def waiting_file_of(stream: TextIO) -> WaitingFile | None:
 
 
 def give_up(stream: TextIO) -> None:
-    """Stop all output of a stream, including buffered data when it is closed."""
+    """Stop all output of a stream: buffered data are lost, also when the stream is closed."""
     if (file := waiting_file_of(stream)) is not None:
         file.give_up()
         return
@@ -262,9 +270,9 @@ def give_up(stream: TextIO) -> None:
 
 def settle(*, is_patient: bool) -> Sequence[str]:
     """
-    Write buffered output at the end of the process; return what was lost, as sentences.
+    Write buffered output before the process exits; return a message for each file with lost output.
 
-    Without ``is_patient`` data that cannot be written at once are lost.
+    Without ``is_patient``, data that cannot be written at once are lost.
     """
     problems: list[str] = []
     for stream, name in ((sys.stdout, "standard output"), (sys.stderr, "standard error")):

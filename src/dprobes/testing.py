@@ -58,12 +58,12 @@ def run_handler(
     """
     Run one hit of a handler and return its outcome.
 
-    ``handler`` is a program, or the text of one, or the instructions of one handler (and procedures that it calls).
-    ``minor`` selects a handler of a program; without it the first one runs. ``architecture`` is that of the context if
-    there is one. For a lone handler, other keyword arguments are header statements: ``logmax=16, ex_mask=0x1fff``.
-    ``record_of`` converts the result to a record.
+    ``handler`` is a program, the text of a program, or the instructions of one handler (and procedures that it calls).
+    ``minor`` selects a handler of a program; without it the first one runs. ``architecture`` is ignored if there is a
+    ``context``, which has its own. For a lone handler, other keyword arguments are header statements: ``logmax=16,
+    ex_mask=0x1fff``. ``record_of`` converts the result to a record.
 
-    Raise ``SourceError`` if the program has errors.
+    Raise ``SourceError`` if the program has errors, and ``DprobesError`` if no handler has the code ``minor``.
     """
     context = FakeContext(architecture) if context is None else context
     diagnostics = Diagnostics()
@@ -89,9 +89,9 @@ def run_handler(
 
 def record_of(outcome: Outcome, context: FakeContext) -> LogRecord | None:
     """
-    Return the record of a hit, as an engine would produce it; None after ``abort``.
+    Return the record of a hit as an engine would produce it; None after ``abort``.
 
-    A stack trace would be a record of its own; ``outcome.trace`` contains it.
+    A stack trace would be a second record, which is not returned; ``outcome.trace`` contains its data.
     """
     if outcome.ending is Ending.ABORT:
         return None
@@ -100,14 +100,22 @@ def record_of(outcome: Outcome, context: FakeContext) -> LogRecord | None:
 
 
 def run_definition(program: Program, number: int, context: FakeContext) -> Machine:
-    """Run one hit of the ``number``-th definition of a checked program; return the machine in its final state."""
+    """
+    Run one hit of the definition with index ``number`` in a checked program.
+
+    Return the machine in its final state.
+    """
     image = encode(program, context.architecture)
     point = prepare(program, number, context)
     return Interpreter(image, context.architecture).final_state(image.handlers[number], point, context)
 
 
 def prepare(program: Program, number: int, context: FakeContext) -> Point:
-    """Add the variables and tables of a program to a context; return the point of its ``number``-th definition."""
+    """
+    Add the variables and tables of a program to a context.
+
+    Return the point of the definition with index ``number``.
+    """
     _grow(context.local_variables, program.vars)
     _grow(context.global_variables, program.gvars)
     _grow(context.cpu_variables(), program.cvars)
@@ -122,7 +130,11 @@ _PROGRAM = re.compile(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)
 
 
 def _wrap(handler: str, context: FakeContext, header: Mapping[str, int | str | bool]) -> str:
-    """Return a program with this handler; the header replaces an empty first line, so that line numbers are kept."""
+    """
+    Return the text of a program with this handler.
+
+    The header replaces an empty first line, so that line numbers are kept.
+    """
     statements: dict[str, int | str | bool] = {
         "vars": len(context.local_variables),
         "gvars": len(context.global_variables),

@@ -1,5 +1,5 @@
 """
-The nodes of languages' trees: traversal and comparison need only the declared fields.
+The nodes of syntax trees: traversal and comparison need only the declared fields.
 
 A node's children are the nodes in its fields, alone or in tuples, in the order of the fields. As in Python's own
 ``ast.AST``, one constructor serves all nodes: code generated for each of a hundred classes would delay every start.

@@ -1,5 +1,5 @@
 """
-The Python API: build or compile a probe program, insert it, iterate over its records.
+The Python API: building or compiling a probe program, its insertion, and iteration over its records.
 
 ``dprobes`` exports its names; docs/how-to/python.md is the guide. The command line uses these modules, too.
 """

@@ -1,5 +1,5 @@
 """
-Compiled programs: from a file, a text or a builder to a program that can be inserted, and saved for other machines.
+Compiled programs: from a file, a source text or a builder to a program that can be inserted or saved.
 
 ``load_program`` reads a program without searching for its module; the verbs of the command line begin with it.
 ``compile_file`` and similar functions also find the module on this machine, so that all errors are reported at once.
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def is_compiled(path: Path) -> bool:
-    """Return whether a file is a PPDF, even a damaged one; only regular files are opened."""
+    """Return whether a file is a PPDF, even a damaged one. Only regular files are opened; others return False."""
     from dprobes.ppdf.ppdf_sections import MAGIC
 
     try:
@@ -97,9 +97,9 @@ def parse_programs(
     files: ModuleFiles | None = None,
 ) -> ParsedSource:
     """
-    Return the contents of a source file of either language.
+    Return the contents of a source file in RPN or DProbes C.
 
-    A ``SourceFile`` is in DProbes C. ``module`` is the default module of probes in DProbes C, ``files`` finds the files
+    A ``SourceFile`` is in DProbes C. ``module`` is the default module of probes in DProbes C; ``files`` finds the files
     of modules for them. Raise ``SourceError`` for syntax errors.
     """
     from dprobes.source_text import SourceFile
@@ -114,7 +114,7 @@ def parse_programs(
 
 
 class ParsedSource(NamedTuple):
-    """The programs of a source, one for each module, their templates, and the blocks that the tool executes."""
+    """The programs of a source, one for each module, their templates, and the blocks that dprobes itself executes."""
 
     programs: tuple[Program, ...]
     templates: Mapping[str, bytes]
@@ -129,7 +129,12 @@ def parse_c(
     files: ModuleFiles | None = None,
     tell_type: TypeListener | None = None,
 ) -> ParsedSource:
-    """Return the contents of a source in DProbes C; ``tell_type`` is called for types of expressions and parameters."""
+    """
+    Return the contents of a source in DProbes C.
+
+    ``tell_type`` is called for the types of expressions and parameters. The other arguments are those of
+    ``parse_programs``.
+    """
     from dprobes.dpc.c_source import compile_source as compile_c
     from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
 
@@ -149,7 +154,8 @@ class CompiledProgram:
     ``diagnostics`` are warnings and notes about it. ``ppdf`` is the contents of a ``.ppdf`` file, or was built for
     certain modules; otherwise it is None. ``templates`` maps the names of its template files to their bytes.
     ``companions`` are the programs for other modules from the same source, which share its variables and tables;
-    ``companion_symbols`` are the symbols of each, if they differ. ``tool`` has the blocks that the tool executes.
+    ``companion_symbols`` are the symbols of each, if they differ. ``tool`` has the blocks of the tool; None means that
+    there are none.
     """
 
     program: Program
@@ -174,7 +180,7 @@ class CompiledProgram:
 
     @property
     def is_joined(self) -> bool:
-        """True if it consists of several programs, for several modules, or has blocks of the tool."""
+        """True if the source has several modules, or blocks of the tool."""
         return bool(self.companions) or self.tool is not None
 
     @property
@@ -184,7 +190,7 @@ class CompiledProgram:
 
     @property
     def needs_write(self) -> bool:
-        """True if it changes or stops its target, which requires permission."""
+        """True if a handler changes or stops its target. Insertion then needs ``allow_write``."""
         from dprobes.resolve.portable_program import needs_write
 
         if self.ppdf is not None:
@@ -193,16 +199,16 @@ class CompiledProgram:
 
     @property
     def text(self) -> str:
-        """The program in the language, after the preprocessor."""
+        """The source text of the program in RPN, after preprocessing."""
         from dprobes.rpn.program_text import print_program
 
         return "\n".join(map(print_program, self.programs))
 
     def select(self, groups: Iterable[str] = (), types: Iterable[str] = ()) -> CompiledProgram:
         """
-        Return the program with only the definitions of these groups and types; without names all are kept.
+        Return the program with only the definitions in one of ``groups`` and with one of ``types``.
 
-        Raise ``SourceError`` for an unknown name, and if no definition is left.
+        An empty argument selects all. Raise ``SourceError`` for an unknown name, and if no definition remains.
         """
         chosen = select_all(self.programs, groups, types)
         if chosen == self.programs:
@@ -216,16 +222,20 @@ class CompiledProgram:
         return replace(self, program=chosen[0], companions=tuple(chosen[1:]), ppdf=ppdf)
 
     def without_opcodes(self) -> CompiledProgram:
-        """Return the program, which is not compiled yet, without ``opcode =`` statements that have no effect."""
+        """
+        Return the program without the ``opcode =`` statements that have no effect.
+
+        It must not have been compiled into a PPDF.
+        """
         first, *others = map(without_opcodes, self.programs)
         return replace(self, program=first, companions=tuple(others))
 
     def with_templates(self, directory: str | Path) -> CompiledProgram:
         """
-        Return the program with its templates replaced by those of a directory that its records need.
+        Return the program with its templates replaced by those from ``directory`` that its records need.
 
-        They are saved with the program, and available wherever its records are formatted. Raise ``SourceError`` if one
-        has errors, and ``FormatError`` if they cannot be read.
+        The templates are saved with the program, and available wherever its records are formatted. Raise
+        ``SourceError`` for an error in a template, and ``FormatError`` if a file cannot be read.
         """
         from dprobes.formatters.templates.carried_templates import carried_templates
         from dprobes.rpn.rpn_program import joined_program
@@ -238,10 +248,10 @@ class CompiledProgram:
 
     def to_bytes(self, modules: Iterable[str | Path] | None = None) -> bytes:
         """
-        Return the program as the bytes of a ``.ppdf`` file, for the builds of its module in the files ``modules``.
+        Return the bytes of a ``.ppdf`` file with the program, for the builds of its module in the files ``modules``.
 
-        Without ``modules`` it is for the builds that it was compiled for, or else for the module on this machine. Raise
-        ``SourceError`` if it does not fit one of them, and ``TargetError`` if there is none.
+        Without ``modules``, the builds are those of its compilation, or else the module on this machine. Raise
+        ``SourceError`` if the program does not fit a build, and ``TargetError`` if there is no build.
         """
         from dprobes.ppdf.ppdf_file import encode
 
@@ -250,7 +260,7 @@ class CompiledProgram:
         return encode(_built(self, modules, with_ebpf=True))
 
     def save(self, path: str | Path, modules: Iterable[str | Path] | None = None) -> None:
-        """Write ``to_bytes`` to a file, which ``load_ppdf`` and ``dprobes apply`` read without the sources."""
+        """Write ``to_bytes`` to a file. ``load_ppdf`` and ``dprobes apply`` read it without the sources."""
         Path(path).write_bytes(self.to_bytes(modules))
 
 
@@ -268,9 +278,10 @@ def compile_file(
 
     ``defines`` and ``includes`` are for the preprocessor (``-D``, ``-I``). ``symbols`` is a file with the module's
     symbols (``--sym``). ``allow_write`` allows instructions that change or stop the target. ``modules`` are the files
-    of the module to compile it for; by default it is checked against the one on this machine, if there is one.
+    of the module for which the program is compiled. By default the program is checked against the module on this
+    machine, if there is one.
 
-    Raise ``SourceError``, with all diagnostics, if there are errors.
+    Raise ``SourceError`` with all diagnostics if there are errors.
     """
     diagnostics = Diagnostics()
     options = _options(defines, includes, allow_write=allow_write)
@@ -289,7 +300,11 @@ def compile_source(
     allow_write: bool = False,
     modules: Iterable[str | Path] | None = None,
 ) -> CompiledProgram:
-    """Compile the text of a program, with ``name`` in messages; other arguments are as in ``compile_file``."""
+    """
+    Compile the source text of a program in RPN; ``name`` is its file name in messages.
+
+    The other arguments are those of ``compile_file``.
+    """
     from dprobes.source_text import SourceFile
 
     diagnostics = Diagnostics()
@@ -307,7 +322,12 @@ def compile_program(
     diagnostics: Diagnostics | None = None,
     templates: Mapping[str, bytes] | None = None,
 ) -> CompiledProgram:
-    """Check a parsed program, with template files; other arguments are as in ``compile_file``."""
+    """
+    Check a parsed program and find its probepoints; return it as a compiled program.
+
+    ``templates`` maps the names of template files to their bytes. The other arguments and the errors are those of
+    ``compile_file``.
+    """
     diagnostics = Diagnostics() if diagnostics is None else diagnostics
     source = ParsedSource((program,), templates or {}, None)
     return _compiled(source, symbols, diagnostics, modules, allow_write=allow_write)
@@ -353,9 +373,10 @@ def load_ppdf(
     """
     Read a ``.ppdf`` file, which ``CompiledProgram.save`` and ``dprobes build`` write.
 
-    It can be inserted into the builds of its module that it was made for; without ``verify_build_id`` into others too,
-    and without ``verify_opcodes`` also if the instructions differ from those of these builds. ``allow_write`` must be
-    given for a program that ``needs_write``. Raise ``FormatError`` if the file is not a PPDF, or damaged.
+    The program can be inserted into the builds of its module that it was made for; without ``verify_build_id`` also
+    into others. Without ``verify_opcodes`` the instructions at its probepoints may differ from those of these builds.
+    ``allow_write`` is required for a program that ``needs_write``. Raise ``FormatError`` if the file is damaged or not
+    a PPDF.
     """
     ppdf = read_compiled(Path(path))
     loaded = _carried(ppdf, str(path), verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
@@ -383,10 +404,11 @@ def load_program(
     """
     Read a program, source or compiled, and keep the definitions of certain groups and types.
 
-    ``module`` is the default module of probes in DProbes C, ``files`` finds the files of modules for them. A source for
-    several modules has companions.
+    ``module`` is the default module of probes in DProbes C; ``files`` finds the files of modules for them. The programs
+    for further modules become companions.
 
-    Only the form is checked: the module is not searched for. Raise a subclass of ``DprobesError`` for errors of form.
+    Only syntax or file format is checked: the module is not searched for. Raise a subclass of ``DprobesError`` for
+    errors.
     """
     if isinstance(source, Path) and is_compiled(source):
         loaded = load_ppdf(source, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)

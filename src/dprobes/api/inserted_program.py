@@ -43,9 +43,9 @@ __all__ = ["InsertedProgram", "Probepoint", "RecordList", "RecordQueue", "total"
 
 class RecordQueue:
     """
-    A buffer of encoded records of up to ``limit`` bytes; records beyond that are lost, and counted.
+    A buffer of encoded records of up to ``limit`` bytes; further records are lost, and counted in ``lost``.
 
-    The queue is over when it is empty, and each writer that has opened it has closed it.
+    The queue is over when it is empty and every ``open`` was followed by a ``close``.
     """
 
     def __init__(self, limit: int) -> None:
@@ -59,7 +59,7 @@ class RecordQueue:
 
     @contextlib.contextmanager
     def listener(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Have ``tell`` called, by any thread, when records have arrived or a writer has closed the queue."""
+        """Call ``tell``, in any thread, when records arrive or a writer closes the queue, until the context ends."""
         with self._changed:
             self._listeners.append(tell)
         try:
@@ -91,7 +91,7 @@ class RecordQueue:
             self._tell()
 
     def put(self, batch: Sequence[tuple[bytes, Place]]) -> None:
-        """Add records; all from the first one without room on are lost."""
+        """Add a batch of records. The first one that exceeds the limit, and all later ones of the batch, are lost."""
         size = sum(len(record) for record, _ in batch)
         with self._changed:
             if self._size + size > self._limit:
@@ -108,7 +108,12 @@ class RecordQueue:
             self._tell()
 
     def take(self, timeout: float | None) -> Sequence[tuple[bytes, Place]]:
-        """Wait for records and return them; nothing at the end, or if none arrived for ``timeout`` seconds."""
+        """
+        Wait for a batch of records and remove it from the queue.
+
+        Return an empty sequence if the queue is over, or if no record arrived for ``timeout`` seconds. None means no
+        limit.
+        """
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._batches:
@@ -121,7 +126,7 @@ class RecordQueue:
             return batch
 
     def put_back(self, batch: Sequence[tuple[bytes, Place]]) -> None:
-        """Put records back at the beginning of the queue: they were taken, but not read."""
+        """Put records that were not read back at the beginning of the queue."""
         if batch:
             size = sum(len(record) for record, _ in batch)
             with self._changed:
@@ -151,7 +156,8 @@ class RecordList(Sequence["LogRecord"]):
     """
     An immutable list of records; ``ProbeSession.collect`` returns one, and it can be constructed from any records.
 
-    ``offset``, in nanoseconds, converts their times to wall-clock times; the default is that of this machine and boot.
+    ``offset``, in nanoseconds, is added to their times to obtain wall-clock times; the default is that of this machine
+    and boot.
     """
 
     def __init__(self, records: Iterable[LogRecord] = (), *, offset: int | None = None) -> None:
@@ -224,7 +230,7 @@ class RecordList(Sequence["LogRecord"]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>{more}"
 
     def _row(self, record: LogRecord) -> dict[str, str]:
-        """Return the row of a record in notebooks."""
+        """Return the values of a record by column, as a notebook shows them."""
         row = record.to_dict()
         time = None if record.time is None else wall_time(record.time, self._offset)
         shown = {"time": time, **{name: row.pop(name, None) for name in _FIRST}}
@@ -245,12 +251,16 @@ def _plain(value: object) -> Any:
 
 
 def _is_broken(text: str) -> bool:
-    """Return whether a text has bytes that were not valid UTF-8, which Arrow refuses."""
+    """Return whether a string represents bytes that are not valid UTF-8, which Arrow refuses."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _array(values: Sequence[Any], kind: str | None) -> pa.Array:
-    """Return a column; values of several types are converted to strings."""
+    """
+    Return an Arrow array of ``kind``, of a type that suits the values if it is None.
+
+    Values of several types are converted to strings.
+    """
     import pyarrow as pa
 
     if kind is not None:
@@ -280,10 +290,9 @@ def _shown(value: object) -> str:
 @dataclass(frozen=True, slots=True)
 class Probepoint:
     """
-    A place where a program is inserted.
+    A place where a handler runs, in one file.
 
-    ``minor`` is that of its definition, ``path`` the file. ``detail`` is additional information about the state, if
-    any.
+    ``minor`` is the code of its definition, ``path`` the file. ``detail`` describes the state further; it may be empty.
     """
 
     major: int
@@ -296,7 +305,7 @@ class Probepoint:
 
 
 class _Followed(FollowedProgram):
-    """The follower of a program that puts its records into the queue of the session."""
+    """An attached program whose records are put into the queue of the session."""
 
     def __init__(self, program: Program, attachment: Attachment, queue: RecordQueue, reader: DataReader) -> None:
         super().__init__(program.name, program, attachment)
@@ -320,8 +329,8 @@ class InsertedProgram:
     An inserted program, with its counts, variables and removal; created by ``ProbeSession.insert``.
 
     ``engine`` is the name of its engine, ``reason`` the reason for that choice (None: the user requested it).
-    ``diagnostics`` are warnings and notes about the program. Any thread may call the methods, and their results remain
-    valid after the end of the program.
+    ``diagnostics`` are warnings and notes about the program. The methods may be called in any thread, also after the
+    end of the program.
     """
 
     def __init__(
@@ -349,7 +358,7 @@ class InsertedProgram:
         self._followed = _Followed(program, attachment, queue, reader)
 
     def begin(self) -> None:
-        """Wait until everything in scope is probed; raise the error that prevented that."""
+        """Wait until all processes in scope are probed, as far as possible; raise the error that prevented that."""
         try:
             self._followed.start()
         except DprobesError:
@@ -373,7 +382,7 @@ class InsertedProgram:
 
     @property
     def probepoints(self) -> list[Probepoint]:
-        """Its probepoints with their states and counts; one definition may have many, in several files."""
+        """The probepoints with their states and counts; one definition may have many, in several files."""
         followed, counts = self._followed, self._followed.counts()
         probes = list(followed.probes)
         places = places_of(self.name, probes)
@@ -391,15 +400,19 @@ class InsertedProgram:
         ]
 
     def counts(self, minor: int | None = None) -> Counts:
-        """Return the counts so far at all its probepoints, or at those of the definitions with ``minor``."""
+        """
+        Return the sums of the current counts of its probepoints.
+
+        With ``minor``, include only the probepoints of definitions with this code.
+        """
         return total(each.counts for each in self.probepoints if minor in (None, each.minor))
 
     def local_variables(self) -> list[int]:
-        """Return the program's local variables (``lv``)."""
+        """Return the values of the program's local variables (``lv``), in the order of their indices."""
         return self.attachment.local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the program's per-CPU variables (``cv``), a list for each CPU."""
+        """Return the values of the program's per-CPU variables (``cv``): a list for each CPU, ordered by index."""
         return self.attachment.cpu_variables()
 
     def tables(self) -> dict[str, KeyedTable]:
@@ -417,22 +430,27 @@ class InsertedProgram:
         self.attachment.change([TableChange(number) for number in tables_matching(pattern, self.program.tables)])
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set its local and per-CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
+        """
+        Set local and per-CPU variables with the indices from ``first`` to ``last``, inclusive, to zero.
+
+        Without ``last``, set all from ``first`` on.
+        """
         self.attachment.change([VariableReset(first, last)])
 
     def notices(self) -> list[str]:
-        """Return the messages of the program's engine, the latest at the end."""
+        """Return the latest messages of the program's engine, the oldest first."""
         return [notice.text for notice in self._followed.notices()]
 
     def left_out(self) -> dict[str, str]:
-        """Return the functions that match a pattern and have no probepoint, with the reason for each."""
+        """Return the functions that match a pattern and have no probepoint, each with the reason."""
         return {each.name: each.reason for each in self._followed.left_out}
 
     def remove(self, minor: int | None = None) -> None:
         """
         Remove the program, and wait until it is removed; earlier records can still be read.
 
-        With ``minor`` only the probepoints of definitions with this code are removed, without waiting.
+        With ``minor``, request only the removal of the probepoints of definitions with this code, without waiting.
+        Raise ``EngineError`` if there is no such probepoint, or if the removal takes too long.
         """
         if minor is None:
             self.stop()
@@ -452,7 +470,7 @@ class InsertedProgram:
         """
         Wait until the program has ended: with its processes, removed by its handlers, or after ``stop``.
 
-        Return whether it has ended; False after ``timeout`` seconds.
+        Return False if it has not ended after ``timeout`` seconds. None means no limit.
         """
         return self._followed.wait(timeout)
 
@@ -464,9 +482,9 @@ class InsertedProgram:
     @property
     def exit_status(self) -> int | None:
         """
-        The exit status of the launched command, negative for a signal; None if there is none (yet).
+        The exit status of the launched command, negative for a signal; None before its end and without a command.
 
-        With a stub it is that of the stub's program.
+        With a stub it is the exit status of the program that the stub debugs.
         """
         if self._command is not None:
             return self._command.exit_status
@@ -478,7 +496,7 @@ class InsertedProgram:
         )
 
     def raise_problem(self) -> None:
-        """Raise ``EngineError`` if the program failed or never began, unless that was raised before."""
+        """Raise ``EngineError`` if the program failed or no probepoint was inserted. An error is raised only once."""
         problem = self._problem()
         if problem is not None and not self._is_reported:
             self._is_reported = True
@@ -497,7 +515,7 @@ class InsertedProgram:
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Return the sums of counts."""
+    """Return the sums of counts; ``executed`` is the union of the executed places."""
     result = Counts()
     executed: dict[str, None] = {}
     for each in counts:

@@ -1,7 +1,7 @@
 """
 One method for each instruction of the language, made from the instruction table.
 
-``mnemonics.pyi`` tells type checkers and editors the same: ``make docs`` writes it from here.
+``mnemonics.pyi`` declares the same methods for type checkers and editors; ``make docs`` generates it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Instructions(ABC):
 
     @abstractmethod
     def _add(self, words: str, operand: int | str | None = None) -> Self:
-        """Write an instruction: its fixed words, and the operand behind them."""
+        """Add an instruction with these fixed words, followed by the operand unless it is None."""
 
 
 def methods() -> Iterator[Callable[..., Instructions]]:
-    """Iterate over the methods: one for the rows of the table that have the same fixed words, in its order."""
+    """Iterate over the methods, in the order of the table; rows with the same fixed words have one method."""
     found: dict[str, list[Row]] = {}
     for row in ROWS:
         fixed = ", ".join(o for o in row.operands if isinstance(o, str))
@@ -55,7 +55,7 @@ def methods() -> Iterator[Callable[..., Instructions]]:
 
 
 def _method(words: str, rows: list[Row]) -> Callable[..., Instructions]:
-    """Return the method of one instruction, or of its two forms where the operand may also be popped from the stack."""
+    """Return the method of an instruction, or of its two forms if the operand may also be popped from the stack."""
     kinds = [row.operand_kind for row in rows]
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
     if (given := next((kind for kind in kinds if kind is not None), None)) is not None:
@@ -78,7 +78,7 @@ def _method(words: str, rows: list[Row]) -> Callable[..., Instructions]:
 
 
 def _documentation(rows: list[Row]) -> str:
-    """Return what a method does, and for each form its stack and what else the table says of it."""
+    """Return the docstring of a method: its effect, and for each form the stack, the exceptions and the permissions."""
     first = rows[0]
     text = first.doc if not first.doc.startswith("As ") else f"Do the same a{first.doc[1:]}"
     for row in rows:

@@ -16,7 +16,7 @@ class Instructions(ABC):
 
     @abstractmethod
     def _add(self, words: str, operand: int | str | None = None) -> Self:
-        """Write an instruction: its fixed words, and the operand behind them."""
+        """Add an instruction with these fixed words, followed by the operand unless it is None."""
 
     def nop(self) -> Self:
         """

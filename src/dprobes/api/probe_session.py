@@ -47,9 +47,9 @@ class ProbeSession:
     """
     A set of programs that are inserted into the processes of a scope, and the records of these programs.
 
-    Created by ``attach``, ``launch`` and ``everywhere``. Use it as a context manager: however the block ends, all
-    probepoints are removed at its end, and unread records remain readable. Several threads may use it. Its programs
-    share the global variables (``gv``).
+    A session is created by ``attach``, ``launch`` and ``everywhere``. Use it as a context manager: at the end of the
+    block, also after an exception, all probepoints are removed; unread records remain readable. Several threads may use
+    a session. Its programs share the global variables (``gv``).
     """
 
     def __init__(self, scope: Scope, options: EngineOptions, *, engine: str, items: Item, buffer: int) -> None:
@@ -103,16 +103,16 @@ class ProbeSession:
         replaces: InsertedProgram | None = None,
     ) -> InsertedProgram:
         """
-        Insert a program, and return when everything in scope is probed, as far as possible.
+        Insert a program, and return when all processes in scope are probed, as far as possible.
 
         ``groups`` and ``types`` select definitions. Handlers are executed for the hits that match ``filter``, a
-        condition of ``dprobes run --filter``. ``engine`` is for this program only. ``replaces`` is a program of this
-        session that it replaces: no hit is missed, and none is seen by both. A launched command does not start yet
-        (``go``).
+        condition of ``dprobes run --filter``. ``engine`` is for this program only; None is the engine of the session.
+        ``replaces`` is a program of this session that the new one replaces: every hit is seen by exactly one of them. A
+        launched command does not start yet (``go``).
 
         Raise ``SourceError`` if the program has errors, or does not fit the module; ``TargetError`` if the process or
-        command does not exist; ``EngineError`` if no engine can insert it. Earlier programs stay inserted then. A
-        single failed probepoint is reported only in ``InsertedProgram.probepoints``.
+        command does not exist; ``EngineError`` if no engine can insert it. Earlier programs stay inserted in these
+        cases. The failure of a single probepoint is reported only in ``InsertedProgram.probepoints``.
         """
         compiled = self._compiled(program).select(groups, types)
         with self._changing:
@@ -132,7 +132,11 @@ class ProbeSession:
             return inserted
 
     def _drop_command(self) -> None:
-        """End the process of a command that has no program and has not started; an insertion creates another one."""
+        """
+        End the prepared process of a command that has no program and has not started.
+
+        The next insertion prepares another process.
+        """
         if self._command is not None and not self._command.has_begun and not self._programs:
             self._command.close()
 
@@ -140,8 +144,8 @@ class ProbeSession:
         """
         Start the launched command now, instead of at the first ``records`` or ``wait``.
 
-        Do nothing if it has started. Raise ``TargetError`` if it cannot be executed, ``EngineError`` if there is no
-        command, or no program is inserted for it.
+        Do nothing if the command has started. Raise ``TargetError`` if it cannot be executed, ``EngineError`` if there
+        is no command, or no program is inserted for it.
         """
         if self._command is None:
             raise EngineError("the session has no command that could begin")
@@ -149,7 +153,7 @@ class ProbeSession:
             raise EngineError(f"no program is inserted: the command '{self._command.name}' does not begin")
 
     def _begin_command(self) -> bool:
-        """Start a command that has a program; return whether there is a running command."""
+        """Start the command if it has a program and has not started; return whether the command is running."""
         command = self._command
         if command is None:
             return False
@@ -163,9 +167,9 @@ class ProbeSession:
         """
         Iterate over the records of all programs as they arrive, each once.
 
-        The iteration ends when no program is inserted any more, or if none arrived for ``timeout`` seconds; a later
-        iteration continues. Raise ``EngineError`` at the end for a program that failed, or of which nothing could be
-        inserted. The first iteration starts a launched command.
+        The iteration ends when no program is inserted any more, or if no record arrived for ``timeout`` seconds; a
+        later iteration continues. Raise ``EngineError`` at the end for a program that failed, or of which no probepoint
+        could be inserted. The first iteration starts a launched command.
         """
         self._begin_command()
         while batch := self._queue.take(timeout):
@@ -177,7 +181,7 @@ class ProbeSession:
         """
         Read up to ``count`` records, or all until the end, and return them as one list.
 
-        Reading ends like that of ``records``, also after ``timeout`` seconds without a record.
+        Reading ends as in ``records``, also after ``timeout`` seconds without a record.
         """
         with contextlib.closing(self.records(timeout)) as records:
             return RecordList(islice(records, count))
@@ -194,10 +198,10 @@ class ProbeSession:
 
     async def async_records(self) -> AsyncGenerator[LogRecord, None]:
         """
-        Iterate over records like ``records``, in an asyncio event loop, without blocking it.
+        Iterate over records as ``records`` does, in an asyncio event loop, without blocking the loop.
 
-        If the task is cancelled, or the iterator closed (``contextlib.aclosing``), nothing is lost: the next iteration
-        yields the unread records.
+        If the task is cancelled, or the iterator closed (``contextlib.aclosing``), no record is lost: the next
+        iteration yields the unread records.
         """
         import asyncio
 
@@ -228,9 +232,9 @@ class ProbeSession:
         """
         Wait until all programs have ended by themselves: with the processes in scope, or removed by their handlers.
 
-        Return the exit status of a launched command, which is started now if necessary, negative for a signal; else
-        None, also after ``timeout`` seconds. Raise ``EngineError`` for a program that failed, or of which nothing could
-        be inserted.
+        A launched command is started if necessary. Return its exit status, negative for a signal; None without a
+        command, and after ``timeout`` seconds. Raise ``EngineError`` for a program that failed, or of which no
+        probepoint could be inserted.
         """
         import time
 
@@ -257,9 +261,9 @@ class ProbeSession:
     @property
     def exit_status(self) -> int | None:
         """
-        The exit status of a launched command, negative for a signal; None if there is none (yet).
+        The exit status of a launched command, negative for a signal; None before its end and without a command.
 
-        With a stub it is that of the stub's program.
+        With a stub it is the exit status of the program that the stub debugs.
         """
         if self._command is not None:
             return self._command.exit_status
@@ -267,11 +271,15 @@ class ProbeSession:
 
     @property
     def lost(self) -> int:
-        """Number of records dropped because they were not read and the buffer was full; engines count their own."""
+        """
+        Number of records that were dropped because the buffer for unread records was full.
+
+        Losses in engines are in ``counts``.
+        """
         return self._queue.lost
 
     def counts(self) -> dict[tuple[int, int], Counts]:
-        """Return the counts so far, by the major and minor codes of the definitions."""
+        """Return the current counts, keyed by the major and minor codes of the definitions."""
         found: dict[tuple[int, int], list[Counts]] = {}
         for program in self.programs:
             for probe in program.probepoints:
@@ -279,19 +287,27 @@ class ProbeSession:
         return {codes: total(counts) for codes, counts in found.items()}
 
     def tables(self) -> dict[str, KeyedTable]:
-        """Return the current keyed tables of all programs; for equal names that of the last program."""
+        """
+        Return the current keyed tables of all programs by name.
+
+        If several programs have a table of one name, return that of the last program.
+        """
         found: dict[str, KeyedTable] = {}
         for program in self.programs:
             found |= program.tables()
         return found
 
     def global_variables(self) -> list[int]:
-        """Return the global variables (``gv``) that the programs declare; each has 64 bits."""
+        """Return the values of the global variables (``gv``) that the programs declare, unsigned numbers of 64 bits."""
         with self._changing:
             return list(self._last_globals) if self._is_closed else self._read_globals()
 
     def set_global_variable(self, index: int, value: int) -> None:
-        """Set a global variable, visible to handlers; raise ``IndexError`` if it does not exist."""
+        """
+        Set a global variable to a number modulo 2**64.
+
+        Raise ``IndexError`` if no session has a variable with this index, and ``EngineError`` if the session is closed.
+        """
         with self._changing:
             if self._is_closed:
                 raise EngineError("the session is closed: its variables are gone")
@@ -326,7 +342,7 @@ class ProbeSession:
 
 
 class _SessionFace(Face[InsertedProgram]):
-    """The callbacks for a program of a session, whose records go to the session's queue."""
+    """The steps of a run that insert a program into a session, whose queue receives the records."""
 
     def __init__(
         self,
@@ -344,7 +360,7 @@ class _SessionFace(Face[InsertedProgram]):
         self._diagnostics = Diagnostics()
 
     def load(self, vantage: Vantage) -> ProgramInput:  # noqa: ARG002 - it was compiled without
-        """Return the program."""
+        """Return the program, with the symbols and the description for its records."""
         compiled = self._compiled
         if compiled.tool is not None:
             raise tool_error(compiled.tool)
@@ -362,7 +378,7 @@ class _SessionFace(Face[InsertedProgram]):
         )
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> InsertedProgram:
-        """Return the program, which is followed after ``begin``."""
+        """Return the inserted program, which has to be followed with ``begin``."""
         return InsertedProgram(
             joined_program(self._compiled.programs),
             attachment,
@@ -423,10 +439,10 @@ def attach(
 
     ``engine`` is a value of ``dprobes run --engine``; "auto" chooses an engine with the features that a program needs,
     the ebpf engine if that is possible. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``: the session is
-    for the endpoint's target. ``items`` are the header items of records: fewer make them smaller. ``allow_write``
-    allows programs to change or stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in
-    bytes) and ``overhead`` (in percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is the maximum size of
-    unread records in bytes.
+    for the endpoint's target. ``items`` are the header items of records: fewer items make smaller records.
+    ``allow_write`` allows programs to change or stop the target. ``exact``, ``pid_namespace``, ``core_directory``,
+    ``ring_size`` (in bytes) and ``overhead`` (in percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is
+    the maximum size of unread records in bytes.
     """
     options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
     if pid is None and named_engine(engine)[1] is None:
@@ -455,11 +471,13 @@ def launch(
     """
     Return a session for a command, a list of words.
 
-    The command starts at the first ``records`` or ``wait``, or with ``ProbeSession.go``: all programs inserted before
-    that probe it from its first instruction on. The end of the session does not end it, but a command that has not
-    started never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the command does not
-    exist. With an ``engine`` that has an endpoint (``gdb=HOST:PORT``) the command is one that provides a stub there; it
-    is started when a program is inserted. The other arguments are those of ``attach``.
+    The command starts at the first ``records`` or ``wait``, or with ``ProbeSession.go``. Programs that were inserted
+    before probe it from its first instruction on. The end of the session does not end a running command; a command that
+    has not started is never executed. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the
+    command does not exist.
+
+    With an ``engine`` that has an endpoint (``gdb=HOST:PORT``), the command provides a stub there, and is started when
+    a program is inserted. The other arguments are those of ``attach``.
     """
     starts_stub = named_engine(engine)[1] is not None
     options = _options(
@@ -485,8 +503,8 @@ def everywhere(
     """
     Return a session for all processes, including later ones; it needs the ebpf engine, and so root.
 
-    ``cgroup`` limits it to the processes of a directory below /sys/fs/cgroup, ``uid`` to a user. The other arguments
-    are those of ``attach``.
+    ``cgroup`` limits it to the processes of a directory below /sys/fs/cgroup, ``uid`` to those of a real user id. The
+    other arguments are those of ``attach``.
     """
     options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
     scope = Scope(cgroup=None if cgroup is None else str(cgroup), uid=uid)

@@ -1,8 +1,9 @@
 """
 Probe programs written in Python.
 
-A ``ProgramBuilder`` writes the text of the language, one statement for each call, and passes it to the language's own
-parser. So there is a single definition of valid programs, and an error refers to the line of Python that it comes from.
+A ``ProgramBuilder`` writes the text of the language, one statement for each call, and passes it to the parser of the
+language. There is therefore a single definition of valid programs, and an error refers to the line of Python that
+caused it.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ __all__ = ["CodeBuilder", "HandlerBuilder", "ProcedureBuilder", "ProgramBuilder"
 
 
 class CallPlaces:
-    """A finder of the calls of builder methods in the user's code; files are read once."""
+    """A finder of the calls of builder methods in the user's code; each source file is read once."""
 
     def __init__(self) -> None:
         self._files: dict[str, SourceFile] = {}
 
     def here(self, statement: str) -> Span:
         """
-        Return the span of the call into this package.
+        Return the span in the user's code of the current call into this package.
 
-        If its source is not available (an interactive session), ``statement`` replaces its line.
+        If the source is not available (an interactive session), ``statement`` is shown instead of the line.
         """
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads all files
         while frame is not None and str(frame.f_globals.get("__name__")).startswith("dprobes.api."):
@@ -71,7 +72,11 @@ class CallPlaces:
 
 
 def _position(frame: FrameType) -> tuple[int, int, int, int]:
-    """Return first and last line of a frame's current call, and its columns in UTF-8 bytes."""
+    """
+    Return the first and last line of a frame's current call, 1-based, and its first and last column.
+
+    Columns are in UTF-8 bytes.
+    """
     positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, last, column, end = next(positions, (None, None, None, None))
     line = line or frame.f_lineno
@@ -79,7 +84,7 @@ def _position(frame: FrameType) -> tuple[int, int, int, int]:
 
 
 def _characters(text: str, count: int) -> int:
-    """Return the number of characters in the first ``count`` bytes of a line."""
+    """Return the number of characters in the first ``count`` bytes of a line in UTF-8."""
     return len(text.encode()[:count].decode("utf-8", "ignore"))
 
 
@@ -95,7 +100,7 @@ class _Lines:
         self.spans: list[Span] = []
 
     def add(self, text: str) -> None:
-        """Add statements, whose spans are that of the current call."""
+        """Add the lines of ``text`` as statements; their span is that of the current call."""
         place = self.places.here(text.strip())
         for line in text.splitlines():
             self.strings.append(line)
@@ -117,8 +122,8 @@ class CodeBuilder(Instructions):
     """
     A builder of the code of a handler or a procedure, instruction by instruction.
 
-    Besides a method for each instruction there are ``label``, and ``do`` for text in the language itself. It may be
-    used as a context manager, which has no effect but to show in the Python code where the handler begins and ends.
+    Besides a method for each instruction there are ``label``, and ``do`` for statements in the language itself. A
+    builder may be used as a context manager, which only shows in the Python code where the handler begins and ends.
     """
 
     def __init__(self, lines: _Lines) -> None:
@@ -145,7 +150,11 @@ class CodeBuilder(Instructions):
         return self
 
     def do(self, *statements: str) -> Self:
-        """Add statements in the syntax of the language: ``do("push r, arg0", "log 1")``, or a whole text."""
+        """
+        Add statements in the syntax of the language: ``do("push r, arg0", "log 1")``.
+
+        A string may have several lines.
+        """
         for statement in statements:
             self._lines.add(statement)
         return self
@@ -174,8 +183,8 @@ class ProgramBuilder:
     ``gvars``, ``cvars`` and ``tvars`` are the numbers of local, global, per-CPU and per-thread variables; each of
     ``table`` is the text after ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
 
-    A builder is accepted wherever a program is expected. All errors are reported when it is built, by a ``SourceError``
-    that refers to the lines of Python.
+    A builder is accepted wherever a program is expected. Building it reports all errors in one ``SourceError``, which
+    refers to the lines of Python.
     """
 
     def __init__(
@@ -244,8 +253,8 @@ class ProgramBuilder:
         """
         Begin a probe definition at ``offset``: a function, ``"function + 4"``, a file offset, or a pattern.
 
-        With ``at_return`` the handler runs just after the function has returned (``return = yes``). ``minor`` is in
-        each record, and distinguishes the handlers of a program.
+        With ``at_return`` the handler runs immediately after the function has returned (``return = yes``). ``minor`` is
+        in each record, and distinguishes the handlers of a program.
         """
         return self._definition(
             offset=offset,
@@ -275,10 +284,10 @@ class ProgramBuilder:
         heap: int | None = None,
     ) -> HandlerBuilder:
         """
-        Begin a probe definition that watches memory: a symbol, an address, or ``"first : last"`` of the bytes.
+        Begin a probe definition that watches memory: a symbol, an address, or a range ``"first : last"``, inclusive.
 
-        ``access`` is the kind of accesses that are hits: "w" writing, "rw" reading and writing, "x" executing, "io" a
-        port.
+        ``access`` is the kind of accesses that are hits: "w" writes, "rw" reads and writes, "x" execution, "io"
+        accesses to an I/O port.
         """
         return self._definition(
             address=address,
@@ -331,14 +340,14 @@ class ProgramBuilder:
 
     @property
     def text(self) -> str:
-        """The program in the language itself, as in a ``.rpn`` file."""
+        """The source text of the program, as in a ``.rpn`` file."""
         return "\n".join(self._all().strings) + "\n"
 
     def build(self) -> Program:
         """
-        Return the parsed program; raise ``SourceError`` for errors of form.
+        Return the parsed program; raise ``SourceError`` for syntax errors.
 
-        It is checked for a processor and a module when it is compiled or inserted.
+        A program is checked for a processor and a module when it is compiled or inserted.
         """
         lines = self._all()
         file = SourceFile("program", "\n".join(lines.strings) + "\n")
@@ -382,14 +391,18 @@ class ProgramBuilder:
 
 
 class _Relocation:
-    """A conversion of spans in the text of a program to spans in Python code; ``spans`` has one for each line."""
+    """
+    A conversion of spans in the text of a program to spans in Python code.
+
+    ``spans`` has the span in Python code of each line of the text.
+    """
 
     def __init__(self, file: SourceFile, spans: Sequence[Span]) -> None:
         self._file = file
         self._spans = spans
 
     def span(self, span: Span | None) -> Span | None:
-        """Return the span in Python code for a span in the text; None for None."""
+        """Return the span in Python code for a span in the text; None if ``span`` is None."""
         if span is None or span.file.name != self._file.name:
             return span
         return self._spans[min(span.line, len(self._spans)) - 1]
@@ -399,7 +412,7 @@ class _Relocation:
         return {keyword: self.span(span) or span for keyword, span in spans.items()}
 
     def diagnostic(self, diagnostic: Diagnostic) -> Diagnostic:
-        """Return a diagnostic with converted spans."""
+        """Return a diagnostic with its span converted."""
         notes = tuple(Note(note.message, self.span(note.span)) for note in diagnostic.notes)
         return replace(diagnostic, span=self.span(diagnostic.span), notes=notes)
 

@@ -2,7 +2,8 @@
 Extensions: user-defined instructions, which handlers run with ``callk NAME`` (docs/reference/extensions.md).
 
 A package registers an ``Extension`` as an entry point in the group ``dprobes.extensions``; the name of the entry point
-is the operand of ``callk``. Order of registration: packages by name, each with the order of its own list.
+is the operand of ``callk``. Extensions are ordered by the names of their packages, and within a package by its own
+list.
 """
 
 from __future__ import annotations

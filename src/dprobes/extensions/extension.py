@@ -53,8 +53,8 @@ class View:
     """
     The access of an extension to a hit.
 
-    An extension need not catch the exceptions of these methods: they become the RPN exception that an instruction would
-    raise. Any other exception of an extension is a failure (docs/reference/extensions.md).
+    An extension need not catch the exceptions that are documented for these methods: each becomes the RPN exception
+    that an instruction would raise. Any other exception of an extension is a failure (docs/reference/extensions.md).
     """
 
     def __init__(self, machine: Machine, *, may_write: bool) -> None:
@@ -85,7 +85,7 @@ class View:
 
     @property
     def offset(self) -> int:
-        """The probepoint's offset in the module."""
+        """The offset in bytes of the probepoint in the module's file."""
         return self._machine.point.offset
 
     @property
@@ -117,7 +117,7 @@ class View:
         return self._machine.pop()
 
     def peek(self, index: int = 0) -> int:
-        """Return the cell ``index`` below the top."""
+        """Return the cell ``index`` below the top of the stack; 0 is the top."""
         return self._machine.peek(index)
 
     # Variables
@@ -145,7 +145,11 @@ class View:
     # The thread that took the hit
 
     def register(self, name: str, *, user: bool = False) -> int:
-        """Return a register of the current or the user context; raise ValueError if a handler cannot push it."""
+        """
+        Return a register of the current context, or of the user context.
+
+        Raise ValueError if a handler cannot push it.
+        """
         register = self._register(name, Direction.PUSH_USER if user else Direction.PUSH_CURRENT)
         context = self._machine.context
         if register.memory_offset is None:
@@ -167,15 +171,19 @@ class View:
         return self._machine.context.read(address & self._machine.mask, size) if size else b""
 
     def read_string(self, address: int, limit: int = 1024) -> bytes:
-        """Return the bytes before a NUL, at most ``limit``; raise ``AddressFault`` if any of them cannot be read."""
+        """
+        Return the bytes of a string before its NUL, at most ``limit``.
+
+        Raise ``AddressFault`` if one cannot be read.
+        """
         mask = self._machine.mask
         return read_string(self._machine.context, address & mask, limit, mask).removesuffix(b"\0")
 
     def write(self, address: int, data: bytes) -> None:
         """
-        Change up to 4096 bytes of memory.
+        Write up to 4096 bytes to memory.
 
-        Raise ``AddressFault`` if any of them cannot be written, in which case none changes; PermissionError without
+        Raise ``AddressFault`` if any of them cannot be written; then none is changed. Raise PermissionError without
         ``writes``.
         """
         self._check_write()
@@ -221,7 +229,7 @@ class View:
         return self._machine.room
 
     def log(self, data: bytes) -> None:
-        """Append bytes to the log; raise LOG_OVERFLOW without logging any of them if they do not all fit."""
+        """Append bytes to the log buffer; raise LOG_OVERFLOW, and append nothing, if they do not all fit."""
         self._log(data)
 
     def log_memory(self, data: bytes) -> None:
@@ -265,17 +273,17 @@ ENTRY_POINTS = "dprobes.extensions"
 """The group of entry points in which packages register extensions."""
 
 FAILED = 6
-"""Parameter 1 of the INVALID_OPERAND that a failing extension raises; parameter 2 is the extension's number, from 0."""
+"""The first parameter of the INVALID_OPERAND that a failing extension raises; the second is the extension's index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extension:
     """
-    An extension, in the forms that it supports.
+    An extension, as a function at each hit, as a code generator, or both.
 
     Engines that interpret handlers call ``interpret`` at each hit. Engines that compile handlers to eBPF call
     ``compile`` once for each place that calls the extension, and it writes the code for that place. ``writes`` means
-    that the extension changes registers or memory of the target: a program that calls it needs ``--allow-write``, and a
+    that the extension changes registers or memory of the target: a program that calls it needs ``--allow-write``. A
     view without ``writes`` refuses changes.
     """
 
@@ -291,10 +299,10 @@ def call_extensions(
     warn: Callable[[str], None],
 ) -> None:
     """
-    Call the extension called ``name``, or all of them in order.
+    Call the extension ``name`` at a hit; None means all extensions in order.
 
-    An extension that fails with a Python exception is reported to ``warn``, leaves the stack and the log as they were,
-    and raises INVALID_OPERAND; the extensions after it are not called.
+    An extension that fails with a Python exception is reported to ``warn``. The stack and the log are restored,
+    INVALID_OPERAND is raised, and the following extensions are not called.
     """
     for number, (known, extension) in enumerate(extensions.items()):
         if name is not None and name != known:

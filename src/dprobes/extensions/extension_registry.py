@@ -1,8 +1,8 @@
 """
 The extensions that the packages of this Python installation register.
 
-No look-up happens for a program that calls none. The calls of a program are checked when it is compiled; the process
-that runs handlers imports the registrations found then, without a look-up of its own.
+A program without ``callk`` needs no look-up. The calls of a program are checked when it is compiled. The process that
+runs handlers imports the extensions found then, without a look-up of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def registrations() -> list[Registration]:
 
 
 def called_extensions(program: Program) -> tuple[Registration, ...]:
-    """Return the extensions that a program may call, in order of registration: all for a bare ``callk``."""
+    """Return the extensions that a program may call, in order of registration: all for a ``callk`` without a name."""
     names = {instruction.operand for instruction in _calls(program)}
     if not names:
         return ()

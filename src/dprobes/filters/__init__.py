@@ -1,1 +1,1 @@
-"""Filters: conditions about hits and records. ``filter_language`` parses them, ``handler_filter`` compiles them."""
+"""Filters: conditions on hits and records. ``filter_language`` parses them, ``handler_filter`` compiles them."""

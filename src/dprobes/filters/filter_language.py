@@ -60,7 +60,11 @@ Operator = Literal["==", "!=", "<", "<=", ">", ">=", "=~", "!~", "startswith", "
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """An item of records, a register or a field of a tracepoint; ``type`` truncates a number to its low bits."""
+    """
+    An item of records, a register or a field of a tracepoint.
+
+    ``type`` truncates its value to the low bits; None leaves the value unchanged.
+    """
 
     name: str
     span: Span
@@ -85,7 +89,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """An address at a positive or negative distance in bytes from another one."""
+    """The address ``addend`` bytes above ``base``; ``addend`` may be negative."""
 
     base: Value
     addend: int
@@ -104,7 +108,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class StringAt:
-    """The string in memory at an address, limited to ``limit`` bytes if that is not None."""
+    """The string in memory at an address, of at most ``limit`` bytes; None means the default of the evaluator."""
 
     address: Value
     limit: int | None
@@ -224,7 +228,11 @@ class _Token:
 
 
 def parse(text: str, *, called: str = "filter") -> Condition:
-    """Return the tree of a filter; raise ``SourceError``, which refers to the text as ``called``."""
+    """
+    Return the condition that a filter describes.
+
+    Raise ``SourceError`` for a syntax error; ``called`` is the name of the filter in messages.
+    """
     return _Parser(_tokens(SourceFile(called, text))).parse()
 
 
@@ -359,7 +367,7 @@ class _Parser:
         return self._last
 
     def _type(self) -> NumberType | None:
-        """Parse the type after a name, if there is one."""
+        """Consume the type after a name and return it; None if there is none."""
         if not self._take(":"):
             return None
         if self._next.text not in NUMBER_TYPES:
@@ -367,7 +375,7 @@ class _Parser:
         return NUMBER_TYPES[self._take_any().text]
 
     def _at_address(self, token: _Token, depth: int) -> Value:
-        """Parse the arguments of ``mem`` or ``str``, and the type after them."""
+        """Return the value of ``mem`` or ``str`` after parsing its arguments and its type."""
         address = self._value(depth + 1)
         while sign := self._take("+", "-"):
             if self._next.kind != "number":
@@ -404,7 +412,7 @@ _SAMPLE = "write '{} == ' and a value, or one of != < <= > >= =~ !~ in startswit
 
 
 def _number(token: _Token, sign: Span | None = None) -> Number:
-    """Return a number; ``sign`` is the span of a minus before it."""
+    """Return a number; ``sign`` is the span of a minus sign before it, None without one."""
     digits = token.text
     if (scaled := _SCALED.fullmatch(digits)) is not None and scaled[3] in _UNITS:
         value = _scaled(token, int(scaled[1]), scaled[2] or "", _UNITS[scaled[3]])
@@ -425,7 +433,11 @@ def _number(token: _Token, sign: Span | None = None) -> Number:
 
 
 def _scaled(token: _Token, whole: int, fraction: str, unit: int) -> int:
-    """Return a number with a unit; raise ``SourceError`` if its fraction is not a whole number of base units."""
+    """
+    Return the base units in a number with a unit; raise ``SourceError`` if they are not a whole number.
+
+    ``unit`` is the number of base units in one unit.
+    """
     value, rest = divmod(int(f"{whole}{fraction}") * unit, int("1".ljust(1 + len(fraction), "0")))
     if rest:
         fail(token.span, f"'{token.text}' is not a whole number")

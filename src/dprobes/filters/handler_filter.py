@@ -65,7 +65,7 @@ _INVERTED = {"jz": "jnz", "jnz": "jz", "jlt": "jge", "jge": "jlt"}
 
 
 class HandlerCode:
-    """A list of instructions under construction; ``prefix`` is the prefix of labels."""
+    """A sequence of instructions under construction, with its labels, which begin with ``prefix``."""
 
     def __init__(self, prefix: str) -> None:
         self.instructions: list[Instruction] = []
@@ -81,7 +81,7 @@ class HandlerCode:
         return [each for each in self.instructions if ExceptionCode.INVALID_ADDR in each.row.faults]
 
     def label(self) -> str:
-        """Return a new label."""
+        """Return the name of a new label, which ``place`` defines."""
         self._label_count += 1
         return f"{self._prefix}{self._label_count}"
 
@@ -90,7 +90,7 @@ class HandlerCode:
         self.labels[label] = len(self.instructions)
 
     def enter(self, label: str) -> None:
-        """Begin the code after a condition: define its label, and drop the obsolete cell."""
+        """Begin the code for one result of a condition: define its label, and drop the obsolete cell."""
         self.place(label)
         self.add("ros <cells>", 1)
 
@@ -106,7 +106,11 @@ class HandlerCode:
         self.add("push <value>", Expression(number), span)
 
     def decide(self, operator: str, yes: str, no: str, following: str) -> None:
-        """Jump to ``yes`` if ``operator`` jumps, else to ``no``; one of them is ``following``, which is placed next."""
+        """
+        Append a jump to ``yes`` if the branch instruction ``operator`` branches, else to ``no``.
+
+        ``following`` is the one of these labels that is defined next.
+        """
         if following == yes:
             self.add(f"{_INVERTED[operator]} <label>", no)
         else:
@@ -138,7 +142,7 @@ _OF_RECORDS = {
     "symbol": "places are chosen with 'offset ='",
     "function": "places are chosen with 'offset ='",
 }
-"""Items that only conditions on records can compare, with the reason why a hit lacks them."""
+"""Items that only conditions on records can compare, with the reason why they are not known at a hit."""
 
 _FIELD, _USER, _ENTRY, _USDT = "tp.", "u.", "entry.", "usdt."
 _RESULT = "retval"
@@ -162,15 +166,15 @@ class HandlerValues:
         return isinstance(value, (Text, StringAt)) or (isinstance(value, Name) and value.name in _PROCESS_NAMES)
 
     def check(self, value: Value) -> None:
-        """Raise ``SourceError`` for a number that is not available at a hit."""
+        """Raise ``SourceError`` if a value is not a number, or is not available at a hit."""
         self.push(HandlerCode(""), value)
 
     def advice(self, value: Value) -> str | None:
-        """Return a hint for a number that may be the address of a string."""
+        """Return a hint for a number that may be the address of a string; None for other values."""
         return f"'str({value.span.text})' is the string at an address" if isinstance(value, (Name, Memory)) else None
 
     def check_process_name(self, text: Text, wanted: str) -> None:
-        """Raise ``SourceError`` for a process name that exceeds the kernel's maximum length."""
+        """Raise ``SourceError`` if the process name ``wanted`` has more bytes than the kernel stores."""
         if len(wanted.encode()) >= PROCESS_NAME_SIZE:
             fail(
                 text.span,
@@ -179,7 +183,7 @@ class HandlerValues:
             )
 
     def is_compared_signed(self, left: Value, sign: str, right: Value, place: Span) -> bool:
-        """Return whether numbers are compared as signed; raise ``SourceError`` for a constant comparison."""
+        """Return whether two numbers are compared as signed; raise ``SourceError`` if the result is always the same."""
         types = [_type_of(value) for value in (left, right)]
         is_signed = any(known is not None and known.is_signed for known in types) or any(
             isinstance(value, Number) and value.value < 0 for value in (left, right)
@@ -207,7 +211,7 @@ class HandlerValues:
             )
 
     def push(self, code: HandlerCode, value: Value) -> None:
-        """Append the push of a number, which takes one cell; raise ``SourceError`` for other values."""
+        """Append the push of a number, which takes one cell; raise ``SourceError`` for a value that is not a number."""
         match value:
             case Number(number, span):
                 code.push(number, span)
@@ -279,7 +283,11 @@ def _untyped(value: Value) -> str:
 
 
 def _narrow(code: HandlerCode, known: NumberType | None) -> None:
-    """Truncate a cell to the bits of its type, and sign- or zero-extend it; no word is wider than 64 bits."""
+    """
+    Append the truncation of the top cell to the bits of its type, with zero or sign extension.
+
+    Append nothing without a type, and for a type of 64 bits.
+    """
     if known is not None and known.bits < 64:
         code.add(known.extension, known.bits)
 
@@ -288,11 +296,15 @@ _WIDEST = 64
 """Width in bits of the widest number."""
 
 _IN_MEMORY_SOMEWHERE = "push r, <register>"
-"""The instruction that can fault only for arguments on the stack, which is mapped in a running program."""
+"""
+An instruction that faults only if an argument on the stack of the process cannot be read.
+
+A running process has its stack mapped.
+"""
 
 _PREFIX = "filter"
 _SEARCHED = 64
-"""Default number of bytes of a string that are searched."""
+"""Default maximum of the bytes of a string that are searched."""
 
 _JUMPS_MAX = (1 << 32) - 1
 
@@ -306,7 +318,7 @@ def with_filters(
     Return a program whose handlers are executed only for hits that match all filters.
 
     Raise ``SourceError`` for a filter that is invalid, or that a handler cannot evaluate; warnings are added to
-    ``diagnostics``. The limit of jumps is raised, so that the handlers may make as many as before.
+    ``diagnostics``. ``jmpmax`` is raised by the jumps of the filters, so a handler may make as many jumps as before.
     """
     if not filters:
         return program
@@ -325,7 +337,7 @@ def with_filters(
 
 
 def _filtered(definition: ProbeDefinition, condition: Condition, values: HandlerValues) -> tuple[ProbeDefinition, int]:
-    """Return a definition with a filter, and the number of jumps that the filter may make."""
+    """Return a definition with a filter before its handler, and the maximum number of jumps of the filter."""
     prefix = _PREFIX
     while any(label.startswith(prefix) for label in definition.handler.labels):
         prefix += "_"
@@ -350,7 +362,11 @@ def _filtered(definition: ProbeDefinition, condition: Condition, values: Handler
 
 
 def _check_mask(definition: ProbeDefinition, faulting: Sequence[Instruction]) -> None:
-    """Raise ``SourceError`` if a fault of the filter would end the handler with a record."""
+    """
+    Raise ``SourceError`` if the filter may fault and the definition's exception mask does not enable INVALID_ADDR.
+
+    The fault would end the handler with a record.
+    """
     if definition.exception_mask & ExceptionCode.INVALID_ADDR:
         return
     for instruction in faulting:
@@ -438,7 +454,11 @@ class _Conditions:
         self._less(left, right, yes, no, following, is_signed=is_signed)
 
     def _less(self, left: Value, right: Value, yes: str, no: str, following: str, *, is_signed: bool) -> None:
-        """Append "left < right": by the difference if the highest bits are equal, else by the highest bit of one."""
+        """
+        Append the comparison "left < right" of two words.
+
+        If the highest bits are equal, the sign of the difference decides, else the highest bit of one word.
+        """
         code, differ = self._code, self._code.label()
         self._values.push(code, right)
         self._values.push(code, left)
@@ -501,7 +521,11 @@ class _Conditions:
         code.decide("jz", yes, no, following)
 
     def _search(self, left: StringAt, text: str, places: int, yes: str, no: str, following: str) -> None:
-        """Append a search for a text; during it, the stack has an address and the number of remaining positions."""
+        """
+        Append a search for a text in the first ``places`` positions of a string.
+
+        During the search, the stack has an address and the number of remaining positions.
+        """
         code = self._code
         head, found, ended, decided = (code.label() for _ in range(4))
         self._values.push(code, left.address)
@@ -536,7 +560,11 @@ class _Conditions:
 
 
 def _of_pattern(pattern: Text) -> tuple[str, str]:
-    """Return the comparison operator that is equivalent to a pattern, and its text."""
+    """
+    Return the operator that is equivalent to ``=~`` with a pattern, and the text that it compares with.
+
+    Raise ``SourceError`` for a pattern that no operator can replace.
+    """
     text = pattern.value
     stripped = text.strip("*")
     if any(sign in stripped for sign in "*?["):

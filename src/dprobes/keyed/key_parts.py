@@ -28,17 +28,21 @@ STACK_ENDS = {
     StackEnd.GONE: "[cut: process gone]",
     StackEnd.NO_COPY: "[cut: no copy]",
 }
-"""Markers at the end of a displayed stack that could not be unwound to its end."""
+"""Markers at the end of a displayed stack whose unwinding did not reach the outermost frame."""
 
 
 class Names(Protocol):
     """A provider of names for addresses."""
 
     def name_of(self, address: int, pid: int | None) -> str | None:
-        """Return the name of an address in a process, or, without one, of the kernel or the module; None if unknown."""
+        """
+        Return the name of an address in a process; without ``pid``, in the kernel or the module.
+
+        None if it is unknown.
+        """
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
-        """Return the name of the call before a return address; None if it is unknown."""
+        """Return the name of the code that contains the call before a return address; None if it is unknown."""
 
     def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
         """Return the names of the functions whose inlined code is at an address, the innermost first."""
@@ -60,12 +64,12 @@ NO_NAMES: Names = _NoNames()
 
 
 def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, ...]:
-    """Return the fields of a key; the frames of a stack are the innermost first."""
+    """Return the fields of a key as displayed; the frames of a stack are the innermost first."""
     return _parts(table.keys, key, names)
 
 
 def kept_part(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str | list[str]:
-    """Return a stored value that is not a number: a string, or the frames of a stack."""
+    """Return a stored string or call stack as displayed; the frames of a stack are the innermost first."""
     assert table.value is not None
     found = _parts((table.value,), struct.pack(f"{len(cells)}Q", *cells), names)[0]
     assert not isinstance(found, int)
@@ -93,7 +97,7 @@ def _parts(keys: Sequence[Key], key: bytes, names: Names) -> tuple[Part, ...]:
 
 
 def shown_bytes(data: bytes) -> str:
-    """Return bytes as text: printable ASCII except a backslash unchanged, others as escapes (``x00`` after one)."""
+    """Return bytes as text: printable ASCII unchanged, a backslash and other bytes as hexadecimal escapes of Python."""
     return "".join(chr(byte) if 0x20 <= byte < 0x7F and byte != _BACKSLASH else f"\\x{byte:02x}" for byte in data)
 
 

@@ -6,9 +6,9 @@ Tables in the text format of Prometheus (https://prometheus.io/docs/instrumentin
     # TYPE dprobes_hits counter
     dprobes_hits_total{comm="bash",key1="3"} 42
 
-A count is a counter, other numbers are gauges, ``avg`` and ``stats`` are summaries without quantiles with gauges for
-minimum and maximum, histograms are histograms, whose buckets count the values up to ``le``, inclusive. The labels are
-the fields of the key: ``comm``, ``stack`` and ``kernel_stack``, the others ``key0``, ``key1`` by their place. Times are
+A count is a counter, other numbers are gauges. ``avg`` and ``stats`` are summaries without quantiles, with gauges for
+minimum and maximum. Histograms are histograms, whose buckets count the values up to ``le``, inclusive. The labels are
+the fields of the key: ``comm``, ``stack`` and ``kernel_stack``, the others ``key0``, ``key1`` by their index. Times are
 in seconds, Prometheus's base unit. A stored string or call stack is a label, ``value``, of a gauge with the value 1.
 """
 
@@ -41,7 +41,7 @@ _UNITS = {Unit.NONE: ("", 1), Unit.BYTES: ("_bytes", 1), Unit.NANOSECONDS: ("_se
 
 
 def exposition(contents: Sequence[TableContents], names: Names = NO_NAMES) -> str:
-    """Return the text of all tables."""
+    """Return the tables as one text in this format; ``names`` names the addresses in keys."""
     return "".join(f"{line}\n" for each in contents for line in _lines(each, names))
 
 
@@ -113,7 +113,7 @@ def _labels(table: Table, row: TableRow, names: Names) -> str:
 
 
 def labels_of(table: Table, row: TableRow, names: Names) -> dict[str, str]:
-    """Return the fields of a key by the names of their labels, including a value that is not a number."""
+    """Return the fields of a key by the names of their labels; a value that is not a number is the label ``value``."""
     found: dict[str, str] = {}
     for number, (key, part) in enumerate(zip(table.keys, parts_of(table, row.key, names), strict=True)):
         name = _LABELS.get(key.kind, f"key{number}")

@@ -39,7 +39,7 @@ _STATEMENT = re.compile(
 
 
 def encode_tables(contents: Sequence[TableContents]) -> bytes:
-    """Return the encoded tables."""
+    """Return the binary form of tables with their rows."""
     parts = [_COUNT.pack(len(contents))]
     for each in contents:
         text = str(each.table).encode()
@@ -51,7 +51,7 @@ def encode_tables(contents: Sequence[TableContents]) -> bytes:
 
 
 def decode_tables(data: bytes) -> tuple[TableContents, ...]:
-    """Return the decoded tables; raise ``FormatError`` if the bytes are invalid."""
+    """Return the tables in their binary form; raise ``FormatError`` if the bytes are invalid."""
     try:
         return _decoded(data)
     except (struct.error, ValueError, KeyError) as error:
@@ -104,7 +104,7 @@ def _swapped(key: bytes, keys: Sequence[Key]) -> bytes:
 
 
 def parse_statement(text: str) -> Table:
-    """Return the table that the text of ``str(table)`` describes; raise ``ValueError`` if it is invalid."""
+    """Return the table whose ``str`` is ``text``; raise ``ValueError`` if the text is invalid."""
     match = _STATEMENT.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text[:40]}' describes no table")

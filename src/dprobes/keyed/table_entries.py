@@ -29,12 +29,12 @@ _MASK = (1 << 64) - 1
 
 
 def cells_of(table: Table) -> int:
-    """Return the number of 64-bit cells of memory that a table takes."""
+    """Return the number of 64-bit cells of memory that a table needs."""
     return _HEAD + table.memory // 8
 
 
 class KeyedStore(Protocol):
-    """A table as handlers use it, independent of its storage."""
+    """A table as handlers use it, independent of its storage. Keys are encoded as in ``table_layout``."""
 
     table: Table
 

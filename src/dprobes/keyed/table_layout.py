@@ -83,7 +83,11 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableContents:
-    """A table with its rows in no order; ``lost`` counts tallies without room for their keys, or not transferred."""
+    """
+    A table with its rows, which are not sorted.
+
+    ``lost`` is the number of tallies whose keys had no room, or that were not transferred.
+    """
 
     table: Table
     rows: tuple[TableRow, ...] = ()
@@ -110,21 +114,21 @@ class Change(Enum):
 
 
 def hist_bucket(value: int) -> int:
-    """Return the index of the cell for a signed number in a histogram by powers of two."""
+    """Return the index of the cell that counts a signed number in a histogram by powers of two."""
     return HIST_ZERO + bucket_of(value)
 
 
 def bucket_of(number: int) -> int:
     """
-    Return the bucket of a number.
+    Return the number of the bucket of a signed number in a histogram by powers of two.
 
-    Bucket 0 is for 0; bucket n > 0 holds the numbers from 2**(n-1) to 2**n - 1, and bucket -n their negatives.
+    Bucket 0 is for 0; bucket n > 0 is for the numbers from 2**(n-1) to 2**n - 1, and bucket -n for their negatives.
     """
     return number.bit_length() if number >= 0 else -(-number).bit_length()
 
 
 def lhist_bucket(value: int, bounds: Range) -> int:
-    """Return the index of the cell for a signed number in a linear histogram."""
+    """Return the index of the cell that counts a signed number in a linear histogram."""
     if value < bounds.low:
         return 0
     if value >= bounds.high:
@@ -133,7 +137,11 @@ def lhist_bucket(value: int, bounds: Range) -> int:
 
 
 def count_cells(table: Table) -> range:
-    """Return the indices of the cells of a value that count tallies."""
+    """
+    Return the indices of those cells of a value whose sum is the number of tallies.
+
+    The range is empty for a kind of table that does not count.
+    """
     match table.kind:
         case TableKind.COUNT | TableKind.AVG | TableKind.STATS:
             return range(1)
@@ -172,7 +180,7 @@ def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
 
 
 def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
-    """Return the cells of a value after tallying a number, which is signed or given as its bits."""
+    """Return the cells of a value after tallying a number; a 64-bit pattern is interpreted as signed."""
     found = list(cells)
     for cell, change, number in changes(table, value):
         match change:
@@ -198,7 +206,7 @@ def merges_by_adding(table: Table, cell: int) -> bool:
 
 
 def merged(table: Table, parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Return the cells of a value, merged from those of each CPU."""
+    """Return the cells of a value, merged from the cells of each CPU."""
     columns = zip(*parts, strict=True)
     return tuple(
         sum(column) & _MASK if merges_by_adding(table, cell) else max(column) for cell, column in enumerate(columns)
@@ -213,7 +221,7 @@ def quotient(total: int, count: int) -> int:
 
 
 def shown_value(table: Table, cells: Sequence[int]) -> int:
-    """Return the number that ``push table`` yields for a value, signed; 1 for a value that is not a number."""
+    """Return the signed number that ``push table`` pushes for a value; 1 for a string or a call stack."""
     if table.keeps_bytes:
         return 1
     match table.kind:
@@ -233,7 +241,7 @@ def shown_value(table: Table, cells: Sequence[int]) -> int:
 
 
 class Bucket(NamedTuple):
-    """A bucket of a histogram, from ``low`` up to, but not including, ``high``; None if it is unbounded there."""
+    """A bucket of a histogram, from ``low`` up to, but not including, ``high``; None is an open end."""
 
     low: int | None
     high: int | None
@@ -241,7 +249,7 @@ class Bucket(NamedTuple):
 
 @cache
 def buckets_of(table: Table) -> tuple[Bucket, ...]:
-    """Return the buckets of a histogram, in the order of their cells; none for other tables."""
+    """Return the buckets of a histogram, in the order of their cells; an empty tuple for other tables."""
     match table.kind:
         case TableKind.HIST:
             above = [Bucket(1 << n, 2 << n) for n in range(HIST_BUCKETS - HIST_ZERO - 1)]

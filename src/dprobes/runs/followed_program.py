@@ -1,7 +1,7 @@
 """
-Attachment with a thread that reads its events: records are passed on, and states of probepoints are kept.
+Attachment with a thread that reads its events, passes records on, and keeps the states of probepoints.
 
-The thread handles records and states as they arrive; any thread may call everything else.
+The thread calls ``take_records`` and ``take_end``; any thread may call the other methods.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ GONE = (ProbeState.DISABLED, ProbeState.REMOVED)
 """States of probepoints that were inserted and are no longer."""
 
 _BEGINNING = 20.0
-"""Seconds that an insertion waits until everything in scope at the beginning is probed."""
+"""Maximum seconds that an insertion waits until all processes in scope are probed."""
 
 _END_PATIENCE = 20.0
-"""Seconds that an attachment may take to end."""
+"""Maximum seconds that an attachment may take to end."""
 
 _LOOK = 0.005
-"""Seconds between two checks whether records have been taken."""
+"""Seconds between two checks whether records have been processed."""
 
 
 class FollowedProgram(ABC):
@@ -62,18 +62,18 @@ class FollowedProgram(ABC):
         self._begun = threading.Event()
         self._failure: DprobesError | None = None
         self._taken = 0
-        """The number of records that have been taken."""
+        """The number of records that were passed to ``take_records``."""
         self._pauses = 0
-        """The number of pauses; at each of them, all records so far had been taken."""
+        """The number of times at which no record was waiting."""
         self._thread = threading.Thread(target=self._follow, name=f"program {name}", daemon=True)
 
     # The thread
 
     def start(self, patience: float = _BEGINNING) -> None:
         """
-        Start the thread; wait up to ``patience`` seconds until everything in scope is probed.
+        Start the thread; wait up to ``patience`` seconds until all processes in scope are probed.
 
-        Raise the error if one has prevented that.
+        Raise the error if one has prevented the insertion.
         """
         self._thread.start()
         self._begun.wait(patience)
@@ -82,11 +82,15 @@ class FollowedProgram(ABC):
 
     @abstractmethod
     def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Take records, each with its probepoint; called by the thread."""
+        """Process records, each with the number of its probepoint; called by the thread."""
 
     @abstractmethod
     def take_end(self, lost: int) -> None:
-        """Handle the end of the records, ``lost`` of which were lost on the way; called by the thread."""
+        """
+        Handle the end of the records, ``lost`` of which were lost before they reached the thread.
+
+        Called by the thread.
+        """
 
     def _follow(self) -> None:
         try:
@@ -164,7 +168,7 @@ class FollowedProgram(ABC):
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The program's probepoints; they keep their numbers."""
+        """The program's probepoints; later ones are appended, so the numbers of the others do not change."""
         return self.attachment.probes
 
     @property
@@ -173,7 +177,7 @@ class FollowedProgram(ABC):
         return self.attachment.left_out
 
     def states(self) -> list[tuple[ProbeState, str]]:
-        """Return the state of each probepoint, with its details."""
+        """Return the state of each probepoint, and its details, which may be empty."""
         probes = self.probes
         ended = self.has_ended
         with self._lock:
@@ -187,39 +191,51 @@ class FollowedProgram(ABC):
         return found
 
     def counts(self) -> Sequence[Counts]:
-        """Return the counts of each probepoint so far."""
+        """Return the current counts of each probepoint, as ``seen`` presents them."""
         return self.seen(self.session_counts())
 
     def seen(self, counts: Sequence[Counts]) -> Sequence[Counts]:
-        """Return the counts as callers see them; a subclass may account for later losses of records."""
+        """
+        Return the counts to report for the ``counts`` of the attachment.
+
+        Both have an element for each probepoint. A subclass may add later losses of records.
+        """
         return counts
 
     def session_counts(self) -> Sequence[Counts]:
-        """Return the counts of the attachment."""
+        """Return the counts of each probepoint according to the attachment."""
         return self._finished.counts if self._finished is not None else self.attachment.counts()
 
     @property
     def taken(self) -> tuple[int, int]:
-        """The number of records taken, and the number of pauses, at each of which all records had been taken."""
+        """The number of processed records, and the number of pauses: times at which no record was waiting."""
         return self._taken, self._pauses
 
     def notices(self) -> list[Notice]:
-        """Return the latest notices."""
+        """Return the latest notices, the oldest first."""
         with self._lock:
             return list(self._notices)
 
     def probes_at(self, major: int, minor: int) -> list[int]:
-        """Return the numbers of the probepoints with a major and a minor code."""
+        """
+        Return the numbers of the probepoints whose definition has these codes.
+
+        The list is empty if ``major`` is not the program's.
+        """
         if major != self.program.major:
             return []
         return [n for n, probe in enumerate(self.probes) if probe.definition.minor == minor]
 
     def stop(self) -> None:
-        """Ask for the end of the run."""
+        """Request the end of the run without waiting."""
         self.attachment.change([Stop()])
 
     def wait(self, patience: float | None = _END_PATIENCE) -> bool:
-        """Wait until no probepoint of the program is inserted any more; return False after ``patience`` seconds."""
+        """
+        Wait until no probepoint of the program is inserted any more.
+
+        Return False if that takes more than ``patience`` seconds.
+        """
         self._thread.join(patience)
         return self.has_ended
 
@@ -251,10 +267,10 @@ class _Settlement:
 
 def settled_counts(programs: Sequence[FollowedProgram], until: float) -> list[tuple[Sequence[Counts], int]]:
     """
-    Return the current counts of programs, each with the number of its records that have not been taken yet.
+    Return the current counts of programs, each with the number of its records that have not been processed yet.
 
-    Wait for these records, and for the state changes of probepoints until now, but not beyond the time ``until`` of the
-    monotonic clock.
+    Wait for these records, and for the state changes of probepoints until now. Give up at the time ``until``, in
+    seconds of the monotonic clock.
     """
     settlements = [_Settlement(program) for program in programs]
     waiting = dict(zip(programs, settlements, strict=True))

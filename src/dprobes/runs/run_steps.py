@@ -2,7 +2,7 @@
 Steps of a run, from a user's request to a program in its targets.
 
 ``run_program`` executes them. A ``Face`` loads the program, follows the events, and reports between the other steps.
-Each step may refuse with a ``DprobesError``. Until ``attach`` nothing is changed.
+Each step may refuse with a ``DprobesError``. Before ``attach`` nothing is changed.
 
 Steps up to ``plan`` read files and processes of this machine. If no file describes the kernel or the processor of a
 stub's target, ``resolve`` also connects to the stub: ``Engine.visit_kernel`` stops the target for that time. ``reach``
@@ -56,7 +56,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Present(Protocol):
-    """Program that its owner has inserted already, with its attachment and the name of its engine."""
+    """Inserted program, as the run that replaces it needs it: the attachment, and the name of the engine."""
 
     engine: str
     attachment: Attachment
@@ -67,9 +67,10 @@ class Request:
     """
     Options of a run, except the program.
 
-    ``engine`` is the name of an engine, or AUTO. ``allow_self`` allows a process of dprobes; one that is about to
-    execute a program is always allowed. ``replaces`` is the program that the new one replaces, by the same engine
-    unless one is named. ``beside`` are the attachments of the same owner, whose programs share ``globals``.
+    ``engine`` is the name of an engine, or AUTO. ``allow_self`` allows a process of dprobes itself to be probed; a
+    process that is about to execute a program is always allowed. ``replaces`` is the program that the new one replaces,
+    by the same engine unless an engine is named. ``beside`` are the attachments of the same owner, whose programs share
+    ``globals``.
     """
 
     engine: str
@@ -84,9 +85,10 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Vantage:
     """
-    Valid request, with the point of view for the lookup of modules.
+    Valid request, with the process whose file system and mappings determine the files of modules.
 
-    That is the point of view of the thread ``tid`` or of the ``command``; if both are None, of this process.
+    This process is that of the thread ``tid``, or the future one of ``command``; if both are None, it is dprobes
+    itself.
     """
 
     request: Request
@@ -99,8 +101,9 @@ class ProgramInput:
     """
     Program as it was read, or several that were compiled from one source (``is_group``), with their ``symbols``.
 
-    ``source`` describes the program to readers of its records, which have ``items``. Handlers run only for hits that
-    all ``filters`` accept. ``allow_write`` allows writes even if the options of the request do not.
+    ``source`` describes the program to readers of its records. ``items`` are the header items of these records.
+    Handlers run only for hits that all ``filters`` accept. ``allow_write`` allows changes of the target even if the
+    options of the request do not.
     """
 
     programs: tuple[Program, ...]
@@ -123,7 +126,7 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Programs that are checked and resolved; ``diagnostics`` are those of all."""
+    """Programs that are checked and resolved; ``diagnostics`` are those of all programs."""
 
     vantage: Vantage
     given: ProgramInput
@@ -158,23 +161,23 @@ class RunPlan:
 
 
 class Face(Generic[ResultT]):
-    """User interface of a run: its part of the steps, and its use of the result."""
+    """User interface of a run: the part of the steps that differs between command line, API and manager."""
 
     def load(self, vantage: Vantage) -> ProgramInput:
-        """Return the program, and the information about it."""
+        """Return the program, with the information that the other steps need."""
         raise NotImplementedError
 
     def check(self, resolution: Resolution) -> None:
-        """Check the programs, whose probepoints are known; raise an error to refuse them."""
+        """Check the programs after their resolution; raise an error to refuse them."""
 
     def announce(self, planned: RunPlan) -> None:
         """Report the plan to the user, or raise an error to refuse it."""
 
     def ready(self, group: AttachmentGroup) -> None:
-        """Handle the insertion of all programs of a group, before a command begins."""
+        """Handle the insertion of all programs of a group, before a command starts."""
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> ResultT:
-        """Handle the events, and close the attachment in the end."""
+        """Handle the events of the attachment, and close it before returning; return the result of the run."""
         raise NotImplementedError
 
 
@@ -196,9 +199,10 @@ def run_program(request: Request, face: Face[ResultT]) -> ResultT:
 
 def look_around(request: Request) -> Vantage:
     """
-    Return the point of view of a request; raise ``DprobesError`` if no engine can serve it.
+    Return the request with the process that determines the files of modules.
 
-    If the scope has the id of a thread, the id of its process replaces it.
+    If the scope has the id of a thread, the id of its process replaces it. Raise ``DprobesError`` if no engine can
+    serve the request.
     """
     engine, scope, replaces = request.engine, request.scope, request.replaces
     if scope.pid is not None and scope.endpoint is None:
@@ -225,14 +229,18 @@ def look_around(request: Request) -> Vantage:
 
 
 def _members_of(attachment: Attachment) -> Sequence[Attachment]:
-    """Return the attachments of single programs in an attachment."""
+    """Return the members of a group of attachments; for another attachment, return it alone."""
     from dprobes.engines.attachment_group import AttachmentGroup
 
     return attachment.members if isinstance(attachment, AttachmentGroup) else (attachment,)
 
 
 def _point_of_view(scope: Scope, *, allow_self: bool) -> tuple[int | None, str | None]:
-    """Return the thread or the command, and None for the other; raise ``DprobesError`` if no engine can probe it."""
+    """
+    Return the thread or the command that determines the files of modules, and None for the other.
+
+    Both are None for this process. Raise ``DprobesError`` if no engine can probe the scope.
+    """
     if scope.command:
         from dprobes.target.module_lookup import executable_of
 
@@ -262,9 +270,10 @@ def record_source(
     names_addresses: bool = False,
 ) -> RecordSource:
     """
-    Return the description of a program for readers of its records, with the name that a user gave it.
+    Return the description of a program for readers of its records.
 
-    The source records the mappings of processes if templates show addresses, or with ``names_addresses``.
+    ``name`` is the user's name of the program, by default that of its module. The source records the mappings of
+    processes if templates show addresses, or with ``names_addresses``.
     """
     derived = derived_templates(program)
     source = RecordSource(
@@ -278,7 +287,7 @@ def record_source(
 
 
 def tool_error(tool: ToolProgram) -> EngineError:
-    """Return the error for a program with blocks, which only ``dprobes run`` executes."""
+    """Return the error for a program with blocks of the tool, which only ``dprobes run`` executes."""
     written = tool.blocks[0].block.written
     return EngineError(
         f"the program has a block '{written}', which only 'dprobes run' executes",
@@ -287,7 +296,11 @@ def tool_error(tool: ToolProgram) -> EngineError:
 
 
 def resolve(given: ProgramInput, vantage: Vantage) -> Resolution:
-    """Find the modules of programs, and their probepoints; raise ``SourceError`` with all errors."""
+    """
+    Find the modules of programs and their probepoints; return the checked programs, each with the choice of its engine.
+
+    Raise ``SourceError`` with the errors of all programs.
+    """
     diagnostics = given.diagnostics
     if given.is_group:
         if vantage.request.replaces is not None:
@@ -337,7 +350,11 @@ def _resolved(
 
 
 def plan(resolution: Resolution) -> RunPlan:
-    """Return the plan of the final engine; raise ``DprobesError`` if there is none."""
+    """
+    Return the plan of the engine that is finally chosen.
+
+    Raise ``DprobesError`` if no engine can insert the programs.
+    """
     members = _plans(resolution)
     reasons = {
         each.engine.name: member.selection.reason for each, member in zip(members, resolution.members, strict=True)
@@ -380,10 +397,9 @@ def _planned_by_one(
     resolution: Resolution, reasons: Mapping[str, str | None]
 ) -> tuple[Resolution, tuple[Plan, ...], str | None]:
     """
-    Return the resolution, plans and reason of one engine for programs with different choices.
+    Return the resolution, the plans and the reason of one engine for programs with different choices.
 
-    Of the chosen engines, the one with the most expensive hits is tried first: the needs of only one program may
-    require it.
+    Of the chosen engines, the one with the most expensive hits is tried first: a single program may need it.
     """
     problem: DprobesError | None = None
     vantage = resolution.vantage
@@ -402,13 +418,17 @@ def _planned_by_one(
 
 
 def reach(planned: RunPlan) -> AbstractContextManager[object]:
-    """Return a context manager with the connection to a target behind a stub; all members share it."""
+    """
+    Return a context manager that keeps the connection to a target behind a stub; all members share the connection.
+
+    For other targets it does nothing.
+    """
     first = planned.members[0]
     return first.engine.reach(first)
 
 
 def attach(planned: RunPlan, face: Face[ResultT]) -> Attachment:
-    """Insert the programs, and return their attachment."""
+    """Insert the programs, and return their attachment; ``face`` is told when a group is inserted."""
     if not planned.is_group:
         (member,) = planned.members
         return member.engine.attach(member)
