@@ -33,44 +33,44 @@ class FakeContext:
     """
     The hit thread of a handler, and all state that the handler can access.
 
-    The arguments define the existing state; everything else is zero, or faults. All are attributes, which may be
-    changed between hits, and inspected after them:
+    The arguments define the existing state. A register or value that is not given is 0; other memory and ports do not
+    exist. All are attributes, which may be changed between hits, and inspected after them:
 
     ``registers``, ``user_registers``
-        values by name; the user context shows ``registers`` where it has no value of its own.
+        values by name; the user context has the value in ``registers`` if ``user_registers`` has none.
     ``memory``, ``read_only``
-        bytes by address. They make their pages present, the rest of a page being zeros; a page of ``read_only`` refuses
-        writes. ``read`` returns the current contents.
+        bytes by address. Their pages become present; the rest of a page is zeros. A write to a page of ``read_only``
+        faults. ``read`` returns the current contents.
     ``local_variables``, ``global_variables``, ``variables_of_cpu``, ``variables_of_thread``
-        the values; ``run_handler`` adds zeros up to the number that a program declares.
+        the values; ``run_handler`` adds zeros up to the number that a probe program declares.
     ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
-        the values that the instructions of these names push; stored in ``ids``.
+        the values that the instructions of these names push; stored in ``ids``. ``time`` is in nanoseconds.
     ``comm``
-        the name of the process, truncated as by the kernel.
+        the name of the process; instructions see its first 15 bytes, as the kernel would store it.
     ``keyed_tables``
-        the keyed tables, which ``run_handler`` creates as a program declares them.
+        the keyed tables, which ``run_handler`` creates as a probe program declares them.
     ``segments``, ``ports``, ``symbols``, ``traced_fields``
         base address by selector, or (base, last offset); value by port; run-time address by name; value of a field of
         the tracepoint by name. A segment register accepts the selectors listed here, and null selectors.
     ``physical_memory``, ``page_frames``
-        bytes by physical address, as in ``memory``; the physical address by that of a page. ``read_physical`` returns
-        the current contents.
+        bytes by physical address, as in ``memory``; a page's physical address by its virtual address.
+        ``read_physical`` returns the current contents.
     ``entry``
-        the state at the entry of a call for a handler of its return: registers by name, and ``time``; None if the entry
-        was not seen.
+        the state at the entry of the call, for a handler at its return: registers by name, and ``time``; None if the
+        entry was not seen.
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
     ``usdt_arguments``
-        the note's description of each argument of the USDT probe, such as "-4@%eax" or "8@$5"; stored in ``arguments``.
+        the ELF note's string for each argument of the USDT probe, such as "-4@%eax" or "8@$5"; stored in ``arguments``.
     ``kernel_stack``
         the addresses of the call stack in the kernel, the innermost first; stored in ``frames_in_kernel``.
     ``user_stack``
-        those of the program's; stored in ``frames_in_program``.
+        the addresses of the call stack in the probed program; stored in ``frames_in_program``.
     ``extensions``
         ``dprobes.extensions.Extension`` by name, in order of registration.
 
-    ``port_writes`` lists (port, bytes, value), ``extension_calls`` the operands of ``callk`` (None: all), ``warnings``
-    the messages of extensions that failed.
+    ``port_writes`` lists (port, size in bytes, value), ``extension_calls`` the operands of ``callk`` (None: all
+    extensions), ``warnings`` the messages of extensions that failed.
     """
 
     def __init__(
@@ -154,7 +154,11 @@ class FakeContext:
     # Set-up and inspection by tests
 
     def map_memory(self, address: int, data: bytes, *, read_only: bool = False) -> None:
-        """Make the pages of ``data`` present, and write it there."""
+        """
+        Make the pages of ``data`` present, and store ``data``.
+
+        With ``read_only``, handlers cannot write the pages.
+        """
         for page in _pages_of(address, data):
             self._pages.setdefault(page, bytearray(PAGE))
             if read_only:
@@ -162,27 +166,27 @@ class FakeContext:
         _store(self._pages, address, data)
 
     def map_physical_memory(self, address: int, data: bytes) -> None:
-        """Make the pages of ``data`` present in physical memory, and write it there."""
+        """Make the pages of ``data`` present in physical memory, and store ``data``."""
         for page in _pages_of(address, data):
             self._physical.setdefault(page, bytearray(PAGE))
         _store(self._physical, address, data)
 
     def value_of(self, register: str, *, user: bool = False) -> int:
-        """Return the current value of a register."""
+        """Return the value of a register by name; raise ``DprobesError`` if the architecture lacks the register."""
         return self.register(self._index(register), user=user)
 
     def set_value(self, register: str, value: int, *, user: bool = False) -> None:
-        """Set the value of a register."""
+        """Set a register by name; raise ``DprobesError`` if the architecture lacks the register."""
         self._registers[user][self._index(register)] = value
 
     # The interface for handlers: the protocol ``dprobes.vm.Context``
 
     def cpu_variables(self) -> list[int]:
-        """Return the per-CPU variables."""
+        """Return the per-CPU variables, of which there is one set, whatever ``cpu`` is."""
         return self.variables_of_cpu
 
     def thread_variables(self) -> list[int]:
-        """Return the per-thread variables."""
+        """Return the per-thread variables, of which there is one set, whatever ``tid`` is."""
         return self.variables_of_thread
 
     def register(self, index: int, *, user: bool) -> int:
@@ -191,7 +195,11 @@ class FakeContext:
         return self._registers[True].get(index, current) if user else current
 
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
-        """Return the parts of ``cpuid``, ``msr``, ``gdtr`` or ``idtr`` in the order in which they are pushed."""
+        """
+        Return the parts of ``cpuid``, ``msr``, ``gdtr`` or ``idtr`` in the order of their pushes.
+
+        Zeros if not set.
+        """
         register = self.architecture.register(index)
         name = register.name if register is not None else ""
         if name == "cpuid":
@@ -201,7 +209,7 @@ class FakeContext:
         return self.tables.get(name, (0, 0))
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
-        """Set a register."""
+        """Set a register; raise ``SelectorFault`` for a selector that is neither in ``segments`` nor null."""
         register = self.architecture.register(index)
         is_segment = register is not None and register.kind is RegisterClass.SEGMENT
         if is_segment and value & 0xFFFF > _NULL_SELECTORS and value & 0xFFFF not in self.segments:
@@ -209,12 +217,12 @@ class FakeContext:
         self._registers[user][index] = value
 
     def read(self, address: int, size: int) -> bytes:
-        """Return ``size`` bytes of memory."""
+        """Return ``size`` bytes of memory; raise ``AddressFault`` if a page is not present."""
         self._require(address, size, self.is_readable)
         return _load(self._pages, address, size)
 
     def write(self, address: int, data: bytes) -> None:
-        """Write memory: all of ``data`` or nothing."""
+        """Write ``data`` to memory; raise ``AddressFault``, and write nothing, if a page is not writable."""
         self._require(address, len(data), self.is_writable)
         _store(self._pages, address, data)
 
@@ -227,7 +235,7 @@ class FakeContext:
         return self.is_readable(address) and address // PAGE not in self._read_only
 
     def _require(self, address: int, size: int, is_allowed: Callable[[int], bool]) -> None:
-        """Raise ``AddressFault`` for the first byte of the range that is not allowed."""
+        """Raise ``AddressFault`` for the first byte of the range for which ``is_allowed`` returns false."""
         position = address
         while position < address + size:
             if not is_allowed(position):
@@ -235,7 +243,7 @@ class FakeContext:
             position = (position // PAGE + 1) * PAGE
 
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:  # noqa: ARG002
-        """Return the base of a segment plus ``offset``."""
+        """Return the base of a segment plus ``offset``; raise ``SelectorFault`` beyond its last offset."""
         if selector not in self.segments:
             raise SelectorFault(selector)
         segment = self.segments[selector]
@@ -245,12 +253,12 @@ class FakeContext:
         return (base + offset) & self.architecture.word_mask
 
     def read_physical(self, address: int, size: int) -> bytes:
-        """Return ``size`` bytes of physical memory."""
+        """Return ``size`` bytes of physical memory; raise ``AddressFault`` if a page is not present."""
         self._require(address, size, self._is_physical)
         return _load(self._physical, address, size)
 
     def write_physical(self, address: int, data: bytes) -> None:
-        """Write physical memory: all of ``data`` or nothing."""
+        """Write ``data`` to physical memory; raise ``AddressFault``, and write nothing, if a page is not present."""
         self._require(address, len(data), self._is_physical)
         _store(self._physical, address, data)
 
@@ -258,18 +266,18 @@ class FakeContext:
         return address // PAGE in self._physical
 
     def physical_address(self, address: int) -> int:
-        """Return the physical address of a byte by the frame of its page."""
+        """Return a byte's physical address; raise ``AddressFault`` if ``page_frames`` lacks its page."""
         frame = self.page_frames.get(address & -PAGE)
         if frame is None:
             raise AddressFault(address)
         return frame + address % PAGE
 
     def read_port(self, port: int, size: int) -> int:
-        """Return the value read from a port: all ones if it does not exist."""
+        """Return the value of a port of ``size`` bytes; all bits are 1 if ``ports`` lacks the port."""
         return self.ports.get(port, -1) & ((1 << 8 * size) - 1)
 
     def write_port(self, port: int, size: int, value: int) -> None:
-        """Add the write to ``port_writes``."""
+        """Append the write to ``port_writes``; ``ports`` is unchanged."""
         self.port_writes.append((port, size, value))
 
     def symbol_address(self, symbol: str) -> int:
@@ -283,27 +291,27 @@ class FakeContext:
         return self.ids["pid"]
 
     def kernel_stack(self) -> list[int]:
-        """Return the call stack in the kernel."""
+        """Return the addresses of the call stack in the kernel, innermost first."""
         return self.frames_in_kernel
 
     def user_stack(self, frames: int) -> list[int]:
-        """Return the call stack of the program."""
+        """Return up to ``frames`` addresses of the probed program's call stack, innermost first."""
         return self.frames_in_program[:frames]
 
     def traced_field(self, name: str) -> int:
-        """Return the value of a field."""
+        """Return the value of a tracepoint's field; raise ``AddressFault`` with 0 if the field does not exist."""
         if name not in self.traced_fields:
             raise AddressFault(0)
         return self.traced_fields[name]
 
     def entry_time(self) -> int:
-        """Return the time of the call's entry."""
+        """Return the time of the call's entry; raise ``AddressFault`` (UNSEEN_ENTRY) if the entry was not seen."""
         if self.entry is None:
             raise AddressFault(UNSEEN_ENTRY)
         return self.entry.get("time", 0)
 
     def entry_register(self, index: int) -> int:
-        """Return the value of a register at the entry, 0 if it was not set."""
+        """Return a register at the call's entry, 0 if it was not set; raise as ``entry_time`` does."""
         self.entry_time()
         return self._by_index(self._registers_at_entry()).get(index, 0)
 
@@ -323,11 +331,11 @@ class FakeContext:
         return self.ids["cpu"]
 
     def process_name(self) -> bytes:
-        """Return the name of the process, truncated as by the kernel."""
+        """Return the first 15 bytes of the process's name, without a NUL."""
         return self.comm.encode("utf-8", "surrogateescape")[: PROCESS_NAME_SIZE - 1]
 
     def task(self) -> int:
-        """Return the address of the task structure."""
+        """Return the address of the thread's task_struct."""
         return self.ids["task"]
 
     def time(self) -> int:
@@ -335,7 +343,7 @@ class FakeContext:
         return self.ids["time"]
 
     def call_extension(self, name: str | None, machine: Machine) -> None:
-        """Add the call to ``extension_calls`` and call the extension, or all of them."""
+        """Append the name to ``extension_calls``, and call the extension of that name; None: all extensions."""
         self.extension_calls.append(name)
         call_extensions(self.extensions, name, machine, self.warnings.append)
 
@@ -362,7 +370,7 @@ def _store(pages: Mapping[int, bytearray], address: int, data: bytes) -> None:
 
 
 def header_of(context: FakeContext, items: Item) -> LogRecord:
-    """Return a record with only these header items of a hit; codes and missing values are 0."""
+    """Return a record of a hit with the header items ``items``; major, minor and missing registers are 0."""
     values: dict[str, Any] = {**context.ids, "major": 0, "minor": 0}
     for name, register in _HEADER_REGISTERS.items():
         is_there = context.architecture.register(register) is not None

@@ -1,5 +1,5 @@
 """
-eBPF to machine code: the same bytes that the kernel loads, for handlers that run in the probed process.
+Translation of eBPF to machine code: of the same bytecode that the kernel loads, for handlers in the probed process.
 
 Pure: instructions and addresses in, bytes out. Nothing here maps memory or accesses a process.
 """

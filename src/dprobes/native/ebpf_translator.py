@@ -1,9 +1,9 @@
 """
-eBPF to machine code, one instruction after the other, as the kernel's JITs do it, on any processor.
+Translator of eBPF to machine code, one instruction after the other, as in the kernel's JITs, for any processor.
 
-The code of a handler has neither a prologue nor an epilogue. It begins with R1 set and R10 at the end of a frame that
-the caller has allocated, and goes to a label at its end. The translation of a call depends on the known values of R1
-and R3.
+The code of a handler has neither a prologue nor an epilogue. The caller sets R1, and R10 to the upper end of a frame
+that it has allocated. The handler ends with a jump to a label. The translation of a call depends on the values of R1
+and R3, if they are constants.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ _STORES = (Class.ST | Mode.MEM | Size.DW, Class.STX | Mode.MEM | Size.DW)
 
 
 def pieces_of(code: Sequence[Insn], index: int, size: int) -> tuple[int, ...]:
-    """Return the sizes, 8 or 4, of pieces for a call at ``index`` that puts ``size`` bytes at R2 into a ring."""
+    """
+    Return the sizes, 8 or 4 bytes, in which to copy an entry of ``size`` bytes at R2 into a ring.
+
+    ``index`` is that of the call. A piece has 8 bytes if the code stored its word at once, or if R2 is unknown.
+    """
     start = _start(code, index)
     stored = {insn.off for insn in code if insn.opcode in _STORES and insn.dst == _FRAME}
     pieces: list[int] = []
@@ -68,7 +72,7 @@ def pieces_of(code: Sequence[Insn], index: int, size: int) -> tuple[int, ...]:
 
 
 def _start(code: Sequence[Insn], index: int) -> int | None:
-    """Return the offset in the frame that R2 points to before ``index``, or None."""
+    """Return the frame offset to which R2 points before ``index``; None if R2 is not R10 plus a number there."""
     for place in range(index - 1, 0, -1):
         insn, before = code[place], code[place - 1]
         if insn.dst != _SOURCE or insn.kind in (Class.ST, Class.STX, Class.JMP, Class.JMP32):
@@ -79,16 +83,20 @@ def _start(code: Sequence[Insn], index: int) -> int | None:
 
 
 LOOP_BUDGET = 1 << 23
-"""Number of times that MAY_GOTO continues (BPF_MAX_LOOPS)."""
+"""Number of MAY_GOTO instructions that do not jump in one run of a handler (BPF_MAX_LOOPS)."""
 
 _MODE = 0xE0
 _JUMPS, _LEAVING = (Class.JMP, Class.JMP32), (Jump.CALL, Jump.EXIT)
 _COPIED_MAX = 256
-"""Maximum size of an entry that is copied inline, word by word."""
+"""Maximum size in bytes of an entry that inline code copies into a ring."""
 
 
 class Translator:
-    """The translation of one handler, which is well formed (``handler_analysis``); it goes to ``out`` at its end."""
+    """
+    Translator of one handler, which ``handler_analysis.check_code`` has accepted.
+
+    The translation jumps to ``out`` where the handler ends.
+    """
 
     def __init__(
         self,
@@ -108,14 +116,14 @@ class Translator:
         self._references = {reference.index: reference.map for reference in assembled.maps}
         self._labels: dict[int, Label] = {}
         self._budget = 0
-        """Frame offset of the number of iterations that are left, if MAY_GOTO is used."""
+        """Frame offset of the number of iterations that are left; 0 without MAY_GOTO."""
         self._argument: MapName | None = None
-        """The map in R1, if it is known."""
+        """The map in R1; None if unknown."""
         self._length: int | None = None
-        """The number in R3, if it is known."""
+        """The constant in R3; None if unknown."""
 
     def write(self) -> None:
-        """Write the whole handler."""
+        """Write the whole handler; raise ``NotSupportedError`` for a helper without a routine."""
         code = self._code
         targets = {
             index + 1 + insn.off
@@ -232,7 +240,7 @@ class Translator:
         self._asm.call_at(routine)
 
     def _write_value_address(self, place: MapPlace) -> None:
-        """Set R0 to the address of the value whose index, a u32 within bounds, is at R2."""
+        """Write code that sets R0 to the address of an array's value; R2 points to its index, a u32 within bounds."""
         self._asm.read(_V.R0, _V.R2, 0, 4)
         self._asm.alu(Alu.MUL, _V.R0, place.stride)
         move(self._asm, _V.S1, place.address)
@@ -241,9 +249,9 @@ class Translator:
 
 def write_function(asm: VirtualAssembler, assembled: Assembled, around: Surroundings, *, is_shared: bool = True) -> int:
     """
-    Write eBPF as a function, which keeps the registers that calls keep (R6 to R9), and the caller's frame.
+    Write eBPF as a function that preserves R6 to R9 and the caller's frame, and return its address.
 
-    Return its address. Routines are for threads that share memory.
+    With ``is_shared``, as for routines, several threads execute the function at the same time on shared memory.
     """
     check_code(assembled)
     start, out = asm.here, asm.label()
@@ -258,9 +266,9 @@ def write_function(asm: VirtualAssembler, assembled: Assembled, around: Surround
 
 def handler_function(asm: VirtualAssembler, assembled: Assembled, around: Surroundings) -> NativeCode:
     """
-    Return a handler as a function, which takes the registers of the hit as its argument.
+    Return a handler as a function; its argument is the address of the hit's registers (struct pt_regs).
 
-    Raise ``NotSupportedError`` for instructions without machine code.
+    Raise ``NotSupportedError`` for code that cannot be translated.
     """
     check_code(assembled)
     write_function(asm, trimmed(assembled), around, is_shared=False)

@@ -29,9 +29,9 @@ __all__ = [
 
 class Fixup(NamedTuple):
     """
-    An instruction that may fault, and the place where the thread continues if it does; both are addresses.
+    The address of an instruction that may fault, and the address at which the thread continues after the fault.
 
-    So a load of memory that may be unmapped costs nothing unless it faults, as with the kernel's exception table.
+    As with the kernel's exception table, an access to memory that may be unmapped needs no test before it.
     """
 
     instruction: int
@@ -39,10 +39,10 @@ class Fixup(NamedTuple):
 
 
 class MapShape(enum.Enum):
-    """The structures of maps."""
+    """The data structure of a map."""
 
     VALUES = "values"
-    """Values of one size in a row: an array."""
+    """An array of values of one size."""
     HASH = "hash"
     """A hash table (``shared_hash_table``)."""
     RINGS = "rings"
@@ -53,7 +53,7 @@ class MapPlace(NamedTuple):
     """
     A map in the memory that the probed process shares with the tool.
 
-    ``stride`` is the distance in bytes between two values, for VALUES.
+    ``stride`` is the distance in bytes between two values of VALUES; 0 for other shapes.
     """
 
     address: int
@@ -63,9 +63,9 @@ class MapPlace(NamedTuple):
 
 class CodeSwitch(NamedTuple):
     """
-    A switch: an instruction that does nothing; the jump ``off`` replaces it to leave out the code up to ``end``.
+    A switch at ``address``: a NOP with the bytes ``on``, which the jump ``off`` to ``end`` can replace.
 
-    That code serves only the handlers of the ``parts`` with these numbers.
+    The jump disables the code before ``end``, which serves only the handlers with the numbers ``parts``.
     """
 
     address: int
@@ -77,7 +77,7 @@ class CodeSwitch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NativeCode:
-    """Machine code that runs at ``address``."""
+    """Machine code to be executed at ``address``; it may depend on its position."""
 
     address: int
     code: bytes
@@ -86,7 +86,7 @@ class NativeCode:
 
     @property
     def end(self) -> int:
-        """The address after the code."""
+        """Address of the first byte after the code."""
         return self.address + len(self.code)
 
 
@@ -95,11 +95,11 @@ class Surroundings:
     """
     The environment of a handler's code.
 
-    ``maps`` are the places of maps in the process. ``routines`` are the routines for calls of helpers, ``map_routines``
-    those for helpers that take a map: addresses within reach of the code. ``has_rdpid`` is true if the processor has
-    the instruction (CPUID 7, ecx bit 22); ``cpu_place`` is as in ``ProcessFacts``. With ``rings``, the shape of the
-    rings, entries of a known size are written without a call. Handlers do nothing once the ``life_mark`` shows that the
-    tool has ended (``native.process_page``).
+    ``maps`` are the places of maps in the process. ``routines`` are the addresses of the routines for helpers,
+    ``map_routines`` those of routines for one map; a direct call must reach them. ``has_rdpid`` is true if the
+    processor has RDPID (CPUID 7, ecx bit 22); ``cpu_place`` is as in ``ProcessFacts``. With ``rings``, the shape of the
+    rings, inline code writes entries of a known size. ``life_mark`` is the address of the life mark
+    (``native.process_page``): handlers do nothing once it shows that the tool has ended; None: they do not test it.
     """
 
     maps: Mapping[MapName, MapPlace]
@@ -123,10 +123,10 @@ class ProcessFacts:
     """
     Properties of a process that routines need, and the addresses of its pages (``native.process_page``).
 
-    ``tid_place`` is the place of the thread id in the C library's data, and ``cpu_place`` that of the CPU's number
-    (``cpu_id`` of struct rseq). Both are in bytes from the thread pointer; None: unknown. With ``has_rdpid`` an x86-64
-    processor has the instruction, and needs no ``cpu_place``. ``first_stack`` is the end of the stack that the process
-    began with.
+    ``tid_place`` is the offset of the thread id in the C library's data, and ``cpu_place`` that of ``cpu_id`` in struct
+    rseq. Both are in bytes from the thread pointer; None: unknown. x86-64 does not use ``cpu_place``: with
+    ``has_rdpid`` it reads the CPU's number by RDPID, else by LSL. ``life_mark`` is an address; None: there is none.
+    ``first_stack`` is the address after the main thread's stack; None: unknown.
     """
 
     process_page: int
@@ -140,7 +140,11 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The code of the routines that handlers of a process call, and the addresses at which they begin."""
+    """
+    Code of the routines that handlers of a process call.
+
+    ``routines`` and ``map_routines`` have the address of each.
+    """
 
     code: NativeCode
     routines: Mapping[Helper, int]

@@ -1,4 +1,4 @@
-"""Analysis of handlers' eBPF before its translation: validity, dead code, and the registers and memory that it uses."""
+"""Analysis of handlers' eBPF before its translation: validity, dead code, and the use of registers and memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _DATA = (LoadImmediate.NUMBER, LoadImmediate.MAP, LoadImmediate.MAP_VALUE)
 
 @lru_cache(64)
 def check_code(assembled: Assembled) -> None:
-    """Raise ``NotSupportedError`` for code that cannot or must not be translated."""
+    """Raise ``NotSupportedError`` for an unknown opcode, a bad register or jump, or an access outside of the frame."""
     if len(assembled.functions) > 1:
         raise NotSupportedError("a handler with functions of its own cannot be translated to machine code")
     code = assembled.code
@@ -135,7 +135,11 @@ def _check_registers(insn: Insn) -> None:
 
 
 def _check_frame(code: tuple[Insn, ...], index: int) -> None:
-    """Refuse accesses outside of the frame: by R10, or by a copy to which a number is added at once."""
+    """
+    Raise ``NotSupportedError`` for an access outside of the frame.
+
+    The access is through R10, or through a copy of R10 to which the next instruction adds a number.
+    """
     insn = code[index]
     kind = insn.kind
     if (kind == Class.LDX and insn.src == _FRAME) or (kind in (Class.ST, Class.STX) and insn.dst == _FRAME):
@@ -157,23 +161,23 @@ _BUDGET_SIZE, _ALIGNMENT = 8, 16
 
 
 def uses_budget(code: tuple[Insn, ...]) -> bool:
-    """Return whether code counts the iterations of MAY_GOTO, which takes a word of its frame."""
+    """Return whether code uses MAY_GOTO, whose count of iterations needs a word of the frame."""
     return any(insn.opcode == _MAY_GOTO for insn in code)
 
 
 def budget_place(code: tuple[Insn, ...]) -> int:
-    """Return the offset of the word that counts the iterations of MAY_GOTO, in bytes from R10."""
+    """Return the offset from R10, in bytes, of the word with the number of iterations left for MAY_GOTO; negative."""
     return -_depth(code) - _BUDGET_SIZE
 
 
 def frame_size(assembled: Assembled) -> int:
-    """Return the number of bytes below R10 that the code of a handler needs: a multiple of 16."""
+    """Return the size in bytes of the frame that a handler needs below R10: a multiple of 16."""
     code = assembled.code
     return -(-(_depth(code) + (_BUDGET_SIZE if uses_budget(code) else 0)) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _depth(code: tuple[Insn, ...]) -> int:
-    """Return the depth in bytes to which the code itself uses the frame."""
+    """Return the size in bytes of the frame without the word of MAY_GOTO; 512 if a pointer into it is not tracked."""
     frame = Register.R10.value
     lowest = 0
     for index, insn in enumerate(code):
@@ -194,8 +198,8 @@ def _depth(code: tuple[Insn, ...]) -> int:
 
 # Dead code: calculations and loads whose results are not read on any path.
 #
-# The kernel needs them, for arguments of helpers that the routines here ignore, and for the program's return value.
-# Each register that is not used need not be saved for the probed program.
+# The kernel needs them, for arguments of helpers that the routines here ignore, and for the BPF program's return value.
+# A register of the probed program that the code does not use need not be saved.
 
 
 _SETTING = (Class.ALU, Class.ALU64, Class.LDX)
@@ -219,12 +223,16 @@ _ARGUMENTS = {
     Helper.PROBE_WRITE_USER: 3,
     Helper.RINGBUF_OUTPUT: 3,
 }
-"""Numbers of arguments that routines read; other routines may read five."""
+"""The number of arguments that each of these routines reads; other routines may read five."""
 
 
 @lru_cache(64)  # the probepoints of a definition have the same code, at different addresses
 def trimmed(assembled: Assembled) -> Assembled:
-    """Return the code of a handler without dead code; it is well formed, and its result is not used."""
+    """
+    Return a handler without its dead code; the return value of the handler counts as unused.
+
+    ``check_code`` must have accepted the handler.
+    """
     code = assembled.code
     live = _live(code)
     dropped = {index for index, insn in _instructions(code) if _is_pure(insn) and not live[index] >> insn.dst & 1}
@@ -233,7 +241,7 @@ def trimmed(assembled: Assembled) -> Assembled:
 
 
 def is_first_argument_used(code: tuple[Insn, ...]) -> bool:
-    """Return whether the initial value of R1 is read."""
+    """Return whether code reads the initial value of R1, other than for a dead instruction at its start."""
     looked_at, changed = _effect(code[0])
     behind = _live(code)[0]
     is_needed = not _is_pure(code[0]) or behind >> code[0].dst & 1
@@ -241,7 +249,7 @@ def is_first_argument_used(code: tuple[Insn, ...]) -> bool:
 
 
 def _instructions(code: tuple[Insn, ...]) -> Iterator[tuple[int, Insn]]:
-    """Iterate over instructions with their indices; second halves are not instructions."""
+    """Iterate over instructions with their indices; the second half of a WIDE_LOAD is skipped."""
     index = 0
     while index < len(code):
         yield index, code[index]
@@ -249,12 +257,12 @@ def _instructions(code: tuple[Insn, ...]) -> Iterator[tuple[int, Insn]]:
 
 
 def _is_pure(insn: Insn) -> bool:
-    """Return whether an instruction has no other effect than to set its register."""
+    """Return whether an instruction has no effect but to set its destination register."""
     return insn.kind in _SETTING or insn.opcode == WIDE_LOAD
 
 
 def _live(code: tuple[Insn, ...]) -> list[int]:
-    """Return for each instruction the registers, as bits, that are read after it."""
+    """Return for each instruction the live registers after it, as a bit mask by their numbers."""
     before, behind = [_NONE] * (len(code) + 1), [_NONE] * len(code)
     order = [
         (
@@ -285,7 +293,7 @@ def _goes(insn: Insn) -> bool:
 
 
 def _effect(insn: Insn) -> tuple[int, int]:
-    """Return the registers, as bits, that an instruction reads, and those that it changes."""
+    """Return bit masks of the registers that an instruction reads, and of those that it certainly overwrites."""
     dst, src = 1 << insn.dst, 1 << insn.src
     kind = insn.kind
     if insn.opcode == CALL:
@@ -302,7 +310,7 @@ def _effect(insn: Insn) -> tuple[int, int]:
         return dst, _NONE
     if kind == Class.STX and insn.opcode & _MODE == Mode.ATOMIC:
         looks_at = dst | src | (1 if insn.imm == Atomic.CMPXCHG else _NONE)
-        return looks_at, _NONE  # it has read all that it changes
+        return looks_at, _NONE  # each register that it changes is also one that it reads
     if kind == Class.STX:
         return dst | src, _NONE
     if insn.opcode in (EXIT, Class.JMP | Jump.JA, Class.JMP | Jump.MAY_GOTO):
@@ -340,7 +348,7 @@ def _without(assembled: Assembled, dropped: set[int]) -> Assembled:
 
 
 CONTEXT_WORDS = range(0, 168, 8)
-"""Offsets of the words of ``struct pt_regs`` of x86-64."""
+"""Offsets in bytes of the words of ``struct pt_regs`` of x86-64."""
 
 _MOVE = Class.ALU64 | Alu.MOV | X
 
@@ -348,9 +356,9 @@ _MOVE = Class.ALU64 | Alu.MOV | X
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """
-    The numbers of the eBPF registers that are used, and the words of the context that are read and written.
+    The numbers of the eBPF registers that code uses, and the offsets of the context's words that it reads and writes.
 
-    ``calls`` is true if helpers are called, which may change all registers that calls do not keep.
+    ``calls`` is true if the code calls helpers, which may change R0 to R5.
     """
 
     registers: frozenset[int]
@@ -361,7 +369,11 @@ class Footprint:
 
 @lru_cache(64)
 def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint:
-    """Return the footprint of code; if the address of the context escapes, all words of the context are included."""
+    """
+    Return the footprint of code whose context has words at the offsets ``context``.
+
+    If the address of the context may be stored, copied or passed to a helper, all words count as read and written.
+    """
     code = assembled.code
     contexts = {Register.R1.value} if is_first_argument_used(code) else set()
     used = 0b1
@@ -403,6 +415,6 @@ def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint
 
 
 def _words(insn: Insn) -> set[int]:
-    """Return the words of the context that an access touches."""
+    """Return the offsets of the context's words, one or two, that an access touches."""
     size = insn.size
     return {insn.off & ~7, insn.off + size - 1 & ~7}

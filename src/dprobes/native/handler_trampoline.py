@@ -36,33 +36,33 @@ _Asm_contra = TypeVar("_Asm_contra", contravariant=True)
 
 
 class Trial(Protocol[_Asm_contra]):
-    """The trial before a handler, in its frame: the test whether the instruction will complete."""
+    """Writer of the trial: code in the trampoline's frame that tests whether the probed instruction will complete."""
 
     @property
     def changed(self) -> frozenset[int]:
-        """The numbers of the registers that it changes and reloads, besides the first free one."""
+        """The numbers of the registers that the trial changes and reloads, except ``ContextLayout.free``."""
 
     @property
     def tries(self) -> bool:
-        """True if it tests more than the stack."""
+        """True if ``write`` writes a test, in addition to ``touch_stack``."""
 
     @property
     def has_endings(self) -> bool:
-        """True if the handler may end so that the instruction does not follow."""
+        """True if the handler may end with ``skip`` or another way after which the instruction is not executed."""
 
     def write_endings(self, asm: _Asm_contra, restore: Callable[[], None], rest: Label) -> None:
         """
-        Write the code for an ending after which the instruction is not executed; its kind is in the free register.
+        Write the code for the endings of a handler after which the instruction is not executed.
 
-        ``restore`` writes the code that restores registers except the stack pointer. If the instruction is executed
-        after all, the code goes to ``rest``.
+        The number of the ending is in the free register. ``restore`` writes code that restores all registers except the
+        stack pointer. If the instruction must be executed after all, the code jumps to ``rest``.
         """
 
     def touch_stack(self, asm: _Asm_contra) -> None:
-        """Write the test whether the stack has enough room; only the stack pointer has changed so far."""
+        """Write accesses that fault if the stack has too little room; only the stack pointer has changed before."""
 
     def write(self, asm: _Asm_contra, *, keeps_flags: bool) -> None:
-        """Write the trial after the frame is open; with ``keeps_flags`` the frame has all flags."""
+        """Write the rest of the trial, after registers are saved; with ``keeps_flags`` the frame has all flags."""
 
 
 def make_trampoline(
@@ -75,11 +75,11 @@ def make_trampoline(
     has_switches: bool = False,
 ) -> NativeCode:
     """
-    Return the trampoline of the instruction at ``site``, with its handlers one after the other.
+    Return the trampoline of the instruction at the address ``site``, with the handlers of ``parts`` in their order.
 
-    The ``trial`` comes before the first one. ``write_rest`` writes the code after the handlers: the displaced
-    instructions, and the jump back. With ``has_switches``, there is a switch for each of several handlers, and one for
-    all of them.
+    The ``trial`` is executed before the first handler; None: there is none. ``write_rest`` writes the displaced
+    instructions and the jump back. With ``has_switches``, there is a switch for each of several handlers, and one for
+    all of them. Raise ``NotSupportedError`` for handlers that cannot be translated.
     """
     for part in parts:
         check_code(part.assembled)
@@ -125,7 +125,7 @@ class _Writer(Generic[_Asm]):
         self._saved = [register for register, place in places if register in needed or place in self._reads]
 
     def _changed(self) -> frozenset[int]:
-        """Return the registers that the handlers change, and those that are needed to fill words of their context."""
+        """Return the numbers of the registers that the handlers change, or that code needs to fill their context."""
         layout, changed = self._asm.layout, frozenset[int]().union(*(code.touched.registers for code in self._codes))
         is_watched = any(code.around.life_mark is not None for code in self._codes)
         takes_free = self._saves_flags or is_watched or self._reads & {layout.ip, layout.sp}
@@ -179,18 +179,18 @@ class _Writer(Generic[_Asm]):
         asm.close_handler(code.frame)
 
     def _switch(self, parts: Iterable[int], end: Label) -> None:
-        """Write a switch that leaves out the code before a label, if there are switches."""
+        """With switches, write one for ``parts``; if it is off, execution continues at the label ``end``."""
         if self._has_switches:
             self._switches.append((self._asm.here, end, tuple(parts)))
             self._asm.raw(self._asm.nothing)
 
     def _look_for_life(self, code: _Code, ended: Label) -> None:
-        """Write a jump to ``ended`` for a handler whose tool has ended."""
+        """Write a jump to ``ended`` that is taken if the tool of a handler has ended."""
         if code.around.life_mark is not None:
             self._asm.branch_if_ended(code.around.life_mark, ended)
 
     def _look_for_any_life(self, ended: Label) -> None:
-        """Write a jump to ``ended`` for the case that the tools of all handlers have ended: then there is no trial."""
+        """Write a jump to ``ended``, over the trial, that is taken unless an enabled handler has a living tool."""
         asm, alive = self._asm, self._asm.label()
         for number, code in enumerate(self._codes):
             following = asm.label()

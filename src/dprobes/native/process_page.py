@@ -3,20 +3,21 @@ The pages from which routines get data about the process and the clock without a
 
 ::
 
-    process page   0 u32 pid         0 in a process that has just been forked: the page is wiped then (MADV_WIPEONFORK),
-                                     and the tracer writes it before that process runs
-                   4 u32 is nested   not 0: its threads have other ids in a PID namespace of its own than the tool uses
-                  64 a table of its threads, if it is nested
+    process page   0 u32 pid         0 at first in a forked child, where the kernel clears the page (MADV_WIPEONFORK);
+                                     the tracer fills it before the child runs
+                   4 u32 is nested   not 0: the process is in another PID namespace than the tool, so its threads have
+                                     other ids there
+                   64 a table of its threads, if it is nested
 
-    a thread       0 u32 local id    the id in its own namespace; 0: the place is free
-                   4 u32 id          the id that the tool uses
+    a thread       0 u32 local id    the id in the process's PID namespace; 0: the place is free
+                   4 u32 id          the id in the tool's PID namespace
 
-A thread with the local id N is in one of ``THREAD_WINDOW`` places, from place N % ``THREAD_SLOTS`` of the table on. The
-tracer enters it before it runs, and removes it when it has ended: so a thread that looks itself up needs no lock.
+A thread with the local id N is in one of ``THREAD_WINDOW`` places of the table, from place N % ``THREAD_SLOTS`` on. The
+tracer adds a thread before it runs, and removes a thread that has ended. So a thread finds its own id without a lock.
 
 ::
 
-    clock page     0 u64 version     its lowest bit is the number of the valid reading
+    clock page     0 u64 version     bit 0 is the number of the valid reading
                    8 the reading with the number 0
                   32 the reading with the number 1
 
@@ -24,8 +25,8 @@ tracer enters it before it runs, and removes it when it has ended: so a thread t
                    8 u64 time        CLOCK_MONOTONIC, in nanoseconds, at that value of the counter
                   16 u64 rate        nanoseconds for each count, times 2**32
 
-A writer of the clock page writes the other reading first, and then the version: if it is killed in between, the page is
-as valid as before.
+A writer of the clock page writes the other reading first, and then the version. So the page remains valid if the writer
+is killed in between.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ PROCESS_PID, PROCESS_IS_NESTED, PROCESS_THREADS = 0, 4, 64
 THREAD = struct.Struct("=II")
 THREAD_SLOTS, THREAD_WINDOW = 4096, 64
 PROCESS_SIZE = -(-(PROCESS_THREADS + (THREAD_SLOTS + THREAD_WINDOW - 1) * THREAD.size) // PAGE_SIZE) * PAGE_SIZE
-"""Size in bytes of a process page with its table: only pages with threads in them take memory."""
+"""Size in bytes of a process page with its table; only pages with entries need physical memory."""
 CLOCK_VERSION, CLOCK_READINGS = 0, 8
 CLOCK_COUNTER, CLOCK_TIME, CLOCK_RATE = 0, 8, 16
 CLOCK_READING = struct.Struct("=QQQ")
@@ -75,6 +76,6 @@ CLOCK_SIZE = CLOCK_READINGS + 2 * CLOCK_READING.size
 
 
 def thread_window(local: int) -> range:
-    """Return the offsets at which a process page may have the thread with a local id, in steps of one place."""
+    """Return the offsets in a process page of all places where the thread with the id ``local`` may be."""
     start = PROCESS_THREADS + local % THREAD_SLOTS * THREAD.size
     return range(start, start + THREAD_WINDOW * THREAD.size, THREAD.size)

@@ -5,12 +5,12 @@ The routines that handlers of a process call: replacements of the kernel's helpe
 
     routines for memory and identities │ those of ``native.routines``, for each shape of a map
 
-They are one block of code within reach of all handlers. They have the arguments of the helpers, and clobber the
-registers that calls clobber, and S1 and S2.
+They are one block of code within reach of all handlers. They have the arguments of the helpers, and clobber R0 to R5,
+S1 and S2.
 
-A seccomp filter of the process may kill it for an unexpected system call (seccomp(2)). So the name of a thread and its
-user, which only the kernel has, are added to records by their reader. The one exception is a signal, which the process
-gets because a handler wants it stopped.
+A seccomp filter may kill the process for an unexpected system call (seccomp(2)). So the reader of records adds the
+thread's name and user id, which only the kernel has. The one exception is SEND_SIGNAL: a handler calls it to stop the
+process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ _HASH_HELPERS = (Helper.MAP_LOOKUP_ELEM, Helper.MAP_UPDATE_ELEM, Helper.MAP_DELE
 def make_runtime(
     asm: VirtualAssembler, facts: ProcessFacts, rings: RingShape, tables: Mapping[MapName, TableShape]
 ) -> Runtime:
-    """Write the routines, and return them."""
+    """
+    Write the routines of a process, and return them with their addresses.
+
+    ``rings`` is the shape of the rings for records, ``tables`` has the shape of each hash table.
+    """
     fixups: list[Fixup] = []
     routines: dict[Helper, int] = {}
     for helper, write in (
@@ -108,11 +112,10 @@ def _return(asm: VirtualAssembler, number: int) -> None:
 
 def write_ids(asm: VirtualAssembler, process_page: int, tid_place: int | None) -> None:
     """
-    Write GET_CURRENT_PID_TGID: the process id in the upper half, the thread id in the lower one.
+    Write GET_CURRENT_PID_TGID: R0 has the process id in the upper half, the thread id in the lower one.
 
-    ``tid_place`` is the place of the thread id in the C library's data, in bytes from the thread pointer; None: the id
-    is given as 0. If that is the id of a nested PID namespace, the process page has the other one; 0 if it is not
-    there.
+    ``tid_place`` is the offset of the thread id in the C library's data, in bytes from the thread pointer. The thread
+    id is 0 if ``tid_place`` is None, or if the table of a nested process lacks the thread.
     """
     move(asm, _V.S1, process_page)
     asm.read(_V.R0, _V.S1, PROCESS_PID, 4)
@@ -145,11 +148,11 @@ def write_ids(asm: VirtualAssembler, process_page: int, tid_place: int | None) -
 
 def write_stack_end(asm: VirtualAssembler, first_stack: int | None) -> list[Fixup]:
     """
-    Write GET_CURRENT_TASK: the end of the stack that the address in R1 is in, as far as it is known; else 0.
+    Write GET_CURRENT_TASK: R0 is the upper end of the stack that contains the address in R1, or 0 if it is unknown.
 
-    Above the stack of a thread the C libraries have the data at the thread pointer. The stack that the process began
-    with ends at ``first_stack``. The end is the first of both that is above the address. Before there is a thread
-    pointer, the load may fault.
+    The C library places a thread's data, to which the thread pointer points, above the thread's stack. The main
+    thread's stack ends at ``first_stack``; None: unknown. R0 is the lower of these two addresses above R1. The load of
+    the thread pointer may fault before the C library has set it; return the fix-up.
     """
     none, known, looked = asm.label(), asm.label(), asm.label()
     fault = asm.here
@@ -176,7 +179,7 @@ def write_stack_end(asm: VirtualAssembler, first_stack: int | None) -> list[Fixu
 
 
 def write_signal(asm: VirtualAssembler) -> None:
-    """Write SEND_SIGNAL: the signal in R1 goes to this thread, at once."""
+    """Write SEND_SIGNAL: send the signal in R1 to the calling thread by tgkill(2)."""
     move(asm, _V.R5, _V.R1)
     asm.enter_kernel(SystemCall.GETTID)
     move(asm, _V.R2, _V.R0)
@@ -195,8 +198,8 @@ def write_clock(asm: VirtualAssembler, clock_page: int) -> None:
 
         time + (counter - CLOCK_COUNTER) * rate / 2**32, signed, of the valid reading of the clock page
 
-    A counter that is a little below that of the page, on another CPU, gives an earlier time: the difference is signed.
-    The routine starts again if the page has changed meanwhile, which happens a few times a second.
+    The difference is signed: the counter of another CPU may be a little lower than that of the page. The routine starts
+    again if the page has changed meanwhile. The page changes a few times a second.
     """
     again, page, reading, version = asm.label(), _V.S1, _V.S2, _V.R5
     move(asm, page, clock_page)
@@ -214,7 +217,7 @@ def write_clock(asm: VirtualAssembler, clock_page: int) -> None:
     asm.ret()
 
 
-# Copies between the program's memory, which may be unmapped, and the tool's. They return -EFAULT after a fault.
+# Copies between the probed program's memory, which may be unmapped, and the tool's. They return -EFAULT after a fault.
 #
 # They use no string instructions, which depend on the direction flag of x86, and read no bytes that were not requested.
 
@@ -229,7 +232,11 @@ def _resolved(asm: VirtualAssembler, places: list[tuple[int, Label]]) -> list[Fi
 
 
 def _copy(asm: VirtualAssembler, faulting: list[tuple[int, Label]], fault: Label, *, stores: bool) -> None:
-    """Write the copying of _LEFT bytes from R3 to R1, by words and then by bytes; clobbers _DATA."""
+    """
+    Write a copy of _LEFT bytes from R3 to R1, by words and then by bytes. Clobbers R1, R3, _LEFT and _DATA.
+
+    Append the loads, or with ``stores`` the stores, to ``faulting``: after a fault they continue at ``fault``.
+    """
     words, tail, byte, done = asm.label(), asm.label(), asm.label(), asm.label()
     asm.place(words)
     asm.branch(Jump.JLT, _LEFT, _WORD, tail)
@@ -255,7 +262,7 @@ def _copy(asm: VirtualAssembler, faulting: list[tuple[int, Label]], fault: Label
 
 
 def _clear(asm: VirtualAssembler, fault: Label) -> None:
-    """Write the code for a fault of a read: it clears R2 bytes at _START, and returns -EFAULT."""
+    """Write the code at ``fault``, for a fault of a read: clear R2 bytes at _START, and return -EFAULT."""
     cleared = asm.label()
     asm.place(fault)
     asm.branch(Jump.JEQ, _V.R2, 0, cleared)
@@ -269,9 +276,10 @@ def _clear(asm: VirtualAssembler, fault: Label) -> None:
 
 def write_read(asm: VirtualAssembler) -> list[Fixup]:
     """
-    Write the routine that reads R2 bytes at R3 to R1. R0 is 0, or -EFAULT if a byte cannot be read.
+    Write the routine that copies R2 bytes at R3 to R1. R0 is 0, or -EFAULT if a byte cannot be read.
 
-    After a fault all bytes at R1 are cleared. A word, the most frequent size, takes the shortest path.
+    After a fault all bytes at R1 are cleared. A word, the most frequent size, has the shortest path. Return the
+    fix-ups.
     """
     faulting: list[tuple[int, Label]] = []
     fault, any_size = asm.label(), asm.label()
@@ -290,7 +298,11 @@ def write_read(asm: VirtualAssembler) -> list[Fixup]:
 
 
 def write_write(asm: VirtualAssembler) -> list[Fixup]:
-    """Write the routine that changes the program's memory: R3 bytes at R2 to R1. R0 is 0 or -EFAULT."""
+    """
+    Write the routine that writes R3 bytes at R2 to the probed program's memory at R1. R0 is 0 or -EFAULT.
+
+    Bytes before the one that faulted may have been written. Return the fix-ups.
+    """
     faulting: list[tuple[int, Label]] = []
     fault = asm.label()
     move(asm, _LEFT, _V.R3)
@@ -363,10 +375,10 @@ def _advance(asm: VirtualAssembler, width: int) -> None:
 
 def fault_entry(asm: VirtualAssembler, fixups: Sequence[Fixup], otherwise: int) -> bytes:
     """
-    Return the code of an SA_SIGINFO handler for SIGSEGV and SIGBUS: the thread continues at the target of a fix-up.
+    Return an SA_SIGINFO handler for SIGSEGV and SIGBUS: after a fault of a fix-up, the thread continues at its target.
 
-    ``otherwise`` is the address of the handler for all other faults. This is for a process of the tool. In a probed one
-    the tracer does it, because it sees a signal before the program does.
+    ``otherwise`` is the address of the handler for all other faults. Only processes of the tool use it. In a probed
+    process the tracer applies fix-ups, because it gets the signal before the process does.
     """
     context, fault, other = _V.R3, _V.R0, _V.S1
     asm.read(fault, context, asm.fault_place)

@@ -1,8 +1,8 @@
 """
 The operations on virtual registers of which handlers' code consists on every processor.
 
-The translator, the routines and the trampoline are written once, with a ``VirtualAssembler``. A processor has an
-assembler for its instructions, and a class that implements these operations with them.
+The translator, the routines and the trampoline are written once, with a ``VirtualAssembler``. Each processor has an
+assembler of its instructions, and a class that implements the operations with the assembler.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Label = int
 
 class VirtualRegister(enum.IntEnum):
     """
-    The registers of operations: those of eBPF, and two that eBPF does not have.
+    The registers of operations: R0 to R10 of eBPF, and two scratch registers.
 
-    An instruction of eBPF may change S1 and S2, and so may calls.
+    The translation of any eBPF instruction may change S1 and S2, and so may calls.
     """
 
     R0 = 0
@@ -57,11 +57,15 @@ class VirtualRegister(enum.IntEnum):
 
 
 CALL_KEPT = (VirtualRegister.R6, VirtualRegister.R7, VirtualRegister.R8, VirtualRegister.R9)
-"""The registers that calls keep, besides R10."""
+"""The registers that calls preserve, besides R10."""
 
 
 class MemoryWord(NamedTuple):
-    """A word of 64 bits at a register plus a displacement; it is loaded before all later accesses."""
+    """
+    An operand in memory: the 64 bits at ``base`` plus ``place`` bytes.
+
+    The load is ordered before all later accesses.
+    """
 
     base: VirtualRegister
     place: int
@@ -81,11 +85,12 @@ class SystemCall(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
     """
-    The frame of a trampoline, which begins with the registers of the hit as the kernel shows them.
+    The layout of a trampoline's frame, which begins with the kernel's struct of a thread's registers (ptrace(2)).
 
-    ``registers`` are the offsets of the processor's general registers, by their numbers; ``words`` are all offsets. The
-    register ``free`` is the first to be saved. ``fixed`` are words that never change. The frame extends ``frame`` bytes
-    below the program's stack pointer.
+    ``registers`` has the offset of each general register of the processor, by the register's number; ``words`` has the
+    offsets of all words. ``ip``, ``sp`` and ``flags`` are offsets, too. The trampoline saves the register ``free``
+    first, and may then change it. ``fixed`` has the constant words, by offset. The frame begins ``frame`` bytes below
+    the probed program's stack pointer.
     """
 
     registers: Mapping[int, int]
@@ -106,7 +111,7 @@ class Touched(NamedTuple):
 
 
 class LabeledCode:
-    """Code for the address ``address``, with labels; a processor's assembler adds instructions."""
+    """Base of assemblers: code to be executed at ``address``, and labels in the code."""
 
     def __init__(self, address: int = 0) -> None:
         self.address = address
@@ -142,18 +147,18 @@ class LabeledCode:
 
 class VirtualAssembler(Protocol):
     """
-    The operations; ``wide`` ones work on 64 bits, and others clear the upper half.
+    The operations. With ``wide`` they work on 64 bits, otherwise on 32 bits, and clear the upper half of ``dst``.
 
-    An operation clobbers only flags and the registers that it documents. With ``is_shared``, threads use memory at the
-    same time: their stores become visible in program order.
+    An operation clobbers only the flags and the registers that its docstring names. With ``is_shared``, other threads
+    access the memory at the same time: stores become visible in program order.
     """
 
     address: int
     layout: ContextLayout
     nothing: bytes
-    """An instruction that does nothing, as long as a jump."""
+    """A NOP as long as the jump of ``jump_code``."""
     fault_place: int
-    """Offset in ``ucontext_t`` of the address of the next instruction."""
+    """Offset in bytes of the instruction pointer in ``ucontext_t``."""
 
     @property
     def here(self) -> int:
@@ -166,13 +171,13 @@ class VirtualAssembler(Protocol):
         """Place a label at the next instruction."""
 
     def address_of(self, label: Label) -> int:
-        """Return the address of a label that is placed."""
+        """Return the address of a label, which must have been placed."""
 
     def raw(self, data: bytes) -> None:
         """Append encoded instructions unchanged."""
 
     def assemble(self) -> bytes:
-        """Return the code; all labels are placed."""
+        """Return the code; all labels must have been placed."""
 
     # Values
 
@@ -180,7 +185,7 @@ class VirtualAssembler(Protocol):
         """Perform an operation of ``Alu``; a MemoryWord is allowed for ADD and SUB."""
 
     def add(self, dst: VirtualRegister, src: VirtualRegister, number: int) -> None:
-        """Set a register to another one plus a small number."""
+        """Set a register to another one plus a number, which must fit into an immediate of the processor's addition."""
 
     def read(
         self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
@@ -211,13 +216,13 @@ class VirtualAssembler(Protocol):
         """Jump under a condition of ``Jump``; a MemoryWord is allowed for JNE."""
 
     def count_down(self, register: VirtualRegister, step: int, again: Label) -> None:
-        """Subtract a number, and jump if the result is not 0."""
+        """Subtract ``step``, and jump to ``again`` if the result is not 0."""
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Subtract 1 from a word of the frame, ``place`` bytes from R10, and jump if it was 0. Clobbers S1."""
+        """Subtract 1 from the word at R10 + ``place``; jump if it was 0 before. Clobbers S1."""
 
     def call_at(self, address: int) -> None:
-        """Call a routine within reach."""
+        """Call the routine at an address that a direct call reaches."""
 
     def jump_far(self, address: int) -> None:
         """Jump to any address. Clobbers R0."""
@@ -228,16 +233,16 @@ class VirtualAssembler(Protocol):
     # Operations that depend on the processor
 
     def read_cpu(self, around: Surroundings) -> None:
-        """Load the number of the CPU to R0."""
+        """Load the number of the current CPU to R0; R1 to R5 are unchanged."""
 
     def read_thread(self, dst: VirtualRegister, place: int) -> None:
         """Load 4 bytes at the thread pointer plus a displacement."""
 
     def read_thread_pointer(self, dst: VirtualRegister) -> None:
-        """Load the thread pointer, with one instruction, which faults where there is none."""
+        """Load the thread pointer with one instruction, which may fault if the thread has none."""
 
     def read_counter(self) -> None:
-        """Load the counter on which the clock page is based to R0. Clobbers R3."""
+        """Load the processor's counter, on which the clock page is based, to R0. Clobbers R3."""
 
     def scale(self, base: VirtualRegister, place: int) -> None:
         """Multiply R0 by a word of memory, signed, and divide it by 2**32. Clobbers R3."""
@@ -248,10 +253,10 @@ class VirtualAssembler(Protocol):
     # Functions
 
     def open_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Begin a function that keeps registers, with R10 above ``frame`` bytes if that is not 0."""
+        """Begin a function that saves ``kept``; if ``frame`` is not 0, allocate as many bytes below R10."""
 
     def close_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Return from the function."""
+        """Free the frame, restore ``kept``, and return; the arguments are those of ``open_function``."""
 
     # Trampolines
 
@@ -263,7 +268,7 @@ class VirtualAssembler(Protocol):
         """
 
     def move_stack(self, distance: int) -> None:
-        """Move the stack pointer; flags are unchanged."""
+        """Add ``distance`` bytes to the stack pointer; flags are unchanged."""
 
     def save(self, register: int) -> None:
         """Store a general register at its offset in the frame."""
@@ -272,28 +277,28 @@ class VirtualAssembler(Protocol):
         """Load a general register from its offset in the frame."""
 
     def save_flags(self, *, is_whole: bool) -> None:
-        """Store the flags that handlers change, or all of them, in the frame. Clobbers the free register."""
+        """Store the arithmetic flags, or with ``is_whole`` all flags, in the frame. Clobbers the free register."""
 
     def restore_flags(self, *, is_whole: bool) -> None:
-        """Load the flags from the frame. Clobbers the free register."""
+        """Load the flags that ``save_flags`` stored. Clobbers the free register."""
 
     def save_number(self, place: int, number: int) -> None:
-        """Store a number in the frame. May clobber the free register."""
+        """Store a number at the offset ``place`` of the frame. May clobber the free register."""
 
     def save_stack_pointer(self) -> None:
-        """Store the program's stack pointer in the frame. Clobbers the free register."""
+        """Store the probed program's stack pointer in the frame. Clobbers the free register."""
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Jump if the word at ``life_mark`` has HAS_ENDED; saved flags are unchanged. Clobbers the free register."""
+        """Jump if the life mark, at an address, has the bit HAS_ENDED. Clobbers the free register and flags."""
 
     def branch_if_set(self, place: int, target: Label) -> None:
-        """Load a word of the frame to the free register, and jump unless it is 0."""
+        """Load the word at the offset ``place`` of the frame to the free register, and jump unless it is 0."""
 
     def open_handler(self, frame: int, *, has_context: bool) -> None:
-        """Set R1 to the address of the frame, and allocate ``frame`` bytes below R10, if that is not 0."""
+        """With ``has_context``, set R1 to the address of the frame; if ``frame`` is not 0, allocate bytes below R10."""
 
     def close_handler(self, frame: int) -> None:
-        """Restore the stack pointer."""
+        """Free the ``frame`` bytes below R10."""
 
     def jump_code(self, start: int, end: int) -> bytes:
         """Return the code of a jump from the address ``start`` to ``end``."""

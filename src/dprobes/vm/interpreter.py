@@ -43,7 +43,7 @@ def _jmp(machine: Machine, target: int) -> None:
 
 
 def _branch(condition: Callable[[int], bool]) -> Rule:
-    """Return the rule of a conditional jump: the budget is charged only when the jump is taken."""
+    """Return the rule of a conditional jump, which charges the jump budget only if the jump is taken."""
 
     def rule(machine: Machine, target: int) -> None:
         if condition(signed(machine.peek(), machine.bits)):
@@ -100,7 +100,11 @@ def _rx(machine: Machine, operand: int) -> None:
 
 
 class Reraised(Raised):
-    """An exception that ``rx`` raises: the mask does not apply, and its three cells are on the stack already."""
+    """
+    An exception that ``rx`` raises again.
+
+    The exception mask does not apply, and code, parm1 and parm2 are on the stack already.
+    """
 
 
 def _push_x(machine: Machine, operand: int) -> None:
@@ -188,26 +192,31 @@ RULES: dict[str, Rule] = {
 
 
 class Interpreter:
-    """Interpreter of the handlers of one program. Hits share no state."""
+    """Interpreter of the handlers of one probe program; only ``Context`` keeps state between hits."""
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
         self._architecture = architecture
         self.steps = Steps(image, architecture)
 
     def run(self, start: int, point: Point, context: Context) -> Outcome:
-        """Run the handler whose code starts at byte ``start`` of the image, and return its outcome."""
+        """
+        Run the handler whose code starts at byte ``start`` of the image, and return its outcome.
+
+        RPN exceptions do not leave the handler; errors of the context do, except ``AddressFault`` and
+        ``SelectorFault``.
+        """
         return self.final_state(start, point, context).outcome()
 
     def final_state(self, start: int, point: Point, context: Context) -> Machine:
-        """Run a handler and return the machine in its final state, for callers that need more than the outcome."""
+        """Run a handler as ``run`` does, and return the machine in its final state."""
         return self.finish(self.machine(start, point, context))
 
     def machine(self, start: int, point: Point, context: Context) -> Machine:
-        """Return a machine in the initial state of a handler."""
+        """Return a machine before the first instruction of the handler at byte ``start``."""
         return Machine(self._architecture, point, context, start)
 
     def finish(self, machine: Machine) -> Machine:
-        """Run a machine from its present state until it has ended, and return it."""
+        """Run ``machine`` from its present state until the handler has ended, and return the same machine."""
         steps = self.steps
         ending = machine.ending
         while ending is None:
@@ -227,7 +236,12 @@ class Interpreter:
 
 
 def _dispatch(machine: Machine, raised: Raised) -> None:
-    """Pass an exception to the innermost handler; end the run if there is none, or if the exception is masked."""
+    """
+    Pass an exception to the innermost exception handler, or end the run if there is none.
+
+    An exception that the mask excludes ends the run if it is non-maskable, and otherwise has no effect, except that
+    LOG_OVERFLOW closes the log.
+    """
     point = machine.point
     forced = isinstance(raised, Reraised)
     if not forced and not raised.code & point.exception_mask:

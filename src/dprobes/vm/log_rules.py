@@ -1,9 +1,10 @@
 """
 The rules of the instructions that log, and of those that use keyed tables.
 
-PLP is set to LP when a log instruction starts, and to the new LP only when it succeeds. The part that fits is kept with
-its true length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (docs/reference/rpn.md, "Log
-buffer"). If the exception is ignored, nothing more is logged until ``pop lp``, and the record is marked.
+A log instruction sets PLP to LP when it starts, and to the new LP only if it succeeds. If data does not fit, the
+instruction keeps the part that fits, with its true length, and raises LOG_OVERFLOW. A string is kept whole or not at
+all (docs/reference/rpn.md, "Log buffer"). If the handler ignores the exception, nothing more is logged until ``pop
+lp``, and the record is marked as cut.
 """
 
 # ruff: noqa: ARG001 - all rules have the same two parameters
@@ -63,7 +64,7 @@ def _log_fault(machine: Machine, token: Token, value: int) -> None:
 
 
 def _cells(width: int) -> Rule:
-    """Return the rule of ``log <count>`` (width 0: the word) and of ``log b|w|d, <count>``."""
+    """Return the rule of ``log b|w|d, <count>``, with ``width`` in bytes, or of ``log <count>``: 0, a word."""
 
     def rule(machine: Machine, count: int) -> None:
         size = width or machine.word_size
@@ -163,7 +164,11 @@ def _string_of_segment(machine: Machine, selector: int, offset: int, maximum: in
 
 
 def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[int]]) -> Rule:
-    """Return the rule of ``log lv|gv|cv|tv``; an index is checked before the room for its entry."""
+    """
+    Return the rule of ``log lv|gv|cv|tv``; ``kind`` is parameter 1 of INVALID_OPERAND.
+
+    The index of a variable is checked before the room for its value.
+    """
 
     def rule(machine: Machine, operand: int) -> None:
         count, start = machine.pop(), machine.pop()
@@ -184,7 +189,7 @@ def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[
 
 
 def _stack(token: Token, stack_of: Callable[[Machine, int], Sequence[int]], frames_max: int = 0) -> Rule:
-    """Return the rule of ``log kstack|ustack``; ``frames_max`` is used if the instruction has no operand."""
+    """Return the rule of ``log kstack|ustack``; ``frames_max`` replaces its operand, unless ``frames_max`` is 0."""
 
     def rule(machine: Machine, frames: int) -> None:
         if machine.room < ITEM_PREFIX_SIZE:
@@ -263,19 +268,19 @@ LOG_RULES: dict[str, Rule] = {
 
 
 def _pop_key(machine: Machine, store: KeyedStore) -> bytes:
-    """Pop the cells of the keys, the last key first, and return the key as it is stored."""
+    """Pop the cells of all parts of a key, the last part first, and return the key as the table stores it."""
     keys = store.table.keys
     popped = [_popped(machine, key) for key in reversed(keys)]
     return b"".join([_part(machine, key, cells) for key, cells in zip(keys, reversed(popped), strict=True)])
 
 
 def _popped(machine: Machine, key: Key) -> list[int]:
-    """Pop the cells of a key, the top one first."""
+    """Pop the cells of one part of a key; return them with the top of the stack first."""
     return [machine.pop() for _ in range(key.popped(machine.word_size))]
 
 
 def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
-    """Return a key, or a kept value, as bytes; ``cells`` were popped for it."""
+    """Return one part of a key, or a value to be kept, as bytes; ``cells`` are its popped cells, the top first."""
     match key.kind:
         case KeyKind.STRING | KeyKind.CUT_STRING:
             text = read_string(machine.context, cells[0], key.size, machine.mask).removesuffix(b"\0")

@@ -59,7 +59,7 @@ class _Block:
 
 
 class Heap:
-    """Byte heap of ``size`` bytes; blocks are multiples of a word of ``word_size`` bytes."""
+    """Byte heap of ``size`` bytes; the size of a block is a multiple of ``word_size`` bytes."""
 
     def __init__(self, size: int, word_size: int) -> None:
         self._word = word_size
@@ -84,7 +84,7 @@ class Heap:
         raise HeapExhaustedError
 
     def release(self, handle: int) -> bool:
-        """Free a block; return False if ``handle`` is of no allocated block."""
+        """Free a block; return False if ``handle`` is not the handle of an allocated block."""
         for position, block in enumerate(self._blocks):
             if block.handle == handle and block.used:
                 block.used = False
@@ -94,7 +94,7 @@ class Heap:
         return False
 
     def block_size(self, handle: int) -> int | None:
-        """Return the size in bytes of a block, rounded up to words; None if ``handle`` is of no allocated block."""
+        """Return the size in bytes of a block, rounded up to words; None if no allocated block has this handle."""
         for block in self._blocks:
             if block.handle == handle and block.used:
                 return block.size
@@ -130,7 +130,7 @@ class FullError(Exception):
 
 
 class TraceBuffer:
-    """The stack traces of one hit; ``count_at`` is the position of their number, None before the first one."""
+    """The stack-trace buffer of one hit; ``count_at`` is the offset of the number of traces, None before the first."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -148,7 +148,7 @@ class TraceBuffer:
         self.count_at = None
 
     def move(self, position: int) -> None:
-        """Set STP; bytes that were never written are zero."""
+        """Set STP to ``position``; bytes that were never written are zero."""
         self._data.extend(bytes(max(0, position - len(self._data))))
         self.position = position
 
@@ -164,7 +164,7 @@ class TraceBuffer:
         self.count_at, self._count = self.position - 2, 0
 
     def count(self, byte_order: ByteOrder) -> None:
-        """Count a trace."""
+        """Add 1 to the number of traces in the buffer."""
         self._count += 1
         at = self.count_at
         assert at is not None
@@ -176,7 +176,7 @@ _PAGE = 4096
 
 
 class Ending(enum.Enum):
-    """The ways in which a handler ends."""
+    """The way in which a handler ends, named after the instruction."""
 
     EXIT = "exit"
     ABORT = "abort"
@@ -189,9 +189,9 @@ class Outcome(NamedTuple):
     The result of one run of a handler.
 
     ``log`` is the log buffer up to LP, ``trace`` the stack-trace buffer up to STP; both are empty after ``abort``.
-    ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the exception that ended the handler, if
-    ``rx`` has not raised it, else 0. ``value`` is the return value of the function after ``skip``, else 0. ``is_cut``
-    is true if the buffer had no room for data that the handler logged after ``log``.
+    ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the code of the exception that ended the
+    handler; 0: none did, or ``rx`` raised it. ``value`` is the probed function's return value after ``skip``, else 0.
+    ``is_cut`` is true if the log buffer had no room for data that the handler logged after ``log``.
     """
 
     ending: Ending
@@ -206,7 +206,7 @@ class Outcome(NamedTuple):
 
 
 class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in the life of a handler
-    """An RPN exception on its way from an instruction to the interpreter's loop."""
+    """Python exception with which an instruction raises an RPN exception; the interpreter's loop catches it."""
 
     def __init__(self, code: int, parm1: int = 0, parm2: int = 0) -> None:
         super().__init__(code, parm1, parm2)
@@ -216,15 +216,16 @@ class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in th
 
 
 class LogFull(Raised):
-    """The exception LOG_OVERFLOW of an item for which the log buffer has no room."""
+    """LOG_OVERFLOW of an item for which the log buffer has no room."""
 
 
 @dataclass(slots=True)
 class Frame:
     """
-    A call: its place, the state to restore, its exception handler, and the ranges that traces show.
+    Frame of a call: its place, the state to restore, its exception handler, and the ranges that stack traces show.
 
-    Ranges are (first index, count).
+    ``called`` and ``return_offset`` are byte offsets in the image, and so is ``handler``; None: there is no exception
+    handler. A range is (first index, count).
     """
 
     called: int = 0
@@ -238,11 +239,11 @@ class Frame:
 
 class Machine:
     """
-    The state of a run.
+    The state of one run of a handler.
 
     ``tsp`` and ``sbp`` are plain integers; a cell's index is taken modulo 1024, so only their values modulo the word
-    matter. A cell that this hit has not written is 0; one that it has popped is unspecified. ``ip`` is a byte offset in
-    the encoded program.
+    matter. A cell that the run has not written is 0; one that it has popped is unspecified. ``ip`` is a byte offset in
+    the image. ``ending`` is None until the handler ends.
     """
 
     # A machine is made for every hit. So it is no dataclass, and parts that few handlers need (trace, heap) are made at
@@ -295,9 +296,9 @@ class Machine:
         self.plp = 0
         self.cut_at: int | None = None
         """
-        End of the log's data if an item had no room and the handler continued; None otherwise.
+        Length in bytes of the log's data, if an item had no room and the handler continued; None otherwise.
 
-        LP is at the end of the buffer then.
+        LP is at the end of the log buffer then.
         """
         self.jumps = 0
         self.frames = [Frame()]
@@ -308,12 +309,12 @@ class Machine:
         self.unhandled = 0
         self.value = 0
         self.elapsed: int | None = None
-        """Nanoseconds since the entry of the call, once a handler has read them: later reads give the same number."""
+        """Nanoseconds since the entry of the call, kept for later reads; None before the first read."""
         self._trace: TraceBuffer | None = None
         self._heap: Heap | None = None
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the run, which must have ended."""
+        """Return the outcome of the run; the handler must have ended."""
         assert self.ending is not None
         if self.ending is Ending.ABORT:
             return Outcome(self.ending, b"", b"", self.major, self.minor)
@@ -337,22 +338,22 @@ class Machine:
         return self.cells[tsp & _CELL_MASK]
 
     def peek(self, index: int = 0) -> int:
-        """Return the cell ``index`` below the top."""
+        """Return the cell ``index`` cells below the top."""
         return self.cells[(self.tsp + index) & _CELL_MASK]
 
     def poke(self, value: int, index: int = 0) -> None:
-        """Change the cell ``index`` below the top."""
+        """Set the cell ``index`` cells below the top; ``value`` is taken modulo the word."""
         self.cells[(self.tsp + index) & _CELL_MASK] = value & self.mask
 
     def push_wide(self, value: int, bits: int) -> None:
-        """Push a value of ``bits`` bits in as many cells as necessary, least significant on top."""
+        """Push a value of ``bits`` bits in as many cells as necessary; the least significant word is on top."""
         for cell in reversed(range(-(-bits // self.bits))):
             self.push(value >> (cell * self.bits))
 
     # Control
 
     def charge_jump(self) -> None:
-        """Charge one jump to the jump budget, or raise JMP_MAX."""
+        """Charge one jump to the jump budget; raise JMP_MAX if it is used up."""
         if self.jumps == self.point.jmpmax:
             raise Raised(ExceptionCode.JMP_MAX, self.point.jmpmax)
         self.jumps += 1
@@ -375,22 +376,22 @@ class Machine:
 
     @property
     def room(self) -> int:
-        """The number of bytes that fit in the log buffer."""
+        """Number of bytes that still fit into the log buffer."""
         return self.point.logmax - self.lp
 
     def append(self, data: bytes) -> None:
-        """Write at LP and advance LP; the caller has checked the room."""
+        """Write at LP and advance LP; ``data`` must not be longer than ``room``."""
         end = self.lp + len(data)
         self.log[self.lp : end] = data
         self.lp = end
 
     def close_log(self) -> None:
-        """Close the log, so that data after an item without room is not interpreted as that item."""
+        """Close the log after an item without room: a reader must not take data after it for that item."""
         if self.cut_at is None:
             self.cut_at, self.lp = self.lp, self.point.logmax
 
     def move_lp(self, position: int) -> None:
-        """Set LP, after which there is room again; bytes in between that were never written are zero."""
+        """Set LP to ``position``, and reopen a closed log; skipped bytes that were never written are zero."""
         self.cut_at = None
         self.log.extend(bytes(max(0, position - len(self.log))))
         self.lp = position
@@ -419,9 +420,9 @@ class Machine:
 
 def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
     """
-    Return the bytes up to a NUL, which is kept, or ``limit`` bytes; no page after the NUL is accessed.
+    Return a C string with its NUL, or its first ``limit`` bytes; raise ``AddressFault`` for unreadable memory before.
 
-    ``mask`` is the largest address; the address after it is 0.
+    No page after that of the NUL is accessed. ``mask`` is the largest address; the address after it is 0.
     """
     found = b""
     while len(found) < limit:
@@ -434,15 +435,15 @@ def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
     return found
 
 
-# The stack traces that a handler takes of itself, in the layout above.
+# Stack traces of the RPN call frames, in the layout above.
 #
-# Data that does not fit is refused, and the trace is cut there. These parts are stored whole or not at all: the header,
-# which is written once; the first four words of a trace with its number of frames; and each later word or prefix. A
-# trace is counted if at least its four words are stored.
+# A trace ends before data that does not fit. These parts are stored whole or not at all: the header, which is written
+# once; the first four words of a trace with its number of frames; and each later word or prefix. A trace is counted if
+# at least its four words are stored.
 
 
 def take_trace(machine: Machine) -> None:
-    """Add a trace of a machine's present state to its buffer."""
+    """Append a trace of a machine's present state to its stack-trace buffer, as far as it fits."""
     try:
         if machine.trace.count_at is None:
             _header(machine)
@@ -492,7 +493,7 @@ def _frame(machine: Machine, frame: Frame) -> None:
 
 
 def _range(machine: Machine, token: Token, values: Sequence[int]) -> None:
-    # 65536 variables are one more than the prefix can express, and more than any buffer can hold.
+    # 65536 variables are one more than the prefix can express, and do not fit into any buffer.
     _write(machine, _prefix(machine, token, min(len(values), 0xFFFF)))
     for value in values:
         _write(machine, machine.words([value]))

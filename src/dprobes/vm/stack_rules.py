@@ -22,7 +22,7 @@ __all__ = ["RULES", "add_to_variable", "store_variable"]
 if TYPE_CHECKING:
     Rule = Callable[[Machine, Any], None]
     Sized = Callable[[int, int, int], int]
-    """An operation on two numbers and the width of the word in bits."""
+    """An operation on two numbers; the third argument is the width of the word in bits."""
 
 
 # Arithmetic and logic
@@ -65,7 +65,7 @@ def _division(operation: Division) -> Rule:
 
 
 def _shift(operation: Sized) -> tuple[Rule, Rule]:
-    """Return the rules of the two forms: count in the instruction, and value on top with the count below."""
+    """Return the rules of a shift's two forms: with the count as operand, and with the count below the value."""
 
     def immediate(machine: Machine, count: int) -> None:
         machine.poke(operation(machine.peek(), count, machine.bits))
@@ -78,7 +78,7 @@ def _shift(operation: Sized) -> tuple[Rule, Rule]:
 
 
 def _fill(operation: Sized) -> tuple[Rule, Rule]:
-    """Return the rules of the forms of ``pbl`` and similar: n in the instruction, and n on top of the value."""
+    """Return the rules of the two forms of ``pbl`` and similar: with n as operand, and with n on top of the value."""
 
     def apply(machine: Machine, value: int, n: int) -> None:
         if not 1 <= n <= machine.bits:
@@ -99,7 +99,7 @@ _COUNTED = {
     **{name: _shift(operation) for name, operation in SHIFTS.items()},
     **{name: _fill(operation) for name, operation in FILLS.items()},
 }
-"""The rules of the instructions that have two forms."""
+"""The two rules, with operand and without, of each instruction that has both forms."""
 
 
 # The RPN stack
@@ -139,7 +139,7 @@ def _set_cell(machine: Machine, position: int, value: int) -> None:
 
 
 def _pointer_rules(name: str) -> dict[str, Rule]:
-    """Return the rules of one of the stack pointers, and of the cells at a distance from it."""
+    """Return the rules of the stack pointer ``name``, tsp or sbp, and of the cells at a distance from it."""
     pointer = attrgetter(name)
 
     def push(machine: Machine, n: int) -> None:
@@ -172,7 +172,7 @@ def _pointer_rules(name: str) -> dict[str, Rule]:
 
 
 def store_variable(values: MutableSequence[int], index: int, value: int, word_size: int) -> None:
-    """Set a variable; a program with 4-byte words reads and changes the low half of a 64-bit global variable."""
+    """Set a variable, modulo the word; a word of 4 bytes leaves the upper half of a 64-bit variable unchanged."""
     mask = mask_of(8 * word_size)
     if isinstance(values, SharedCells):
         values.store(index, value & mask, word_size)
@@ -181,7 +181,7 @@ def store_variable(values: MutableSequence[int], index: int, value: int, word_si
 
 
 def add_to_variable(values: MutableSequence[int], index: int, amount: int, word_size: int) -> None:
-    """Add to a variable, modulo the word; no other thread's change of a shared one is lost."""
+    """Add to a variable, modulo the word; in shared cells the addition is atomic."""
     if isinstance(values, SharedCells):
         values.add(index, amount, word_size)
     else:
@@ -189,7 +189,7 @@ def add_to_variable(values: MutableSequence[int], index: int, amount: int, word_
 
 
 def _variable_rules(name: str, kind: int, values_of: Callable[[Machine], MutableSequence[int]]) -> dict[str, Rule]:
-    """Return the rules of one kind of variables; ``kind`` is parameter 1 of INVALID_OPERAND."""
+    """Return the rules of variables ``name``: lv, gv, cv or tv; ``kind`` is parameter 1 of INVALID_OPERAND."""
 
     def checked(machine: Machine, index: int) -> MutableSequence[int]:
         values = values_of(machine)
@@ -250,9 +250,9 @@ def _free(machine: Machine, operand: int) -> None:
 
 def _heap_range(machine: Machine, handle: int, offset: int, length: int) -> int:
     """
-    Return the position in the heap's memory of ``length`` bytes at ``offset`` of a block.
+    Return the position in the heap's memory of ``length`` bytes at byte ``offset`` of a block.
 
-    Raise HEAP_INVALID_HANDLE or HEAP_INVALID_OFFSET if they are not in an allocated block.
+    Raise HEAP_INVALID_HANDLE if no block has this handle, HEAP_INVALID_OFFSET if the range is not within the block.
     """
     size = machine.heap.block_size(handle)
     if size is None:

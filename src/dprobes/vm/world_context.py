@@ -1,8 +1,8 @@
 """
-The interface between a handler and the outside: the protocol between the interpreter and its host.
+The protocol between the interpreter and its host: the access of a handler to the outside.
 
-An engine implements it on a stopped thread, a test on a dictionary. Values are unsigned integers; addresses and words
-are as wide as the module's word.
+An engine implements it for a stopped thread; ``FakeContext`` implements it for tests. Values are unsigned integers;
+addresses and words are as wide as the module's word.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
 
 
 class AddressFault(Exception):  # noqa: N818 - no error of DProbes: an event in the life of a handler
-    """Fault of an access to memory; ``address`` is its first byte that cannot be accessed."""
+    """Fault of an access to memory; ``address`` is that of the first byte that cannot be accessed."""
 
     def __init__(self, address: int) -> None:
         super().__init__(f"{address:#x}")
@@ -34,15 +34,15 @@ class SelectorFault(Exception):  # noqa: N818 - as AddressFault
 
 
 class SharedCells(MutableSequence[int]):
-    """A fixed number of 64-bit cells in memory that other threads and processes change at the same time."""
+    """A fixed number of 64-bit variables in memory that other threads and processes change at the same time."""
 
     @abstractmethod
     def store(self, index: int, value: int, word_size: int) -> None:
-        """Set a cell to a word of 8 bytes, or its low half to one of 4."""
+        """Set a cell, or with a ``word_size`` of 4 bytes its low half."""
 
     @abstractmethod
     def add(self, index: int, amount: int, word_size: int) -> None:
-        """Add to a cell, or to its low half, so that no concurrent change is lost."""
+        """Add to a cell atomically, or with a ``word_size`` of 4 bytes to its low half."""
 
     def insert(self, index: int, value: int) -> None:  # noqa: ARG002 - the signature is the base class's
         """Raise TypeError: the number of cells is fixed."""
@@ -53,28 +53,36 @@ class SharedCells(MutableSequence[int]):
 
 
 class Context(Protocol):
-    """Access of a handler to the hit thread, its memory, and the program's variables."""
+    """Access of a handler to the hit thread, its memory, and the probe program's variables."""
 
     local_variables: MutableSequence[int]
-    """The program's local variables; as many as its ``vars``."""
+    """The local variables of the probe program; their number is its ``vars``."""
 
     global_variables: MutableSequence[int]
-    """The first ``gvars`` 64-bit cells that all programs share; programs with 4-byte words use the low halves."""
+    """The first ``gvars`` of the 64-bit variables that all probe programs share; 4-byte words use the low halves."""
 
     keyed_tables: Sequence[KeyedStore]
-    """The program's keyed tables, in the order of its header."""
+    """The keyed tables of the probe program, in the order of its header."""
 
     def cpu_variables(self) -> MutableSequence[int]:
-        """Return the per-CPU variables of the CPU that took the hit; as many as the program's ``cvars``."""
+        """Return the variables of the CPU on which the hit happened; their number is the probe program's ``cvars``."""
 
     def thread_variables(self) -> MutableSequence[int]:
-        """Return the variables of the thread that took the hit; as many as the program's ``tvars``, at first zeros."""
+        """Return the hit thread's variables, initially 0; their number is the probe program's ``tvars``."""
 
     def register(self, index: int, *, user: bool) -> int:
-        """Return register number ``index`` of the reference's appendix, of the user context or the current context."""
+        """
+        Return the register with number ``index`` (docs/reference/rpn.md).
+
+        ``user`` selects the user context, else the context of the hit, which may be in the kernel.
+        """
 
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
-        """Return the values of a register of several parts or with a selector, in the order of their pushes."""
+        """
+        Return the words of ``cpuid``, ``msr`` and similar registers in the order in which they are pushed.
+
+        ``selector`` is the leaf of cpuid or the number of the MSR; other registers ignore it.
+        """
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
         """
@@ -87,20 +95,20 @@ class Context(Protocol):
         """Return ``size`` bytes of memory; raise ``AddressFault`` if one of them cannot be read."""
 
     def write(self, address: int, data: bytes) -> None:
-        """Change memory; raise ``AddressFault`` if one of the bytes cannot be written, and then change none."""
+        """Write ``data`` to memory; raise ``AddressFault``, and write nothing, if any byte cannot be written."""
 
     def is_readable(self, address: int) -> bool:
         """Return whether the byte at ``address`` can be read."""
 
     def is_writable(self, address: int) -> bool:
-        """Return whether the byte at ``address`` can be written, without a write."""
+        """Return whether the byte at ``address`` can be written; write nothing."""
 
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
         """
-        Return the flat address of ``selector:offset``, for a read or write of ``size`` bytes.
+        Return the linear address of ``selector:offset``, for an access to ``size`` bytes; 0: no access.
 
-        Raise ``SelectorFault`` if the selector is bad, the offset (or one of the bytes) is beyond the segment's limit,
-        or the segment does not allow the read or the write.
+        Raise ``SelectorFault`` if the selector names no usable segment, a byte is beyond the segment's limit, or the
+        segment does not allow the read, or the write with ``write``.
         """
 
     def read_physical(self, address: int, size: int) -> bytes:
@@ -113,32 +121,40 @@ class Context(Protocol):
         """Return the physical address of the byte at ``address``; raise ``AddressFault`` if no page is mapped there."""
 
     def read_port(self, port: int, size: int) -> int:
-        """Return the value of an I/O port of ``size`` bytes."""
+        """Read ``size`` bytes, 1, 2 or 4, from an I/O port, and return the number."""
 
     def write_port(self, port: int, size: int, value: int) -> None:
-        """Write to an I/O port of ``size`` bytes."""
+        """Write a number of ``size`` bytes, 1, 2 or 4, to an I/O port."""
 
     def symbol_address(self, symbol: str) -> int:
-        """Return the run-time address of a symbol of the module in the process that took the hit."""
+        """Return the run-time address, in the hit process, of a symbol of the probed module."""
 
     def kernel_stack(self) -> Sequence[int]:
-        """Return the addresses of the call stack in the kernel, the innermost first; none outside of the kernel."""
+        """Return the addresses of the call stack in the kernel, the innermost first; empty for a hit in user space."""
 
     def user_stack(self, frames: int) -> Sequence[int]:
         """
-        Return up to ``frames`` addresses of the program's call stack, the innermost first.
+        Return up to ``frames`` addresses of the thread's call stack in user space, the innermost first.
 
-        If the stack cannot be unwound to its end, the number of a ``StackEnd`` follows them.
+        If the stack cannot be unwound to its end, the number of a ``StackEnd`` follows the addresses.
         """
 
     def traced_field(self, name: str) -> int:
         """Return a field of the tracepoint that was hit; raise ``AddressFault`` with 0 if it does not exist."""
 
     def entry_time(self) -> int:
-        """Return the time of the returning call's entry; raise ``AddressFault`` (UNSEEN_ENTRY) if it was not seen."""
+        """
+        Return the time of the entry of the call that returns, in nanoseconds of CLOCK_MONOTONIC.
+
+        Raise ``AddressFault`` with UNSEEN_ENTRY if the entry was not seen.
+        """
 
     def entry_register(self, index: int) -> int:
-        """Return a register, or one in memory, as at the returning call's entry; raise as ``entry_time`` does."""
+        """
+        Return a register, or an argument in memory, at the entry of the call that returns.
+
+        Raise as ``entry_time`` does.
+        """
 
     def pid(self) -> int:
         """Return the process id."""
@@ -150,16 +166,16 @@ class Context(Protocol):
         """Return the real user id."""
 
     def cpu(self) -> int:
-        """Return the number of the CPU that took the hit."""
+        """Return the number of the CPU on which the hit happened."""
 
     def process_name(self) -> bytes:
-        """Return the name of the thread from the kernel, without its NUL."""
+        """Return the thread's name in the kernel (``comm``), without its NUL; at most 15 bytes."""
 
     def task(self) -> int:
-        """Return the address of the kernel's task structure."""
+        """Return the address of the thread's task_struct."""
 
     def time(self) -> int:
         """Return CLOCK_MONOTONIC in nanoseconds."""
 
     def call_extension(self, name: str | None, machine: Any) -> None:
-        """Run the registered extension called ``name``, or all of them, on ``machine``, the calling ``Machine``."""
+        """Run the registered extension ``name`` on ``machine``, the calling ``Machine``; None: all extensions."""

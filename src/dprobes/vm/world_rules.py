@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "argument_value"]
 
-# The value of a USDT probe's argument at a hit: this definition applies to compiled handlers as well.
+# The definition of the value of a USDT probe's argument; compiled handlers compute the same value.
 
 
 def argument_value(arguments: Sequence[Argument], number: int, context: Context, architecture: Architecture) -> int:
     """
     Return argument ``number`` (from 1) of a USDT probe as a word.
 
-    It is zero- or sign-extended as its ELF note specifies; of a wider one the low word is returned. Raise
-    ``AddressFault`` for memory that cannot be read, and with address 0 if there is no such argument.
+    The value is zero- or sign-extended as the probe's ELF note specifies; a wider value is truncated to its low word.
+    Raise ``AddressFault`` for memory that cannot be read, and with address 0 if there is no such argument.
     """
     if not 1 <= number <= len(arguments) or (operand := (argument := arguments[number - 1]).operand) is None:
         raise AddressFault(0)
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     Rule = Callable[[Machine, Any], None]
 
 
-# The operand of these rules is the register. It is None if the processor has none with that index, or does not allow
-# this access. ``check`` reports both; in a damaged or forged file, a push gives 0 and a pop changes nothing.
+# The operand of these rules is the register. It is None if the processor has no register with that index, or does not
+# allow the access. ``check`` reports both; in a damaged or forged file, a push gives 0 and a pop changes nothing.
 
 
 def _push_register(user: bool) -> Rule:

@@ -37,7 +37,7 @@ __all__ = ["A64Assembler", "Condition", "Gpr", "Memory", "Operation", "Shift", "
 
 
 class Gpr(enum.IntEnum):
-    """The general registers; SP and ZR are the same number."""
+    """The general registers; SP and ZR have the same number, 31."""
 
     X0, X1, X2, X3, X4, X5, X6, X7 = range(8)
     X8, X9, X10, X11, X12, X13, X14, X15 = range(8, 16)
@@ -65,7 +65,7 @@ class Condition(enum.IntEnum):
 
 
 class Operation(enum.IntEnum):
-    """The opcodes of operations on two registers, of 32 bits."""
+    """The opcodes of the 32-bit forms of operations on two registers."""
 
     ADD = 0x0B00_0000
     SUB = 0x4B00_0000
@@ -75,13 +75,13 @@ class Operation(enum.IntEnum):
     EOR = 0x4A00_0000
     ANDS = 0x6A00_0000
     MUL = 0x1B00_7C00
-    """A multiplication whose result is added to the zero register."""
+    """MADD with the zero register as addend."""
     UDIV = 0x1AC0_0800
-    """Division by zero gives 0."""
+    """Unsigned division; division by zero gives 0."""
     LSLV = 0x1AC0_2000
     LSRV = 0x1AC0_2400
     ASRV = 0x1AC0_2800
-    """Shifts by a register, of which 6 bits count, or 5 if the shift is not wide."""
+    """LSLV, LSRV and ASRV shift by the low 6 bits of a register, or by 5 if the shift is not wide."""
 
 
 class Shift(enum.Enum):
@@ -99,7 +99,7 @@ class SystemRegister(enum.IntEnum):
     TPIDR_EL0 = 0x5E82 << 5
     """The thread pointer."""
     CNTVCT_EL0 = 0x5F02 << 5
-    """The counter of the system's timer."""
+    """The virtual counter of the generic timer."""
 
 
 class Memory(NamedTuple):
@@ -134,15 +134,15 @@ _SVC, _DMB_ISH, _ISB, _MRS, _MSR = 0xD400_0001, 0xD503_3BBF, 0xD503_3FDF, 0xD530
 _WORD = struct.Struct("<I")
 
 _NEAR, _FAR = 19, 26
-"""Bits of the distance in an instruction: of a branch with a condition, and of others."""
+"""Widths in bits of a branch's distance: of a conditional branch, and of an unconditional one."""
 
 
 class A64Assembler(LabeledCode):
     """
-    Instructions for the address ``address``; ``wide`` operations work on 64 bits.
+    Assembler of instructions to be executed at ``address``; ``wide`` operations work on 64 bits.
 
-    ``changed`` are the registers that they change; ``changes_flags`` is true if they change NZCV. X16 holds numbers
-    that do not fit into an instruction.
+    ``changed`` has the registers that the instructions change; ``changes_flags`` is true if one changes NZCV. X16 is
+    a scratch register, for numbers that do not fit into an instruction.
     """
 
     def __init__(self, address: int = 0) -> None:
@@ -158,7 +158,7 @@ class A64Assembler(LabeledCode):
     # Encoding
 
     def word(self, instruction: int) -> None:
-        """Append an encoded instruction unchanged."""
+        """Append an instruction, encoded as a number of 32 bits."""
         self._code.append(instruction)
 
     def raw(self, data: bytes) -> None:
@@ -169,7 +169,7 @@ class A64Assembler(LabeledCode):
         self.word(opcode | (_WIDE if wide else 0) | second << 16 | first << 5 | dst)
 
     def _set(self, opcode: int, dst: Gpr, first: int = 0, second: int = 0, *, wide: bool = False) -> None:
-        """Append an instruction that changes ``dst``."""
+        """Append an instruction, and add ``dst`` to ``changed``."""
         self.changed.add(dst)
         self._encode(opcode, dst, first, second, wide=wide)
 
@@ -215,7 +215,7 @@ class A64Assembler(LabeledCode):
     # Arithmetic
 
     def calculate(self, operation: Operation, dst: Gpr, src: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Calculate with a register and another one or a number; ADD and SUB of a number may use the stack pointer."""
+        """Set ``dst`` to an operation on ``src`` and a register or number; ADD and SUB of a number may use SP."""
         if operation in _FLAG_SETTING:
             self.changes_flags = True
         if isinstance(operand, Gpr):
@@ -235,15 +235,15 @@ class A64Assembler(LabeledCode):
         self._set(operation, dst, src, Gpr.X16, wide=wide)
 
     def compare(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Compare for a branch."""
+        """Compare a register with an operand, and set NZCV."""
         self.calculate(Operation.SUBS, Gpr.ZR, register, operand, wide=wide)
 
     def test(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """AND two operands and compare the result with zero for a branch."""
+        """AND two operands, and set NZCV for the result."""
         self.calculate(Operation.ANDS, Gpr.ZR, register, operand, wide=wide)
 
     def shift(self, shift: Shift, dst: Gpr, src: Gpr, count: int, *, wide: bool = True) -> None:
-        """Shift by a number that is smaller than the width."""
+        """Shift by ``count`` bits: 0 to 63, or to 31 without ``wide``."""
         width = 64 if wide else 32
         opcode = (_SBFM if shift is Shift.ASR else _UBFM) | (_WIDE_BITFIELD if wide else 0)
         rotation, last = (count, width - 1) if shift is not Shift.LSL else (-count % width, width - 1 - count)
@@ -254,7 +254,7 @@ class A64Assembler(LabeledCode):
         self._set(Operation.SUB, dst, Gpr.ZR, src, wide=wide)
 
     def multiply_subtract(self, dst: Gpr, first: Gpr, second: Gpr, minuend: Gpr, *, wide: bool = True) -> None:
-        """Subtract a product from a register."""
+        """Set ``dst`` to ``minuend - first * second``."""
         self._set(_MSUB | minuend << 10, dst, first, second, wide=wide)
 
     def multiply_high(self, dst: Gpr, first: Gpr, second: Gpr, *, is_signed: bool) -> None:
@@ -262,17 +262,17 @@ class A64Assembler(LabeledCode):
         self._set(_SMULH if is_signed else _UMULH, dst, first, second)
 
     def extract(self, dst: Gpr, high: Gpr, low: Gpr, count: int) -> None:
-        """Shift two registers to the right, as one of 128 bits; the lower half is the result."""
+        """Set ``dst`` to the low 64 bits of ``high:low`` shifted to the right by ``count`` bits."""
         self._set(_EXTR | count << 10, dst, high, low)
 
     # Memory that other threads change
 
     def load_acquire(self, dst: Gpr, base: Gpr, size: int = 8) -> None:
-        """Load with acquire semantics: later accesses are not done before it."""
+        """Load with acquire semantics: the processor does no later access before the load."""
         self._set(_LOAD_ACQUIRE | _SIZE_BITS[size], dst, base)
 
     def store_release(self, base: Gpr, src: Gpr, size: int = 8) -> None:
-        """Store with release semantics: earlier accesses are done before it."""
+        """Store with release semantics: the processor does all earlier accesses before the store."""
         self._encode(_STORE_RELEASE | _SIZE_BITS[size], src, base)
 
     def load_exclusive(self, dst: Gpr, base: Gpr, size: int = 8) -> None:
@@ -280,12 +280,16 @@ class A64Assembler(LabeledCode):
         self._set(_LOAD_EXCLUSIVE | _SIZE_BITS[size], dst, base)
 
     def store_exclusive(self, status: Gpr, base: Gpr, src: Gpr, size: int = 8) -> None:
-        """Store with release semantics unless another store followed the load; ``status`` is 0 on success."""
+        """
+        Store with release semantics, unless another thread has written there since ``load_exclusive``.
+
+        ``status`` is 0 if the value was stored, else 1.
+        """
         self.changed.add(status)
         self._encode(_STORE_EXCLUSIVE | _SIZE_BITS[size], src, base, status)
 
     def barrier(self) -> None:
-        """Write a full barrier: it keeps the order of all accesses before and after it."""
+        """Write a full memory barrier (DMB ISH): no access moves across it."""
         self.word(_DMB_ISH)
 
     # Control
@@ -299,16 +303,16 @@ class A64Assembler(LabeledCode):
         self._fix(_B_IF | condition, target, _NEAR)
 
     def jump_if_bit(self, register: Gpr, bit: int, target: Label) -> None:
-        """Jump to a label if a bit of the lower half is set; flags are unchanged."""
+        """Jump to a label if bit ``bit``, 0 to 31, of a register is set; flags are unchanged."""
         self.word(_TBZ | bit << 19 | 2 << 5 | register)
         self.jump(target)
 
     def jump_to(self, address: int) -> None:
-        """Jump to an address within 128 MiB."""
+        """Jump to an address within 128 MiB; raise ``NotSupportedError`` if it is farther away."""
         self.word(_B | _distance(address - self.here, _FAR))
 
     def call_at(self, address: int) -> None:
-        """Call an address within 128 MiB."""
+        """Call an address within 128 MiB; raise ``NotSupportedError`` if it is farther away."""
         self.changed.add(Gpr.X30)
         self.word(_BL | _distance(address - self.here, _FAR))
 
@@ -323,7 +327,7 @@ class A64Assembler(LabeledCode):
     # The system
 
     def system_call(self) -> None:
-        """Enter the kernel: x8 is the number; only x0 is changed."""
+        """Make the system call whose number is in x8; only x0 changes."""
         self.changed.add(Gpr.X0)
         self.word(_SVC)
 
@@ -332,11 +336,11 @@ class A64Assembler(LabeledCode):
         self._set(_MRS | register, dst)
 
     def write_flags(self, src: Gpr) -> None:
-        """Set NZCV."""
+        """Set NZCV to bits 31 to 28 of a register."""
         self._encode(_MSR | SystemRegister.NZCV, src)
 
     def synchronize(self) -> None:
-        """Complete all earlier instructions, so that a counter is not read early."""
+        """Complete all earlier instructions (ISB): a later read of a counter is not done before them."""
         self.word(_ISB)
 
     def _fix(self, opcode: int, target: Label, bits: int) -> None:
@@ -344,7 +348,11 @@ class A64Assembler(LabeledCode):
         self.word(opcode)
 
     def assemble(self) -> bytes:
-        """Return the code; all labels are placed. Raise ``NotSupportedError`` if a branch does not reach its target."""
+        """
+        Return the code.
+
+        All labels must be placed. Raise ``NotSupportedError`` if a branch cannot reach its target.
+        """
         code = list(self._code)
         for at, label, bits in self._fixups:
             code[at] |= _distance(self._place_of(label) - 4 * at, bits)
@@ -352,7 +360,11 @@ class A64Assembler(LabeledCode):
 
 
 def _distance(distance: int, bits: int) -> int:
-    """Return the field of a branch: a signed number of instructions."""
+    """
+    Return a branch's field of ``bits`` bits, a signed number of instructions, for a distance in bytes.
+
+    Raise ``NotSupportedError`` for a distance that does not fit.
+    """
     count = distance >> 2
     if not -1 << bits - 1 <= count < 1 << bits - 1:
         raise NotSupportedError(f"a branch of AArch64 does not reach {distance:+#x} bytes")

@@ -5,8 +5,8 @@ The registers of eBPF are mapped to the same registers as by the kernel's JIT (a
 see memory in the processor's order. Routines run on several threads at the same time, and are written for x86-64, whose
 stores become visible in order. So here their stores have release semantics, and their loads acquire semantics.
 
-The frame of a trampoline begins with a ``struct user_pt_regs`` (arch/arm64/include/uapi/asm/ptrace.h). No data of a
-function is below the stack pointer (AAPCS64, section 6.4.5.1). Programs can use only NZCV of the flags::
+The frame of a trampoline begins with a ``struct user_pt_regs`` (arch/arm64/include/uapi/asm/ptrace.h). There is no red
+zone below the stack pointer (AAPCS64, section 6.4.5.1). User-space code can use only the flags NZCV::
 
     0 regs[31] │ 248 sp │ 256 pc │ 264 pstate, NZCV in its bits 31 to 28
 """
@@ -38,10 +38,10 @@ _REGISTERS = (
 )  # fmt: skip
 _RESULT, _CONTEXT, _FRAME = Gpr.X7, Gpr.X0, Gpr.X25
 _ADDRESS, _OLD, _NEW, _SPARE = Gpr.X9, Gpr.X10, Gpr.X11, Gpr.X17
-"""Registers that an operation may change. X16 is the assembler's, and holds nothing from one operation to the next."""
+"""Registers that an operation may change. X16 is the assembler's scratch register, and lives only in one operation."""
 _FREE = Gpr.X16
 _CALL_CHANGED = frozenset({*_REGISTERS[:6], Gpr.X8, _ADDRESS, _OLD, _NEW, _FREE, _SPARE, Gpr.X30})
-"""Registers that routines may change: arguments, the result, and those that are not eBPF's."""
+"""Registers that routines may change: arguments, the result, and those without an eBPF register."""
 
 _OPERATIONS = {
     Alu.ADD: Operation.ADD,
@@ -86,7 +86,7 @@ _CONTEXT_SIZE = 272
 
 
 def gpr(number: int) -> Gpr:
-    """Return the register that holds a virtual register."""
+    """Return the register to which a virtual register is mapped."""
     return _REGISTERS[number]
 
 
@@ -142,7 +142,11 @@ class A64Operations(A64Assembler):
         return _SPARE
 
     def _address(self, base: Gpr, displacement: int, register: Gpr = _ADDRESS) -> Gpr:
-        """Return a register with a sum: loads with acquire and stores with release semantics have no displacement."""
+        """
+        Return a register with ``base`` plus ``displacement``, which is ``base`` itself for 0.
+
+        Loads with acquire and stores with release semantics have no displacement.
+        """
         if not displacement:
             return base
         self.calculate(Operation.ADD, register, base, displacement)
@@ -186,8 +190,7 @@ class A64Operations(A64Assembler):
         """
         Write a loop of an exclusive load and an exclusive store, which all processors have.
 
-        If the operation returns the old value, it keeps the order of all accesses around it, as the kernel's does
-        (Documentation/atomic_t.txt).
+        An operation that returns the old value is a full barrier, as in the kernel (Documentation/atomic_t.txt).
         """
         register = _REGISTERS[src]
         address = self._address(_REGISTERS[base], place)
@@ -248,9 +251,9 @@ class A64Operations(A64Assembler):
 
     def read_cpu(self, around: Surroundings) -> None:
         """
-        Load the CPU's number from the C library's struct rseq of the thread, or make a system call.
+        Load the CPU's number from ``cpu_id`` of the thread's struct rseq (rseq(2)), which the C library registered.
 
-        The field is ``cpu_id`` of the struct (rseq(2)), at ``cpu_place`` from the thread pointer.
+        The field is at ``cpu_place`` from the thread pointer. If that is None, call getcpu(2).
         """
         if around.cpu_place is not None:
             self.read_system(_RESULT, SystemRegister.TPIDR_EL0)
@@ -280,7 +283,7 @@ class A64Operations(A64Assembler):
         self.read_system(_REGISTERS[dst], SystemRegister.TPIDR_EL0)
 
     def read_counter(self) -> None:
-        """Read the counter of the system's timer, after all earlier instructions."""
+        """Read the virtual counter of the generic timer, after all earlier instructions."""
         self.synchronize()
         self.read_system(_RESULT, SystemRegister.CNTVCT_EL0)
 
@@ -302,11 +305,11 @@ class A64Operations(A64Assembler):
 
     def open_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
         """
-        Allocate the frame, and above it the place for the registers that are kept.
+        Allocate the frame, and above it room for the saved registers.
 
         ::
 
-            sp ─► frame of eBPF │ R10 ─► registers that are kept, x30
+            sp ─► frame of eBPF │ R10 ─► saved registers, x30
         """
         saved = _saved(kept, frame)
         self.move_stack(-_room(saved, frame))
@@ -326,7 +329,7 @@ class A64Operations(A64Assembler):
     # Trampolines
 
     def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:
-        """Return the registers that a trial translation changes."""
+        """Return the registers that a translation, made for this purpose only, changes."""
         trial = type(self)(self.address)
         Translator(trial, assembled, around, trial.label()).write()
         touched = footprint(assembled, self.layout.words)
@@ -362,12 +365,12 @@ class A64Operations(A64Assembler):
         self.store(Memory(Gpr.SP, place), _FREE)
 
     def save_stack_pointer(self) -> None:
-        """Store the address of the end of the frame."""
+        """Store the sum of the stack pointer and the frame's size."""
         self.calculate(Operation.ADD, _FREE, Gpr.SP, _CONTEXT_SIZE)
         self.store(Memory(Gpr.SP, self.layout.sp), _FREE)
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Test a bit, which leaves the flags unchanged."""
+        """Load the word and test the bit with TBZ, which leaves the flags unchanged."""
         self.mov_number(_FREE, life_mark)
         self.load(_FREE, Memory(_FREE), 4)
         self.jump_if_bit(_FREE, HAS_ENDED.bit_length() - 1, target)
@@ -399,7 +402,7 @@ class A64Operations(A64Assembler):
 
 
 def _saved(kept: Sequence[VirtualRegister], frame: int) -> list[Gpr]:
-    """Return the registers that a function saves: those that it keeps, and its return address."""
+    """Return the registers that a function saves: those of ``kept`` and of the frame, and the return address."""
     return [*(_REGISTERS[register] for register in kept), *([_FRAME] if frame else []), Gpr.X30]
 
 

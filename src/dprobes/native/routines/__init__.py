@@ -1,5 +1,5 @@
 """
-Helpers of the kernel that handlers call, as routines in eBPF: each processor gets them by translation.
+Routines in eBPF that replace the kernel's helpers; they are translated for each processor.
 
 Routines that need the processor itself (the clock, faults, system calls) are written with ``VirtualAssembler``.
 """

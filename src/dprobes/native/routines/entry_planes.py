@@ -1,9 +1,9 @@
 """
-Routines that make packed records (``record_table``) of the entries that the lines of an index (``entry_walk``) name.
+Routines that make packed records (``record_table``) of the entries in an index (``entry_walk``).
 
-The places of the entries of one group are listed first. The second step finds the bytes in which they differ. The third
-one collects those bytes: for each place in an entry, the bytes of all entries. Each step works on batches of 192
-entries, which stay in the processor's cache.
+The first step lists the places of the entries of one group. The second step finds the bytes in which these entries
+differ. The third one writes a plane for each such byte: the bytes of all entries at that position. The second and third
+step work on batches of 192 entries, which stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -33,24 +33,28 @@ __all__ = [
 _R = Register
 
 PLACE_SIZE = 4
-"""Size in bytes of a place in a list: the distance of an entry from the base."""
+"""Size in bytes of a place in a list; a place is the distance in bytes of an entry from BASE."""
 
 _TOGETHER = 192 * PLACE_SIZE
 
 
 class Packing(enum.IntEnum):
-    """The offsets of the words that parametrise packing: input and output, all addresses except COUNT."""
+    """
+    The offsets of the u64 words in the parameter block of packing.
+
+    All words are addresses, except COUNT.
+    """
 
     PLACES = 0
     PLACES_END = 8
     BASE = 16
     FIRST = 24
-    """The first entry, with which all others are compared."""
+    """The first entry; the others are compared with it."""
     DIFFERENCES = 32
-    """The output for the differences of an entry's words, all bits of them."""
+    """The output: for each word of an entry, the bits in which some entry differs from the first one."""
     DIFFERENCES_END = 40
     WHICH = 48
-    """A list of places in an entry, whose bytes are wanted."""
+    """A list of u32 positions in an entry, for each of which a plane is wanted."""
     WHICH_END = 56
     OUT = 64
     COUNT = 72
@@ -62,9 +66,9 @@ PACKING_SIZE = 80
 
 def places_routine() -> Assembled:
     """
-    Return the routine that lists the places of the lines from R1 to R2 that are of group R3.
+    Return the routine that lists the places of entries of group R3, from the lines of an index between R1 and R2.
 
-    The list begins at R4; R0 is its end.
+    R1 and R2 are addresses, R2 exclusive. The list is written at R4; R0 is its end.
     """
     asm = Assembler()
     again, following, done = asm.label(), asm.label(), asm.label()
@@ -85,7 +89,7 @@ def places_routine() -> Assembled:
 
 
 def order_routine() -> Assembled:
-    """Return the routine that puts a byte for each line from R1 to R2 at R3: its group."""
+    """Return the routine that writes the group of each line between the addresses R1 and R2, as a byte, to R3."""
     asm = Assembler()
     again, done = asm.label(), asm.label()
     asm.place(again)
@@ -101,7 +105,7 @@ def order_routine() -> Assembled:
 
 
 def difference_routine() -> Assembled:
-    """Return the routine that finds the bits of their words in which entries differ; R1 is a ``Packing``."""
+    """Return the routine that finds the bits in which entries differ; R1 is the address of a ``Packing`` block."""
     asm = Assembler()
     batch, word, again, following, done = (asm.label() for _ in range(5))
     _begin(asm, batch, done)
@@ -135,7 +139,7 @@ def difference_routine() -> Assembled:
 
 
 def planes_routine() -> Assembled:
-    """Return the routine that collects the wanted bytes of entries, COUNT for each place; R1 is a ``Packing``."""
+    """Return the routine that writes the planes, of COUNT bytes each; R1 is the address of a ``Packing`` block."""
     asm = Assembler()
     batch, plane, again, done = (asm.label() for _ in range(4))
     _begin(asm, batch, done)
@@ -171,7 +175,7 @@ def planes_routine() -> Assembled:
 
 
 def _begin(asm: Assembler, batch: Label, done: Label) -> None:
-    """Write the loop over batches of places, from R2 to R3 each; go to ``done`` after the last. Clobbers R0."""
+    """Write the head of a loop over batches of places, from R2 to R3; jump to ``done`` after the last. Clobbers R0."""
     whole = asm.label()
     asm.load(_R.R2, _R.R1, Packing.PLACES)
     asm.place(batch)
@@ -185,9 +189,9 @@ def _begin(asm: Assembler, batch: Label, done: Label) -> None:
 
 def copy_routine() -> Assembled:
     """
-    Return the routine that copies to R4 the entries of the lines from R1 to R2, whose places count from R3.
+    Return the routine that copies the entries of the lines between R1 and R2 to R4, in the order of the lines.
 
-    The copies follow each other without gaps; R0 is their end.
+    R1 and R2 are addresses; R3 is the base of places. The copies have no gaps between them; R0 is their end.
     """
     asm = Assembler()
     again, word, done = asm.label(), asm.label(), asm.label()

@@ -1,24 +1,23 @@
 """
-Routines of the reader of rings: the end of complete entries, and an index of the entries in a copy of a ring.
+Routines of the reader of rings: they find the end of complete entries, and make an index of a copy of a ring.
 
-The copy is walked once. The result for each entry is a line of an index, in which entries can be sorted without moving
-them::
+A walk over the copy writes one line of the index for each entry. To sort the entries, only the lines are moved::
 
-    line     0 u64 time     that of its record; an entry without one has that of the entry before it
-             8 u32 place    where in the copies it begins
-            12 u32 group    the number of its group: entries of one kind and length
+    line     0 u64 time     time of the record; an entry without time has that of the entry before it
+             8 u32 place    offset of the entry in the copies of all rings
+            12 u32 group    number of its group; a group has the entries of one kind and length
 
-    group    0 u64 key      length, and the kind in the upper half
+    group    0 u64 key      length in the lower half, kind in the upper half
              8 u64 count    the number of its entries
 
-Probed processes can write anything into rings. Entries that no handler of the program can have written are skipped and
-counted. These are entries of other kinds, for probepoints that do not exist, too short ones, and records with other
-items or from the future.
+Probed processes can write anything into rings. The walk skips and counts entries that no handler of the probe program
+can have written: of unknown kinds, for probepoints that do not exist, or too short. It also skips records with other
+header items, or with a time in the future.
 
-A record has the ids of its thread (``Abilities.named_later``). The walk copies the data of that thread from a table of
-threads into the record, and takes the thread id from the entry's head. If a handler did not know the id of its thread,
-the record gets the data of the first thread of its process. The walk stops at a thread that the table does not have,
-and can be continued there. If the table marks a thread as unknown, the record is left unchanged.
+A record has ids in place of the thread's name and user id (``Abilities.named_later``). The walk replaces them by the
+data of that thread from a table of threads; the thread id is in the entry's head. If a handler did not know the id of
+its thread, the record gets the data of the first thread of its process. The walk stops at a thread that is not in the
+table, and can be continued there. If the table marks a thread as unknown, the walk leaves the record unchanged.
 """
 
 from __future__ import annotations
@@ -61,13 +60,17 @@ LINE_SIZE = 16
 GROUP_SIZE = 16
 GROUPS_MAX = 256
 RECORD_PLACE = ENTRY_HEADER + ENTRY_HEAD.size
-"""Offset of the record in its entry."""
+"""Offset in bytes of the record in its entry."""
 
 NAMES = TableShape(8, 24, 4096, forgets=True)
-"""The table of threads: u64 process and thread id (lower half) to name, u32 user id, u32 reading of its last record."""
+"""
+The table of threads: for a thread, its name, u32 user id, and u32 number of the reading with its last record.
+
+The key is a u64 with the process id in the upper half, and the thread id in the lower one.
+"""
 THREAD_NAME, THREAD_UID, THREAD_READING = 0, NAME_SIZE, NAME_SIZE + 4
 NOBODY_KNOWS = (1 << 32) - 1
-"""Value in the place of the reading for threads about which nothing is known yet."""
+"""Number of the reading that marks a thread as unknown."""
 
 _HEAD, _TID, _KIND_BYTE = ENTRY_HEADER, ENTRY_HEADER + 4, ENTRY_HEADER + KIND_SHIFT // 8
 _PROBE_MASK = (1 << KIND_SHIFT) - 1
@@ -77,9 +80,9 @@ _ENDED_SIZE = 8
 @dataclass(frozen=True, slots=True)
 class RecordPlaces:
     """
-    Offsets in bytes of items in the records of a program; None for items that they lack.
+    Offsets in bytes of header items in the records of a probe program; None for items that the records lack.
 
-    All records have the ``flags``, unless that is None, and at least ``size`` bytes.
+    All records have at least ``size`` bytes, and the item flags ``flags``; None: the flags are not checked.
     """
 
     time: int | None
@@ -90,43 +93,48 @@ class RecordPlaces:
 
     @property
     def process(self) -> int | None:
-        """The offset of the process id before the walk; None if nothing is to be added to records."""
+        """Offset in bytes of the process id in a record before the walk; None if the walk adds nothing to records."""
         return self.uid if self.name is None else self.name
 
 
 class Walk(enum.IntEnum):
-    """The offsets of the words with the parameters and the progress of a walk."""
+    """
+    The offsets of the u64 words in the block with the parameters and the progress of a walk.
+
+    AT to END are the entries that remain; END is exclusive. GROUPS to GROUPS_END is the table of groups, and READING
+    the number of this reading.
+    """
 
     AT = 0
     END = 8
     BASE = 16
-    """The base of places."""
+    """The address that is subtracted from an entry's address to get its place."""
     LINE = 24
     """The address of the next line."""
     TIME = 32
-    """The time of the last record."""
+    """The time of the last record, for entries without time."""
     GROUPS = 40
     GROUPS_END = 48
     GROUP = 56
-    """The group of the last entry, 0 before the first one."""
+    """The address of the group of the last entry; 0 before the first entry."""
     COUNTS = 64
-    """A word for each probepoint, to count its records."""
+    """The address of an array with the number of records, a u64, of each probepoint."""
     PROBES = 72
     """The number of probepoints."""
     THREADS = 80
-    """The table of threads."""
+    """The address of the table of threads (``NAMES``)."""
     THREAD = 88
-    """The key of the thread that was looked up last, and at which the walk may have stopped."""
+    """The key of the last thread that was looked up: after ``WalkResult.THREAD``, the missing one."""
     FOUND = 96
-    """The table's data for this thread; 0: nothing is known."""
+    """The address of this thread's data in the table; 0: unknown."""
     READING = 104
     SEEN = 112
-    """The address for the key of the next thread that is seen the first time in this reading."""
+    """The address for the key of the next thread with a first record in this reading; up to SEEN_END, exclusive."""
     SEEN_END = 120
     NAMELESS = 128
-    """The number of records that were left unchanged."""
+    """The number of records left unchanged because their thread is marked as unknown."""
     LATEST = 136
-    """The latest time that a record can have."""
+    """The latest possible time of a record, in nanoseconds of CLOCK_MONOTONIC."""
     REFUSED = 144
     """The number of skipped entries that no handler can have written."""
 
@@ -139,20 +147,20 @@ class WalkResult(enum.IntEnum):
 
     DONE = 0
     THREAD = 1
-    """The table does not have a thread."""
+    """The thread of the entry at AT is not in the table."""
     GROUPS = 2
-    """There is no room for another group."""
+    """The table of groups has no room for the group of the entry at AT."""
     NONSENSE = 3
-    """The data is not an entry."""
+    """The entry at AT would reach beyond END."""
 
 
 def complete_routine() -> Assembled:
     """
-    Return the routine that returns the end of the complete entries from R1 on, at most R2: addresses.
+    Return the routine that returns the end address of the complete entries between the addresses R1 and R2.
 
-    An entry that would reach beyond R2 is not complete. If an entry has the length of the one before, the place of the
-    next one does not depend on loaded data. So the processor need not wait for one entry after the other, which are not
-    in its cache.
+    An entry that would reach beyond R2 is not complete. If an entry has the length of the previous one, the address of
+    the next one does not depend on loaded data. So the processor can load several entries, which are not in its cache,
+    at the same time.
     """
     asm = Assembler()
     again, alike, done = asm.label(), asm.label(), asm.label()
@@ -181,15 +189,15 @@ def complete_routine() -> Assembled:
 
 def walk_routine(places: RecordPlaces, *, again: bool = False) -> Assembled:
     """
-    Return the routine that walks over the entries between AT and END of the ``Walk`` at R1; R0 is a ``WalkResult``.
+    Return the routine that walks over the entries from AT to END of the ``Walk`` block at R1; R0 is a ``WalkResult``.
 
-    With ``again`` the entries have been walked over before, and are not counted again.
+    With ``again`` the entries have been walked over before: the routine neither checks nor counts them.
     """
     return _Writer(places, again=again).write()
 
 
 class _Writer:
-    """The writer of the routine: R6 is the walk, R7 the entry, R8 its length, R9 its distance to the next one."""
+    """Writer of the routine: R6 and R7 are the addresses of walk and entry, R8 is its length, R9 its aligned size."""
 
     def __init__(self, places: RecordPlaces, *, again: bool) -> None:
         self._asm = Assembler()
@@ -227,7 +235,7 @@ class _Writer:
         return asm.assemble()
 
     def _check(self, refused: Label) -> None:
-        """Go to ``refused`` unless a handler can have written the entry. Clobbers R0 and R1."""
+        """Write a jump to ``refused`` for an entry that no handler can have written. Clobbers R0 and R1."""
         asm, places, checked = self._asm, self._places, self._asm.label()
         asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size, refused)
         asm.load(_R.R0, _R.R7, _HEAD, Size.W)
@@ -291,7 +299,11 @@ class _Writer:
         asm.store(_R.R6, Walk.LINE, _R.R0)
 
     def _group(self, known: Label) -> None:
-        """Set GROUP to the group with the key R8; return if there is no room for it. Clobbers R0 to R2."""
+        """
+        Write code that sets GROUP to the group with the key R8, which it adds if it is new.
+
+        Jump to ``known`` if GROUP is that group already. End the walk if there is no room. Clobbers R0 to R2.
+        """
         asm, again, new, found, none = self._asm, *(self._asm.label() for _ in range(4))
         asm.jump_if_word(Jump.JEQ, _R.R6, Walk.GROUP, 0, none, by=_R.R0)
         asm.jump_if_word(Jump.JEQ, _R.R0, 0, _R.R8, known)
@@ -322,7 +334,11 @@ class _Writer:
         self._asm.exit(why)
 
     def _name(self, process: int) -> None:
-        """Copy the thread's data into the record; return if the table does not have the thread. Clobbers R0 to R5."""
+        """
+        Write code that copies the thread's data into the record, whose process id is at ``process``.
+
+        The code ends the walk if the thread is not in the table. Clobbers R0 to R5.
+        """
         asm, places = self._asm, self._places
         same, seen, known, different, named, nameless, has_id = (asm.label() for _ in range(7))
         asm.load(_R.R3, _R.R7, _TID, Size.W)
@@ -378,7 +394,7 @@ class _Writer:
         asm.place(named)
 
     def _count(self) -> None:
-        """Count the record for its probepoint. Clobbers R0 to R2."""
+        """Write code that counts the record for its probepoint. Clobbers R0 to R2."""
         asm = self._asm
         asm.load(_R.R0, _R.R7, _HEAD, Size.W)
         asm.alu(Alu.AND, _R.R0, _PROBE_MASK)
@@ -396,7 +412,7 @@ class _Writer:
 
 
 def insertion_routine() -> Assembled:
-    """Return the routine that sorts the lines from R1 to R2, addresses, by insertion."""
+    """Return the routine that sorts the lines between the addresses R1 and R2 by time, by insertion."""
     asm = Assembler()
     again, following, shift, found, done = (asm.label() for _ in range(5))
     asm.add(_R.R3, _R.R1, LINE_SIZE)
@@ -427,12 +443,12 @@ def insertion_routine() -> Assembled:
 
 
 def merge_routine() -> Assembled:
-    """Return the routine that merges the lines from R1 to R2 and those from R3 to R4 into R5: addresses."""
+    """Return the routine that merges two sorted runs of lines, from R1 to R2 and R3 to R4, into memory at R5."""
     asm = Assembler()
     again, second, rest, others, done = (asm.label() for _ in range(5))
 
     def take(line: Register, time: Register) -> None:
-        """Copy the line whose time is loaded to R5."""
+        """Write code that copies a line to R5 and advances both; the register ``time`` has its first word."""
         asm.load(_R.R7, line, 8)
         asm.store(_R.R5, 0, time)
         asm.store(_R.R5, 8, _R.R7)

@@ -1,20 +1,20 @@
 """
-Rings in memory that threads write to and the tool reads: one for each CPU, so that contention is rare.
+Ring buffers to which threads write entries, and from which the tool reads: one for each CPU, to reduce contention.
 
 ::
 
     ring     0     u64 consumer   the reader's position, which the reader writes
              128   u64 producer   the position after the last reserved place
-             4096  data           a power of two of bytes
+             4096  data           its size is a power of two
 
-    entry    u32 length; bit 31: is being written; bit 30: discarded | u32 0 | data, filled up to 8 bytes
+    entry    u32 length; bit 31: is being written; bit 30: discarded | u32 0 | data, padded to a multiple of 8 bytes
 
-Positions only grow; their low bits are places in the data. An entry does not wrap around: a discarded one fills the
+Positions only grow; their low bits are offsets in the data. An entry does not wrap around: a discarded one fills the
 room before the end. So an entry of more than half a ring may find no room even if the ring is empty.
 
-The reader clears entries that it has read before it gives the room back. So an entry is complete as soon as its length
-is not 0, and has no bit 31. A thread that has reserved its place, and does not run, delays the entries after it.
-If it was killed, the reader skips its place: the length in the entry, or all zeros if there is no length yet.
+The reader clears the entries that it has read before it frees their room. So an entry is complete as soon as its length
+is not 0, and bit 31 is clear. A preempted thread that has reserved room delays the entries after its own. If the thread
+was killed, the reader skips the reserved room: the length in the entry, or all zeros if there is no length yet.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _BUSY_IMMEDIATE = BUSY - (1 << 32)
 
 @dataclass(frozen=True, slots=True)
 class RingShape:
-    """The number of rings, and the bytes of data of each: powers of two."""
+    """The number of rings, and the size in bytes of the data of each; both are powers of two."""
 
     rings: int
     size: int
 
     @property
     def stride(self) -> int:
-        """The distance between two rings in bytes."""
+        """Distance in bytes between the starts of two rings."""
         return DATA + self.size
 
 
 def output_routine(shape: RingShape) -> Assembled:
-    """Return the routine that puts R3 bytes at R2 into one of the rings at R1; R0 is 0, or a negative error."""
+    """Return the routine that copies R3 bytes at R2 into the current CPU's ring at R1; R0 is 0, or a negative errno."""
     asm = Assembler()
     full, again, pad, copy, copied = (asm.label() for _ in range(5))
     mask = shape.size - 1
@@ -119,11 +119,10 @@ def output_routine(shape: RingShape) -> Assembled:
 @lru_cache(64)
 def output_code(shape: RingShape, size: int, pieces: tuple[int, ...]) -> Assembled:
     """
-    Return inline code, in place of a call, that puts ``size`` bytes at R2 into one of the rings at R1.
+    Return inline code, in place of a call of the routine, that copies ``size`` bytes at R2 into the ring at R1.
 
     The bytes are copied in ``pieces`` of 4 or 8 bytes: a load that spans several recent stores is slow (store
-    forwarding). R0 is 0, or a negative error. Clobbers R0 to R5, and uses no frame; the code that reads the CPU's
-    number must leave R1 to R5 unchanged.
+    forwarding). R0 is 0, or a negative errno. Clobbers R0 to R5, and uses no frame.
     """
     asm = Assembler()
     full, again, pad = asm.label(), asm.label(), asm.label()

@@ -1,20 +1,20 @@
 """
-Hash tables in memory that threads of several processes share.
+Hash tables in memory that several processes share.
 
 ::
 
     table    8  u64 count    the number of keys
-            64  slots        ``capacity`` of them, a power of two
+            64  slots        their number, ``capacity``, is a power of two
                 locks        64 bytes for each block of 64 slots; 0, or 1 while a thread inserts or deletes there
 
     slot     0  u64 state    0: free, 1: being written, 3: deleted, else the key's hash with 6 in its low three bits
-             8  key          filled up to a multiple of 8 bytes
+             8  key          padded to a multiple of 8 bytes
                 value
 
-A key is in the block of the slot that its hash selects, with no free slot between that one and the key; the first slot
-of a block follows its last one. Look-ups take no lock. A thread waits for a lock as long as the holder may be
-preempted, but not for ever. The holder may have been killed, or interrupted by a signal handler that is probed. A key
-that finds no room is not inserted; in a table that ``forgets`` it replaces another key of its block.
+The hash of a key selects a slot. The key is in the block of that slot, and no free slot is between the two; after the
+last slot of a block follows its first one. Look-ups take no lock. An update waits for a lock long enough for a
+preempted holder to run. It then gives up: the holder may have been killed, or interrupted by a probed signal handler. A
+key for which there is no room is not inserted; in a table with ``forgets`` it replaces another key of its block.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _R = Register
 
 HEAD_SIZE = 64
 BLOCK = 64
-"""Number of slots of a lock, and bytes of a lock: a line of the cache."""
+"""Number of slots for each lock, and size in bytes of a lock: a cache line."""
 HASH_FACTOR = 0x9E37_79B9_7F4A_7C15
 """The golden ratio, as a fraction of 2**64: the factor of Knuth's hash (TAOCP volume 3, section 6.4)."""
 FREE, _WRITING, DELETED, _READY = 0, 1, 3, 6
 _COUNT = 8
 _STATE = 8
 _SPINS = 1 << 24
-"""Number of reads of a lock before a timeout: several milliseconds, in which a preempted holder gets to run."""
+"""Number of reads of a lock before a timeout. They take several milliseconds, in which a preempted holder can run."""
 
 _FLAGS, _HOME, _HELD = -8, -16, -24
 """Frame offsets of an update's flags, of the slot that the hash selects, and of the lock's address."""
@@ -52,7 +52,11 @@ _FLAGS, _HOME, _HELD = -8, -16, -24
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """The shape of a table: bytes of keys and values, multiples of 4, and the maximum number of entries."""
+    """
+    The shape of a table: sizes in bytes of keys and values, multiples of 4, and the maximum number of entries.
+
+    With ``forgets``, a full table evicts a key to insert another one.
+    """
 
     key_size: int
     value_size: int
@@ -61,12 +65,12 @@ class TableShape:
 
     @property
     def capacity(self) -> int:
-        """The number of slots: some are free even if all entries are there."""
+        """Number of slots, a power of two above ``entries``: even a full table has free slots."""
         return power_of_two(max(2 * self.entries, 8))
 
     @property
     def value_place(self) -> int:
-        """The offset of the value in a slot."""
+        """Offset in bytes of the value in a slot."""
         return _STATE + (self.key_size + 7 & ~7)
 
     @property
@@ -81,7 +85,7 @@ class TableShape:
 
     @property
     def locks(self) -> int:
-        """The offset of the locks."""
+        """Offset in bytes of the locks in the table."""
         return HEAD_SIZE + self.capacity * self.stride
 
     @property
@@ -105,13 +109,17 @@ def hash_routine(helper: Helper, shape: TableShape) -> Assembled:
 
 
 def _pieces(size: int) -> list[tuple[int, Size]]:
-    """Return the words of ``size`` bytes, with half a word at the end if that is no multiple of 8."""
+    """Return the offset and size of each word of ``size`` bytes; the last one has 4 bytes if a remainder is left."""
     words = [(at, Size.DW) for at in range(0, size - 7, 8)]
     return [*words, (size - 4, Size.W)] if size % 8 else words
 
 
 class _Writer:
-    """The writer of the routines of one shape; R1 is the table and R2 the key, as for the kernel's helpers."""
+    """
+    Writer of the routines of one shape.
+
+    R1 and R2 are the addresses of table and key, as for the kernel's helpers.
+    """
 
     def __init__(self, asm: Assembler, shape: TableShape) -> None:
         self._asm = asm
@@ -119,7 +127,11 @@ class _Writer:
         self._key = _pieces(shape.key_size)
 
     def _hash(self, key: Register) -> None:
-        """Set R3 to the state of a slot with the key, and R4 to the number of the first slot to search. Clobbers R5."""
+        """
+        Write code that sets R3 to the state of the key's slot, and R4 to the number of the slot that its hash selects.
+
+        ``key`` is a register with the key's address. Clobbers R5.
+        """
         asm = self._asm
         asm.mov(_R.R4, HASH_FACTOR)
         asm.mov(_R.R3, _R.R4)
@@ -135,19 +147,19 @@ class _Writer:
         asm.alu(Alu.XOR, _R.R3, 1)
 
     def _slot(self, table: Register) -> None:
-        """Set R0 to the address of slot R4, minus the head of the table."""
+        """Write code that sets R0 to the address of slot R4, minus HEAD_SIZE."""
         self._asm.derive(Alu.MUL, _R.R0, _R.R4, self._shape.stride)
         self._asm.alu(Alu.ADD, _R.R0, table)
 
     def _go_on(self, again: Label) -> None:
-        """Go to the next slot, until R5 is 0."""
+        """Write a jump to ``again`` for the next slot, unless R5, the number of slots left, is 0."""
         asm = self._asm
         self._next()
         asm.alu(Alu.SUB, _R.R5, 1)
         asm.jump_if(Jump.JNE, _R.R5, 0, again)
 
     def _next(self) -> None:
-        """Set R4 to the number of the next slot of the block."""
+        """Write code that sets R4 to the number of the next slot of the block."""
         asm, block, inside = self._asm, self._shape.block, self._asm.label()
         asm.alu(Alu.ADD, _R.R4, 1)
         asm.jump_if(Jump.JSET, _R.R4, block - 1, inside)
@@ -155,7 +167,7 @@ class _Writer:
         asm.place(inside)
 
     def _previous(self) -> None:
-        """Set R4 to the number of the previous slot of the block."""
+        """Write code that sets R4 to the number of the previous slot of the block."""
         asm, block, inside = self._asm, self._shape.block, self._asm.label()
         asm.jump_if(Jump.JSET, _R.R4, block - 1, inside)
         asm.alu(Alu.ADD, _R.R4, block)
@@ -163,7 +175,7 @@ class _Writer:
         asm.alu(Alu.SUB, _R.R4, 1)
 
     def _compare(self, key: Register, other: Label, first: Register, second: Register) -> None:
-        """Go to ``other`` unless the slot at R0 has the key."""
+        """Write a jump to ``other`` unless the slot at R0 has the key. Clobbers ``first`` and ``second``."""
         for at, size in self._key:
             self._asm.load(first, _R.R0, HEAD_SIZE + _STATE + at, size)
             self._asm.load(second, key, at, size)
@@ -187,7 +199,11 @@ class _Writer:
         asm.exit(0)
 
     def _lock(self) -> None:
-        """Take the lock of slot R4 of the table at R6; return -EBUSY after a timeout. Clobbers R0, R1, R5 and R9."""
+        """
+        Write code that acquires the lock of slot R4 of the table at R6.
+
+        The routine returns -EBUSY after a timeout. Clobbers R0, R1, R5 and R9.
+        """
         asm, again, busy, locked = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.derive(Alu.AND, _R.R9, _R.R4, -BLOCK)
         asm.alu(Alu.ADD, _R.R9, self._shape.locks)
@@ -206,7 +222,7 @@ class _Writer:
         asm.place(locked)
 
     def _return(self, value: int) -> None:
-        """Release the lock and return. Clobbers R1 and R2."""
+        """Write code that releases the lock and returns ``value``. Clobbers R1 and R2."""
         self._asm.load(_R.R1, _R.R10, _HELD)
         self._asm.mov(_R.R2, 0)
         self._asm.atomic(Atomic.XCHG, _R.R1, 0, _R.R2)
@@ -214,9 +230,10 @@ class _Writer:
 
     def _walk(self, free: Label, found: Label, *, notes_deleted: bool) -> None:
         """
-        Search the key at R7: R0 is its slot, at ``found``, or a free one, at ``free``; otherwise fall through.
+        Write a search for the key at R7: it jumps to ``found`` or to ``free``, with R0 at the key's or a free slot.
 
-        R1 is the first slot of a deleted key then, or 0. Clobbers R2, R5 and R9.
+        If the block has neither, execution falls through. With ``notes_deleted``, R1 is the first slot of a deleted
+        key; 0: there is none. Clobbers R2, R5 and R9.
         """
         asm, again, following = self._asm, self._asm.label(), self._asm.label()
         asm.mov(_R.R1, 0)
@@ -237,7 +254,11 @@ class _Writer:
         self._go_on(again)
 
     def update(self) -> None:
-        """Write the update: R3 is the value, R4 flags; R0 is 0, -EEXIST (NO_OVERWRITE), -E2BIG or -EBUSY."""
+        """
+        Write the update: R3 is the address of the value, R4 are flags.
+
+        R0 is 0, -EEXIST (the key exists, NO_OVERWRITE), -E2BIG (no room) or -EBUSY (timeout).
+        """
         asm, shape = self._asm, self._shape
         free, found, chosen, no_room, insert = (asm.label() for _ in range(5))
         asm.mov(_R.R6, _R.R1)
@@ -282,10 +303,10 @@ class _Writer:
 
     def _forget(self, insert: Label) -> None:
         """
-        Set R1 to a slot for the key: the present one, while another key is evicted, or the slot of an evicted key.
+        Write code that evicts a key, and sets R1 to a slot for the new one: R1, if it is not 0, or the evicted key's.
 
-        The evicted key is the first one from the slot on that the hash selects; if the block has none, the table has
-        one key more. Clobbers R0, R2, R4, R5 and R9.
+        The evicted key is the first one at or after the slot that the hash selects. If the block has none, the table
+        gets one key more than ``entries``. Clobbers R0, R2, R4, R5 and R9.
         """
         asm, again, found, goes = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.load(_R.R4, _R.R10, _HOME)
@@ -307,9 +328,9 @@ class _Writer:
 
     def _vacate(self) -> None:
         """
-        Remove the key from the slot at R0, whose number is R4; clobbers R2, R4, R5 and R9.
+        Write code that removes the key from the slot at R0, whose number is R4. Clobbers R2, R4, R5 and R9.
 
-        If the next slot is free, no key can be after this one: then it becomes free too, and so do deleted ones before
+        If the next slot is free, no key is beyond this slot. Then it becomes free, and so do the deleted ones before
         it.
         """
         asm, free, previous, done = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
@@ -337,7 +358,7 @@ class _Writer:
             self._asm.copy_from(_R.R8, at, slot, HEAD_SIZE + self._shape.value_place + at, by=_R.R2, size=size)
 
     def delete(self) -> None:
-        """Write the deletion: R0 is 0, -ENOENT if the key does not exist, or -EBUSY without the lock."""
+        """Write the deletion: R0 is 0, -ENOENT if the key does not exist, or -EBUSY if the lock timed out."""
         asm, free, found = self._asm, self._asm.label(), self._asm.label()
         asm.mov(_R.R6, _R.R1)
         asm.mov(_R.R7, _R.R2)

@@ -75,7 +75,7 @@ class Condition(enum.IntEnum):
 
 
 class Operation(enum.IntEnum):
-    """The operations on two operands: the opcode's bits 3 to 5, and ``reg`` of the form with an immediate."""
+    """The operations on two operands; the value is in bits 3 to 5 of the opcode, or ``reg`` of the immediate form."""
 
     ADD = 0
     OR = 1
@@ -86,7 +86,7 @@ class Operation(enum.IntEnum):
 
 
 class Shift(enum.IntEnum):
-    """The shifts: ``reg`` of their opcode."""
+    """The shifts; the value is ``reg`` of ModRM."""
 
     SHL = 4
     SHR = 5
@@ -94,7 +94,11 @@ class Shift(enum.IntEnum):
 
 
 class Memory(NamedTuple):
-    """Memory at a register plus a displacement, or with ``of_thread`` at the thread pointer plus the displacement."""
+    """
+    Memory at a register, if any, plus a displacement.
+
+    With ``of_thread``, the address is relative to the thread pointer (segment fs).
+    """
 
     base: Gpr | None
     displacement: int = 0
@@ -109,7 +113,7 @@ _SIB_NONE = 0x25
 
 _BYTE, _DWORD = struct.Struct("<b"), struct.Struct("<i")
 _LOADS = {1: (b"\x0f\xb6", False), 2: (b"\x0f\xb7", False), 4: (b"\x8b", False), 8: (b"\x8b", True)}
-"""The opcodes of loads that clear the upper bits, by size, and whether they need REX.W."""
+"""The opcode of the zero-extending load of a size in bytes, and whether it needs REX.W."""
 
 
 def _is_byte(value: int) -> bool:
@@ -117,7 +121,7 @@ def _is_byte(value: int) -> bool:
 
 
 class X86Assembler(LabeledCode):
-    """Instructions for the address ``address``; ``wide`` operations work on 64 bits."""
+    """Assembler of instructions to be executed at ``address``; ``wide`` operations work on 64 bits."""
 
     def __init__(self, address: int = 0) -> None:
         super().__init__(address)
@@ -139,7 +143,11 @@ class X86Assembler(LabeledCode):
         prefix: int | None = None,
         is_byte: bool = False,
     ) -> None:
-        """Append an instruction up to its displacement; a byte register above rbx needs a REX prefix."""
+        """
+        Append an instruction up to its displacement; an immediate may follow.
+
+        ``is_byte``: ``reg`` is a byte register; one above rbx needs a REX prefix.
+        """
         code = self._code
         is_register = isinstance(rm, Gpr)
         base = rm if isinstance(rm, Gpr) else rm.base
@@ -226,7 +234,7 @@ class X86Assembler(LabeledCode):
     # Arithmetic
 
     def calculate(self, operation: Operation, dst: Gpr, src: Gpr | Memory | int, *, wide: bool = True) -> None:
-        """Calculate with a register, memory, or a number, which is sign-extended from 32 bits."""
+        """Set ``dst`` to an operation on ``dst`` and a register, memory, or number, sign-extended from 32 bits."""
         if isinstance(src, Gpr):
             self._encode(bytes((operation << 3 | 1,)), src, dst, wide=wide)
         elif isinstance(src, Memory):
@@ -241,18 +249,18 @@ class X86Assembler(LabeledCode):
     def calculate_in(
         self, operation: Operation, memory: Memory, src: Gpr, size: int = 8, *, lock: bool = False
     ) -> None:
-        """Calculate in memory of 4 or 8 bytes, atomically for all CPUs with ``lock``."""
+        """Set memory of 4 or 8 bytes to an operation on it and ``src``; with ``lock``, atomically for all CPUs."""
         self._encode(bytes((operation << 3 | 1,)), src, memory, wide=size == 8, prefix=_LOCK if lock else None)
 
     def compare(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Compare for a jump."""
+        """Compare a register with an operand, and set the flags."""
         if operand == 0 and not isinstance(operand, Gpr):
             self._encode(b"\x85", register, register, wide=wide)
         else:
             self.calculate(Operation.CMP, register, operand, wide=wide)
 
     def test(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """AND two operands and compare the result with zero for a jump."""
+        """AND two operands, and set the flags for the result."""
         if isinstance(operand, Gpr):
             self._encode(b"\x85", operand, register, wide=wide)
         else:
@@ -260,12 +268,12 @@ class X86Assembler(LabeledCode):
             self._code += _DWORD.pack(operand)
 
     def shift(self, shift: Shift, register: Gpr, count: int, *, wide: bool = True) -> None:
-        """Shift by a number."""
+        """Shift a register by ``count`` bits: 0 to 63, or to 31 without ``wide``."""
         self._encode(b"\xc1", shift, register, wide=wide)
         self._code.append(count)
 
     def shift_by_cl(self, shift: Shift, register: Gpr, *, wide: bool = True) -> None:
-        """Shift by cl, of which 6 bits count, or 5 without ``wide``."""
+        """Shift by the low 6 bits of cl, or 5 without ``wide``."""
         self._encode(b"\xd3", shift, register, wide=wide)
 
     def neg(self, register: Gpr, *, wide: bool = True) -> None:
@@ -289,7 +297,7 @@ class X86Assembler(LabeledCode):
         self._encode(b"\xf7", 6, register, wide=wide)
 
     def shrd(self, dst: Gpr, src: Gpr, count: int) -> None:
-        """Shift a register to the right, and shift bits of another one in from the left."""
+        """Shift ``dst`` to the right by ``count`` bits; the low bits of ``src`` become its high bits."""
         self._encode(b"\x0f\xac", src, dst)
         self._code.append(count)
 
@@ -300,11 +308,11 @@ class X86Assembler(LabeledCode):
         self._encode(b"\x0f\xc1", register, memory, wide=size == 8, prefix=_LOCK)
 
     def exchange(self, memory: Memory, register: Gpr, size: int = 8) -> None:
-        """Exchange a register and memory atomically; this instruction needs no prefix for that."""
+        """Exchange a register and memory atomically; XCHG needs no LOCK prefix."""
         self._encode(b"\x87", register, memory, wide=size == 8)
 
     def compare_exchange(self, memory: Memory, register: Gpr, size: int = 8) -> None:
-        """Store a register if memory is equal to rax, atomically; else load the memory to rax."""
+        """Atomically store a register if memory is equal to rax, else load memory to rax; ZF is set after a store."""
         self._encode(b"\x0f\xb1", register, memory, wide=size == 8, prefix=_LOCK)
 
     # Control
@@ -359,7 +367,7 @@ class X86Assembler(LabeledCode):
         self._code += b"\x0f\x31"
 
     def rdpid(self, register: Gpr) -> None:
-        """Load IA32_TSC_AUX: Linux has the number of the CPU in its low 12 bits, the node above."""
+        """Load IA32_TSC_AUX, in which Linux stores the CPU's number (bits 0 to 11) and its NUMA node (above)."""
         self._encode(b"\x0f\xc7", 7, register, wide=False, prefix=0xF3)
 
     def _fix(self, target: Label) -> None:
@@ -370,7 +378,7 @@ class X86Assembler(LabeledCode):
         return (address - self.here - 4).to_bytes(4, "little", signed=True)
 
     def assemble(self) -> bytes:
-        """Return the code; all labels are placed."""
+        """Return the code; all labels must have been placed."""
         for at, label in self._fixups:
             _DWORD.pack_into(self._code, at, self._place_of(label) - at - 4)
         return bytes(self._code)

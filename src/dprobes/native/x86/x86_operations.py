@@ -2,11 +2,11 @@
 The operations of handlers on x86-64, one by one, as the kernel's JIT writes them.
 
 The registers of eBPF are mapped to the same registers as by the kernel's JIT (arch/x86/net/bpf_jit_comp.c). So
-arguments, the result and the registers that calls keep are those of C (System V ABI, section 3.2).
+arguments, the result and the registers that calls preserve are those of C (System V ABI, section 3.2).
 
 The frame of a trampoline is below the red zone, and begins with a ``struct pt_regs``. Handlers use no vector registers
-and no string instructions, and change no flags but the arithmetic ones. So the flags are saved by LAHF and SETO, which
-take a quarter of the time of PUSHFQ and POPFQ, unless the handler reads them.
+and no string instructions, and change only the arithmetic flags. Unless a handler reads or writes the flags, LAHF and
+SETO save them, which take a quarter of the time of PUSHFQ and POPFQ.
 """
 
 # ruff: noqa: ARG002 - all processors have the same operations
@@ -74,11 +74,11 @@ _CPU_MASK = 0xFFF
 _LSL_EAX_EAX = b"\x0f\x03\xc0"
 
 _RED_ZONE = 128
-"""Bytes below the stack pointer that belong to the function (System V ABI, section 3.2.2)."""
+"""Size in bytes of the red zone below the stack pointer (System V ABI, section 3.2.2)."""
 SPARE_WORD = 168
-"""Frame offset of a word for temporary use: after ``struct pt_regs``."""
+"""Frame offset in bytes of a word for temporary use, after ``struct pt_regs``."""
 FRAME_SIZE = _RED_ZONE + SPARE_WORD + 8
-"""Distance in bytes from the program's stack pointer down to that of a handler, without the handler's own frame."""
+"""Distance in bytes from the probed program's stack pointer down to the trampoline's frame."""
 
 _NAMES = {
     Gpr.RAX: "eax", Gpr.RCX: "ecx", Gpr.RDX: "edx", Gpr.RBX: "ebx", Gpr.RBP: "ebp", Gpr.RSI: "esi", Gpr.RDI: "edi",
@@ -86,7 +86,7 @@ _NAMES = {
     Gpr.R15: "r15",
 }  # fmt: skip
 _USER_CS, _USER_SS = 0x33, 0x2B
-"""Selectors of 64-bit programs (arch/x86/include/asm/segment.h)."""
+"""Selectors of 64-bit processes (arch/x86/include/asm/segment.h)."""
 
 _LAHF, _SAHF = b"\x9f", b"\x9e"
 _LOAD_EAX = b"\xa1"
@@ -97,12 +97,12 @@ _POP_AT, _PUSH_AT = b"\x8f\x84\x24", b"\xff\xb4\x24"
 
 
 def gpr(number: int) -> Gpr:
-    """Return the register that holds a virtual register."""
+    """Return the register to which a virtual register is mapped."""
     return _REGISTERS[number]
 
 
 def saved_at(register: Gpr) -> Memory:
-    """Return the place in the frame of a register of the program, if it is saved."""
+    """Return the memory in the frame where a trampoline saves a register of the probed program."""
     return Memory(Gpr.RSP, X86Operations.layout.registers[register])
 
 
@@ -152,7 +152,7 @@ class X86Operations(X86Assembler):
                 self.calculate(_OPERATIONS[Alu(operation)], register, value, wide=wide)
 
     def _shift_by(self, shift: Shift, dst: Gpr, count: Gpr, *, wide: bool) -> None:
-        """Shift by a register, by way of cl, whose value is kept."""
+        """Shift by a register through cl; rcx is preserved unless it is ``dst``."""
         if count is Gpr.RCX:
             shifted = _SCRATCH_1 if dst is Gpr.RCX else dst
             if shifted is not dst:
@@ -167,7 +167,7 @@ class X86Operations(X86Assembler):
         self.mov(Gpr.RCX, _SCRATCH_2)
 
     def _divide(self, dst: Gpr, divisor: Gpr | int, *, wide: bool, is_remainder: bool) -> None:
-        """Divide, by way of rax and rdx, whose values are kept, unless one is ``dst``."""
+        """Divide through rax and rdx, which are preserved unless one is ``dst``."""
         by_zero, done = self.label(), self.label()
         if isinstance(divisor, Gpr):
             self.mov(_SCRATCH_2, divisor, wide=wide)
@@ -234,7 +234,7 @@ class X86Operations(X86Assembler):
                 self.calculate_in(_ATOMICS[Atomic(operation)], memory, register, size, lock=True)
 
     def _fetch(self, operation: Operation, memory: Memory, src: Gpr, size: int) -> None:
-        """Write a loop of compare-and-exchange, until no other thread interferes."""
+        """Write a loop of compare-and-exchange, which ends when no other thread has changed the memory in between."""
         again, wide = self.label(), size == 8
         base = memory.base
         assert base is not None
@@ -293,7 +293,7 @@ class X86Operations(X86Assembler):
     # Operations that depend on the processor
 
     def read_cpu(self, around: Surroundings) -> None:
-        """Read Linux's value of IA32_TSC_AUX, by RDPID or as the limit of a segment."""
+        """Read the CPU's number from IA32_TSC_AUX by RDPID, or from the limit of Linux's CPU segment by LSL."""
         if around.has_rdpid:
             self.rdpid(_RESULT)
         else:
@@ -302,11 +302,11 @@ class X86Operations(X86Assembler):
         self.calculate(Operation.AND, _RESULT, _CPU_MASK, wide=False)
 
     def read_thread(self, dst: VirtualRegister, place: int) -> None:
-        """Load by the segment of the thread pointer."""
+        """Load with the segment fs."""
         self.load(_REGISTERS[dst], Memory(None, place, of_thread=True), 4)
 
     def read_thread_pointer(self, dst: VirtualRegister) -> None:
-        """Load the word at the thread pointer: itself ("ELF Handling For Thread-Local Storage", 4.4.6)."""
+        """Load the word at fs:0: the thread pointer itself ("ELF Handling For Thread-Local Storage", 4.4.6)."""
         self.load(_REGISTERS[dst], Memory(None, 0, of_thread=True))
 
     def read_counter(self) -> None:
@@ -328,7 +328,7 @@ class X86Operations(X86Assembler):
     # Functions
 
     def open_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Allocate the frame above the registers that are kept."""
+        """Allocate the frame, and push the registers of ``kept`` below it."""
         if frame:
             self.push(_FRAME)
             self.mov(_FRAME, Gpr.RSP)
@@ -348,7 +348,7 @@ class X86Operations(X86Assembler):
     # Trampolines
 
     def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:
-        """Return the registers that hold the eBPF registers of the code; rax and the flags are always saved."""
+        """Return the registers to which the code's eBPF registers are mapped, and rax; flags must always be saved."""
         registers = {_REGISTERS[number] for number in footprint(assembled).registers}
         registers = registers - {_FRAME} | {_RESULT} | ({_FRAME} if frame_size(assembled) else set())
         if any(_takes_scratch(insn) for insn in assembled.code):
@@ -356,7 +356,7 @@ class X86Operations(X86Assembler):
         return Touched(frozenset(registers), flags=True)
 
     def move_stack(self, distance: int) -> None:
-        """Load the new address of the stack with LEA."""
+        """Change the stack pointer with LEA."""
         self.lea(Gpr.RSP, Memory(Gpr.RSP, distance))
 
     def save(self, register: int) -> None:
@@ -368,7 +368,7 @@ class X86Operations(X86Assembler):
         self.load(Gpr(register), saved_at(Gpr(register)))
 
     def save_flags(self, *, is_whole: bool) -> None:
-        """Push and pop all flags, or get the arithmetic ones."""
+        """Store all flags with PUSHFQ, or the arithmetic ones with LAHF and SETO."""
         if is_whole:
             self.pushfq()
             self.raw(_POP_AT + self.layout.flags.to_bytes(4, "little"))
@@ -377,7 +377,7 @@ class X86Operations(X86Assembler):
             self.store(Memory(Gpr.RSP, self.layout.flags), Gpr.RAX)
 
     def restore_flags(self, *, is_whole: bool) -> None:
-        """Push and pop all flags, or set the arithmetic ones; an addition that overflows sets OF."""
+        """Set all flags with POPFQ, or OF with an addition that overflows, and the other arithmetic ones with SAHF."""
         if is_whole:
             self.raw(_PUSH_AT + self.layout.flags.to_bytes(4, "little"))
             self.popfq()
@@ -394,12 +394,12 @@ class X86Operations(X86Assembler):
             self.store_number(Memory(Gpr.RSP, place), number)
 
     def save_stack_pointer(self) -> None:
-        """Store the address of the end of the frame."""
+        """Store the sum of the stack pointer and the frame's size."""
         self.lea(Gpr.RAX, Memory(Gpr.RSP, FRAME_SIZE))
         self.store(Memory(Gpr.RSP, self.layout.sp), Gpr.RAX)
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Load from an address of eight bytes, and test the bit."""
+        """Load eax with the form of MOV that has an address of eight bytes, and test the bit."""
         self.raw(_LOAD_EAX + life_mark.to_bytes(8, "little"))
         self.test(Gpr.RAX, HAS_ENDED, wide=False)
         self.jump_if(Condition.NE, target)
@@ -437,7 +437,7 @@ def _operand(operand: Operand) -> Gpr | Memory | int:
 
 
 def _takes_scratch(insn: Insn) -> bool:
-    """Return whether an instruction may change registers that eBPF does not have."""
+    """Return whether the translation of an instruction may change S1 or S2."""
     if insn.kind in (Class.ALU, Class.ALU64):
         is_shift = insn.operation in (Alu.LSH, Alu.RSH, Alu.ARSH)
         return insn.operation in (Alu.DIV, Alu.MOD) or (is_shift and insn.has_register)

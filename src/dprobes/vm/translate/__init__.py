@@ -1,4 +1,4 @@
-"""A second back end for handlers: each is translated once into a Python function, and agrees with the interpreter."""
+"""Translation of handlers to Python functions, once for each handler; results equal those of the interpreter."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """
-The text of a handler's function.
+Writer of the Python source of a handler's function.
 
-The writer follows the paths through the code with a known part of the machine's state (``State``). That is TSP and SBP,
-the call frames with their exception handlers, and for each cell of the RPN stack its number or local variable. So
-``dup`` and ``sx`` leave no code in the function, and a procedure is written once for each place that calls it. Where
-paths can meet a *block* begins, one for each state in which it is reached::
+The writer follows the paths through the RPN code with the part of the machine's state that is known before the handler
+runs (``State``). These are TSP and SBP, the call frames with their exception handlers, and for each cell of the RPN
+stack its number or local variable. So ``dup`` and ``sx`` need no code in the function, and a procedure is written once
+for each place that calls it. A *block* begins where paths can meet, one for each state in which it is reached::
 
         push r, arg0         def handler(point, context):
     l:  push mem, u64            jumps = 0
@@ -30,9 +30,9 @@ paths can meet a *block* begins, one for each state in which it is reached::
                                              continue
                                          return new(Outcome, (EXIT, log, b'', major, minor, 0, 0, 0, False))
 
-``leave`` lets the interpreter continue before the instruction that the function did not execute, with a machine in the
-state of ``Function.exits``. All exceptions of RPN end there, and so do rare instructions: their only definition is in
-the rules of ``vm``. An instruction changes nothing before the last place where it can leave.
+``leave`` creates a machine in the state of ``Function.exits``; the interpreter continues it at the instruction that the
+function did not execute. The function leaves for all RPN exceptions and rare instructions, which only the rules of
+``vm`` define. An instruction changes nothing before the last point at which it can leave.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ Atom = int | str
 
 class Pointer(int):
     """
-    A TSP or SBP that ``save`` pushed.
+    A value of TSP or SBP that ``save`` pushed.
 
-    It stays known where paths meet, so that ``restore`` finds it. Other numbers are in variables from there on.
+    It remains known where paths meet, for ``restore``. Other numbers become variables there.
     """
 
 
 class NotKnownError(Exception):
-    """Error that an instruction depends on a value that is known only when the handler runs."""
+    """Error that an instruction needs a value that is known only when the handler runs."""
 
 
 class Call(NamedTuple):
@@ -89,7 +89,7 @@ class State:
     """
     The known part of the state before the instruction at ``ip``.
 
-    ``tsp`` and ``sbp`` are as in ``Machine``. ``cells`` lacks those that this hit has not written, or has popped;
+    ``tsp`` and ``sbp`` are as in ``Machine``. ``cells`` lacks cells that the handler has not written or has popped;
     popped cells are in ``popped`` until paths meet.
     """
 
@@ -105,12 +105,12 @@ class State:
         return replace(self, cells=dict(self.cells), popped=dict(self.popped))
 
     def settled(self) -> State:
-        """Return the state in a block that begins here: cell n is in the variable ``cN``."""
+        """Return the state at the start of a block: cell n is in the local variable ``cN``, such as c1023."""
         cells: dict[int, Atom] = {n: atom if isinstance(atom, Pointer) else f"c{n}" for n, atom in self.cells.items()}
         return replace(self, cells=cells, popped={})
 
     def key(self) -> tuple[object, ...]:
-        """Return a key that identifies the state; it must be a settled one."""
+        """Return a hashable key that identifies the state, which must be a result of ``settled``."""
         return self.ip, self.tsp, self.sbp, self.calls, frozenset(self.cells.items())
 
     # The RPN stack, as in ``Machine``
@@ -135,7 +135,7 @@ class State:
         self.tsp += count
 
     def pop_number(self) -> int:
-        """Pop a value that is a known number; raise ``NotKnownError`` for others."""
+        """Pop a known number; raise ``NotKnownError`` for a variable."""
         atom = self.pop()
         if isinstance(atom, str):
             raise NotKnownError
@@ -166,20 +166,20 @@ class State:
 
 _SIZE_MAX = 16_000
 """
-Size of the function beyond which all paths are left to the interpreter.
+Maximum size of a function; the interpreter executes the paths for which there is no room.
 
-It is the number of characters, plus the size of the instructions (``_INSTRUCTION_SIZE``).
+The size is the number of characters, plus that of the instructions (``_INSTRUCTION_SIZE``).
 """
 
 _INSTRUCTION_SIZE = 20
-"""Size of an instruction besides its text; each cell of the stack adds 1."""
+"""Size that each instruction adds to that of its source; each known cell adds 1."""
 
 _DEPTH_MAX = 20
 """Maximum nesting of branches before they become blocks."""
 
 
 class Function(NamedTuple):
-    """The text of a function ``handler``, the objects that it names, and the states in which it leaves."""
+    """The source of the Python function ``handler``, the objects that it names, and the states in which it leaves."""
 
     source: str
     names: dict[str, object]
@@ -188,10 +188,10 @@ class Function(NamedTuple):
 
 class Writer:
     """
-    The writer of the function of the handler that starts at byte ``start`` of an image.
+    Writer of the function of the handler that starts at byte ``start`` of an image.
 
-    ``steps`` are the interpreter's; ``write`` writes an instruction (``instruction_templates``). Without ``ends`` even
-    the instructions that end the handler are left to the interpreter.
+    ``steps`` are those of the interpreter; ``write`` writes one instruction (``instruction_templates``). Without
+    ``ends``, the interpreter executes the instructions that end the handler.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Writer:
         self.tables = image.tables
         self.ends = ends
         self.keeps_elapsed = False
-        """True if a variable keeps the time since the entry of the call, once it has been read."""
+        """True if the function has a variable for the time since the entry of the call, for later reads."""
         self.state = State(start)
         self._image = image
         self._steps = steps
@@ -252,7 +252,7 @@ class Writer:
     # Paths
 
     def _path(self) -> None:
-        """Write the instructions from the present state on, until control goes elsewhere."""
+        """Write the instructions from the present state on, until the path ends or a block begins."""
         while not self._ended:
             if self.state.ip in self._meetings or self._depth > _DEPTH_MAX:
                 self._go_to_block()
@@ -292,9 +292,9 @@ class Writer:
 
     def _find_meetings(self, start: int) -> set[int]:
         """
-        Return the offsets of the instructions that are reached in more than one way.
+        Return the offsets of the instructions at which paths from ``start`` meet.
 
-        Calls do not count: a procedure is reached in a different state from each place.
+        Calls do not count: a procedure is reached in a different state from each call.
         """
         arrivals = Counter([start])
         found, pending = {start}, [start]
@@ -336,20 +336,20 @@ class Writer:
         return name
 
     def attempt(self, assignment: str) -> None:
-        """Write a line that may fault; if it does, the function leaves."""
+        """Write an assignment that may raise a fault; in that case the function leaves."""
         self.line("try:")
         self.line(f"    {assignment}")
         self.line("except FAULTS:")
         self.line(f"    {self._exit()}")
 
     def name_of(self, value: object) -> str:
-        """Return a name by which the function can refer to an object."""
+        """Return a name for an object that the function uses; the same object always has the same name."""
         name = f"k{len(self._names)}"
         self._names[name] = value
         return name
 
     def push_wide(self, variable: str, bits: int) -> None:
-        """Push a value of ``bits`` bits, as ``Machine.push_wide`` does."""
+        """Write the push of a value of ``bits`` bits, as ``Machine.push_wide`` does."""
         for cell in reversed(range(-(-bits // self.bits))):
             whole = bits == self.bits
             self.state.push(variable if whole else self.variable(f"{variable} >> {cell * self.bits} & {self.mask}"))
@@ -363,7 +363,7 @@ class Writer:
         self.state.ip = target
 
     def branch(self, condition: str, target: int, *, charged: bool = False) -> None:
-        """Write a jump under a condition; with ``charged`` the jump budget has been charged already."""
+        """Write a conditional jump; it charges the jump budget unless ``charged``."""
         self.line(f"if {condition}:")
         otherwise = self.state
         self.state = otherwise.copy()
@@ -377,7 +377,7 @@ class Writer:
         self.state = otherwise
 
     def leave_if(self, condition: str) -> None:
-        """Write the exit to the interpreter before this instruction, under a condition."""
+        """Write a conditional exit to the interpreter, which executes the present instruction."""
         self.line(f"if {condition}:")
         self.line(f"    {self._exit()}")
 

@@ -1,8 +1,8 @@
 """
 The translator of handlers to Python functions.
 
-A handler is translated when it is first run. ``Translator`` and ``Interpreter`` agree on all specified behaviour; the
-unspecified value of a cell that a hit has popped may differ.
+A handler is translated when it first runs. The results of ``Translator`` and ``Interpreter`` are equal, except for the
+value of a popped cell, which is unspecified.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 class Translator:
     """
-    Translator and runner of the handlers of one program, with the interface of ``Interpreter``.
+    Translator and runner of the handlers of one probe program, with the interface of ``Interpreter``.
 
-    Each thread that runs handlers needs its own.
+    Each thread that runs handlers needs its own translator.
     """
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
@@ -55,14 +55,18 @@ class Translator:
         return outcome
 
     def handler(self, start: int) -> Handler:
-        """Return the function of a point and a context that runs the handler whose code starts at byte ``start``."""
+        """
+        Return the function that runs the handler whose code starts at byte ``start``.
+
+        Its arguments are a point and a context, its result the outcome.
+        """
         handler = self._handlers.get(start)
         if handler is None:
             handler = self._handlers[start] = self._compile(start, ends=True)
         return handler
 
     def final_state(self, start: int, point: Point, context: Context) -> Machine:
-        """Run a handler and return the machine in its final state; slower than ``run``."""
+        """Run a handler and return the machine in its final state, which takes longer than ``run``."""
         handler = self._machines.get(start)
         if handler is None:
             handler = self._machines[start] = self._compile(start, ends=False)
@@ -70,7 +74,11 @@ class Translator:
         return machine
 
     def function(self, start: int, *, ends: bool = True) -> Function:
-        """Return the function of the handler at ``start``; without ``ends`` it leaves its end to the interpreter."""
+        """
+        Return the function of the handler at byte ``start``, not yet compiled.
+
+        Without ``ends``, the interpreter executes the instructions that end the handler.
+        """
         return Writer(
             self._image, self._architecture, self._interpreter.steps, start, write_instruction, ends=ends
         ).function()
@@ -90,7 +98,7 @@ class Translator:
     def _machine(
         self, function: Function, number: int, point: Point, context: Context, variables: Mapping[str, Any]
     ) -> Machine:
-        """Return a machine in the state in which a function leaves."""
+        """Return a machine in the state of exit ``number`` of a function with the local variables ``variables``."""
         state = function.exits[number]
         machine = self._interpreter.machine(state.ip, point, context)
         machine.tsp, machine.sbp = state.tsp, state.sbp
@@ -105,13 +113,13 @@ class Translator:
 
 
 def _support(architecture: Architecture) -> dict[str, object]:
-    """Return the objects that the functions of a processor's handlers use."""
+    """Return the global names of the functions of handlers for a processor, with the objects that they name."""
     mask, word_size = architecture.word_mask, architecture.word_size
     prefix = struct.Struct((">" if architecture.byte_order == "big" else "<") + "BH")
     machine = Machine(architecture, Point(), None, 0)  # type: ignore[arg-type]
 
     def apply(step: Step, context: Context, *cells: int) -> list[int]:
-        """Apply a rule that uses only stack and context; ``cells`` and the result have the top first."""
+        """Apply a rule that uses only stack and context; arguments ``cells`` and result have the top first."""
         rule, operand, _ = step
         machine.context = context
         machine.tsp = RPN_STACK_CELLS - len(cells)
@@ -122,7 +130,7 @@ def _support(architecture: Architecture) -> dict[str, object]:
     def argument(arguments: Sequence[Argument], number: int, context: Context) -> int:
         return argument_value(arguments, number, context, architecture)
 
-    # An item that does not fit, or cannot be read whole, is None.
+    # These functions return None for an item that does not fit, or cannot be read whole.
 
     def string_item(context: Context, address: int, maximum: int, room: int) -> bytes | None:
         room -= prefix.size

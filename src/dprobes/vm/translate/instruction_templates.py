@@ -1,9 +1,9 @@
 """
-The templates of rows of the instruction table: the text of each in the function of a handler.
+The templates of instructions: functions that write the Python source of an instruction.
 
-``TEMPLATES`` has the frequent ones. Of the rest, those that use only the stack and the context are executed by the
-interpreter's own rule (``apply``); for all others the function leaves. Cells are words already; values from the context
-are truncated to words, as ``Machine.push`` does.
+``TEMPLATES`` has those of frequent instructions. Of the rest, the function calls the interpreter's rule (``apply``) for
+instructions that use only the stack and the context, and leaves for all others. Cells are words already; values from
+the context are truncated to words, as by ``Machine.push``.
 """
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
@@ -75,7 +75,7 @@ def _dup_popped(w: Writer, operand: int) -> None:
 
 
 def _pointer_templates(name: str) -> dict[str, Template]:
-    """Return the templates of one of the stack pointers, and of the cells at a distance from it."""
+    """Return the templates of the stack pointer ``name``, tsp or sbp, and of the cells at a distance from it."""
     pointer = attrgetter(name)
 
     def push(w: Writer, n: int) -> None:
@@ -108,7 +108,7 @@ def _pointer_templates(name: str) -> dict[str, Template]:
 
 
 def _variable_templates(name: str, values: str, *, shared: bool = False) -> dict[str, Template]:
-    """Return the templates of one kind of variables; ``values`` is the expression for all of them."""
+    """Return the templates of a kind of variables; ``values`` is the Python expression for their sequence."""
 
     def checked(w: Writer, index: Atom) -> str:
         found = w.variable(values)
@@ -184,7 +184,7 @@ _APPLIED = frozenset(
     {Group.TABLE, Group.ARITHMETIC, Group.REGISTER, Group.DATA, Group.SYSTEM, Group.IO, Group.VERIFY, Group.SEGMENT}
     | {Group.PHYSICAL}
 )
-"""The groups whose rules use only the stack and the context, apart from those that log."""
+"""The groups of instructions whose rules use only the stack and the context, except rules that log."""
 
 
 def write_instruction(w: Writer, row: Row, step: Step) -> None:
@@ -232,7 +232,7 @@ def _nop(w: Writer, operand: int) -> None:
 
 
 def _branch(condition: str) -> Template:
-    """Return the template of a conditional jump; ``x`` is the top of the stack, and ``sign`` its highest bit."""
+    """Return the template of a conditional jump; ``condition`` formats x, the top cell, and sign, a mask."""
     return lambda w, target: w.branch(condition.format(x=w.state.peek(), sign=f"{1 << (w.bits - 1):#x}"), target)
 
 
@@ -295,7 +295,7 @@ def _set_popped(variable: str) -> Template:
 
 
 def _log_cells(code: str) -> Template:
-    """Return the template of ``log <count>`` (no code) and ``log b|w|d, <count>``, with the code of ``struct``."""
+    """Return the template of ``log b|w|d, <count>`` with a type code of ``struct``, or of ``log <count>``: empty."""
 
     def write(w: Writer, count: int) -> None:
         size = struct.calcsize(f"={code}") if code else w.architecture.word_size
@@ -310,7 +310,7 @@ def _word_code(w: Writer) -> str:
 
 
 def _log_values(w: Writer, values: list[str], code: str, prefix: str = "") -> None:
-    """Write the logging of numbers; the first one or two may be a prefix, whose codes are in ``prefix``."""
+    """Write the logging of numbers with the type code ``code``; the first ones have the codes in ``prefix``."""
     order = ">" if w.architecture.byte_order == "big" else "<"
     layout = struct.Struct(f"{order}{prefix}{len(values) - len(prefix)}{code}")
     if layout.size:
@@ -343,7 +343,7 @@ def _log_variables(token: Token, values: str) -> Template:
 
 
 def _log_stack(token: Token, stack_of: str, frames_max: int = 0) -> Template:
-    """Return the template of ``log kstack|ustack``; ``frames_max`` is used if the instruction has no operand."""
+    """Return the template of ``log kstack|ustack``; ``frames_max`` replaces its operand, unless ``frames_max`` is 0."""
 
     def write(w: Writer, frames: int) -> None:
         item = f"stack_item({int(token)}, {stack_of}, {frames_max or frames}, point.logmax - len(log))"
@@ -503,4 +503,4 @@ TEMPLATES: dict[str, Template] = {
     "push elapsed": _push_elapsed,
     "push time": lambda w, _: _push_from_context(w, "time()", 64),
 }
-"""The templates of frequent rows by syntax; the second parameter is the operand of the interpreter's step."""
+"""The templates of frequent instructions by syntax; the second argument is the operand in the interpreter's step."""
